@@ -33,7 +33,7 @@ endif
 
 .PHONY: help demo test test-vllm test-sglang quick proof sanitize docs lint format clean install
 
-help:  ## what there is
+help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s%s\n", $$1, $$2 }' Makefile
 	@echo 'On Linux, TORCH_INDEX=https://download.pytorch.org/whl/cpu gets the CPU build of torch, not the CUDA build.'
 
@@ -43,19 +43,19 @@ demo: $(DEVICE)  ## generate with a Qwen3-Next on the Mac's GPU, or on a simulat
 # Tests that cross-compile the whole extension: four minutes of two cores, which `proof` needs anyway.
 CROSS_BUILD_TESTS := tests/proof/test_mac_build.py tests/proof/test_mac_wheel.py tests/proof/test_torch_versions.py
 
-test: lint $(DEVICE)  ## every test but those of the cross-build, two processes at a time
+test: lint $(DEVICE)  ## run the linters, and every test except the cross-build's, in two processes
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --durations=30 --durations-min=1 $(CROSS_BUILD_TESTS:%=--ignore=%) $(TESTS)
 
-test-vllm: $(VLLM_VENV)/.packages $(DEVICE)  ## vLLM's engine on the CPU and on mps, in an environment of its own (3.5 GB)
+test-vllm: $(VLLM_VENV)/.packages $(DEVICE)  ## test vLLM's engine on the CPU and on mps, in its own environment (3.5 GB)
 	$(VLLM_VENV)/bin/python -m pytest -n 2 --confcutdir tests/vllm_engine tests/vllm_engine
 
-test-sglang: $(SGLANG_VENV)/.packages $(DEVICE)  ## SGLang's engine on mps, in an environment of its own (1.9 GB)
+test-sglang: $(SGLANG_VENV)/.packages $(DEVICE)  ## test SGLang's engine on mps, in its own environment (1.9 GB)
 	$(SGLANG_VENV)/bin/python -m pytest -n 2 --confcutdir tests/sglang_engine tests/sglang_engine
 
-quick: install $(DEVICE)  ## each op on both devices, errors, torch.compile and a model, in three minutes of two cores
+quick: install $(DEVICE)  ## test each op on both devices, errors, torch.compile and a model; three minutes on two cores
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m quick
 
-proof: install  ## what can be shown of the Mac build and of the shaders without a Mac: one table
+proof: install  ## examine the Mac build and the shaders without a Mac, and print one table
 	@mkdir -p build
 	$(BIN)/python -m proof --json build/proof.json
 	$(BIN)/python -m pytest $(CROSS_BUILD_TESTS)
@@ -67,7 +67,7 @@ SANITIZED := build/sanitized
 RUN_TIMES = $(foreach name,asan ubsan stdc++,$(shell g++ -print-file-name=lib$(name).so))
 SANITIZE_TESTS := tests/gdn tests/layers tests/aura tests/hostile
 
-sanitize: install $(DEVICE)  ## the tests of the ops under AddressSanitizer and UndefinedBehaviorSanitizer, on Linux
+sanitize: install $(DEVICE)  ## test the ops under AddressSanitizer and UndefinedBehaviorSanitizer, on Linux
 	mkdir -p $(SANITIZED)
 	find $(SANITIZED) -mindepth 1 -maxdepth 1 -not -name build -exec rm -rf {} +
 	git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents --preserve=timestamps -t $(SANITIZED)
@@ -77,22 +77,23 @@ sanitize: install $(DEVICE)  ## the tests of the ops under AddressSanitizer and 
 	  MPS_SIMULATOR_FLAGS='-g1 -fsanitize=address,undefined -fno-sanitize=vptr,function -fno-sanitize-recover=all' \
 	  $(CURDIR)/$(BIN)/python -m pytest -n 2 --dist loadgroup --capture=sys $(SANITIZE_TESTS)
 
-docs: install  ## the documentation, warnings as errors, into build/docs
+docs: install  ## build the documentation into build/docs, with warnings as errors
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs build/docs
 	@echo 'build/docs/index.html'
 
 PAGES := README.md CONTRIBUTING.md CHANGELOG.md SECURITY.md docs mps_simulator/README.md .github/ISSUE_TEMPLATE
+SOURCES := bench csrc examples lab mps_simulator/src mps_simulator/tests proof setup.py shaders tests torch_gdn
 
-lint: install  ## ruff, mypy, clang-format; codespell for spelling, and for phrases that a reader stumbles over
+lint: install  ## run ruff, mypy and clang-format, and codespell for spelling and for phrases that readers stumble over
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	@echo '$(BIN)/clang-format --dry-run --Werror ...'
 	@$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 	$(BIN)/codespell
-	$(BIN)/codespell --config .codespell/phrases.cfg $(PAGES)
+	$(BIN)/codespell --config .codespell/phrases.cfg $(PAGES) $(SOURCES)
 
-format: install  ## put the sources into the form that lint wants
+format: install  ## format the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
@@ -101,7 +102,7 @@ clean:  ## remove what was built and installed here
 	rm -rf $(VENV) $(VLLM_VENV) $(SGLANG_VENV) {.,mps_simulator}/{build,dist} *.egg-info mps_simulator/src/*.egg-info torch_gdn/_C*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-install: $(VENV)/.dev  ## the environment in .venv with torch_gdn built in place, and what tests, linters and docs need
+install: $(VENV)/.dev  ## make .venv with torch_gdn built in place, and what tests, linters and docs need
 
 $(VENV)/.system:
 	@PYTHON=$(PYTHON) ./.ci/system-packages

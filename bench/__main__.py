@@ -1,18 +1,19 @@
-"""`python -m bench` measures how fast the ops are, how near to the machine's limits, and compared with installed peers.
+"""Measures how fast the ops are, compared with the machine's limits and with other installed projects.
 
-    python -m bench                       everything; a quarter of an hour on two cores
-    python -m bench --only decode aura    some of it
-    python -m bench --only serving        whole servers, which are in nothing else; a quarter of an hour more
-    python -m bench --only model          a layer and a model of transformers, which are in nothing else; minutes
-    python -m bench --only host           what a call on mps costs the host, on the simulated device, by name too
+    python -m bench                       every section except the four below; a quarter of an hour on two cores
+    python -m bench --only decode aura    some sections
+    python -m bench --only serving        whole servers; another quarter of an hour
+    python -m bench --only model          a layer and a model of transformers; four minutes
+    python -m bench --only host           what a call on mps costs the host, on the simulated device
     python -m bench --only launches --model Qwen3.5-0.8B
-                                          what a step of a model launches, by part; all known models without --model
-    python -m bench --quick               tiny shapes: does it run?
+                                          what a step of a model launches, by part; without --model, of all models
+    python -m bench --quick               tiny shapes, to see whether everything runs
     python -m mps_simulator -m bench --device mps --quick    the same on the simulated device, whose times mean nothing
 
-Counts come first: the operations of the work and the bytes it must move. Their floor is the larger of operations
-over the rate of the device's own matrix products and bytes over the rate of a copy, measured in this run. Then each
-contender is compared with a float64 recurrence. Then all are timed in turn; ratios are within one run.
+First it counts the operations of the work and the bytes that it must move. The floor is the larger of two times: the
+operations at the rate of the device's own matrix products, and the bytes at the rate of a copy, both measured in this
+run. Then it compares each contender with a float64 recurrence. Then it times all of them in turn. Ratios are within one
+run.
 """
 
 from __future__ import annotations
@@ -121,12 +122,14 @@ def parse() -> argparse.Namespace:
         default=usual,
         help=f"sections to run; default: all but {', '.join(BY_NAME)}",
     )
-    parser.add_argument("--model", choices=launches.MODELS, help="of the section launches; default: all")
-    parser.add_argument("--device", choices=("cpu", "mps"), help="default: mps where there is one, else cpu")
-    parser.add_argument("--threads", type=int, help="of the CPU; default: PyTorch's")
-    parser.add_argument("--seconds", type=float, default=1.0, help="for each contender and size; default: %(default)s")
+    parser.add_argument("--model", choices=launches.MODELS, help="the model of the section launches; default: all")
+    parser.add_argument("--device", choices=("cpu", "mps"), help="default: mps if PyTorch has it, else cpu")
+    parser.add_argument("--threads", type=int, help="threads of the CPU; default: PyTorch's")
+    parser.add_argument(
+        "--seconds", type=float, default=1.0, help="time for each contender and size; default: %(default)s"
+    )
     parser.add_argument("--quick", action="store_true", help="tiny shapes, to try that everything runs")
-    parser.add_argument("--json", type=Path, default=Path("bench.json"), help="default: %(default)s")
+    parser.add_argument("--json", type=Path, default=Path("bench.json"), help="file for the rows; default: %(default)s")
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw the plots of docs/lab/benchmarks.md there")
     return parser.parse_args()
 
@@ -204,7 +207,6 @@ def main() -> None:
     if options.plots:
         options.plots.mkdir(parents=True, exist_ok=True)
         plots.prefill_times(rows, options.plots / "prefill.png")
-        plots.roofline(rows, rates, options.plots / "roofline.png")
         plots.serving(rows, options.plots / "serving.png")
         plots.metal_bytes(rows, options.plots / "metal_bytes.png")
 

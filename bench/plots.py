@@ -54,30 +54,6 @@ def prefill_times(rows: Sequence[Row], path: Path) -> None:
     save(figure, f"{layer}, {found[0].threads} threads", path)
 
 
-def roofline(rows: Sequence[Row], rates: dict[str, float], path: Path) -> None:
-    """Draws operations per second over operations per byte: what each size reaches, under the two ceilings."""
-    found = [row for row in timed(rows, "prefill") + timed(rows, "decode") if row.operations]
-    if not found:
-        return
-    figure, axis = plt.subplots(figsize=(8, 5))
-    for dtype, marker in (("float32", "o"), ("bfloat16", "s")):
-        for name, colour in COLOURS.items():
-            points = [row for row in found if (row.dtype, row.contender) == (dtype, name)]
-            if points:
-                across = [row.operations / row.bytes for row in points]
-                up = [row.operations / row.seconds / 1e9 for row in points if row.seconds]
-                axis.loglog(across, up, marker, color=colour, label=f"{LABELS.get(name, name)}, {dtype}", alpha=0.7)
-    across = [10 ** (i / 20) for i in range(-10, 61)]
-    for dtype, style in (("float32", "-"), ("bfloat16", "--")):
-        for copy, colour in (("copy in memory", "k"), ("copy in cache", "0.6")):
-            up = [min(x * rates[copy], rates[f"products {dtype}"]) / 1e9 for x in across]
-            axis.loglog(across, up, style, color=colour, label=f"ceiling, {dtype}, {copy}", alpha=0.6)
-    axis.set(xlabel="operations a byte", ylabel="GFLOP/s")
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=7, loc="lower center")
-    save(figure, "prefill and decode under the ceilings of the machine", path)
-
-
 SERVERS = {  # by contender of the serving section
     "vLLM, torch_gdn": ("C0", "o-"),
     "vLLM": ("C0", "o:"),

@@ -88,7 +88,7 @@ def cells(row: Row, of_ours: float | None) -> list[str]:
 
 
 def table(rows: Sequence[Row], size_name: str) -> str:
-    """Markdown."""
+    """Returns a table in Markdown."""
     heading = [
         "layer",
         "dtype",

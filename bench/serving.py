@@ -248,4 +248,4 @@ def ratio_table(rows: Sequence[Row]) -> str:
                 assert a.seconds is not None and b.seconds is not None
                 shares = [b.latencies[name] / a.latencies[name] for name in LATENCIES]
                 lines.append([str(size), theirs, *(f"{ratio:.2f} x" for ratio in (b.seconds / a.seconds, *shares))])
-    return results.markdown(["clients", "with torch_gdn beside", "requests/s", *LATENCIES], lines)
+    return results.markdown(["clients", "compared with", "requests/s", *LATENCIES], lines)

@@ -1,8 +1,8 @@
 """Measures the memory that serving inside transformers takes, for docs/transformers-serving.md.
 
 python -m bench.transformers_memory                   draws the memory of 200 requests, served on the CPU
-python -m bench.transformers_memory --device-bytes    what continuous batching asks for on simulated `mps`, its
-                                                      attention over gathered keys and values, and to the pages
+python -m bench.transformers_memory --device-bytes    prints the memory of continuous batching on simulated `mps`,
+                                                      for attention to gathered keys and values and to pages
 """
 
 from __future__ import annotations
@@ -142,7 +142,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=REQUESTS)
     parser.add_argument("--plot", type=Path, default=Path(__file__).with_suffix(".png"))
-    parser.add_argument("--device-bytes", action="store_true", help="only what attention asks for, on simulated mps")
+    parser.add_argument(
+        "--device-bytes", action="store_true", help="print only the memory of attention, on simulated mps"
+    )
     given = parser.parse_args(arguments)
     transformers.enable(continuous_batching=True)  # before mps is simulated, on which its self-test would be slow
     with torch.no_grad():

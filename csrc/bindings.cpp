@@ -167,6 +167,16 @@ class Recording {
   torch_gdn::Launcher* outer_ = nullptr;
 };
 
+// Lets the thread's launches run inside a recording or a tracing.
+class Pause {
+ public:
+  void start() { recorder_ = torch_gdn::set_recorder(nullptr); }
+  void stop() { torch_gdn::set_recorder(recorder_); }
+
+ private:
+  torch_gdn::Launcher* recorder_ = nullptr;
+};
+
 class Tracing {
  public:
   Tracing(const py::function& before, const py::function& after, bool runs)
@@ -306,6 +316,10 @@ PYBIND11_MODULE(_C, m) {
   m.def("device_facts", &device_facts,
         "Describes the mps device: name, core_count, max_threadgroup_memory_length, max_buffer_length, "
         "recommended_max_working_set_size, registry_id and families, a list of the GPU families that it supports.");
+  m.def(
+      "wait_and_time", [] { return without_gil([] { return torch_gdn::launcher().wait_and_time(); }); },
+      "Waits for everything that was encoded on PyTorch's stream. Returns the seconds that the GPU worked on the "
+      "command buffer in progress, by the GPU's own clock: GPUEndTime less GPUStartTime.");
   py::class_<Recording>(m, "Recording", "Records the launches of the thread that starts it instead of running them.")
       .def(py::init<>())
       .def("start", &Recording::start)
@@ -313,6 +327,10 @@ PYBIND11_MODULE(_C, m) {
            "Returns the launches since start(): a list of dicts with kernel, file, arguments, bindings (how many), "
            "overlaps "
            "(pairs of bindings that share bytes), threadgroups and threads (per threadgroup).");
+  py::class_<Pause>(m, "Pause", "Runs the launches of the thread that starts it, whatever records them.")
+      .def(py::init<>())
+      .def("start", &Pause::start)
+      .def("stop", &Pause::stop);
   py::class_<Tracing>(m, "Tracing",
                       "Calls before(launch) and after(launch) around each launch of the thread that starts it.")
       .def(py::init<const py::function&, const py::function&, bool>(), py::arg("before"), py::arg("after"),

@@ -103,9 +103,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=str(PYCODE), help="a name or folder for from_pretrained (examples/pycode)")
     parser.add_argument("--device", default="mps" if torch.backends.mps.is_available() else "cpu")
-    parser.add_argument("--new-tokens", type=int, default=80, help="the most that an answer has (80)")
-    parser.add_argument("--megabytes", type=int, default=1024, help="what the conversations' cache may take (1024)")
-    parser.add_argument("--file", type=Path, help="conversations to read and to save")
+    parser.add_argument("--new-tokens", type=int, default=80, help="most tokens of an answer (80)")
+    parser.add_argument("--megabytes", type=int, default=1024, help="most memory of the conversations' cache (1024)")
+    parser.add_argument("--file", type=Path, help="file to read conversations from and to save them to")
     given = parser.parse_args(arguments)
     if given.device == "mps" and (reason := why_no_mps("examples/chat.py")):
         sys.exit(f"--device mps: {reason}")

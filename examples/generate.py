@@ -1,10 +1,10 @@
 """Continues Python code with a small Qwen3-Next whose Gated DeltaNet layers run on torch_gdn, and checks the numbers.
 
-The model is transformers' own Qwen3NextForCausalLM with the weights in examples/pycode, which learned the source of
-Python's standard library byte by byte. After torch_gdn.integrations.transformers.enable() prefill goes through
-torch_gdn.chunk_gated_delta_rule, and decode through torch_gdn.fused_recurrent_gated_delta_rule or, on mps, gdn_decode_.
-The logits, and the bits that a byte of modules it never saw costs, must equal those of the same model on transformers'
-own PyTorch fallback, which runs on the CPU. Exit status 1 if they do not.
+The model is transformers' own Qwen3NextForCausalLM with the weights in examples/pycode. It was trained on the source of
+Python's standard library, byte by byte. After torch_gdn.integrations.transformers.enable(), prefill runs
+torch_gdn.chunk_gated_delta_rule, and decoding runs torch_gdn.fused_recurrent_gated_delta_rule or, on mps, gdn_decode_.
+The logits and the bits per byte, on modules that the model never saw, must equal those of transformers' own PyTorch
+code on the CPU. The exit status is 1 if they do not.
 """
 
 import argparse
@@ -245,12 +245,14 @@ def main() -> int:
         help="auto: mps on a Mac, else cpu; simulated-mps: the Metal kernels on the simulated device (Linux)",
     )
     parser.add_argument(
-        "--prompt-file", type=Path, default=PROMPT, help="its first bytes are the prompt (examples/pycode/prompt.txt)"
+        "--prompt-file", type=Path, default=PROMPT, help="file with the prompt (examples/pycode/prompt.txt)"
     )
-    parser.add_argument("--prompt-tokens", type=positive, default=1024, help="of its bytes at most so many (1024)")
-    parser.add_argument("--new-tokens", type=positive, default=96, help="tokens, which are bytes, to generate (96)")
+    parser.add_argument("--prompt-tokens", type=positive, default=1024, help="the most bytes of the prompt (1024)")
     parser.add_argument(
-        "--modules", type=positive, default=4, help=f"held-back modules of which {PIECE} bytes each are predicted (4)"
+        "--new-tokens", type=positive, default=96, help="how many tokens to generate; a token is a byte (96)"
+    )
+    parser.add_argument(
+        "--modules", type=positive, default=4, help=f"how many held-back modules to predict {PIECE} bytes of (4)"
     )
     options = parser.parse_args()
     if not options.prompt_file.is_file() or not options.prompt_file.stat().st_size:

@@ -83,8 +83,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known = checks.all_checks()
     parser = argparse.ArgumentParser(prog="python -m proof", description=__doc__)
     names = [each.name for each in known]
-    parser.add_argument("--only", metavar="NAME", action="append", choices=names, help=f"of {', '.join(names)}")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the same as JSON")
+    parser.add_argument(
+        "--only", metavar="NAME", action="append", choices=names, help=f"run only this check: {', '.join(names)}"
+    )
+    parser.add_argument("--json", metavar="FILE", type=Path, help="also write the results as JSON")
     parser.add_argument("--page", metavar="FILE", type=Path, help="write the table into a page of the documentation")
     parser.add_argument("--write", action="store_true", help="write the tables that the checks generate")
     options = parser.parse_args(arguments)

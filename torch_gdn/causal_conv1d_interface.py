@@ -40,11 +40,6 @@ def causal_conv1d_fn(
         final_states: [B, D, S], final_states_out's dtype, or initial_states' dtype, or x's dtype; only with
             return_final_states. S is W - 1 without initial_states.
 
-    Raises:
-        ValueError: If a shape, W, activation or device is not as above.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode.
-
     Example:
         >>> import torch, torch_gdn
         >>> y = torch_gdn.causal_conv1d_fn(torch.ones(1, 2, 5), torch.ones(2, 4), activation="silu")
@@ -92,9 +87,7 @@ def causal_conv1d_update(
         y: x's shape and dtype. Channel-last, as from `causal_conv1d_fn`.
 
     Raises:
-        ValueError: If a shape, W, S, activation, device or index is not as above, or if there is a cache_seqlens.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode.
+        ValueError: If there is a cache_seqlens.
 
     Example:
         >>> import torch

@@ -139,11 +139,19 @@ def needs_of(configuration: Any) -> Needs:
     """Returns what a causal language model with this configuration takes.
 
     Raises:
-        ValueError: If the model has no Gated DeltaNet layers with the configuration's usual names.
+        ValueError: If the model has no Gated DeltaNet or Kimi Delta Attention layers with the configuration's usual
+            names, or has layers that are neither these nor full attention.
     """
     text = configuration.get_text_config()
-    if not hasattr(text, "linear_num_value_heads"):
-        raise ValueError(f"configuration: expected a model with Gated DeltaNet layers, got {text.model_type!r}")
+    if not (hasattr(text, "linear_num_value_heads") or hasattr(text, "linear_num_heads")):
+        raise ValueError(
+            f"configuration: expected a model with Gated DeltaNet or Kimi Delta Attention layers, "
+            f"got {text.model_type!r}"
+        )
+    if others := set(text.layer_types) - {"linear_attention", "full_attention"}:
+        raise ValueError(
+            f"configuration: layer_types: expected linear_attention and full_attention, got {', '.join(sorted(others))}"
+        )
     auto = importlib.import_module("transformers").AutoModelForCausalLM
     with torch.device("meta"):
         model = auto.from_config(text)
@@ -178,17 +186,28 @@ def layers(text: Any, kind: str) -> int:
 
 def state_bytes(text: Any) -> int:
     """Returns the bytes of one request's states: float32, with the convolution's columns in bfloat16."""
-    keys = text.linear_num_key_heads * text.linear_key_head_dim
-    values = text.linear_num_value_heads * text.linear_value_head_dim
-    state = 4 * text.linear_key_head_dim * values
+    if hasattr(text, "linear_num_heads"):  # Kimi Delta Attention
+        keys = values = text.linear_num_heads * text.linear_head_dim
+        key_size = text.linear_head_dim
+    else:
+        keys = text.linear_num_key_heads * text.linear_key_head_dim
+        values = text.linear_num_value_heads * text.linear_value_head_dim
+        key_size = text.linear_key_head_dim
+    state = 4 * key_size * values
     convolution = 2 * (2 * keys + values) * text.linear_conv_kernel_dim
     return layers(text, "linear_attention") * (state + convolution)
 
 
 def cache_bytes(text: Any) -> int:
     """Returns the bytes of one token's keys and values in bfloat16."""
-    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return layers(text, "full_attention") * 2 * 2 * text.num_key_value_heads * size
+    if rank := getattr(
+        text, "kv_lora_rank", 0
+    ):  # latent attention keeps one vector for all heads, and the rotated part
+        per_layer = rank + text.qk_rope_head_dim
+    else:
+        size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        per_layer = 2 * text.num_key_value_heads * size
+    return layers(text, "full_attention") * 2 * per_layer
 
 
 # ---- what is printed -------------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     found.add_argument(
-        "--repeats", type=positive, default=5, metavar="N", help="timings per case, of which the median is used"
+        "--repeats", type=positive, default=5, metavar="N", help="number of timings per case; the median is used"
     )
     found.add_argument(
         "--file", type=Path, help=f"the file to write; default: ${tuning_cache.VARIABLE}, else {default_file()}"

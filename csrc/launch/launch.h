@@ -183,6 +183,9 @@ class Launcher {
   virtual std::vector<PipelineFacts> pipelines() const = 0;
   virtual void clear_pipelines() = 0;
   virtual const DeviceFacts& device() const = 0;
+  // Waits for everything that was encoded. Returns the seconds that the GPU worked on the command buffer in progress,
+  // by the GPU's own clock.
+  virtual double wait_and_time() = 0;
 };
 
 // Both raise an error if there is no encoder (Linux without the simulated device). The encoder registers itself when

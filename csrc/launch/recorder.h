@@ -21,18 +21,22 @@ struct RecordedLaunch {
   Variant variant() const { return Launch::variant_of(kernel, file, arguments); }
 };
 
-class Recorder final : public Launcher {
+// Stands in for the device's launcher, and asks it for facts: the heuristics need them.
+class StandIn : public Launcher {
  public:
-  void run(Launches launches) override;
-  const std::vector<RecordedLaunch>& launches() const { return launches_; }
-
-  // Asks the device, for the heuristics.
   std::vector<PipelineFacts> compile(c10::ArrayRef<Variant> variants) override {
     return device_launcher().compile(variants);
   }
   std::vector<PipelineFacts> pipelines() const override { return device_launcher().pipelines(); }
   void clear_pipelines() override { device_launcher().clear_pipelines(); }
   const DeviceFacts& device() const override { return device_launcher().device(); }
+  double wait_and_time() override { return device_launcher().wait_and_time(); }
+};
+
+class Recorder final : public StandIn {
+ public:
+  void run(Launches launches) override;
+  const std::vector<RecordedLaunch>& launches() const { return launches_; }
 
  private:
   std::vector<RecordedLaunch> launches_;
@@ -40,19 +44,12 @@ class Recorder final : public Launcher {
 
 // Hands each launch and its tensors to `before`, runs it on the device unless told not to, and hands it to `after`. The
 // callbacks can store what a launch read and what it wrote.
-class Tracer final : public Launcher {
+class Tracer final : public StandIn {
  public:
   using Callback = std::function<void(const Launch&)>;
   Tracer(Callback before, Callback after, bool runs)
       : before_(std::move(before)), after_(std::move(after)), runs_(runs) {}
   void run(Launches launches) override;
-
-  std::vector<PipelineFacts> compile(c10::ArrayRef<Variant> variants) override {
-    return device_launcher().compile(variants);
-  }
-  std::vector<PipelineFacts> pipelines() const override { return device_launcher().pipelines(); }
-  void clear_pipelines() override { device_launcher().clear_pipelines(); }
-  const DeviceFacts& device() const override { return device_launcher().device(); }
 
  private:
   Callback before_, after_;

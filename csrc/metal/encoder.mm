@@ -8,6 +8,10 @@
 #include <c10/metal/error.h>
 #include <c10/util/SmallVector.h>
 
+#include <atomic>
+#include <chrono>
+#include <thread>
+
 #include "metal/library.h"
 #include "shaders/core/error.h"
 
@@ -103,6 +107,24 @@ class MetalLauncher final : public Launcher {
 
   void clear_pipelines() override { library_.clear(); }
 
+  // Metal may call the handler a moment after the wait has ended.
+  double wait_and_time() override {
+    const auto seconds = std::make_shared<std::atomic<double>>(kUnknown);
+    at::mps::MPSStream* stream = at::mps::getCurrentMPSStream();
+    at::mps::dispatch_sync_with_rethrow(stream->queue(), ^{
+      @autoreleasepool {
+        [stream->commandBuffer() addCompletedHandler:^(id<MTLCommandBuffer> buffer) {
+          seconds->store([buffer GPUEndTime] - [buffer GPUStartTime]);
+        }];
+        stream->synchronize(at::mps::SyncType::COMMIT_AND_WAIT);
+      }
+    });
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+    while (seconds->load() == kUnknown && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+    TORCH_CHECK(seconds->load() != kUnknown, "torch_gdn: Metal did not call the command buffer's completed handler");
+    return seconds->load();
+  }
+
   // Cached, because every prefill asks and the I/O registry takes microseconds.
   const DeviceFacts& device() const override {
     static const DeviceFacts facts = [] {
@@ -120,6 +142,7 @@ class MetalLauncher final : public Launcher {
   }
 
  private:
+  static constexpr double kUnknown = -1;
   Library library_;
 };
 

@@ -13,7 +13,7 @@ constexpr int64_t kSearchedByEach = 32;
 
 Tensor located(const Tensor& indices, const SlotParameters& parameters) {
   constexpr int64_t kSimdgroups = 4;
-  const int64_t count = indices.size(0);
+  const int64_t count = indices.numel();
   const auto result = at::empty({count}, indices.options().dtype(at::kInt));
   launcher().run({{"locate_slots",
                    "core/locate_slots.metal",
@@ -45,15 +45,19 @@ Slots slots_on(at::Device device, const StatePool& pool) {
   parameters.slots = int32_t(pool.states.size(0));
   parameters.null_index = int32_t(pool.null_index);
   if (pool.indices.has_value()) {
-    if (pool.has_slot_per_token()) parameters.columns = int32_t(pool.indices->size(1));
     slots.indices = index_array(device, *pool.indices);
-    if (slots.indices->dim() > 1) slots.indices = slots.indices->flatten();
-    parameters.index_stride = slots.indices->stride(0);
+    parameters.index_stride = slots.indices->stride(-1);
     parameters.index_bytes = int32_t(slots.indices->element_size());
+    if (pool.has_slot_per_token()) {
+      parameters.columns = int32_t(slots.indices->size(1));
+      const int64_t row = parameters.columns * parameters.index_stride;
+      parameters.row_gap = parameters.columns > 0 ? slots.indices->stride(0) - row : 0;
+    }
     parameters.is_checked = pool.indices->is_cpu();  // by check_state_indices()
-    if (!parameters.is_checked && slots.indices->size(0) > kSearchedByEach) {
+    if (!parameters.is_checked && slots.indices->numel() > kSearchedByEach) {
       slots.indices = located(*slots.indices, parameters);
       parameters.index_stride = 1;
+      parameters.row_gap = 0;
       parameters.index_bytes = 4;
       parameters.null_index = -1;
       parameters.is_checked = 1;

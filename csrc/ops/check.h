@@ -205,4 +205,13 @@ class Check {
   at::Device device_;
 };
 
+// For tensors that are too large to copy.
+template <typename Int>
+void check_unit_stride(const Check<Int>& check, const char* argument, const Tensor& x,
+                       const char* expected = "a last stride of 1") {
+  const auto stride = x.sym_stride(-1);
+  const bool one = holds(sym_le(size_of<Int>(x, -1), Int(1))) || holds(sym_eq(stride, c10::SymInt(1)));
+  check.value(one, argument, expected, stride);
+}
+
 }  // namespace torch_gdn

@@ -49,6 +49,19 @@ void check_heads(const Check<Int>& check, const char* key, const Int& key_heads,
                     key_heads, " of ", key, ", got ", value_heads);
 }
 
+// The shape of an op over keys [B, T, H, K] and values [B, T, HV, V], which have these names.
+template <typename Int>
+ChunkShape<Int> shape_of(const Check<Int>& check, const char* key, const Tensor& k, const char* value, const Tensor& v,
+                         const Int& chunk_size) {
+  ChunkShape<Int> s{
+      .B = size_of<Int>(k, 0), .T = size_of<Int>(k, 1), .H = size_of<Int>(k, 2), .HV = size_of<Int>(v, 2)};
+  s.K = size_of<Int>(k, 3), s.V = size_of<Int>(v, 3), s.C = chunk_size;
+  check_key_size(check, key, s.K);
+  check_value_size(check, value, s.V);
+  check_heads(check, key, s.H, value, s.HV);
+  return s;
+}
+
 // Checks the content of a cu_seqlens on the CPU. The kernels check one on the device.
 void check_cu_seqlens(const char* op, const ChunkShape<>& s, const Tensor& cu_seqlens);
 

@@ -23,14 +23,6 @@ struct PagedSequences {
   int64_t window;  // 0: all
 };
 
-// Pools are too large to copy.
-template <typename Int>
-void check_rows_of_pages(const Check<Int>& check, const char* argument, const Tensor& pages) {
-  const auto stride = pages.sym_stride(-1);
-  check.value(holds(sym_le(size_of<Int>(pages, -1), Int(1))) || holds(sym_eq(stride, c10::SymInt(1))), argument,
-              "a last stride of 1", stride);
-}
-
 template <typename Int>
 void check_queries(const Check<Int>& check, PagedShape<Int>& s, const Tensor& out, const Tensor& q) {
   const char* expected = "a head size that is a multiple of 16, up to 256";
@@ -41,7 +33,7 @@ void check_queries(const Check<Int>& check, PagedShape<Int>& s, const Tensor& ou
   check.value(sym_eq(s.D % 16, Int(0)), "q", expected, s.D);
   check.same_dtype("out", out, "q", q);
   check.same_shape("out", out, "q", q);
-  check_rows_of_pages(check, "out", out);
+  check_unit_stride(check, "out", out);
 }
 
 // pages: [blocks, block_size, HK, ..].

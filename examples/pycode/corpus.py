@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-# Never trained on, in any Python from 3.10 on: what the model is judged by.
+# The model is judged on these modules, and not trained on them. Every Python from 3.10 on has them.
 HELD_BACK = (
     "argparse.py",
     "asyncio/queues.py",

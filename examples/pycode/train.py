@@ -1,7 +1,8 @@
 """Trains the byte-level Qwen3-Next hybrid of this folder on the source of Python's standard library.
 
 Writes config.json, model.safetensors, loss.csv and loss.png. Needs transformers, matplotlib and in practice a GPU.
-torch_gdn's kernels run forward only, so the Gated DeltaNet layers train through delta_rule.py. The weights came of:
+torch_gdn's kernels run forward only, so the Gated DeltaNet layers train through delta_rule.py. The weights come from
+this command:
 
     python -m examples.pycode.train --library LIB  # of CPython 3.11.7, on one NVIDIA H200, in 5 minutes
 """
@@ -127,13 +128,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
-        "--library", type=Path, default=corpus.standard_library(), help="Python's Lib folder (the running Python's)"
+        "--library",
+        type=Path,
+        default=corpus.standard_library(),
+        help="Python's Lib folder (that of the running Python)",
     )
-    parser.add_argument("--steps", type=int, default=4000, help="(4000)")
-    parser.add_argument("--batch", type=int, default=64, help="pieces a step (64)")
-    parser.add_argument("--length", type=int, default=1024, help="bytes a piece (1024)")
-    parser.add_argument("--learning-rate", type=float, default=4e-3, help="the highest (4e-3)")
-    parser.add_argument("--report-every", type=int, default=250, help="steps (250)")
+    parser.add_argument("--steps", type=int, default=4000, help="training steps (4000)")
+    parser.add_argument("--batch", type=int, default=64, help="pieces per step (64)")
+    parser.add_argument("--length", type=int, default=1024, help="bytes per piece (1024)")
+    parser.add_argument("--learning-rate", type=float, default=4e-3, help="highest learning rate (4e-3)")
+    parser.add_argument("--report-every", type=int, default=250, help="steps between reports (250)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=HERE, help="the folder to write to (this one)")
     options = parser.parse_args()

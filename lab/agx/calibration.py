@@ -1,7 +1,7 @@
-"""How far Mesa's compiler is from Apple's: kernels of llama.cpp, whose logs print what Apple's gave them on a Mac.
+"""Compares Mesa's compiler with Apple's on kernels of llama.cpp, whose logs print Apple's figures on a Mac.
 
-Apple's figure is maxTotalThreadsPerThreadgroup, which follows from a kernel's registers as a core's threads do here, in
-the same tiers. The source is that of the same month, as llama-cpp-python ships it; it is downloaded, and MIT's.
+Apple's figure is maxTotalThreadsPerThreadgroup. It follows from a kernel's registers, in the same tiers as a core's
+threads do here. The source is of the same month. It is downloaded from llama-cpp-python, under MIT's licence.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def _download(directory: Path) -> None:
 
 
 def alone(program: str, kernel: str) -> str:
-    """The program without its other kernels and what follows, some of which use what the shaders here do not."""
+    """Returns the program without its other kernels and the text after them, which use things that our shaders do
+    not."""
     text, at, first = without_comments(program), 0, True
     text = text[: text.index("template <typename type4x4>")]
     head = re.compile(r"(?:template\s*<[^>]*>\s*)?\bkernel\s+void\s+(\w+)\s*(?=\()")
@@ -79,12 +80,12 @@ def compiled() -> dict[str, Compiled]:
 
 
 def tiers_apart(kernel: str, threads: int) -> int:
-    """Positive where Mesa's compiler leaves a core more threads than Apple's."""
+    """Returns a positive number if Mesa's compiler leaves a core more threads than Apple's."""
     return TIERS.index(OF_APPLE[kernel]) - TIERS.index(threads)
 
 
 def problems_of(threads: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Kernels too far from Apple's in every pipeline, by the threads that each leaves."""
+    """Names kernels that are too far from Apple's in every pipeline, with the threads that each leaves."""
     problems = []
     for kernel, by_pipeline in threads.items():
         apart = [abs(tiers_apart(kernel, each)) for each in by_pipeline.values()]

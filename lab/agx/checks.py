@@ -15,7 +15,7 @@ JOBS = 2
 
 
 def recorded_launches() -> list[Launch]:
-    """What models call for, and of each kernel the variant that takes most registers by the model of strict Metal."""
+    """Returns what models launch, and each kernel's variant with the most registers by the model of strict Metal."""
     wanted = {launch.variant.name: launch for launch in launches.model_launches()}
     widest = {cap.most_registers for cap in caps.recorded().values()}
     for launch in launches.all_launches():
@@ -78,5 +78,5 @@ def calibration_check(progress: Progress) -> Finding:
 
 
 def _not_rules(compiled: compiler.Compiled) -> list[str]:
-    """What kept it from being compiled: the rules are for our own."""
+    """Returns what kept it from being compiled. The rules are for our own kernels."""
     return compiled.problems if not compiled.figures and not compiled.failures else []

@@ -1,7 +1,8 @@
-"""Mesa's compiler for Apple's GPUs, and what it makes of a kernel variant.
+"""Runs Mesa's compiler for Apple's GPUs on a kernel variant.
 
-A Debian 13 in a folder of the cache has it (make_compiler.sh, a chroot: for root, or sudo without a password). The
-figures of a variant are kept in the cache by everything they were made from, so that only what changed is compiled.
+The compiler is in a Debian 13 in a folder of the cache. make_compiler.sh builds it in a chroot, so it needs root, or
+sudo without a password. The cache keeps the figures of a variant by a hash of all their inputs, so that only changes
+compile.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ SOURCES = [
     *(HERE / f"{name}.py" for name in ("compiler", "dialect", "issue", "rules", "spaces")),
 ]
 
-# -O2 as clang has it, and one without its motion of loads and computations out of loops and over branches (LICM, GVN),
-# which lengthens what registers must hold. Apple's is neither: what holds in both is believed.
+# clang's -O2, and a pipeline that does not move loads and computations out of loops and over branches (LICM, GVN),
+# because such moves lengthen what registers must hold. Apple's pipeline is neither, so we believe what both say.
 PIPELINES = {
     "O2": "default<O2>",
     "lean": (
@@ -52,16 +53,16 @@ INLINE = "always-inline,globaldce,function(sroa,simplifycfg,early-cse,sroa)"
 
 
 class Failed(Exception):
-    """What a step of the compilation said."""
+    """A step of the compilation failed, with this message."""
 
 
 class MesaFailed(Failed):
-    """Mesa's own compiler."""
+    """Mesa's own compiler failed."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one pipeline's machine code, by the compiler's own count."""
+    """The compiler's own counts for one pipeline's machine code."""
 
     registers: int  # of 32 bits, a half counted as one
     threads: int  # the most that a core holds
@@ -99,7 +100,7 @@ def key() -> str:
 
 @functools.cache
 def root() -> Path:
-    """The Debian that has the compiler, made where it is not there; Unavailable says why there is none."""
+    """Returns the Debian that has the compiler, and builds it if needed. Unavailable says why that is not possible."""
     directory = cache_directory() / "agx" / key()
     with locked(directory):
         if not (directory / "root/usr/local/bin/asahi_clc").exists():
@@ -110,7 +111,7 @@ def root() -> Path:
 
 @functools.cache
 def as_root() -> tuple[str, ...]:
-    """What comes before a command that root alone may run."""
+    """Returns the prefix of a command that only root may run."""
     if os.geteuid() == 0:
         return ()
     if shutil.which("sudo") and not subprocess.run(["sudo", "-n", "true"], capture_output=True).returncode:
@@ -120,7 +121,7 @@ def as_root() -> tuple[str, ...]:
 
 @functools.cache
 def versions() -> str:
-    """Of everything that has a part in the figures."""
+    """Returns the versions of everything that decides the figures."""
     listed = subprocess.run(
         [
             *as_root(),
@@ -153,7 +154,7 @@ def _make(target: Path) -> None:
 
 
 def _inside(directory: Path, command: Sequence[str], **environment: str) -> str:
-    """A program of the chroot in a folder below its /tmp."""
+    """Runs a program of the chroot in a folder below its /tmp."""
     prefix = [*as_root(), "chroot", str(root()), "env", "-C", f"/tmp/{directory.name}"]
     prefix += [f"{name}={value}" for name, value in environment.items()]
     done = subprocess.run([*prefix, *command], capture_output=True, text=True)
@@ -165,7 +166,7 @@ def _inside(directory: Path, command: Sequence[str], **environment: str) -> str:
 
 
 def compile_program(program: str, kernel: str, arguments: Sequence[str], threads: int) -> Compiled:
-    """From the cache, if everything is as it was."""
+    """Takes the result from the cache if no input has changed."""
     digest = hashlib.sha256(f"{key()} {kernel} {arguments} {threads}".encode())
     for path in sorted([*SOURCES, *(HERE / "shim").iterdir()]):
         digest.update(path.read_bytes())
@@ -204,7 +205,7 @@ def _compile(program: str, kernel: str, arguments: Sequence[str], threads: int) 
 
 
 def to_llvm(directory: Path, text: str) -> str:
-    """LLVM's code before optimisation, inlined, every pointer with its address space."""
+    """Returns LLVM's code before optimisation. It is inlined, and every pointer has its address space."""
     shutil.copytree(HERE / "shim", directory / "shim")
     (directory / "program.clcpp").write_text(f"#include <metal_stdlib>\nusing namespace metal;\n{text}")
     _inside(directory, [*FRONT, "-o", "a.ll", "program.clcpp"])
@@ -216,7 +217,7 @@ def to_llvm(directory: Path, text: str) -> str:
 
 
 def optimised(directory: Path, lowered: str, passes: str) -> str:
-    """The code after a pipeline, and its SPIR-V in the folder."""
+    """Returns the code after a pipeline, and writes its SPIR-V into the folder."""
     (directory / "c.ll").write_text(lowered)
     no_vectors = ["-vectorize-loops=false", "-vectorize-slp=false"]
     _inside(directory, ["opt-19", f"-passes={passes}", *no_vectors, "c.ll", "-S", "-o", "d.ll"])
@@ -226,7 +227,7 @@ def optimised(directory: Path, lowered: str, passes: str) -> str:
 
 
 def to_agx(directory: Path) -> str:
-    """What Mesa's compiler says of the folder's SPIR-V: the listing, and a line of figures."""
+    """Returns what Mesa's compiler says about the folder's SPIR-V: the listing, and a line of figures."""
     says = {"AGX_MESA_DEBUG": "shaderdb,shaders,internal", "MESA_SHADER_CACHE_DISABLE": "true"}
     try:
         return _inside(directory, ["asahi_clc", "d.spv", "d.h", "d.c"], **says)
@@ -235,13 +236,13 @@ def to_agx(directory: Path) -> str:
 
 
 def _without_places(message: str) -> str:
-    """`agx_validate_ra: "invalid RA"` of an assertion's message."""
+    """Returns `agx_validate_ra: "invalid RA"` from an assertion's message."""
     assertion = re.search(r"(\w+): Assertion `(?:!\"\" )?(.*?)' failed", message)
     return f"{assertion[1]}: {assertion[2]}" if assertion else message.removeprefix("asahi_clc: ")
 
 
 def read_figures(listing: str) -> Figures:
-    """Of the compiler's `SHADER-DB` line; registers there are of 16 bits."""
+    """Reads the compiler's `SHADER-DB` line, where registers have 16 bits."""
     found = re.search(r"SHADER-DB:.*shader: (.*)", listing)
     if found is None:
         raise Failed("asahi_clc: no SHADER-DB line")
@@ -265,6 +266,6 @@ def read_figures(listing: str) -> Figures:
 
 
 def assembly(listing: str) -> str:
-    """The machine code after register allocation, without what is computed once for all threads."""
+    """Returns the machine code after register allocation, without the part that runs once for all threads."""
     blocks = re.split(r"\n(?=block0 \{)", listing)
     return next((each for each in blocks if re.search(r"^   r\d+", each, re.MULTILINE)), "")

@@ -1,4 +1,4 @@
-"""A Metal program with one kernel variant as C++ for OpenCL: the kernel template becomes an entry point."""
+"""Turns a Metal program with one kernel variant into C++ for OpenCL: the kernel template becomes an entry point."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ POSITIONS = {
 
 
 def opencl(program: str, kernel: str, arguments: Sequence[str], threads: int) -> str:
-    """The program as the host gives it to Metal, without the line that instantiates the kernel."""
+    """`program` is what the host gives to Metal, without the line that instantiates the kernel."""
     text = errors_by_line(without_comments(program))
     found = find_kernel(text, kernel)
     head = f"__attribute__((reqd_work_group_size({threads}, 1, 1))) __kernel void {'_'.join((kernel, *arguments))}("
@@ -40,8 +40,8 @@ def _formal(parameter: Parameter) -> str:
 
 
 def _declarations(kernel: KernelTemplate, arguments: Sequence[str]) -> list[str]:
-    """What the body knows the template's and the kernel's parameters by. OpenCL has threadgroup memory in entry points
-    alone, so the body stays in one.
+    """Declares the names that the body uses for the template's and the kernel's parameters. OpenCL has threadgroup
+    memory only in entry points, so the body stays in one.
     """
     lines = kernel.constants(arguments)
     for each in kernel.parameters:

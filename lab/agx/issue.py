@@ -1,10 +1,9 @@
-"""How many instructions a simdgroup issues at least, by what the simulated device counts of a run.
+"""A lower bound of the instructions that a simdgroup issues, from the simulated device's counts of a run.
 
-A listing has loops, and nobody runs it: how often each block runs is not known. But how many barriers, products,
-accesses and sums of floats ran is. So each of these gets a price in instructions, and one price is for the run itself:
-whatever way through the listing a simdgroup takes, it issues no fewer instructions than the prices of what it does add
-up to. Of all such prices those are taken that ask most for the listing's own mixture, each loop taken to run eight
-times.
+A listing has loops, and nothing runs it, so we do not know how often each block runs. But the device counts barriers,
+products, accesses and sums of floats. Each of these gets a price in instructions, and the run itself gets one too. On
+any path through the listing, a simdgroup issues at least as many instructions as the prices of its operations add up
+to. We take the prices with the largest sum for the listing's own mixture, if each loop runs eight times.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# What is counted, and the instructions that it is in the listing: of `start`, the run itself, none.
+# What is counted, and its instructions in the listing. `start` is the run itself, which has none.
 KINDS = {
     "start": (),
     "float": ("ffma", "fmul", "fadd", "hfma", "hmul", "hadd"),
@@ -34,7 +33,7 @@ class Block(NamedTuple):
 
 
 def prices(listing: str) -> dict[str, int]:
-    """Of each kind, in hundredths of an instruction."""
+    """Returns the price of each kind, in hundredths of an instruction."""
     blocks = blocks_of(listing)
     mixture = [sum(block.counts[k] * ROUNDS**block.depth for block in blocks) for k in range(len(KINDS))]
     most = sum(block.instructions for block in blocks)
@@ -50,8 +49,8 @@ def prices(listing: str) -> dict[str, int]:
 
 
 def blocks_of(listing: str) -> list[Block]:
-    """In the listing's order. The next block may always follow, as lanes that part take both sides in turn; after the
-    last comes the first, so that a whole run is a cycle like a loop's."""
+    """Returns blocks in the listing's order. The next block may always follow, because lanes that diverge take both
+    sides in turn. The first block follows the last, so that a whole run is a cycle, as a loop is."""
     found = re.findall(r"^block(\d+) \{\n(.*?)^\}([^\n]*)", listing, re.MULTILINE | re.DOTALL)
     place = {name: i for i, (name, _, _) in enumerate(found)}
     following = []
@@ -70,7 +69,7 @@ def blocks_of(listing: str) -> list[Block]:
 
 
 def cycle_below(blocks: Sequence[Block], asked: Sequence[float]) -> list[int]:
-    """Blocks of a cycle whose instructions are fewer than its prices add up to; empty: there is none."""
+    """Returns the blocks of a cycle that has fewer instructions than its prices add up to, or an empty list."""
     owed = [block.instructions - sum(p * n for p, n in zip(asked, block.counts, strict=True)) for block in blocks]
     least, before = [0.0] * len(blocks), [-1] * len(blocks)
     for _ in range(len(blocks) + 1):
@@ -101,7 +100,7 @@ def _cycle_among(before: Sequence[int]) -> list[int]:
 
 
 def dearest(ways: Sequence[Sequence[float]], costs: Sequence[float], mixture: Sequence[float]) -> list[float]:
-    """The prices that ask most for the mixture, and for no way more than it costs: the simplex method."""
+    """Returns the prices with the largest sum for the mixture that exceed no path's cost, by the simplex method."""
     kinds, rows = len(mixture), len(ways)
     table = [[*way, *(float(i == j) for j in range(rows)), costs[i]] for i, way in enumerate(ways)]
     gain = [-float(n) for n in mixture] + [0.0] * (rows + 1)

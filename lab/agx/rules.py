@@ -1,4 +1,4 @@
-"""What no kernel's code may have, looked for in LLVM's text."""
+"""Looks in LLVM's text for what no kernel's code may have."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ SPACES = {"1": "device", "2": "constant"}
 
 
 def of_source(code: str) -> list[str]:
-    """Before optimisation: a load of one element through a pointer to a vector, which memory could give whole."""
+    """Finds, before optimisation, a load of one element through a pointer to a vector, which one load could give
+    whole."""
     fields = {found[1]: SPACES[found[2]] for found in FIELD.finditer(code)}
     loads = re.findall(r"= load (?!<)(\w+), ptr addrspace\(\d\) (%[\w.]+)", code)
     scalar = [(kind, fields[name]) for kind, name in loads if name in fields]
@@ -21,12 +22,12 @@ def of_source(code: str) -> list[str]:
 
 
 def _is_shift(divisor: str) -> bool:
-    """By a constant power of two."""
+    """Returns whether the divisor is a constant power of two."""
     return divisor.isdigit() and int(divisor).bit_count() == 1
 
 
 def of_optimised(code: str) -> list[str]:
-    """A 64-bit division, which takes the GPU hundreds of instructions, and an array that is in memory for its index."""
+    """Finds 64-bit divisions, which take the GPU hundreds of instructions, and arrays that an index keeps in memory."""
     problems = []
     divisions = [kind for kind, by in DIVISION.findall(code) if not _is_shift(by)]
     if divisions:

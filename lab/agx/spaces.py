@@ -1,7 +1,8 @@
-"""Address spaces in LLVM's code: clang leaves `this` and references generic, which Mesa's compiler does not take.
+"""Gives pointers in LLVM's code an address space. clang leaves `this` and references generic, which Mesa does not
+accept.
 
-Everything is inlined by then, so each pointer has one origin: an argument, a variable, or a pointer derived from one.
-Blocks of constants, which clang sees as device memory, become constant memory, where Mesa has uniform registers.
+The code is already inlined, so each pointer has one origin: an argument, a variable, or a pointer derived from one.
+Blocks of constants are device memory for clang. They become constant memory, for which Mesa has uniform registers.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def pointer(space: int) -> str:
 
 
 class _Spaces:
-    """Of each pointer's name, as far as it is not what its definition says."""
+    """The space of each pointer's name, if it is not what its definition says."""
 
     def __init__(self, lines: list[str]) -> None:
         self.of = {name: CONSTANTS for line in lines if line.startswith("define") for name in _constants(line)}
@@ -76,7 +77,7 @@ def _constants(line: str) -> list[str]:
 
 
 def resolved(code: str) -> str:
-    """LLVM's text with no generic pointer left that has an origin, ready for OpenCL's SPIR-V."""
+    """Returns LLVM's text in which no pointer with an origin is generic, ready for OpenCL's SPIR-V."""
     lines = OF_VARIABLE.sub(r"ptr addrspace(\2)\1 \3", code).split("\n")
     spaces = _Spaces(lines)
     back = _through_integers(lines, spaces)
@@ -86,7 +87,7 @@ def resolved(code: str) -> str:
 
 
 def _through_integers(lines: list[str], spaces: _Spaces) -> set[str]:
-    """A pointer into constants that meets device pointers becomes a device pointer, by way of an integer."""
+    """Turns a pointer into constants that meets device pointers into a device pointer, through an integer."""
     back: set[str] = set()
     for line in lines:
         found = MERGE.match(line) or CHOICE.match(line)
@@ -131,7 +132,7 @@ def _old_opencl(code: str) -> str:
 
 
 def _copies(code: str) -> str:
-    """memcpy is a function of its own for each pair of address spaces."""
+    """Each pair of address spaces has its own memcpy function."""
     code = COPY.sub(lambda m: f"@llvm.memcpy.p{m[2] or 0}.p{m[5] or 0}.i64({m[1]}{m[3]}, {m[4]}{m[6]}", code)
     for to, source in sorted(set(re.findall(r"call void @llvm\.memcpy\.p(\d)\.p(\d)\.i64", code))):
         if f"declare void @llvm.memcpy.p{to}.p{source}.i64" not in code:

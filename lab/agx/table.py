@@ -1,4 +1,4 @@
-"""The recorded figures of kernel variants, isa.tsv: a change in either direction is wrong until recorded anew.
+"""The recorded figures of kernel variants, isa.tsv. A change in either direction fails until it is recorded.
 
 `python -m proof --only apple-isa --write` records what the compiler gives; the commit says why it changed.
 """
@@ -36,7 +36,7 @@ def text(versions: str, found: Table) -> str:
 
 
 def read(content: str) -> tuple[str, Table]:
-    """The versions of the compilers, and the figures."""
+    """Returns the versions of the compilers, and the figures."""
     versions, head, *lines = content.splitlines()
     if tuple(head.split("\t")) != COLUMNS:
         raise ValueError(f"expected the columns {', '.join(COLUMNS)}, got {head!r}")
@@ -56,7 +56,7 @@ def recorded() -> tuple[str, Table]:
 
 
 def changed(recorded: Table, found: Table) -> list[str]:
-    """A line for each variant that is new, gone or different."""
+    """Returns a line for each variant that is new, gone or different."""
     lines = [f"{name}: {TABLE.name} has no such variant" for name in sorted(found.keys() - recorded.keys())]
     lines += [f"{name}: is recorded, but no longer launched" for name in sorted(recorded.keys() - found.keys())]
     for name in sorted(found.keys() & recorded.keys()):
@@ -84,6 +84,6 @@ def compiled_figures(of: Mapping[str, Figures | str]) -> list[Figures]:
 
 
 def spilling(found: Table) -> list[str]:
-    """Variants that spill in every pipeline that compiles: in one alone it is not believed."""
+    """Returns variants that spill in every pipeline that compiles. We do not believe a spill in one pipeline alone."""
     taken = {name: compiled_figures(of) for name, of in found.items()}
     return sorted(name for name, each in taken.items() if each and all(figures.spills for figures in each))

@@ -1,5 +1,5 @@
-"""The shaders on an NVIDIA GPU: a second machine, of other makers, that runs the same Metal text and the same launches.
+"""Runs the shaders on an NVIDIA GPU: a second machine, by other makers, with the same Metal text and the same launches.
 
-Not Metal's own rules (proof/metal has those) and not Apple's speed, but a compiler, a scheduler and memory checkers
-that know nothing of the simulated device.
+It shows neither Metal's own rules (proof/metal does) nor Apple's speed. But its compiler, scheduler and memory checkers
+know nothing about the simulated device.
 """

@@ -1,5 +1,5 @@
-"""`python -m lab.cuda record FILE` keeps launches of the simulated device; `run FILE JSON` replays them where a GPU,
-nvcc and compute-sanitizer are, with no more of torch_gdn than this checkout; `page JSON` writes the page of the docs.
+"""`python -m lab.cuda record FILE` records launches on the simulated device. `run FILE JSON` replays them on a machine
+with a GPU, nvcc, compute-sanitizer and this checkout. `page JSON` writes the page of the docs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     record = commands.add_parser("record")
     record.add_argument("record", type=Path)
-    record.add_argument("--only", default="", help="cases whose name holds this")
+    record.add_argument("--only", default="", help="only cases whose name contains this")
     run = commands.add_parser("run")
     run.add_argument("record", type=Path)
     run.add_argument("json", type=Path)

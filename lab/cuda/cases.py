@@ -1,4 +1,4 @@
-"""Small calls of every op, from seeds, with what is exactly computed from them: what is recorded and replayed."""
+"""Small calls of every op, from seeds, with their exact results. They are recorded and replayed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def case_of(entry: OpEntry[Any], point: Point) -> Case:
 
 
 def on_golden_inputs() -> Iterator[Case]:
-    """FLA's recorded inputs."""
+    """Returns cases with FLA's recorded inputs."""
     for name in golden.index():
         for op in golden.ops_of(name):
             if op == CHUNK:
@@ -78,12 +78,12 @@ def golden_case(name: str, op: str, algorithm: str | None = None) -> Case:
 
 
 def replayed() -> Iterator[tuple[OpEntry[Any], Point]]:
-    """Every op at the points where the check computes it."""
+    """Returns cases for every op, at the points where `check` computes it."""
     return computed(quick=False)
 
 
 def all_cases() -> list[Case]:
-    """And FLA's recorded inputs."""
+    """Adds FLA's recorded inputs."""
     return [*(case_of(*each) for each in replayed()), *on_golden_inputs()]
 
 
@@ -104,7 +104,7 @@ def timed() -> Iterator[tuple[str, Recorder]]:
 
 
 def timed_decode(name: str, batch: int, v_first: bool, writer: Writer) -> CaseRecord:
-    """Qwen3-Next's heads."""
+    """The heads are Qwen3-Next's."""
     H, HV, K, V = MODELS[QWEN3_NEXT]
     q, v = torch.empty(batch, 1, H, K, dtype=BF16, device=MPS), torch.empty(batch, 1, HV, V, dtype=BF16, device=MPS)
     g, pool = torch.empty(batch, 1, HV, device=MPS), torch.empty(batch, HV, K, V, device=MPS)
@@ -117,7 +117,7 @@ def timed_decode(name: str, batch: int, v_first: bool, writer: Writer) -> CaseRe
 
 
 def timed_layer(name: str, batch: int, v_first: bool, writer: Writer) -> CaseRecord:
-    """What lies between the projections of a Qwen3-Next layer: convolution, gates, rule and gated norm."""
+    """Computes all between the projections of a Qwen3-Next layer: convolution, gates, rule and gated norm."""
     H, HV, K, V = MODELS[QWEN3_NEXT]
     D, W = 2 * H * K + HV * V, 4
     qkv, z = (torch.empty(batch, 1, n, dtype=BF16, device=MPS) for n in (D, HV * V))
@@ -135,7 +135,7 @@ def timed_layer(name: str, batch: int, v_first: bool, writer: Writer) -> CaseRec
 
 
 def timed_attention(name: str, keys: int, writer: Writer) -> CaseRecord:
-    """32 query heads to 8 KV heads of 128, 4 bits each."""
+    """32 query heads attend to 8 KV heads of 128, with 4 bits each."""
     HQ, HK, D, bits = 32, 8, 128, 4
     q, signs, codebook = (
         torch.empty(1, HQ, 1, D, dtype=BF16, device=MPS),

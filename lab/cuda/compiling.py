@@ -1,4 +1,4 @@
-"""nvcc on every kernel variant of a record, each to a cubin of its own."""
+"""Compiles every kernel variant of a record with nvcc, each to its own cubin."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from proof.metal.front_end import shader_text
 
 SHIM = Path(__file__).with_name("shim")
 PROBES = "probes"
-# Hints on code that is right: unused variables, a constructor that a shared variable does not run.
+# These warnings are about correct code: unused variables, and a constructor that a shared variable does not run.
 QUIET = "177,550,2361,20012,20014"
 FLAGS = ("-std=c++17", "-lineinfo", "-D__METAL__=1", "--expt-relaxed-constexpr", "-diag-suppress", QUIET)
 
 
 class NoCompiler(RuntimeError):
-    """nvcc is not there."""
+    """nvcc is not installed."""
 
 
 def nvcc() -> str:
@@ -32,7 +32,7 @@ def nvcc() -> str:
 
 
 def compile_cuda(source: str, cubin: Path, architecture: str) -> str:
-    """nvcc's errors, or nothing. A cubin of the same source is kept."""
+    """Returns nvcc's errors, or "". Keeps a cubin of the same source."""
     text = cubin.with_suffix(".cu")
     if cubin.exists() and text.exists() and text.read_text() == source:
         return ""
@@ -47,7 +47,7 @@ def compile_cuda(source: str, cubin: Path, architecture: str) -> str:
 def compile_all(
     launches: Iterable[LaunchRecord], folder: Path, architecture: str, step: Callable[[str], None]
 ) -> list[str]:
-    """What nvcc refuses."""
+    """Returns what nvcc refuses."""
     folder.mkdir(parents=True, exist_ok=True)
 
     def one(launch: LaunchRecord) -> str:

@@ -1,4 +1,4 @@
-"""Bank conflicts of threadgroup memory as the GPU's counters have them: Nsight Compute over one case of each kernel."""
+"""Bank conflicts of threadgroup memory, from the GPU's counters. Nsight Compute runs one case of each kernel."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ ACCESSES = {"loads": "ld", "stores": "st"}
 
 
 class NoCounters(RuntimeError):
-    """Nsight Compute is not there, or may not read the counters."""
+    """Nsight Compute is not installed, or may not read the counters."""
 
 
 @dataclass(frozen=True)
 class Conflicts:
-    """Shares of wavefronts that only conflicts cost."""
+    """The shares of wavefronts that only conflicts cause."""
 
     kernel: str
     loads: float
@@ -34,7 +34,7 @@ class Conflicts:
 
 
 def first_of_each_kernel(cases: Sequence[CaseRecord]) -> list[CaseRecord]:
-    """Cases that together launch every kernel in every element type of theirs, as few as come first."""
+    """Returns the first cases that together launch every kernel in each of its element types."""
     seen: set[tuple[str, str]] = set()
     chosen = []
     for case in cases:
@@ -46,7 +46,7 @@ def first_of_each_kernel(cases: Sequence[CaseRecord]) -> list[CaseRecord]:
 
 
 def parsed(text: str) -> list[Conflicts]:
-    """Of each kernel variant the launch with the most wavefronts, from ncu's raw page as CSV."""
+    """Reads each kernel variant's launch with the most wavefronts from ncu's raw page in CSV."""
     lines = [line for line in text.splitlines() if line.startswith('"')]
     if not lines:
         raise NoCounters(f"expected counters, got '{text[-300:].strip()}'")

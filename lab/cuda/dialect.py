@@ -1,5 +1,5 @@
-"""A shader's Metal text as CUDA: address spaces, attributes, the entry point. Lines stay where they are, so that tools
-name the shader's own file and line; everything else is `shim/metal_stdlib`'s.
+"""Turns a shader's Metal text into CUDA: address spaces, attributes, the entry point. Lines stay where they are, so
+that tools name the shader's own file and line. `shim/metal_stdlib` does everything else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ATTRIBUTES = {
 
 
 class UnknownMetal(ValueError):
-    """Text that is not translated: the dialect must learn it."""
+    """The dialect cannot translate this text yet."""
 
 
 def translated(text: str) -> str:
@@ -37,8 +37,8 @@ RESIDENT_THREADS = 512  # of a multiprocessor, that registers are to be left for
 
 
 def entry(name: str, kernel: KernelTemplate, arguments: Sequence[str], threads: int) -> str:
-    """A __global__ function of buffers and parameter blocks, in the order of their bindings, that calls the kernel.
-    Buffers do not alias, as on Metal.
+    """Returns a __global__ function that calls the kernel. It takes buffers and parameter blocks in their bindings'
+    order. Buffers do not alias, as on Metal.
     """
     actual = []
     for each in kernel.parameters:
@@ -64,6 +64,6 @@ def entry(name: str, kernel: KernelTemplate, arguments: Sequence[str], threads: 
 
 
 def cuda_source(text: str, name: str, kernel: str, arguments: Sequence[str], threads: int) -> str:
-    """`text`: of the shader's file, includes in place (proof.metal.front_end.shader_text)."""
+    """`text` is the shader's file with its includes in place (proof.metal.front_end.shader_text)."""
     text = without_comments(text)
     return f'{translated(text)}\n#line 1 "entry"\n{entry(name, find_kernel(text, kernel), arguments, threads)}'

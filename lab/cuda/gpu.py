@@ -1,4 +1,4 @@
-"""CUDA's driver through ctypes: buffers of exact sizes, launches by name, graphs for timing. numpy and no more."""
+"""Uses CUDA's driver through ctypes: buffers of exact sizes, launches by name, graphs for timing. Needs only numpy."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ NOT_WRITTEN = 0xFF  # of fresh memory: NaN as a float
 
 
 class NoGpu(RuntimeError):
-    """Why nothing can be run here."""
+    """Says why nothing can run here."""
 
 
 class Driver:
-    """libcuda's functions; a status other than 0 is an error."""
+    """libcuda's functions. A status other than 0 raises an error."""
 
     def __init__(self) -> None:
         try:
@@ -112,7 +112,7 @@ class Gpu:
         self.driver("cuStreamSynchronize", self.stream)
 
     def microseconds(self, work: Sequence[Prepared], passes: int, rounds: int = 7) -> float:
-        """Of one pass over `work`, the median of some rounds, each one graph of `passes` passes."""
+        """Times one pass over `work`: the median of some rounds, each of which is one graph of `passes` passes."""
         for each in work:
             self.launch(each)
         self.wait()
@@ -128,7 +128,7 @@ class Gpu:
         return statistics.median(times) / passes
 
     def copy_rate(self, size: int = 1 << 31) -> float:
-        """Bytes a second that a copy within the device moves, reads and writes counted."""
+        """Returns the bytes per second that a copy within the device moves, counting reads and writes."""
         source, target = self.buffer(size), self.buffer(size)
         copy = ("cuMemcpyDtoDAsync_v2", target.address, source.address, ctypes.c_size_t(size), self.stream)
         times = self._timed(lambda: self.driver(*copy), 7)
@@ -137,7 +137,7 @@ class Gpu:
         return 2 * size / statistics.median(times) * 1e6
 
     def _timed(self, action: Any, rounds: int) -> list[float]:
-        """Microseconds of each; a first one is left out."""
+        """Returns the microseconds of each, without the first one."""
         events = [ctypes.c_void_p() for _ in range(2)]
         for event in events:
             self.driver("cuEventCreate", ctypes.byref(event), 0)

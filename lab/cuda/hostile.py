@@ -1,5 +1,5 @@
-"""Calls whose indices or boundaries, in the device's memory, lie outside what they index: kernels must report each and
-touch nothing that is not theirs. They are recorded as they would be launched, without being run.
+"""Calls with indices or boundaries out of range, in the device's memory. Kernels must report each of them, and touch no
+other memory. The calls are recorded as they would be launched, but they are not run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch_gdn.testing.registry import MPS
 
 @dataclass(frozen=True)
 class Hostile:
-    """The smallest call of an op with `argument` of these integers instead."""
+    """The smallest call of an op, with these integers as `argument`."""
 
     entry: OpEntry[Any]
     point: Point

@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 MOST_CONFLICTS = 0.05
-# Why a kernel has conflicts here, by what its name begins with, the longest first; the words are explained in TEXT.
+# Why a kernel has conflicts here, by the longest beginning of its name. TEXT explains the words.
 REASONS = {
     "aura_decode": "data",
     "aura_encode": "data",
@@ -31,14 +31,13 @@ REASONS = {
 TEXT = """\
 # A second machine
 
-The simulated device is our own work, so our mistakes could be in it too. As an independent check, the same shaders
-run on an NVIDIA GPU. nvcc compiles their Metal text through a small `metal_stdlib` and a few changes of words
-(`lab/cuda`). The launches are those that the host code made on the simulated device, recorded with their parameters
-and buffers.
+The simulated device is our own work, so it may share our mistakes. As an independent check, the same shaders run on an
+NVIDIA GPU. nvcc compiles their Metal text with a small `metal_stdlib` and a few changes of words (`lab/cuda`). The
+launches are recordings of those that the host code made on the simulated device.
 
 - {kernels} kernels in {variants} variants gave the values below, in {cases} cases, on one {gpu} ({versions}).
-- {wrong_calls} of the cases are wrong calls, whose indices or boundaries lie outside. The kernels report each of
-  them, and touch nothing else.
+- {wrong_calls} of the cases are wrong calls with indices or boundaries out of range. The kernels report each of them,
+  and touch nothing else.
 - {too_far}
 - This says nothing about Apple's compiler or about speed on a Mac.
 
@@ -60,8 +59,8 @@ bit-identical. The error is the distance from float64, and the table has the lar
 
 ## compute-sanitizer
 
-Each tool first finds a planted fault. Then every case runs once, and no byte of a buffer is written beforehand that
-the host had not written:
+Each tool first finds a planted fault. Then every case runs once. Memory that the host had not written stays unwritten,
+so that `initcheck` notices a kernel that reads it.
 
 {sanitizers}
 
@@ -80,8 +79,8 @@ decoding, and less than 1 for linear layers:
 
 ## Bank conflicts
 
-The table has the share of accesses to threadgroup memory that conflicts add, by the GPU's counters (Nsight Compute,
-one launch per kernel and element type), for kernels with more than {share:.0%}:
+The table has the share of accesses to threadgroup memory that conflicts add, for kernels with more than {share:.0%}.
+The figures are the GPU's counters (Nsight Compute, one launch per kernel and element type), of the worst variant:
 
 {conflicts}
 
@@ -89,13 +88,9 @@ The reasons:
 
 - *data*: the codes decide which word a lane reads. No layout avoids that.
 - *bytes*: 3-bit codes are packed from bytes, and lanes read bytes 10 or 11 apart.
-- *halves*: a lane reads 8 bytes of rows that lie 4 banks apart. A simdgroup then uses each bank twice, which is the
-  minimum, but this GPU serves 16 lanes at a time, whose rows share half their banks.
-- *quarters*: a lane reads 16 bytes of such rows, and this GPU serves 8 lanes at a time.
+- *halves*, *quarters*: a lane reads 8 or 16 bytes of rows that lie 4 banks apart, and this GPU serves 16 or 8 lanes at
+  a time. Over a whole simdgroup, as the simulated device counts, there is no conflict.
 - *rows*: in chunks of 16, a simdgroup moves two rows of a triangle that the permutation of rows does not separate.
-
-The simulated device counts *data*, *bytes* and *rows* too. For *halves* and *quarters* it counts no conflict over a
-whole simdgroup.
 
 ## What limits the kernels here
 
@@ -109,11 +104,9 @@ time, which takes a tenth to a fifth of the time for 64 sequences.
 
 ## What it cannot show
 
-- It cannot show Apple's compiler, registers and clocks. A time here is a hint only if its reason is not NVIDIA's,
-  such as loads in a row, their width, or too few threadgroups.
-- It cannot show the speed of prefill, because shuffles emulate the 8 x 8 matrices here. Those kernels are not
-  timed.
-- It cannot show bank conflicts on Apple's GPUs, whose banks are not documented.
+- It cannot show Apple's compiler, registers and clocks, or bank conflicts on Apple's GPUs. A time here is a hint only
+  if its reason is not NVIDIA's, such as loads in a row, their width, or too few threadgroups.
+- It cannot show the speed of prefill, because shuffles emulate the 8 x 8 matrices here.
 - It cannot show a missing barrier that only a weaker memory order than NVIDIA's needs.
 """
 
@@ -134,7 +127,7 @@ def values_table(found: dict[str, Any]) -> str:
 
 
 def too_far(found: dict[str, Any]) -> str:
-    """Outputs above their bar: a quarter more than the simulated device's error, and 1e-6."""
+    """Names outputs whose error exceeds the simulated device's by more than a quarter and 1e-6."""
     over = [row for row in found["values"] if not row["error"] <= row["bound"]]
     named = "; ".join(
         f"`{row['output']}` of `{row['case']}`, {row['error']:.1e} (there {row['recorded']:.1e})" for row in over
@@ -148,8 +141,11 @@ def sanitizers_table(found: dict[str, Any]) -> str:
     measured = found.get("sanitizers", ())
     if not measured:
         return left_out(found)
+    if all(row["errors"] == 0 for row in measured):
+        tools = ", ".join(f"`{row['tool']}`" for row in measured)
+        return f"Findings of {tools}: none."
     rows = [[f"`{row['tool']}`", f"{row['errors']}", "; ".join(row["places"]) or "-"] for row in measured]
-    return table(["tool", "findings", "where"], rows)
+    return "They find:\n\n" + table(["tool", "findings", "where"], rows)
 
 
 def times_table(found: dict[str, Any]) -> str:
@@ -177,21 +173,22 @@ def peers_table(found: dict[str, Any]) -> str:
     return table(["case", "us", "others, us", "times the better"], rows) if rows else left_out(found)
 
 
-def reason(kernel: str) -> str:
-    known = [prefix for prefix in REASONS if kernel.startswith(prefix)]
-    return REASONS[max(known, key=len)] if known else "not known"
-
-
 def conflicts_table(found: dict[str, Any]) -> str:
     measured = found.get("conflicts", ())
     if not measured:
         return left_out(found)
+    worst: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])  # loads and stores
+    for row in measured:
+        known = [prefix for prefix in REASONS if row["kernel"].startswith(prefix)]
+        shares = worst[max(known, key=len, default=row["kernel"])]
+        shares[:] = max(shares[0], row["loads"]), max(shares[1], row["stores"])
     rows = [
-        [f"`{row['kernel']}`", f"{row['loads']:.0%}", f"{row['stores']:.0%}", reason(row["kernel"])]
-        for row in sorted(measured, key=lambda row: -max(row["loads"], row["stores"]))
-        if max(row["loads"], row["stores"]) > MOST_CONFLICTS
+        [f"`{kernel}`", f"{loads:.0%}", f"{stores:.0%}", REASONS.get(kernel, "not known")]
+        for kernel, (loads, stores) in sorted(worst.items(), key=lambda each: -max(each[1]))
+        if max(loads, stores) > MOST_CONFLICTS
     ]
-    return table(["kernel", "loads", "stores", "reason"], rows) + f"\n\n{len(measured)} kernel variants were measured."
+    names = "kernels whose names begin with"
+    return table([names, "loads", "stores", "reason"], rows) + f"\n\n{len(measured)} kernel variants were measured."
 
 
 def left_out(found: dict[str, Any]) -> str:

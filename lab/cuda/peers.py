@@ -1,5 +1,6 @@
-"""Others' decode kernels on the same GPU, timed as our decode cases are: MLX's Metal kernel through the same shim, from
-the installed wheel's header, and FLA's Triton kernel where it and torch are installed. Nothing of theirs is kept here.
+"""Times other projects' decode kernels on the same GPU, as our decode cases are timed. MLX's Metal kernel comes from
+the installed wheel's header, through the same shim. FLA's Triton kernel runs if FLA and torch are installed. We keep no
+copy.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ HEADERS = "include/mlx/backend/metal/kernels"
 HEADER = "gated_delta_update.h"
 MLX_KERNEL = "gated_delta_seq"  # a simdgroup holds a row of S, 4 simdgroups a threadgroup
 
-# What the kernel takes beyond our shaders: 16-bit floats that convert by themselves, and a grid's positions.
+# The kernel needs more than our shaders: 16-bit floats that convert implicitly, and the positions of a grid.
 MLX_TYPES = """\
 #include <metal_stdlib>
 using namespace metal;
@@ -52,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(128) mlx_decode(
 
 
 class NotInstalled(RuntimeError):
-    """A peer is not there."""
+    """A peer is not installed."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def linear_case(size: int, rows: int) -> str:
 
 
 def versions() -> list[str]:
-    """Of what is installed, as its wheel names it."""
+    """Returns the versions of what is installed, as the wheels name them."""
     found = []
     for package in ("fla-core", "mlx"):
         with contextlib.suppress(PackageNotFoundError):
@@ -88,7 +89,7 @@ def state_bytes(batch: int) -> int:
 
 
 def copies_of(batch: int) -> int:
-    """As many states as the cache cannot hold: one read, one written."""
+    """Returns how many pairs of states, one read and one written, exceed the cache."""
     return max(1, math.ceil(CACHE_BYTES / (2 * state_bytes(batch))))
 
 
@@ -178,7 +179,7 @@ def fla_times() -> list[PeerTime]:
 
 
 def graph_time(run: Callable[[], None], kept: list[Any], passes: int, rounds: int = 7) -> float:
-    """Of one call of `run`, the median of some rounds, each `passes` replays of a graph of it."""
+    """Times one call of `run`: the median of some rounds, each of which replays a graph of it `passes` times."""
     import torch
 
     run()

@@ -1,5 +1,5 @@
-"""MLX's matrix-vector kernels for 4-bit weights on the same GPU, through the same shim, from the installed wheel's
-header. Nothing of theirs is kept here.
+"""Times MLX's matrix-vector kernels for 4-bit weights on the same GPU, through the same shim. They come from the
+installed wheel's header. We keep no copy.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FUNCTIONS = (
     "qmv_fast_impl",
     "qmv_wide_impl",
 )
-# What MLX's functions use and our shaders do not.
+# MLX's functions use these, and our shaders do not.
 PRELUDE = """\
 static constexpr int SIMD_SIZE = 32;
 template <typename T> METAL_FUNC T select(T no, T yes, bool which) { return which ? yes : no; }

@@ -1,8 +1,9 @@
-"""A file of launches as the host made them: what is bound, what the buffers held, what came out. numpy alone reads it,
-so that a machine with a GPU needs neither torch_gdn nor the simulated device.
+"""A record is a file of launches as the host made them: bindings, contents of buffers, and results. Reading it needs
+only numpy, so that a machine with a GPU needs neither torch_gdn nor the simulated device.
 
-A zip of `index.json` and of contents by their hash. A case is a chain of launches over numbered buffers, each filled
-before its first launch with the bytes that the host had written; the other bytes were never written.
+The file is a zip of `index.json` and of contents, named by their hash. A case is a chain of launches over numbered
+buffers. Before its first launch, a buffer is filled with the bytes that the host had written. Other bytes are
+unwritten.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Binding:
-    """A buffer from `offset` on, a parameter block by its hash, the error log, or, with none of them, nothing."""
+    """A buffer from `offset` on, a parameter block by its hash, the error log, or nothing if none of them is set."""
 
     buffer: int = -1
     offset: int = 0
@@ -47,7 +48,7 @@ class LaunchRecord:
 
 @dataclass(frozen=True)
 class Fill:
-    """What a buffer holds before launch `before`: the bytes of the runs [first, last), one after another."""
+    """The content of a buffer before launch `before`: the bytes of the runs [first, last), concatenated."""
 
     before: int
     buffer: int
@@ -57,7 +58,7 @@ class Fill:
 
 @dataclass(frozen=True)
 class Output:
-    """A tensor that the case is about: `exact` in float64, or the very bytes for integers, and the recorder's error."""
+    """A result of the case: `exact` in float64, or the exact bytes of integers, and the recording device's error."""
 
     name: str
     buffer: int
@@ -81,7 +82,7 @@ class CaseRecord:
 
 
 def runs_of(marks: Bytes) -> list[list[int]]:
-    """[first, last) of each run of bytes that are marked."""
+    """Returns [first, last) for each run of marked bytes."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], marks.astype(np.int8), [0]])))
     return edges.reshape(-1, 2).tolist()
 
@@ -116,7 +117,7 @@ class Reader:
         return self._zip.read(name)
 
     def launches(self) -> Iterator[LaunchRecord]:
-        """Of each variant the first."""
+        """Returns the first launch of each variant."""
         seen: set[str] = set()
         for launch in (launch for case in self.cases for launch in case.launches):
             if launch.name not in seen:
@@ -143,7 +144,7 @@ def element_bytes(dtype: str) -> int:
 
 
 def numbers(memory: Bytes, output: Output) -> NDArray[Any]:
-    """The output's elements in a buffer: float64 for the float dtypes."""
+    """Returns the output's elements in a buffer, in float64 for the float dtypes."""
     size = element_bytes(output.dtype)
     raw = memory[output.offset :]
     words = raw[: len(raw) // size * size].view({1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[size])
@@ -156,8 +157,8 @@ def numbers(memory: Bytes, output: Output) -> NDArray[Any]:
 
 
 def error(found: NDArray[Any], exact: NDArray[Any]) -> float:
-    """||found - exact|| / ||exact|| of floats, infinite where one alone is not finite; of integers the share that
-    differs.
+    """Returns ||found - exact|| / ||exact|| for floats, or infinity if only one of two numbers is finite. For integers
+    it returns the share that differs.
     """
     if found.shape != exact.shape:
         return float("inf")
@@ -171,13 +172,13 @@ def error(found: NDArray[Any], exact: NDArray[Any]) -> float:
     return difference / size if size else (0.0 if difference == 0 else float("inf"))
 
 
-# Of a float64's 52 bits of mantissa those that are not kept: what is left is 1e-6 and 2e-9 of a number, far below the
-# error of an output in the type, and half a record is such numbers.
+# How many of a float64's 52 mantissa bits are dropped, because half of a record is such numbers. What remains is exact
+# to 1e-6 or 2e-9, far below the error of an output of that type.
 DROPPED_BITS = {"bfloat": 32, "half": 32, "float": 24}
 
 
 def shortened(exact: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Exact numbers of an output, as they are kept."""
+    """Rounds the exact numbers of an output to what the record keeps."""
     if dtype not in DROPPED_BITS:
         return exact
     mask = np.uint64(2**64 - (1 << DROPPED_BITS[dtype]))
@@ -185,7 +186,8 @@ def shortened(exact: NDArray[Any], dtype: str) -> NDArray[Any]:
 
 
 def packed_exact(exact: NDArray[Any]) -> bytes:
-    """Byte by byte of all numbers: zeros and exponents then lie together, and take no room in a zip."""
+    """Stores the first byte of all numbers, then the second, and so on. Zeros and exponents then compress to
+    nothing."""
     raw = np.frombuffer(exact.tobytes(), np.uint8)
     return raw.reshape(-1, exact.itemsize).T.tobytes()
 
@@ -198,7 +200,8 @@ def exact_numbers(content: bytes, output: Output) -> NDArray[Any]:
 
 
 def allowed(output: Output) -> float:
-    """Of an output's error: a quarter more than the recording device's, and what another order of sums costs."""
+    """Returns the bound of an output's error: a quarter more than the recording device's, and what another order of
+    sums costs."""
     if output.dtype in ("bfloat", "half", "float"):
         return 1.25 * output.error + 1e-6
     return output.error + 1e-3

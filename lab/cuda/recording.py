@@ -11,7 +11,7 @@ from proof.checks import Progress
 
 
 def record_all(path: Path, progress: Progress, only: str = "") -> int:
-    """`only`: of the cases whose name holds this."""
+    """`only` selects cases whose name contains it."""
     mps_simulator.activate()
     from lab.cuda import cases, hostile  # once there is a device
 

@@ -1,5 +1,6 @@
-"""Recorded launches on the GPU, under whatever tool watches the process: `python -m lab.cuda.replay RECORD CUBINS`
-and `PART PARTS` for every PARTS-th case from PART on, `kernels` for one case of each kernel, or a planted fault's name.
+"""Replays recorded launches on the GPU, for a tool that watches the process: `python -m lab.cuda.replay RECORD CUBINS`,
+then `PART PARTS` for every PARTS-th case from PART on, `kernels` for one case of each kernel, or a planted fault's
+name.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class Session:
             taken += last - first
 
     def run(self, case: CaseRecord, pattern: int | None) -> dict[str, Bytes]:
-        """Contents of the outputs' buffers. Without a pattern nothing is written that the host did not write."""
+        """Returns the contents of the outputs' buffers. Without a pattern, only bytes that the host wrote are
+        written."""
         buffers = [self.gpu.buffer(size) for size in case.buffers]
         if pattern is not None:
             for buffer in buffers:
@@ -84,7 +86,7 @@ class Session:
         return found
 
     def reports(self) -> int:
-        """Errors that kernels wrote into the log since it was last read."""
+        """Returns the errors that kernels wrote into the log since it was last read."""
         count = int(self._log.read()[:4].view(np.uint32)[0])
         self._log.fill(0)
         return count
@@ -98,7 +100,7 @@ class Session:
         self.gpu.launch(Prepared(function, (2 * self.gpu.multiprocessors, 1, 1), 1024, arguments, SHARED_BYTES))
 
     def share_still_filled(self, pattern: int) -> float:
-        """Of the words that a kernel after fill_shared finds in its shared memory."""
+        """Returns the share of words in shared memory that still have fill_shared's pattern in the next kernel."""
         count = self.gpu.buffer(4)
         count.fill(0)
         self.fill_shared(pattern)
@@ -121,7 +123,7 @@ class Session:
 
 @dataclass(frozen=True)
 class Compared:
-    """An output's error on the GPU and where it was recorded."""
+    """An output's error on the GPU, and on the recording device."""
 
     case: str
     output: str
@@ -131,7 +133,7 @@ class Compared:
 
 
 def unreported(session: Session, case: CaseRecord) -> list[str]:
-    """Of a wrong call: nothing, if kernels report it whatever threadgroup memory held."""
+    """Names a wrong call that kernels do not report with some content of threadgroup memory."""
     problems = []
     for pattern in PATTERNS:
         session.run(case, pattern)
@@ -141,7 +143,7 @@ def unreported(session: Session, case: CaseRecord) -> list[str]:
 
 
 def compare(session: Session, case: CaseRecord) -> tuple[list[Compared], list[str]]:
-    """Both patterns; what differs between them, is too far from float64, or was reported."""
+    """Runs both patterns. Returns what differs between them, is too far from float64, or was reported."""
     runs = [session.run(case, pattern) for pattern in PATTERNS]
     rows, problems = [], []
     for output in case.outputs:
@@ -170,7 +172,7 @@ class Timed:
 
 
 def timed(session: Session, case: CaseRecord, rate: float) -> Timed:
-    """Over as many copies of the buffers as the cache cannot hold."""
+    """Times over more copies of the buffers than the cache can hold."""
     gpu = session.gpu
     copies = max(1, math.ceil(CACHE_BYTES / sum(case.buffers)))
     work, held = [], []

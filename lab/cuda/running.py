@@ -1,4 +1,4 @@
-"""All of it on a machine with a GPU: compile, compare values, run the sanitizers, take times. The findings as JSON."""
+"""Runs all parts on a machine with a GPU: compiles, compares values, runs the sanitizers, and times. Returns JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ARCHITECTURE = "native"
 
 
 def missing() -> str:
-    """What keeps the shaders from being run on a GPU here; nothing where all is there."""
+    """Returns what prevents running the shaders on a GPU here, or ""."""
     try:
         Gpu()
         compiling.nvcc()
@@ -49,7 +49,7 @@ def run(
     progress: Progress,
     keep: Callable[[dict[str, Any]], None] = lambda found: None,
 ) -> dict[str, Any]:
-    """`keep` is called with the findings after each part: a machine that is lent may go."""
+    """Calls `keep` with the findings after each part, because a borrowed machine may go away."""
     began = time.monotonic()
     found: dict[str, Any] = {"problems": [], "left_out": [], "seconds": {}, "parts": list(parts)}
     session = replay.Session(record, cubins)
@@ -122,7 +122,8 @@ def bank_conflicts(record: Path, cubins: Path, found: dict[str, Any]) -> None:
 
 
 def sanitizers(record: Path, cubins: Path, found: dict[str, Any], progress: Progress) -> None:
-    """Each tool first has to find a fault of its own. Parts of the cases side by side: a tool's work is the CPU's."""
+    """Each tool first has to find a planted fault. Parts of the cases run in parallel, because a tool works on the
+    CPU."""
     found["sanitizers"] = []
     parts = max(1, (os.cpu_count() or 1) // len(sanitizer.TOOLS))
 

@@ -1,4 +1,4 @@
-"""compute-sanitizer over a record's cases: what its four tools find."""
+"""Runs the four tools of compute-sanitizer over a record's cases."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Verdict:
 
 
 def parsed(tool: str, text: str) -> Verdict:
-    """The tool's own count, and where. ValueError where its summary is missing: it did not come to its end."""
+    """Returns the tool's own count, and places. Raises ValueError without a summary: the tool did not finish."""
     found = re.findall(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+) (?:errors?|hazards?)", text, re.MULTILINE)
     if not found:
         raise ValueError(f"{tool}: expected a summary, got '{text[-300:]}'")
@@ -57,7 +57,7 @@ def program() -> str | None:
 
 
 def examine(tool: str, record: Path, cubins: Path, *what: str) -> Verdict:
-    """`what`: arguments of lab.cuda.replay. ValueError where the tool does not come to its end."""
+    """`what` has arguments of lab.cuda.replay. Raises ValueError if the tool does not finish."""
     replay = [sys.executable, "-m", "lab.cuda.replay", str(record), str(cubins), *what]
     command = [program() or "compute-sanitizer", "--tool", tool, *TOOLS[tool], "--print-limit", "50", *replay]
     try:
@@ -68,6 +68,6 @@ def examine(tool: str, record: Path, cubins: Path, *what: str) -> Verdict:
 
 
 def merged(verdicts: Sequence[Verdict]) -> Verdict:
-    """Of one tool, over parts of the cases."""
+    """Merges one tool's findings over parts of the cases."""
     places = dict.fromkeys(place for verdict in verdicts for place in verdict.places)
     return Verdict(verdicts[0].tool, sum(verdict.errors for verdict in verdicts), tuple(places))

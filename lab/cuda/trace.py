@@ -1,4 +1,4 @@
-"""Calls of torch_gdn's ops on `mps`, with every launch kept: variant, grid, parameters, and what the buffers hold."""
+"""Records every launch of a call of torch_gdn's ops on `mps`: variant, grid, parameters, and the buffers' contents."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ LARGEST_ERROR = 0.02
 
 
 def storage_bytes(tensor: Tensor) -> Tensor:
-    """The whole storage of a tensor, on the CPU."""
+    """Returns the whole storage of a tensor, on the CPU."""
     whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
     return whole.cpu()
 
 
 class Trace:
-    """Records one case; `runs`: its launches are run, `keeps`: with what buffers hold. Buffers are told apart by where
-    their storage lies, so that one bound tensor of each is kept alive.
+    """Records one case. `runs` also runs its launches, and `keeps` keeps the contents of buffers. The address of its
+    storage identifies a buffer, so one bound tensor of each stays alive.
     """
 
     def __init__(self, name: str, writer: Writer, runs: bool = True, keeps: bool = True) -> None:
@@ -78,12 +78,12 @@ class Trace:
             name, self.number_of(tensor), offset, dtype, list(tensor.shape), list(tensor.stride()), kept, 0.0
         )
         distance = error(numbers(storage_bytes(tensor).numpy(), output), expected)
-        if not distance < LARGEST_ERROR:  # what is replayed is held against it
+        if not distance < LARGEST_ERROR:  # a replay is compared with it
             raise ValueError(f"{self.case.name}: {name}: expected an error below {LARGEST_ERROR}, got {distance:.3e}")
         return replace(output, error=distance)
 
     def _before(self, launch: Any) -> None:
-        """Fills for what the device wrote since, or before, other than by the launches."""
+        """Returns fills for what the device wrote by other means than the launches."""
         bound = {self.number_of(x): x for x in launch["bindings"] if isinstance(x, Tensor)}
         if not self._keeps:
             return

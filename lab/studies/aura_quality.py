@@ -1,20 +1,20 @@
-"""What AURA's schemes cost in accuracy and save in memory: a table and a plot.
+"""Tabulates and plots what AURA's schemes cost in accuracy and save in memory.
 
     python -m lab.studies.aura_quality [--plot docs/aura_quality.png]
 
-Accuracy: attention of random queries to random keys and values (D = 128, T = 4,096, normal), the queries scaled so that
-the scores have a standard deviation, the spread, of 1 to 8: from a mean over many keys to a choice of few. The error is
-||o - exact|| / ||exact||, exact being float64 attention to the keys and values as they were. Each scheme runs with our
-codebooks and with those of the systems that AURA comes from (FFAI, mlx-swift-lm).
+For accuracy, random queries attend to random keys and values (D = 128, T = 4,096, normal). The queries are scaled so
+that the scores have a standard deviation, the spread, of 1 to 8, which goes from a mean over many keys to a choice of
+few. The error is ||o - exact|| / ||exact||, where exact is float64 attention to the uncompressed keys and values. Each
+scheme runs with our codebooks, and with those of the systems that AURA comes from (FFAI, mlx-swift-lm).
 
-A real model: the one in examples/pycode, on Python modules that it never saw, its attention reading the cache as codes:
-the relative error of its logits, and bits per byte.
+The model of examples/pycode then reads Python modules that it never saw, with its attention on codes. The table has the
+relative error of its logits, and its bits per byte.
 
-Memory: bytes per token of a cache that was made, beside float16, and a layer of Qwen3-Next (2 KV heads, D = 256) filled
-with 32,768 tokens.
+For memory, the table has the bytes per token of a real cache, compared with float16, and those of a layer of Qwen3-Next
+(2 KV heads, D = 256) with 32,768 tokens.
 
-Other formats: lab.studies.format_quality, which also writes a plot, aura_formats.png, into the same folder.
-lab.studies.kv_quality is a command of its own; it compares formats at equal bytes on trained models.
+lab.studies.format_quality compares other formats, and writes the plot aura_formats.png into the same folder.
+lab.studies.kv_quality is another command. It compares formats at equal bytes on trained models.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Sizes(NamedTuple):
 
 
 def errors(sizes: Sizes, spreads: tuple[int, ...] = SPREADS) -> dict[tuple[str, str], list[float]]:
-    """By scheme and table, for each spread: the relative error of the output."""
+    """Returns the relative error of the output, by scheme and table, for each spread."""
     torch.manual_seed(0)
     heads, queries, tokens, D = sizes
     q, k, v = (torch.randn(1, heads, count, D) for count in (queries, tokens, tokens))
@@ -77,7 +77,8 @@ def error_table(found: dict[tuple[str, str], list[float]], spreads: tuple[int, .
 
 
 def held_back_pieces(count: int, length: int) -> Tensor:
-    """[count, length + 1] tokens: the middle of each of `count` modules that the model of examples/pycode never saw."""
+    """Returns [count, length + 1] tokens, the middle of each of `count` modules that examples/pycode's model never
+    saw."""
     files = corpus.held_back_files(corpus.standard_library())[:count]
     pieces = [corpus.pieces(corpus.as_tensor(corpus.joined([file])), length) for file in files]
     return torch.stack([of_file[len(of_file) // 2] for of_file in pieces]).long()
@@ -85,7 +86,7 @@ def held_back_pieces(count: int, length: int) -> Tensor:
 
 @torch.no_grad()
 def model_table(pieces: Tensor, schemes: tuple[str, ...] = SCHEMES) -> str:
-    """The trained model on these tokens, by scheme and table: error of the logits, bits per byte."""
+    """Tabulates the trained model on these tokens, by scheme and table: error of the logits, bits per byte."""
     from transformers import Qwen3NextForCausalLM
 
     from torch_gdn.integrations.transformers.aura import AuraCache
@@ -110,12 +111,12 @@ def bits(logits: Tensor, pieces: Tensor) -> float:
 
 
 def bytes_per_token(scheme: str, D: int) -> int:
-    """Of a key and a value in one head, as measured."""
+    """Measures the bytes of a key and a value in one head."""
     return KVCache(scheme, 1, 1, D, capacity=64, tail=0, sinks=0).bytes_reserved // 64
 
 
 def memory_table(tokens: int = 32_768) -> str:
-    """The ratios at D = 64 and 128, and a layer of Qwen3-Next's attention: memory, and error at a spread of 4."""
+    """Tabulates the ratios at D = 64 and 128, and memory and error at a spread of 4 of a Qwen3-Next attention layer."""
     rows = [
         f"| scheme | bytes a token and head, D = 64 | of float16 | D = 128 | of float16 | {tokens:,} tokens, 2 heads, "
         "D = 256 | of float16 | error |",
@@ -141,7 +142,7 @@ def memory_table(tokens: int = 32_768) -> str:
 
 
 def plot(found: dict[tuple[str, str], list[float]], path: Path) -> None:
-    """Left: error over spread. Right: error at a spread of 4 over bytes."""
+    """Plots the error over the spread on the left, and the error at a spread of 4 over bytes on the right."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -182,11 +183,11 @@ def main() -> None:
     found = errors(Sizes())
     pieces = held_back_pieces(8, 1024)
     print(error_table(found), memory_table(), model_table(pieces), sep="\n\n")
-    beside = format_quality.compare_all(format_quality.sources(pieces[:, :-1]))
-    print("", format_quality.table(beside), sep="\n\n")
+    compared = format_quality.compare_all(format_quality.sources(pieces[:, :-1]))
+    print("", format_quality.table(compared), sep="\n\n")
     formats_plot = arguments.plot.with_name("aura_formats.png")
     plot(found, arguments.plot)
-    format_quality.plot(beside, formats_plot)
+    format_quality.plot(compared, formats_plot)
     print(f"\nThe plots: {arguments.plot}, {formats_plot}")
 
 

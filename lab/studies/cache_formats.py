@@ -1,11 +1,11 @@
-"""What others keep keys and values in, coded as it is stored and decoded again: the tensors' sizes are the bits.
+"""Formats in which other projects keep keys and values. They are coded as stored, so the tensors' sizes are the bits.
 
     fp8         vLLM's `--kv-cache-dtype fp8_e4m3`: one float32 scale for the whole tensor, from its largest magnitude
     q8_0 ...    llama.cpp's blocks of 32 neighbours: a float16 scale, in q4_1 a float16 minimum too
     4 or 2 bits by 64    transformers' QuantizedCache with quanto: affine, groups of 64 neighbours, scale and shift
                 float16; the newest tokens, which that cache leaves as they are, are not counted
 
-Codes of b bits are stored as b planes of one bit each; where a system puts which bit changes no number.
+Codes of b bits are stored as b planes of one bit each. The place of a bit changes no number.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ PLACES = (1 << torch.arange(8)).to(torch.uint8)
 
 
 class Stored(NamedTuple):
-    """What is kept of a tensor, and the tensor that it stands for, float32."""
+    """The stored form of a tensor, and the float32 tensor that it stands for."""
 
     tensors: tuple[Tensor, ...]
     decoded: Tensor
 
     @property
     def bits(self) -> float:
-        """A value, with scales."""
+        """Returns the bits of a value, with scales."""
         return 8 * sum(x.nbytes for x in self.tensors) / self.decoded.numel()
 
 

@@ -1,7 +1,8 @@
-"""AURA beside the formats that other systems keep keys and values in (lab.studies.cache_formats), by bits a value.
+"""Compares AURA with the formats of other systems' keys and values (lab.studies.cache_formats), by bits a value.
 
-Each codes the same keys and values; attention to what comes back, in float64, is compared with attention to what went
-in: ||o - exact|| / ||exact||, and the same of the keys and of the values themselves. Three sources, D = 128:
+Each format codes the same keys and values. Float64 attention to the decoded ones is compared with attention to the
+originals, ||o - exact|| / ||exact||, and so are the keys and the values themselves. There are three sources with D =
+128:
 
     normal      random keys and values, scores with a standard deviation of 1
     outliers    the same, but four channels of the keys are ten times as large and have a mean, as models' keys do
@@ -63,7 +64,7 @@ def random_source(outliers: bool, tokens: int = 4096, heads: int = 4, queries: i
 
 @torch.no_grad()
 def model_source(pieces: Tensor) -> Source:
-    """What its layer of attention is given, of these tokens [count, length]."""
+    """Returns what the model's attention layer gets for these tokens [count, length]."""
     from transformers import AttentionInterface, Qwen3NextForCausalLM
 
     found: list[Source] = []
@@ -100,7 +101,7 @@ def store_as_format(source: Source, name: str, rotated: bool) -> tuple[Tensor, T
 
 
 def store_rotated(form: Callable[[Tensor], Stored], x: Tensor, seed: int | None) -> Stored:
-    """x coded and decoded; with a seed, rotated before by those signs and back afterwards."""
+    """Codes and decodes x. With a seed, x is rotated by those signs before, and back afterwards."""
     if seed is None:
         return form(x)
     signs = codebooks.aura_signs(x.shape[-1], seed)
@@ -113,7 +114,7 @@ def relative_error(x: Tensor, exact: Tensor) -> float:
 
 
 def compare(source: Source) -> list[Result]:
-    """Every scheme and every format of one source."""
+    """Compares every scheme and every format on one source."""
     exact = source.attention(source.k, source.v)
 
     def result(name: str, family: str, k: Tensor, v: Tensor, bits: float) -> Result:
@@ -155,7 +156,7 @@ def table(found: dict[str, list[Result]]) -> str:
 
 
 def plot(found: dict[str, list[Result]], path: Path) -> None:
-    """Attention's error over bits a value, a panel for each source, a marker for each family."""
+    """Plots attention's error over bits a value, with a panel for each source and a marker for each family."""
     import matplotlib
 
     matplotlib.use("Agg")

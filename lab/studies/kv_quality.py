@@ -1,4 +1,4 @@
-"""What formats of keys and values do to two trained models at equal bytes: a table in docs/aura.md and a plot.
+"""What formats of keys and values do to two trained models at equal bytes: docs/lab/cache-formats.md and its plot.
 
     python -m lab.studies.kv_quality              measures what lab/studies/kv_quality.json lacks, then writes both
     python -m lab.studies.kv_quality --only 4v4   measures formats whose names contain this
@@ -24,7 +24,7 @@ from lab.studies.kv_models import Pycode, SmolLM2, python_reference, vim_manual
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).with_suffix(".json")
-PAGE, PLOT = ROOT / "docs/aura.md", ROOT / "docs/aura_kl.png"
+PAGE, PLOT = ROOT / "docs/lab/cache-formats.md", ROOT / "docs/aura_kl.png"
 BEGIN, END = "<!-- lab.studies.kv_quality begins -->", "<!-- lab.studies.kv_quality ends -->"
 KL = {4.5: 0.0015, 3.5: 0.005, 2.5: 0.025}  # by bits to a tenth, the largest that is good enough
 ERRORS = {4.4: 0.033, 3.4: 0.065, 2.4: 0.13}
@@ -69,7 +69,7 @@ def read() -> Results:
 
 
 def write(key: str, name: str, found: dict[str, float]) -> None:
-    """Beside what another run may have written since."""
+    """Keeps what another run may have written since."""
     results = read()
     results.setdefault(key, {})[name] = found
     new = RESULTS.with_suffix(".new")
@@ -78,7 +78,7 @@ def write(key: str, name: str, found: dict[str, float]) -> None:
 
 
 def table(results: Results, formats: dict[str, Format]) -> str:
-    """A row for each format, by its bits at 8,192 tokens."""
+    """Tabulates the formats by their bits at 8,192 tokens."""
     columns = {
         "bits at 2k": ("SmolLM2, 2k", "bits", ".2f"),
         "bits at 8k": ("SmolLM2, 8k", "bits", ".2f"),
@@ -107,7 +107,7 @@ def is_ours(name: str) -> bool:
 
 
 def judge(results: Results) -> list[str]:
-    """Each requirement with what was measured for it, and whether it is met."""
+    """Returns a line for each requirement: what was measured for it, and whether it is met."""
     verdicts = []
     for key, what, limits in NEEDED:
         found = {name: (x["bits"], x[what]) for name, x in results.get(key, {}).items()}
@@ -130,7 +130,7 @@ def judge(results: Results) -> list[str]:
 
 
 def plot(results: Results, formats: dict[str, Format], path: Path) -> None:
-    """KL over bits at both lengths, a line for each family."""
+    """Plots KL over bits at both lengths, with a line for each family."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,11 +1,11 @@
-"""What a kernel's counts allow at best on Apple's chips: a model, never a measurement.
+"""A model of the least time that a kernel's counts allow on Apple's chips. It is not a measurement.
 
     python -m lab.studies.metal_model decode                      one token of Qwen3-Next's 16/32 heads of 128 x 128
     python -m lab.studies.metal_model prefill --tokens 64 --chips M1 "M4 Max"
     python -m lab.studies.metal_model --help
 
-The workload runs on the simulated device, which counts (mps_simulator.profile(detailed=True)). Each count over the
-chip's rate for it is a time that no run of these kernels on that chip can be below, if the rate holds:
+The workload runs on the simulated device, which counts (mps_simulator.profile(detailed=True)). Each count is divided by
+the chip's rate for it. If the rate is right, no run of these kernels on that chip can take less time:
 
     memory        distinct bytes, over the memory's bandwidth
     cache         bytes of all simdgroup accesses to device memory, over what a core takes from the cache outside it
@@ -18,10 +18,10 @@ chip's rate for it is a time that no run of these kernels on that chip can be be
                   many threadgroups at once as threads, threadgroup memory and registers allow, the latter as Mesa's
                   compiler allots them
 
-The largest is the bound of the kernel; dispatches follow each other, so their bounds add up. All threadgroups are taken
-to be alike, and the core with the most of them decides. Whatever the chip does besides (a dispatch's own start, caches
-that miss, clocks below the highest) makes it slower: a decode step took 95 us where its traffic takes 8. Faster it can
-only be where data of the dispatch before still lies in the system's cache (memory), or in a core's 8 KB (cache).
+The largest of them is the kernel's bound. Dispatches run one after another, so their bounds add up. We assume that all
+threadgroups are alike, so the core with the most threadgroups decides. Everything else that the chip does (a dispatch's
+own start, caches that miss, clocks below the highest) makes it slower: a decode step took 95 us whose traffic takes 8.
+It can only be faster if the system's cache (memory) or a core's 8 KB (cache) still holds data of the previous dispatch.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Prediction(NamedTuple):
 
 
 class Code(NamedTuple):
-    """What a compiler made of a kernel."""
+    """A compiler's figures for a kernel."""
 
     registers: int = 0  # of 32 bits a thread; 0: not known
     prices: Mapping[str, int] = {}  # hundredths of an instruction: lab/agx/issue.py; none: not known
@@ -131,8 +131,8 @@ UNKNOWN = Code()
 
 @cache
 def estimated_code(variant: KernelVariant) -> Code:
-    """As recorded in lab/agx/isa.tsv, of the pipeline that is nearer to Apple's compiler; else registers alone, by
-    the model of proof/metal/facts.py, but no more than there are: seconds for each variant.
+    """Returns what lab/agx/isa.tsv has for the pipeline that is nearer to Apple's compiler. For other variants it
+    returns only registers, by the model of proof/metal/facts.py and at most as many as exist, which takes seconds each.
     """
     of = recorded_figures().get(variant.name, {})
     figures = compiled_figures({pipeline: of[pipeline] for pipeline in ("lean", "O2") if pipeline in of})
@@ -148,7 +148,7 @@ def recorded_figures() -> Table:
 
 
 def count(call: Callable[[], object]) -> tuple[Mapping[str, Any], Mapping[str, Code]]:
-    """Of each kernel by its name: its figures in a detailed profile, and the code of our own."""
+    """Returns each kernel's figures in a detailed profile, by its name, and the code of our own kernels."""
     import mps_simulator
 
     with mps_simulator.profile(detailed=True) as profile:
@@ -159,7 +159,7 @@ def count(call: Callable[[], object]) -> tuple[Mapping[str, Any], Mapping[str, C
 
 
 def groups_at_once(figures: Any, threads: int, registers: int) -> int:
-    """Threadgroups of so many threads that a core holds, by its threads, threadgroup memory and registers."""
+    """Returns how many threadgroups of this size a core holds, by its threads, threadgroup memory and registers."""
     limits = [MOST_THREADS // threads]
     if figures.threadgroup_memory:
         limits.append(THREADGROUP_MEMORY // figures.threadgroup_memory)
@@ -169,13 +169,13 @@ def groups_at_once(figures: Any, threads: int, registers: int) -> int:
 
 
 def arithmetic_cycles(figures: Any) -> float:
-    """Of one core's 128 lanes, for all the work there is."""
+    """Returns the cycles that one core's 128 lanes take for all the work."""
     scalar = sum(count * OPERATION_CYCLES.get(kind, 0) for kind, count in figures.operations_issued.items())
     return scalar / LANES + figures.matrix_multiplies * 8 * 8 * 8 / MATRIX_LANES
 
 
 def instructions(figures: Any, code: Code) -> float:
-    """That all simdgroups issue at least, for all the work there is."""
+    """Returns the fewest instructions that all simdgroups issue for all the work."""
     simdgroups = simdgroups_of(figures)
     counted = {
         "start": simdgroups,
@@ -225,12 +225,12 @@ def predict(figures: Any, chip: str | Chip, code: Code = UNKNOWN) -> Prediction:
 
 
 def predict_all(kernels: Mapping[str, Any], codes: Mapping[str, Code], chip: str | Chip) -> list[Prediction]:
-    """Of each kernel of a profile; one whose code is not known takes no registers and no instructions."""
+    """Predicts each kernel of a profile. A kernel with unknown code takes no registers and no instructions."""
     return [predict(figures, chip, codes.get(name, UNKNOWN)) for name, figures in kernels.items()]
 
 
 def total(kernels: Mapping[str, Any], codes: Mapping[str, Code], chip: str | Chip) -> tuple[float, str]:
-    """Seconds of a workload whose kernels follow each other, and what binds the longest part of them."""
+    """Returns the seconds of a workload whose kernels run one after another, and what limits the longest part."""
     predictions = predict_all(kernels, codes, chip)
     parts: dict[str, float] = {}
     for prediction in predictions:
@@ -311,13 +311,15 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "python -m lab.studies.metal_model", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("workload", choices=WORKLOADS)
-    parser.add_argument("--tokens", type=int, default=64, help="of a sequence; decode has one. Default: %(default)s")
-    parser.add_argument("--batch", type=int, default=1, help="sequences. Default: %(default)s")
+    parser.add_argument(
+        "--tokens", type=int, default=64, help="tokens of a sequence; decode has one. Default: %(default)s"
+    )
+    parser.add_argument("--batch", type=int, default=1, help="number of sequences. Default: %(default)s")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="bfloat16")
-    parser.add_argument("--algorithm", help="of prefill, as torch_gdn.tune has them. Default: by its table")
+    parser.add_argument("--algorithm", help="prefill algorithm, as in torch_gdn.tune. Default: by its table")
     parser.add_argument("--model", choices=[layer.model for layer in LAYERS], default=QWEN3_NEXT.model)
     parser.add_argument(
-        "--chips", nargs="+", choices=CHIPS, metavar="CHIP", default=list(CHIPS), help="e.g. M1 'M4 Max'"
+        "--chips", nargs="+", choices=CHIPS, metavar="CHIP", default=list(CHIPS), help="chips, such as M1 'M4 Max'"
     )
     return parser.parse_args(arguments)
 

@@ -1,12 +1,12 @@
-"""The heuristic that chooses a prefill algorithm, beside what lab.studies.metal_model expects of each: no measurement.
+"""Compares the heuristic that picks a prefill algorithm with lab.studies.metal_model. Nothing is measured.
 
     python -m lab.studies.prefill_choice          half a minute on two cores
 
-The three algorithms run on the simulated device, which counts, for two value heads of 128 x 128 in bfloat16. Counts of
-more heads are multiples; those of more chunks than two follow from those of one and two, as each further chunk of 64
-tokens adds the same, but for the few operations that depend on the data. For each number of heads and each chip the
-table says what the heuristic chooses and by how much the model's best choice is ahead; then which thresholds would lose
-least, and how much they and the present ones lose.
+The three algorithms run on the simulated device, which counts, for two value heads of 128 x 128 in bfloat16. Counts for
+more heads are multiples. Each chunk of 64 tokens after the second adds the same counts, except for the few operations
+that depend on the data. For each number of heads and each chip, the table says what the heuristic chooses, and by how
+much the model's best choice is faster. It then says which thresholds would lose least, and how much they and the
+present ones lose.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ CHUNK = 64  # tokens
 FEW_TOKENS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16)
 CHUNKS = (1, 2, 4, 5, 6, 7, 8, 16)
 HEADS = (*range(1, 11), 12, 16, 20, 24, 32, 48, 64)
-# Threadgroups a core up to which a row of the table goes, and tokens.
+# The most threadgroups per core of a row of the table, and its tokens.
 SHARES = (0.5, 1, 1.6, 4, math.inf)
 TOKENS = ((2, 4), (5, 6), (7, 8), (9, 16), (64, 128), (256, 320), (384, 1024))
-# Tried as thresholds: of fused_chunk's and of chunked's least tokens, and of chunked's most threadgroups a core.
+# Thresholds to try: the fewest tokens for fused_chunk and for chunked, and chunked's most threadgroups per core.
 FUSED_FROM = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 64)
 CHUNKED_FROM = (64, 128, 256, 320, 384, 448, 512, 1024)
 MOST_SHARES = (0.25, 0.4, 0.5, 0.6, 0.7, 0.8, 1, 1.3, 1.6, 2, 2.5, 3, 4, 6, 100)
@@ -47,7 +47,7 @@ Counts = Mapping[str, SimpleNamespace]  # of each kernel by its name
 
 
 class Case(NamedTuple):
-    """A prefill on a chip: the model's seconds of each algorithm."""
+    """A prefill on a chip, with the model's seconds for each algorithm."""
 
     tokens: int
     share: float  # threadgroups of fused_chunk a core
@@ -70,7 +70,7 @@ class Thresholds(NamedTuple):
 
 
 def combined(one: Counts, other: Counts, combine: Callable[[float, float], float]) -> Counts:
-    """Of each count of two runs of the same kernels."""
+    """Combines each count of two runs of the same kernels."""
 
     def each(a: Any, b: Any) -> Any:
         if isinstance(a, Mapping):
@@ -129,7 +129,7 @@ def all_cases(workload: str) -> list[Case]:
 
 
 def loss(cases: Sequence[Case], choose: Callable[[Case], str]) -> tuple[float, float]:
-    """Over the model's best choices: on average, and at most."""
+    """Returns the loss compared with the model's best choices: on average, and at most."""
     losses = [case.loss(choose(case)) for case in cases]
     return math.exp(sum(map(math.log, losses)) / len(losses)), max(losses)
 

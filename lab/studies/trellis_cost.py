@@ -1,10 +1,10 @@
-"""What a value of the trellis code costs to decode, by how its table is stored: the tables of docs/numerics.md.
+"""Makes the tables of docs/numerics.md: what decoding a value of the trellis code costs, by how its table is stored.
 
     python -m lab.studies.trellis_cost
 
-Errors: the mean squared error of 256,000 normal values. Accesses: 32 lanes each load a label of a random window from
-threadgroup memory of 32 banks of 4 bytes; the words that the busiest bank has to give, on average. Lanes that load the
-same word share it. Instructions are counted by hand, for one value.
+The error is the mean squared error of 256,000 normal values. For accesses, 32 lanes each load a label of a random
+window from threadgroup memory with 32 banks of 4 bytes. The figure is the mean number of words that the busiest bank
+delivers; lanes that load the same word share it. Instructions are counted by hand, for one value.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import mps_simulator
+from mps_simulator import metal
 
 SOURCE = """
 kernel void scale(device const float* x [[buffer(0)]], device float* y [[buffer(1)]], constant uint& n [[buffer(2)]],
@@ -37,6 +38,15 @@ def set_scale(encoder: Any, pipeline: Any, x: Any, y: Any, count: int = N) -> No
 def encode_scale(encoder: Any, pipeline: Any, x: Any, y: Any, count: int = N) -> None:
     set_scale(encoder, pipeline, x, y, count)
     encoder.dispatch_threadgroups((2, 1, 1), (32, 1, 1))
+
+
+def scaled(pipeline: Any, x: Any, y: Any, **options: Any) -> Any:
+    """Returns a command buffer of its own queue in which y is computed from x, not yet committed."""
+    command_buffer = metal.CommandQueue().command_buffer(**options)
+    encoder = command_buffer.compute_encoder()
+    encode_scale(encoder, pipeline, x, y)
+    encoder.end_encoding()
+    return command_buffer
 
 
 def faults(words: str) -> Any:

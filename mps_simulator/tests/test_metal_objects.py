@@ -10,7 +10,7 @@ import torch
 
 import mps_simulator
 from mps_simulator import metal
-from scale_kernel import N, doubled, encode_scale, faults, ramp, set_scale
+from scale_kernel import N, doubled, encode_scale, faults, ramp, scaled, set_scale
 
 SOURCE = """
 #include <metal_stdlib>
@@ -125,10 +125,7 @@ def test_an_unknown_function_is_named(library: Any) -> None:
 def test_own_queue_and_buffers(scale: Any) -> None:
     x, y = metal.Buffer(4 * N), metal.Buffer(4 * N)
     x.write(struct.pack(f"{N}f", *range(N)))
-    command_buffer = metal.CommandQueue().command_buffer()
-    encoder = command_buffer.compute_encoder()
-    encode_scale(encoder, scale, x, y)
-    encoder.end_encoding()
+    command_buffer = scaled(scale, x, y)
     command_buffer.commit()
     command_buffer.wait()
     assert list(struct.unpack(f"{N}f", y.read())) == doubled()
@@ -189,10 +186,7 @@ def test_a_concurrent_encoder_orders_dispatches_at_barriers_only(scale: Any, set
 def test_a_command_buffer_retains_what_is_bound(scale: Any) -> None:
     x, y = metal.Buffer(4 * N), metal.Buffer(4 * N)
     x.write(struct.pack(f"{N}f", *range(N)))
-    command_buffer = metal.CommandQueue().command_buffer()
-    encoder = command_buffer.compute_encoder()
-    encode_scale(encoder, scale, x, y)
-    encoder.end_encoding()
+    command_buffer = scaled(scale, x, y)
     x.release()
     command_buffer.commit()
     command_buffer.wait()
@@ -202,10 +196,7 @@ def test_a_command_buffer_retains_what_is_bound(scale: Any) -> None:
 def test_unretained_references_to_a_dead_buffer(scale: Any) -> None:
     x, y = metal.Buffer(4 * N), metal.Buffer(4 * N)
     x.write(bytes(4 * N))
-    command_buffer = metal.CommandQueue().command_buffer(retained=False)
-    encoder = command_buffer.compute_encoder()
-    encode_scale(encoder, scale, x, y)
-    encoder.end_encoding()
+    command_buffer = scaled(scale, x, y, retained=False)
     x.release()
     command_buffer.commit()
     with faults("deallocated MTLBuffer"):
@@ -216,10 +207,7 @@ def test_an_own_queue_is_not_ordered_with_the_stream(scale: Any) -> None:
     x, y, z = ramp(), torch.empty(N, device="mps"), torch.empty(N, device="mps")
     with metal.encoder() as encoder:
         encode_scale(encoder, scale, x, y)
-    command_buffer = metal.CommandQueue().command_buffer()
-    encoder = command_buffer.compute_encoder()
-    encode_scale(encoder, scale, y, z)
-    encoder.end_encoding()
+    command_buffer = scaled(scale, y, z)
     command_buffer.commit()
     with faults("scale"):  # reads what the stream has yet to write
         command_buffer.wait()
@@ -246,10 +234,7 @@ def test_a_fault_drops_its_command_buffer_and_leaves_the_stream_usable(scale: An
 
 def test_a_failed_command_buffer_has_a_status_and_an_error(scale: Any) -> None:
     x, y = metal.Buffer(4 * N), metal.Buffer(4 * N)
-    command_buffer = metal.CommandQueue().command_buffer()
-    encoder = command_buffer.compute_encoder()
-    encode_scale(encoder, scale, x, y)  # nobody wrote x
-    encoder.end_encoding()
+    command_buffer = scaled(scale, x, y)  # nobody wrote x
     command_buffer.commit()
     with faults("kernel 'scale'"):
         command_buffer.wait()
@@ -283,10 +268,7 @@ def test_a_reported_error_is_raised_at_the_next_wait(library: Any) -> None:
 def test_contents_of_a_busy_buffer(scale: Any) -> None:
     x, y = metal.Buffer(4 * N), metal.Buffer(4 * N)
     x.write(bytes(4 * N))
-    command_buffer = metal.CommandQueue().command_buffer()
-    encoder = command_buffer.compute_encoder()
-    encode_scale(encoder, scale, x, y)
-    encoder.end_encoding()
+    command_buffer = scaled(scale, x, y)
     with faults("command buffer uses which has not completed"):
         y.read()
     command_buffer.commit()

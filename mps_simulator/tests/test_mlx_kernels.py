@@ -1,6 +1,6 @@
-"""Metal that others wrote: MLX's Gated DeltaNet kernels, from its wheel's headers, run in the engine as MLX does.
+"""Runs the Metal kernels of MLX's Gated DeltaNet in the engine as MLX does. They come from headers in its wheel.
 
-Nothing of MLX is kept here: the headers are read from the installed package.
+We keep no copy of MLX: the headers are read from the installed package.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import torch
 import mps_simulator
 from metal_programs import run
 from mps_simulator import settings
-from twins import THREAD, N, Twin, each, ramp, unwritten
+from twins import THREAD, N, Twin, each, ramp, thread, unwritten
 
 
 def indices(*last: int) -> torch.Tensor:
@@ -37,7 +37,7 @@ kernel void private_memory(device const float* source [[buffer(0)]], device cons
 
 def twin(name: str, source: str, *words: str, last: int | None = None) -> Twin:
     """Its output is its source. `last`: the index of the last thread, where only that one is at fault."""
-    found = [*words, THREAD if last is None else r"thread \(63, 0, 0\) of threadgroup \(0, 0, 0\)"]
+    found = [*words, THREAD if last is None else thread(63)]
     return Twin(
         name, source, found, arguments=lambda: [ramp(), indices(*([] if last is None else [last])), unwritten()]
     )
@@ -88,61 +88,49 @@ OVERRUNS = [
     ),
 ]
 RUN_TIME = [
-    (
-        twin(
-            "an index of a register array",
-            kernel(f"{FILL} out[i] = x[at[i]];"),
-            r"index 8 is out of bounds of float\[8\] at program_source",
-            last=8,
-        )
+    twin(
+        "an index of a register array",
+        kernel(f"{FILL} out[i] = x[at[i]];"),
+        r"index 8 is out of bounds of float\[8\] at program_source",
+        last=8,
     ),
-    (
-        twin(
-            "a negative index of a register array",
-            kernel(f"{FILL} out[i] = x[at[i]];"),
-            r"index -1 is out of bounds of float\[8\]",
-            last=-1,
-        )
+    twin(
+        "a negative index of a register array",
+        kernel(f"{FILL} out[i] = x[at[i]];"),
+        r"index -1 is out of bounds of float\[8\]",
+        last=-1,
     ),
-    (
-        twin(
-            "an index of a register array through a pointer",
-            kernel(
-                f"{FILL} out[i] = one(x, at[i]);",
-                "METAL_FUNC float one(thread const float* x, int n) { return x[n]; }",
-            ),
-            r"out of bounds access to a private variable",
-            last=8,
-        )
+    twin(
+        "an index of a register array through a pointer",
+        kernel(
+            f"{FILL} out[i] = one(x, at[i]);",
+            "METAL_FUNC float one(thread const float* x, int n) { return x[n]; }",
+        ),
+        r"out of bounds access to a private variable",
+        last=8,
     ),
-    (
-        twin(
-            "an index past a constant table",
-            kernel("out[i] = source[i] * table[at[i]];", "constant float table[4] = {1, 1, 1, 1};"),
-            r"index 4 is out of bounds of float\[4\]",
-            last=4,
-        )
+    twin(
+        "an index past a constant table",
+        kernel("out[i] = source[i] * table[at[i]];", "constant float table[4] = {1, 1, 1, 1};"),
+        r"index 4 is out of bounds of float\[4\]",
+        last=4,
     ),
-    (
-        twin(
-            "an index of a vector",
-            kernel("float4 x = source[i]; out[i] = x[at[i]];"),
-            r"index 4 is out of bounds of a vector of 4",
-            last=4,
-        )
+    twin(
+        "an index of a vector",
+        kernel("float4 x = source[i]; out[i] = x[at[i]];"),
+        r"index 4 is out of bounds of a vector of 4",
+        last=4,
     ),
-    (
-        twin(
-            "an index of a matrix's elements",
-            kernel(
-                """
-                simdgroup_float8x8 x = make_filled_simdgroup_matrix<float, 8, 8>(source[i]);
-                out[i] = x.thread_elements()[at[i] == 2 ? 2 : at[i] & 1];
-                """
-            ).replace("at[i] == 2 ?", "i == 63 && at[i] == 2 ?"),
-            r"index 2 is out of bounds of a vector of 2",
-            last=2,
-        )
+    twin(
+        "an index of a matrix's elements",
+        kernel(
+            """
+            simdgroup_float8x8 x = make_filled_simdgroup_matrix<float, 8, 8>(source[i]);
+            out[i] = x.thread_elements()[at[i] == 2 ? 2 : at[i] & 1];
+            """
+        ).replace("at[i] == 2 ?", "i == 63 && at[i] == 2 ?"),
+        r"index 2 is out of bounds of a vector of 2",
+        last=2,
     ),
 ]
 

@@ -11,57 +11,48 @@ import torch
 import mps_simulator
 from metal_programs import Argument, run
 from mps_simulator import settings
-from twins import THREAD, N, Twin, each, ramp, unwritten
+from twins import IN_GROUP, PARAMETERS, THREAD, N, Twin, each, ramp, thread, unwritten
 
 BOUNDS = [
     Twin(
         "read past the end",
         """
-        kernel void shift(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                          uint i [[thread_position_in_grid]]) {
         #ifdef FAULTY
-          out[i] = source[i + 1];
+        out[i] = source[i + 1];
         #else
-          out[i] = source[i];
+        out[i] = source[i];
         #endif
-        }
         """,
         [
             r"out of bounds read of 4 bytes",
             r"argument 'source' \(buffer 0\), element 64 \(byte offset 256\)",
             r"it has 64 elements",
-            r"thread \(63, 0, 0\) of threadgroup \(0, 0, 0\)",
+            thread(63),
         ],
     ),
     Twin(
         "read before the beginning",
         """
-        kernel void shift(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                          uint i [[thread_position_in_grid]]) {
         #ifdef FAULTY
-          out[i] = source[int(i) - 1];
+        out[i] = source[int(i) - 1];
         #else
-          out[i] = source[i];
+        out[i] = source[i];
         #endif
-        }
         """,
         [
             r"out of bounds read",
             r"argument 'source' \(buffer 0\), element -1 \(byte offset -4\)",
-            r"thread \(0, 0, 0\) of threadgroup \(0, 0, 0\)",
+            thread(0),
         ],
     ),
     Twin(
         "read before the argument's offset, inside its buffer",
         """
-        kernel void shift(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                          uint i [[thread_position_in_grid]]) {
         #ifdef FAULTY
-          out[i] = source[int(i) - 2];
+        out[i] = source[int(i) - 2];
         #else
-          out[i] = source[i];
+        out[i] = source[i];
         #endif
-        }
         """,
         [r"out of bounds read", r"argument 'source' \(buffer 0\), element -[12] ", THREAD],
         arguments=lambda: [ramp(N + 8)[8:], unwritten()],
@@ -70,47 +61,38 @@ BOUNDS = [
     Twin(
         "write past the end",
         """
-        kernel void shift(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                          uint i [[thread_position_in_grid]]) {
-          out[i] = source[i];
+        out[i] = source[i];
         #ifdef FAULTY
-          if (i == 3) out[N] = 1;
+        if (i == 3) out[N] = 1;
         #endif
-        }
         """.replace("N", str(N)),
         [
             r"out of bounds write",
             r"argument 'out' \(buffer 1\), element 64 \(byte offset 256\)",
-            r"thread \(3, 0, 0\) of threadgroup \(0, 0, 0\)",
+            thread(3),
         ],
     ),
     Twin(
         "write before the beginning",
         """
-        kernel void shift(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                          uint i [[thread_position_in_grid]]) {
-          out[i] = source[i];
+        out[i] = source[i];
         #ifdef FAULTY
-          if (i == 3) out[-5] = 1;
+        if (i == 3) out[-5] = 1;
         #endif
-        }
         """,
         [
             r"out of bounds write",
             r"argument 'out' \(buffer 1\), element -5 \(byte offset -20\)",
-            r"thread \(3, 0, 0\) of threadgroup \(0, 0, 0\)",
+            thread(3),
         ],
     ),
     Twin(
         "vector that sticks out of the end",
         """
-        kernel void widen(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                          uint i [[thread_position_in_grid]]) {
-          out[i] = source[i];
+        out[i] = source[i];
         #ifdef FAULTY
-          if (i == 0) out[0] = dot(*(device const float4*)(source + 60), float4(1));
+        if (i == 0) out[0] = dot(*(device const float4*)(source + 60), float4(1));
         #endif
-        }
         """,
         [
             r"out of bounds read of 16 bytes",
@@ -125,88 +107,74 @@ BOUNDS = [
     Twin(
         "threadgroup array overrun",
         """
-        kernel void stage(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                          uint i [[thread_position_in_grid]]) {
-          threadgroup float tile[64];
+        threadgroup float tile[64];
         #ifdef FAULTY
-          tile[i + 1] = source[i];
+        tile[i + 1] = source[i];
         #else
-          tile[i] = source[i];
+        tile[i] = source[i];
         #endif
-          threadgroup_barrier(mem_flags::mem_threadgroup);
-          out[i] = tile[i];
-        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        out[i] = tile[i];
         """,
         [
             r"out of bounds write",
             r"'tile', element 64 \(byte offset 256\)",
-            r"thread \(63, 0, 0\) of threadgroup \(0, 0, 0\)",
+            thread(63),
         ],
     ),
     Twin(
         "threadgroup argument underrun",
         """
-        kernel void stage(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                          threadgroup float* tile [[threadgroup(2)]], uint i [[thread_position_in_grid]]) {
         #ifdef FAULTY
-          tile[int(i) - 1] = source[i];
+        tile[int(i) - 1] = source[i];
         #else
-          tile[i] = source[i];
+        tile[i] = source[i];
         #endif
-          threadgroup_barrier(mem_flags::mem_threadgroup);
-          out[i] = tile[i];
-        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        out[i] = tile[i];
         """,
         [
             r"out of bounds write",
             r"argument 'tile' \(threadgroup 2\), element -1 \(byte offset -4\)",
-            r"thread \(0, 0, 0\) of threadgroup \(0, 0, 0\)",
+            thread(0),
         ],
         threadgroup_memory={2: 4 * N},
+        parameters=f"{PARAMETERS}, threadgroup float* tile [[threadgroup(2)]]",
     ),
     Twin(
         "misaligned float4",
         """
-        kernel void widen(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                          uint i [[thread_position_in_grid]]) {
         #ifdef FAULTY
-          out[i] = dot(*(device const float4*)(source + min(i, 60u)), float4(1));
+        out[i] = dot(*(device const float4*)(source + min(i, 60u)), float4(1));
         #else
-          out[i] = source[i];
+        out[i] = source[i];
         #endif
-        }
         """,
         [r"misaligned read of 16 bytes", r"argument 'source' \(buffer 0\), element \d+", r"multiple of 16", THREAD],
     ),
     Twin(
         "misaligned float4 that is assigned",
         """
-        kernel void widen(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                          uint i [[thread_position_in_grid]]) {
-          float4 four = float4(source[i]);
+        float4 four = float4(source[i]);
         #ifdef FAULTY
-          four = *(device const float4*)(source + min(i, 60u));
+        four = *(device const float4*)(source + min(i, 60u));
         #endif
-          out[i] = four.x;
-        }
+        out[i] = four.x;
         """,
         [r"misaligned read of 16 bytes", r"argument 'source' \(buffer 0\), element \d+", r"multiple of 16", THREAD],
     ),
     Twin(
         "float4 of a threadgroup array that is aligned for float",
         """
-        kernel void stage(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                          uint i [[thread_position_in_grid]]) {
         #ifdef FAULTY
-          threadgroup float tile[64];
+        threadgroup float tile[64];
         #else
-          alignas(16) threadgroup float tile[64];
+        alignas(16) threadgroup float tile[64];
         #endif
-          tile[i] = source[i];
-          threadgroup_barrier(mem_flags::mem_threadgroup);
-          const uint n = i % 4;
-          out[i] = dot(*(threadgroup const float4*)(tile + i - n), float4(n == 0, n == 1, n == 2, n == 3));
-        }
+        tile[i] = source[i];
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        const uint n = i % 4;
+        out[i] = dot(*(threadgroup const float4*)(tile + i - n), float4(n == 0, n == 1, n == 2, n == 3));
         """,
         [
             r"misaligned read of 16 bytes",
@@ -218,18 +186,15 @@ BOUNDS = [
     Twin(
         "write to a const argument",
         """
-        kernel void clear(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                          uint i [[thread_position_in_grid]]) {
-          out[i] = source[i];
+        out[i] = source[i];
         #ifdef FAULTY
-          if (i == 7) ((device float*)source)[i] = 0;
+        if (i == 7) ((device float*)source)[i] = 0;
         #endif
-        }
         """,
         [
             r"write of 4 bytes",
             r"argument 'source' \(buffer 0\), element 7 \(byte offset 28\), which is const",
-            r"thread \(7, 0, 0\) of threadgroup \(0, 0, 0\)",
+            thread(7),
         ],
     ),
 ]
@@ -238,54 +203,44 @@ UNWRITTEN = [
     Twin(
         "device memory that nothing wrote",
         """
-        kernel void add(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                        uint i [[thread_position_in_grid]]) {
         #ifdef FAULTY
-          out[i] += source[i];
+        out[i] += source[i];
         #else
-          out[i] = source[i];
+        out[i] = source[i];
         #endif
-        }
         """,
         [r"read of 4 bytes", r"argument 'out' \(buffer 1\), element \d+", r"nothing has written", THREAD],
     ),
     Twin(
         "threadgroup memory that nothing wrote",
         """
-        kernel void stage(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                          uint i [[thread_position_in_grid]]) {
-          threadgroup float tile[64];
+        threadgroup float tile[64];
         #ifdef FAULTY
-          if (i != 9) tile[i] = source[i];
+        if (i != 9) tile[i] = source[i];
         #else
-          tile[i] = source[i];
+        tile[i] = source[i];
         #endif
-          threadgroup_barrier(mem_flags::mem_threadgroup);
-          out[i] = tile[i];
-        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        out[i] = tile[i];
         """,
         [
             r"read of 4 bytes",
             r"'tile', element 9 \(byte offset 36\)",
             r"nothing has written",
-            r"thread \(9, 0, 0\) of threadgroup \(0, 0, 0\)",
+            thread(9),
         ],
     ),
     Twin(
         "threadgroup memory that only an earlier threadgroup wrote",
         """
-        kernel void stage(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                          uint i [[thread_position_in_grid]], uint t [[thread_index_in_threadgroup]],
-                          uint group [[threadgroup_position_in_grid]]) {
-          threadgroup float tile[32];
+        threadgroup float tile[32];
         #ifdef FAULTY
-          if (group == 0) tile[t] = source[i];
+        if (group == 0) tile[t] = source[i];
         #else
-          tile[t] = source[i];
+        tile[t] = source[i];
         #endif
-          threadgroup_barrier(mem_flags::mem_threadgroup);
-          out[i] = tile[t];
-        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        out[i] = tile[t];
         """,
         [
             r"read of 4 bytes",
@@ -295,29 +250,27 @@ UNWRITTEN = [
         ],
         threadgroups=2,
         threads=32,
+        parameters=f"{PARAMETERS}, {IN_GROUP}",
     ),
     Twin(
         "one byte of a word that nothing wrote",
         """
-        kernel void half_word(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                              uint i [[thread_position_in_grid]]) {
-          device ushort* halves = (device ushort*)(out + i);
-          ushort2 word = as_type<ushort2>(source[i]);
-          halves[0] = word.x;
+        device ushort* halves = (device ushort*)(out + i);
+        ushort2 word = as_type<ushort2>(source[i]);
+        halves[0] = word.x;
         #ifdef FAULTY
-          if (i != 5) halves[1] = word.y;
+        if (i != 5) halves[1] = word.y;
         #else
-          halves[1] = word.y;
+        halves[1] = word.y;
         #endif
-          threadgroup_barrier(mem_flags::mem_device);
-          out[i] += 0.0f;
-        }
+        threadgroup_barrier(mem_flags::mem_device);
+        out[i] += 0.0f;
         """,
         [
             r"read of 4 bytes",
             r"argument 'out' \(buffer 1\), element 5 \(byte offset 20\)",
             r"nothing has written",
-            r"thread \(5, 0, 0\) of threadgroup \(0, 0, 0\)",
+            thread(5),
         ],
     ),
 ]
@@ -326,18 +279,15 @@ SPACE = [
     Twin(
         "too much threadgroup memory in the kernel",
         """
-        kernel void stage(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                          uint i [[thread_position_in_grid]]) {
-          threadgroup float first[4096];
+        threadgroup float first[4096];
         #ifdef FAULTY
-          threadgroup float second[4100];
+        threadgroup float second[4100];
         #else
-          threadgroup float second[4096];
+        threadgroup float second[4096];
         #endif
-          second[i] = source[i];
-          first[i] = second[i];
-          out[i] = first[i];
-        }
+        second[i] = source[i];
+        first[i] = second[i];
+        out[i] = first[i];
         """,
         [r"threadgroup memory", r"32784 bytes", r"at most 32768"],
     ),
@@ -355,14 +305,11 @@ ALIASES = [
     Twin(
         "read through one argument and written through another",
         """
-        kernel void add(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                        uint i [[thread_position_in_grid]]) {
         #ifdef FAULTY
-          out[i] = source[i] + 1;
+        out[i] = source[i] + 1;
         #else
-          out[i] += 1;
+        out[i] += 1;
         #endif
-        }
         """,
         [
             r"arguments alias: reads element 0 of argument 'source' \(buffer 0\)",
@@ -374,14 +321,11 @@ ALIASES = [
     Twin(
         "two views of one storage",
         """
-        kernel void copy(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                         uint i [[thread_position_in_grid]]) {
         #ifdef FAULTY
-          out[i] = i == 7 ? source[4096 + 7] : source[i];
+        out[i] = i == 7 ? source[4096 + 7] : source[i];
         #else
-          out[i] = source[i];
+        out[i] = source[i];
         #endif
-        }
         """,
         [r"reads element 4103 of argument 'source' .* writes element 7 of argument 'out' \(buffer 1\)"],
         arguments=whole_and_second_half,
@@ -391,18 +335,16 @@ ALIASES = [
     Twin(
         "written through both arguments",
         """
-        kernel void halves(device float* first [[buffer(0)]], device float* second [[buffer(1)]],
-                           uint i [[thread_position_in_grid]]) {
         #ifdef FAULTY
-          first[i] = 0;
+        first[i] = 0;
         #else
-          if (i < 32) first[i] = i;
+        if (i < 32) first[i] = i;
         #endif
-          if (i >= 32) second[i] = i;
-        }
+        if (i >= 32) second[i] = i;
         """,
         [r"writes element 32 of argument 'first' .* writes element 32 of argument 'second' \(buffer 1\)"],
         arguments=lambda: [unwritten()] * 2,
+        parameters=PARAMETERS.replace("const ", "").replace("source", "first").replace("out", "second"),
     ),
 ]
 

@@ -7,177 +7,146 @@ import torch
 
 from metal_programs import run
 from mps_simulator import settings
-from twins import RACE, THREAD, N, Twin, each, ramp, unwritten
+from twins import IN_GROUP, PARAMETERS, RACE, RACE_IN_TILE, THREAD, N, Twin, each, ramp, unwritten
 
 ORDER = [
     Twin(
         "threadgroup memory without a barrier",
         """
-        kernel void reverse(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                            uint i [[thread_position_in_grid]]) {
-          threadgroup float tile[64];
-          tile[i] = -1;
-          threadgroup_barrier(mem_flags::mem_threadgroup);
-          tile[63 - i] = source[i];
+        threadgroup float tile[64];
+        tile[i] = -1;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        tile[63 - i] = source[i];
         #ifndef FAULTY
-          threadgroup_barrier(mem_flags::mem_threadgroup);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
         #endif
-          out[63 - i] = tile[i];
-        }
+        out[63 - i] = tile[i];
         """,
         [
-            r"data race at threadgroup array 'tile', element \d+ \(byte offset \d+\)",
-            THREAD,
-            RACE,
+            *RACE_IN_TILE,
             r"threadgroup_barrier( or simdgroup_barrier)? of mem_threadgroup",
         ],
     ),
     Twin(
         "neighbouring bfloats without a barrier",
         """
-        kernel void swap(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                         uint i [[thread_position_in_grid]]) {
-          threadgroup bfloat tile[64];
-          tile[i] = bfloat(0);
-          threadgroup_barrier(mem_flags::mem_threadgroup);
-          tile[i] = bfloat(source[i]);
+        threadgroup bfloat tile[64];
+        tile[i] = bfloat(0);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        tile[i] = bfloat(source[i]);
         #ifdef FAULTY
-          out[i] = tile[i ^ 1];
+        out[i] = tile[i ^ 1];
         #else
-          out[i] = tile[i];
+        out[i] = tile[i];
         #endif
-        }
         """,
-        [r"data race at threadgroup array 'tile', element \d+ \(byte offset \d+\)", THREAD, RACE],
+        RACE_IN_TILE,
     ),
     Twin(
         "only simdgroup_barrier between simdgroups",
         """
-        kernel void swap(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                         uint i [[thread_position_in_grid]]) {
-          threadgroup float tile[64];
-          tile[i] = -1;
-          threadgroup_barrier(mem_flags::mem_threadgroup);
-          tile[i] = source[i];
-          simdgroup_barrier(mem_flags::mem_threadgroup);
+        threadgroup float tile[64];
+        tile[i] = -1;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        tile[i] = source[i];
+        simdgroup_barrier(mem_flags::mem_threadgroup);
         #ifdef FAULTY
-          out[i ^ 32] = tile[i ^ 32];
+        out[i ^ 32] = tile[i ^ 32];
         #else
-          out[i ^ 1] = tile[i ^ 1];
+        out[i ^ 1] = tile[i ^ 1];
         #endif
-        }
         """,
         [
-            r"data race at threadgroup array 'tile', element \d+",
-            THREAD,
-            RACE,
+            *RACE_IN_TILE,
             r"threadgroup_barrier of mem_threadgroup",
         ],
     ),
     Twin(
         "simdgroup_barrier of the wrong memory",
         """
-        kernel void swap(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                         uint i [[thread_position_in_grid]]) {
-          threadgroup float tile[64];
-          tile[i] = -1;
-          threadgroup_barrier(mem_flags::mem_threadgroup);
-          tile[i] = source[i];
+        threadgroup float tile[64];
+        tile[i] = -1;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        tile[i] = source[i];
         #ifdef FAULTY
-          simdgroup_barrier(mem_flags::mem_device);
+        simdgroup_barrier(mem_flags::mem_device);
         #else
-          simdgroup_barrier(mem_flags::mem_threadgroup);
+        simdgroup_barrier(mem_flags::mem_threadgroup);
         #endif
-          out[i ^ 1] = tile[i ^ 1];
-        }
+        out[i ^ 1] = tile[i ^ 1];
         """,
-        [r"data race at threadgroup array 'tile', element \d+", THREAD, RACE],
+        RACE_IN_TILE,
     ),
     Twin(
         "simd_sum orders no memory",
         """
-        kernel void swap(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                         uint i [[thread_position_in_grid]]) {
-          threadgroup float tile[64];
-          tile[i] = -1;
-          threadgroup_barrier(mem_flags::mem_threadgroup);
-          tile[i] = source[i];
-          float lanes = simd_sum(1.0f);
+        threadgroup float tile[64];
+        tile[i] = -1;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        tile[i] = source[i];
+        float lanes = simd_sum(1.0f);
         #ifndef FAULTY
-          simdgroup_barrier(mem_flags::mem_threadgroup);
+        simdgroup_barrier(mem_flags::mem_threadgroup);
         #endif
-          out[i ^ 1] = tile[i ^ 1] + (lanes - 32);
-        }
+        out[i ^ 1] = tile[i ^ 1] + (lanes - 32);
         """,
-        [r"data race at threadgroup array 'tile', element \d+", THREAD, RACE],
+        RACE_IN_TILE,
     ),
     Twin(
         "device memory behind a barrier of mem_threadgroup",
         """
-        kernel void swap(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                         uint i [[thread_position_in_grid]]) {
-          out[i] = -1;
-          threadgroup_barrier(mem_flags::mem_device);
-          out[i ^ 33] = source[i ^ 33];
+        out[i] = -1;
+        threadgroup_barrier(mem_flags::mem_device);
+        out[i ^ 33] = source[i ^ 33];
         #ifdef FAULTY
-          threadgroup_barrier(mem_flags::mem_threadgroup);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
         #else
-          threadgroup_barrier(mem_flags::mem_device);
+        threadgroup_barrier(mem_flags::mem_device);
         #endif
-          out[i] = out[i] + 0.0f;
-        }
+        out[i] = out[i] + 0.0f;
         """,
         [r"data race at argument 'out' \(buffer 1\), element \d+", THREAD, RACE, r"of mem_device"],
     ),
     Twin(
         "barrier of mem_none",
         """
-        kernel void swap(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                         uint i [[thread_position_in_grid]]) {
-          threadgroup float tile[64];
-          tile[i] = -1;
-          threadgroup_barrier(mem_flags::mem_threadgroup);
-          tile[i ^ 33] = source[i ^ 33];
+        threadgroup float tile[64];
+        tile[i] = -1;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        tile[i ^ 33] = source[i ^ 33];
         #ifdef FAULTY
-          threadgroup_barrier(mem_flags::mem_none);
+        threadgroup_barrier(mem_flags::mem_none);
         #else
-          threadgroup_barrier(mem_flags::mem_threadgroup);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
         #endif
-          out[i] = tile[i];
-        }
+        out[i] = tile[i];
         """,
-        [r"data race at threadgroup array 'tile', element \d+", THREAD, RACE],
+        RACE_IN_TILE,
     ),
     Twin(
         "tile used again without a second barrier",
         """
-        kernel void twice(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                          uint i [[thread_position_in_grid]]) {
-          threadgroup float tile[64];
-          float sum = 0;
-          for (uint pass = 0; pass < 2; ++pass) {
-            tile[i] = source[i] * (pass == 0 ? 3 : -2);
-            threadgroup_barrier(mem_flags::mem_threadgroup);
-            sum += tile[63 - i];
+        threadgroup float tile[64];
+        float sum = 0;
+        for (uint pass = 0; pass < 2; ++pass) {
+          tile[i] = source[i] * (pass == 0 ? 3 : -2);
+          threadgroup_barrier(mem_flags::mem_threadgroup);
+          sum += tile[63 - i];
         #ifndef FAULTY
-            threadgroup_barrier(mem_flags::mem_threadgroup);
+          threadgroup_barrier(mem_flags::mem_threadgroup);
         #endif
-          }
-          out[63 - i] = sum;
         }
+        out[63 - i] = sum;
         """,
-        [r"data race at threadgroup array 'tile', element \d+", THREAD, RACE],
+        RACE_IN_TILE,
     ),
     Twin(
         "two threadgroups write one element",
         """
-        kernel void spread(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                           uint i [[thread_position_in_grid]], uint t [[thread_index_in_threadgroup]]) {
         #ifdef FAULTY
-          out[t] = source[t];
+        out[t] = source[t];
         #endif
-          out[i] = source[i];
-        }
+        out[i] = source[i];
         """,
         [
             r"data race at argument 'out' \(buffer 1\), element \d+",
@@ -187,17 +156,15 @@ ORDER = [
         ],
         threadgroups=2,
         threads=32,
+        parameters=f"{PARAMETERS}, {IN_GROUP}",
     ),
     Twin(
         "a threadgroup reads what another writes",
         """
-        kernel void chain(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                          uint i [[thread_position_in_grid]]) {
-          out[i] = source[i];
+        out[i] = source[i];
         #ifdef FAULTY
-          if (i == 32) out[i] = out[i] + 0 * out[31];
+        if (i == 32) out[i] = out[i] + 0 * out[31];
         #endif
-        }
         """,
         [
             r"data race at argument 'out' \(buffer 1\), element 31 \(byte offset 124\)",
@@ -210,47 +177,40 @@ ORDER = [
     Twin(
         "two halves of one word, written by two threadgroups",
         """
-        kernel void halves(device const ushort* source [[buffer(0)]], device ushort* out [[buffer(1)]],
-                           uint group [[threadgroup_position_in_grid]]) {
-          for (uint i = group; i < 128; i += 2) out[i] = source[i];
+        for (uint i = group; i < 128; i += 2) out[i] = source[i];
         #ifdef FAULTY
-          if (group == 1) out[64] = source[64];
+        if (group == 1) out[64] = source[64];
         #endif
-        }
         """,
         [r"data race at argument 'out' \(buffer 1\), element 64 \(byte offset 128\)", RACE],
         threadgroups=2,
         threads=1,
+        parameters=f"{PARAMETERS}, {IN_GROUP}".replace("float", "ushort"),
     ),
     Twin(
         "atomic and plain additions of threadgroups",
         """
-        kernel void count(device const float* source [[buffer(0)]], device uint* out [[buffer(1)]],
-                          uint group [[threadgroup_position_in_grid]]) {
         #ifdef FAULTY
-          out[0] += 1;
+        out[0] += 1;
         #else
-          atomic_fetch_add_explicit((device atomic_uint*)out, 1u, memory_order_relaxed);
+        atomic_fetch_add_explicit((device atomic_uint*)out, 1u, memory_order_relaxed);
         #endif
-        }
         """,
         [r"data race at argument 'out' \(buffer 1\), element 0", RACE],
         threadgroups=5,
         threads=1,
         arguments=lambda: [ramp(), torch.zeros(1, dtype=torch.int32).to("mps")],
         expected=lambda: torch.tensor([5], dtype=torch.int32),
+        parameters=f"{PARAMETERS}, {IN_GROUP}".replace("float* out", "uint* out"),
     ),
     Twin(
         "two arguments are one memory",
         """
-        kernel void in_place(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                             uint i [[thread_position_in_grid]]) {
-          float value = out[i];
+        float value = out[i];
         #ifdef FAULTY
-          if (i == 63) value = source[0];
+        if (i == 63) value = source[0];
         #endif
-          out[i] = value;
-        }
+        out[i] = value;
         """,
         [r"data race at argument '(source|out)' \(buffer [01]\), element 0", RACE, r"thread \((0|63), 0, 0\)"],
         arguments=lambda: [shared := ramp(), shared],
@@ -261,15 +221,12 @@ DIVERGENCE = [
     Twin(
         "barrier in an if",
         """
-        kernel void stage(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                          uint i [[thread_position_in_grid]]) {
         #ifdef FAULTY
-          if (i < 16) threadgroup_barrier(mem_flags::mem_threadgroup);
+        if (i < 16) threadgroup_barrier(mem_flags::mem_threadgroup);
         #else
-          threadgroup_barrier(mem_flags::mem_threadgroup);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
         #endif
-          out[i] = source[i];
-        }
+        out[i] = source[i];
         """,
         [
             r"divergent threadgroup_barrier",
@@ -281,21 +238,18 @@ DIVERGENCE = [
     Twin(
         "two barriers in two branches",
         """
-        kernel void stage(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                          uint i [[thread_position_in_grid]]) {
         #ifdef FAULTY
-          if (i < 16) {
-            out[i] = source[i];
-            threadgroup_barrier(mem_flags::mem_device);
-          } else {
-            threadgroup_barrier(mem_flags::mem_threadgroup);
-            out[i] = source[i];
-          }
-        #else
+        if (i < 16) {
+          out[i] = source[i];
+          threadgroup_barrier(mem_flags::mem_device);
+        } else {
           threadgroup_barrier(mem_flags::mem_threadgroup);
           out[i] = source[i];
-        #endif
         }
+        #else
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        out[i] = source[i];
+        #endif
         """,
         [
             r"divergent threadgroup_barrier",
@@ -307,16 +261,13 @@ DIVERGENCE = [
     Twin(
         "early return before a barrier",
         """
-        kernel void stage(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                          uint i [[thread_position_in_grid]]) {
         #ifdef FAULTY
-          if (i >= 40) return;
+        if (i >= 40) return;
         #endif
-          threadgroup float tile[64];
-          tile[i] = source[i];
-          threadgroup_barrier(mem_flags::mem_threadgroup);
-          out[i] = tile[i];
-        }
+        threadgroup float tile[64];
+        tile[i] = source[i];
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        out[i] = tile[i];
         """,
         [
             r"divergent threadgroup_barrier",
@@ -327,28 +278,22 @@ DIVERGENCE = [
     Twin(
         "early return before a simd operation",
         """
-        kernel void stage(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                          uint i [[thread_position_in_grid]]) {
         #ifdef FAULTY
-          if (i == 40) return;
+        if (i == 40) return;
         #endif
-          out[i] = simd_broadcast(source[i], 0) + i % 32;
-        }
+        out[i] = simd_broadcast(source[i], 0) + i % 32;
         """,
         [r"divergent simd_broadcast", r"1 thread returned \(thread \(40, 0, 0\)\)"],
     ),
     Twin(
         "simd operation in an if",
         """
-        kernel void stage(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                          uint i [[thread_position_in_grid]]) {
-          float value = source[i];
+        float value = source[i];
         #ifdef FAULTY
-          if (i % 32 < 8) value = simd_max(value);
-          threadgroup_barrier(mem_flags::mem_none);
+        if (i % 32 < 8) value = simd_max(value);
+        threadgroup_barrier(mem_flags::mem_none);
         #endif
-          out[i] = value;
-        }
+        out[i] = value;
         """,
         [
             r"divergent",
@@ -359,15 +304,12 @@ DIVERGENCE = [
     Twin(
         "different simd operations",
         """
-        kernel void stage(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                          uint i [[thread_position_in_grid]]) {
-          float value = source[i];
+        float value = source[i];
         #ifdef FAULTY
-          if (i % 2 == 0) value = simd_sum(value);
-          else value = simd_max(value);
+        if (i % 2 == 0) value = simd_sum(value);
+        else value = simd_max(value);
         #endif
-          out[i] = value;
-        }
+        out[i] = value;
         """,
         [
             r"divergent simd_(sum|max)",
@@ -378,15 +320,12 @@ DIVERGENCE = [
     Twin(
         "simdgroup_barrier in an if",
         """
-        kernel void stage(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
-                          uint i [[thread_position_in_grid]]) {
         #ifdef FAULTY
-          if (i < 40) simdgroup_barrier(mem_flags::mem_threadgroup);
+        if (i < 40) simdgroup_barrier(mem_flags::mem_threadgroup);
         #else
-          if (i < 32) simdgroup_barrier(mem_flags::mem_threadgroup);
+        if (i < 32) simdgroup_barrier(mem_flags::mem_threadgroup);
         #endif
-          out[i] = source[i];
-        }
+        out[i] = source[i];
         """,
         [r"divergent simdgroup_barrier", r"8 threads at simdgroup_barrier\(mem_threadgroup\) \(thread \(32, 0, 0\)"],
     ),

@@ -18,6 +18,15 @@ N = 64
 SEEDS = (0, 5)
 THREAD = r"thread \(\d+, 0, 0\) of threadgroup \(\d+, 0, 0\)"
 RACE = r"(reads what thread .* wrote|writes what thread .* read|writes what thread .* wrote)"
+RACE_IN_TILE = [r"data race at threadgroup array 'tile', element \d+ \(byte offset \d+\)", THREAD, RACE]
+PARAMETERS = (
+    "device const float* source [[buffer(0)]], device float* out [[buffer(1)]], uint i [[thread_position_in_grid]]"
+)
+IN_GROUP = "uint t [[thread_index_in_threadgroup]], uint group [[threadgroup_position_in_grid]]"
+
+
+def thread(i: int) -> str:
+    return rf"thread \({i}, 0, 0\) of threadgroup \(0, 0, 0\)"
 
 
 def ramp(count: int = N) -> torch.Tensor:
@@ -30,16 +39,25 @@ def unwritten(count: int = N) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Twin:
-    """`arguments` are fresh for each run and the last is the output; `words`: what the fault's text must match."""
+    """`program` is the body of a kernel with `parameters`, or has a kernel of its own.
+
+    `arguments` are fresh for each run and the last is the output; `words`: what the fault's text must match.
+    """
 
     name: str
-    source: str
+    program: str
     words: Sequence[str]
     expected: Callable[[], torch.Tensor] = lambda: torch.arange(N, dtype=torch.float32)
     arguments: Callable[[], list[Argument]] = lambda: [ramp(), unwritten()]
     threadgroups: int = 1
     threads: int = N
     threadgroup_memory: Mapping[int, int] = field(default_factory=dict)
+    parameters: str = PARAMETERS
+
+    @property
+    def source(self) -> str:
+        whole = "kernel void" in self.program
+        return self.program if whole else f"kernel void twin({self.parameters}) {{\n{self.program}}}\n"
 
     def run(self, faulty: bool) -> torch.Tensor:
         arguments = self.arguments()

@@ -101,7 +101,7 @@ FAULTS = (
         "MTLCaptureManager: protocol",
     ),
     Fault(
-        "a parent that is none",
+        "a parent that it does not have",
         f"{METAL}/MTLComputePipeline.h",
         "@protocol MTLComputePipelineState <NSObject>",
         "@protocol MTLBuffer;\n@protocol MTLHeap <NSObject>\n@end\n@protocol MTLComputePipelineState <MTLHeap>",

@@ -10,8 +10,8 @@ LANE, SIMDGROUP, RUN = 1, 2, 4
 THREAD = LANE | SIMDGROUP
 DIFFERS = THREAD | RUN
 
-# How large an integer may be, in the same set of bits. Neither of the first two: no larger than a threadgroup's size
-# or what is known when it is compiled.
+# How large an integer may be, in the same set of bits. With neither of the first two, it is no larger than a
+# threadgroup's size or a number that is known at compile time.
 UNBOUNDED = 8  # as large as its type: read from memory, or counted up to such a value
 POSITION = 16  # in the grid: times a constant it is what the host covers, a dimension of a tensor, which fits 32 bits
 LONG = 32  # of 64 bits, and may need them: a product or a difference of pointers

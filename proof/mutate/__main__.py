@@ -1,4 +1,4 @@
-"""`python -m proof.mutate`: plants faults, one at a time, and prints which test caught each."""
+"""Plants faults in a copy of the checkout, one at a time, and prints which test caught each."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tqdm import tqdm
 
 from proof.checks import Progress
 from proof.mutate.faults import CHECKOUT, Fault, all_faults, sample
-from proof.mutate.page import PAGE, page_text
+from proof.mutate.page import PAGE, RECORD, page_text, record_text, recorded
 from proof.mutate.scratch import Scratch
-from proof.mutate.trial import CAUGHT, NOT_RUN, State, Verdict, confirm, try_fault
+from proof.mutate.trial import CAUGHT, State, Verdict, confirm, try_fault
 
 FOLDER = CHECKOUT / "build" / "mutate"
 
@@ -95,24 +95,33 @@ def try_all(scratches: Sequence[Scratch], faults: Sequence[Fault]) -> Iterator[t
         pool.shutdown(cancel_futures=True)
 
 
-def write_page(faults: Sequence[Fault]) -> None:
+def write_record(faults: Sequence[Fault]) -> None:
+    """Records the verdicts that `build/mutate` has; a fault without one keeps what was recorded."""
     state = State(FOLDER / "state.json", CHECKOUT)
-    PAGE.write_text(page_text(faults, {fault.id: state.of(fault) or Verdict(NOT_RUN) for fault in faults}))
+    new = {fault.id: verdict for fault in faults if (verdict := state.of(fault))}
+    RECORD.write_text(record_text(faults, recorded(RECORD.read_text()) | new))
+    PAGE.write_text(page_text(faults, recorded(RECORD.read_text())))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m proof.mutate", description=__doc__)
-    parser.add_argument("--only", metavar="PATTERN", action="append", default=[], help="in name, kind or file")
-    parser.add_argument("--sample", metavar="N", type=int, help="so many faults, of every kind and part in turn")
-    parser.add_argument("--jobs", metavar="N", type=int, default=1, help="so many at a time, each in a copy of its own")
+    parser.add_argument(
+        "--only",
+        metavar="PATTERN",
+        action="append",
+        default=[],
+        help="only faults with this in their name, kind or file",
+    )
+    parser.add_argument("--sample", metavar="N", type=int, help="only N faults, from every kind and part in turn")
+    parser.add_argument("--jobs", metavar="N", type=int, default=1, help="try N faults at a time, each in its own copy")
     parser.add_argument("--list", action="store_true", help="list the faults and their tests, and plant none")
-    parser.add_argument("--again", action="store_true", help="those too that have a verdict")
-    parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(CHECKOUT)}, and plant none")
+    parser.add_argument("--again", action="store_true", help="try faults again that have a verdict")
+    parser.add_argument("--write", action="store_true", help="record the verdicts, and plant none")
     options = parser.parse_args(arguments)
 
     known = all_faults()
     if options.write:
-        write_page(known)
+        write_record(known)
         return 0
     wanted = sample(known, options.sample) if options.sample else known
     for pattern in options.only:

@@ -1,55 +1,65 @@
-"""docs/lab/mutation.md: every fault and the test that finds it, as the last run has it."""
+"""What the last runs found: verdicts.tsv has a line for each fault, and docs/lab/mutation.md the counts."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from proof.mutate.faults import CHECKOUT, KINDS, PARTS, Fault
-from proof.mutate.trial import CAUGHT, PROOF, Verdict
+from proof.mutate.trial import CAUGHT, NOT_RUN, Verdict
 
 PAGE = CHECKOUT / "docs" / "lab" / "mutation.md"
-HEAD = """\
+RECORD = Path(__file__).with_name("verdicts.tsv")
+COLUMNS = ("fault", "kind", "verdict", "found by")
+TEXT = """\
 # Mutation testing
 
-The tests are tested too. `python -m proof.mutate` plants {count} faults in the shaders, the host code of Metal, the
-contracts and the CPU kernels, one at a time, in a copy of the checkout. It then runs the tests for the broken file
-until one fails.
+**{count} planted faults: {words}.**
 
-**{count} faults: {words}.**
+| fault | {parts} | all |
+|---|{rules}---|
+{rows}
+
+`python -m proof.mutate` tests the tests. It plants these faults one at a time in a copy of the checkout, in the
+shaders, the host code of Metal, the contracts, and the CPU kernels. It then runs the tests for the broken file until
+one fails.
 
     python -m proof.mutate                  # every fault that is new, or whose file or tests changed
     python -m proof.mutate --only barrier   # faults with this word in name, kind or file; --list only lists them
     python -m proof.mutate --jobs 8         # eight at a time
     python -m proof.mutate --sample 10      # a fixed sample of every kind and part, as in `make proof`
-    python -m proof.mutate --write          # writes this page
+    python -m proof.mutate --write          # records the verdicts, and writes this page
 
-A fault in `proof/mutate/faults/` is a file, a text that occurs in it once, and its replacement. It must change what
-a program can see. A test that also fails without the fault does not count. Sweeps run with every case.
-`build/mutate/` keeps the verdicts, so you can stop a run and continue it.
+`proof/mutate/verdicts.tsv` names each fault and the test that found it first. A fault in `proof/mutate/faults/` is a
+file, a text that occurs in it once, and its replacement. It must change what a program can see. A test that also
+fails without the fault does not count. Sweeps run with every case. `build/mutate/` keeps the verdicts, so you can
+stop a run and continue it.
 """
 
 
-def cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+def record_text(faults: Sequence[Fault], verdicts: Mapping[str, Verdict]) -> str:
+    """A line for each fault; one that has no verdict was not run."""
+    rows = [(fault, verdicts.get(fault.id, Verdict(NOT_RUN))) for fault in faults]
+    lines = [COLUMNS, *((fault.id, fault.kind, verdict.word, verdict.test) for fault, verdict in rows)]
+    return "".join("\t".join(line) + "\n" for line in lines)
 
 
-def row_of(fault: Fault, verdict: Verdict) -> str:
-    found_by = f"`{verdict.test.removeprefix('tests/')}`" if verdict.word == CAUGHT else f"**{verdict.word}**"
-    if verdict.test.startswith(PROOF):
-        found_by = f"`python -m {PROOF}--only {verdict.test.removeprefix(PROOF)}`"
-    return f"| {cell(fault.name)} | {fault.kind} | {cell(found_by)} |"
+def recorded(text: str) -> dict[str, Verdict]:
+    _, *lines = text.splitlines()
+    cells = [line.split("\t") for line in lines]
+    return {fault: Verdict(word, test) for fault, _, word, test in cells}
 
 
 def page_text(faults: Sequence[Fault], verdicts: Mapping[str, Verdict]) -> str:
     counts = Counter(verdicts[fault.id].word for fault in faults)
     words = ", ".join(f"{count} {word}" for word, count in counts.most_common())
-    lines = [HEAD.format(count=len(faults), words=words)]
-    lines += ["| kind | what | faults |", "|---|---|---|"]
-    lines += [f"| {kind} | {what} | {sum(each.kind == kind for each in faults)} |" for kind, what in KINDS.items()]
-    for part, title in PARTS.items():
-        of_part = [fault for fault in faults if fault.part == part]
-        if of_part:
-            lines += ["", f"## In {title}", "", "| fault | kind | found by |", "|---|---|---|"]
-            lines += [row_of(fault, verdicts[fault.id]) for fault in of_part]
-    return "\n".join(lines) + "\n"
+    found = Counter((fault.kind, fault.part) for fault in faults)
+    rows = []
+    for kind, what in KINDS.items():
+        numbers = [found[kind, part] for part in PARTS]
+        rows.append(f"| {what} (`{kind}`) | {' | '.join(str(number or '') for number in numbers)} | {sum(numbers)} |")
+    missed = [f"- {fault.id}: {verdicts[fault.id].word}" for fault in faults if verdicts[fault.id].word != CAUGHT]
+    page = TEXT.format(count=len(faults), words=words, parts=" | ".join(PARTS.values()), rules="---|" * len(PARTS),
+                       rows="\n".join(rows))  # fmt: skip
+    return page + ("\n## Not caught\n\n" + "\n".join(missed) + "\n" if missed else "")

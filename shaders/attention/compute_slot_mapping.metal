@@ -28,7 +28,7 @@ METAL_FUNC void check_boundary(
   }
 }
 
-// The last sequence that starts at or before the token.
+// Returns the last sequence that starts at or before the token.
 METAL_FUNC int sequence_of(device const int* cu_seqlens, constant SlotMappingParameters& p, int token) {
   int first = 0, last = p.sequences - 1;
   while (first < last) {

@@ -1,5 +1,6 @@
-// Where the result of a tile of rows goes: divided by its sum into `out`, or, of a sequence whose keys are divided, as
-// it is into the partials [N, HK, rows of a tile, splits, D] and [N, HK, rows of a tile, splits] f32.
+// Writes the result of a tile of rows. It is divided by its sum and goes to `out`. If the keys of the sequence are
+// divided, it goes undivided to the partials [N, HK, rows of a tile, splits, D] and [N, HK, rows of a tile, splits]
+// f32.
 #pragma once
 #include "attention/sequences.h"
 #include "attention/softmax.h"
@@ -8,7 +9,8 @@ METAL_FUNC int64_t partial_row(constant PagedParameters& parameters, int sequenc
   return (int64_t(sequence) * parameters.kv_heads + kv_head) * parameters.rows + row;
 }
 
-// 1 / sum, with the sink's exponential in it, times what makes it relative to the larger of both.
+// Returns the factor of o: 1 / l, or with a sink exp(m - M) / (l exp(m - M) + exp(sink - M)), where M is the larger of
+// m and the sink.
 METAL_FUNC float normaliser(float m, float l, device const float* sinks, int has_sinks, int64_t head) {
   float sum = l;
   float factor = 1.0f;
@@ -18,10 +20,10 @@ METAL_FUNC float normaliser(float m, float l, device const float* sinks, int has
     factor = l == 0.0f ? 0.0f : exp(m - largest);
     sum = l * factor + exp(sink - largest);
   }
-  return sum == 0.0f ? 0.0f : factor / sum;  // no key was seen: 0
+  return sum == 0.0f ? 0.0f : factor / sum;  // a row that saw no key has the result 0
 }
 
-// A lane's two rows of a tile, from `first` on, of one split of the keys.
+// Writes a lane's two rows of a tile, from `first` on, for one split of the keys.
 template <int D, typename T>
 METAL_FUNC void store_rows(
     thread const float2* o,

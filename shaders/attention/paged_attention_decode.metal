@@ -67,7 +67,7 @@ template <typename T, typename C, int D>
   threadgroup int64_t* own_keys = key_offsets + int(simdgroup) * kDecodeKeys;
   threadgroup int64_t* own_values = value_offsets + int(simdgroup) * kDecodeKeys;
   for (int round = range.first; round < range.last; round += kKeysOfRound) {
-    const int first = round + int(simdgroup) * kDecodeKeys;  // may lie beyond the last key, whose weight is then 0
+    const int first = round + int(simdgroup) * kDecodeKeys;  // may lie past the last key, whose weight is then 0
     const KeyPlace place =
         key_place(block_table, parameters, tile.sequence.index, min(first + int(lane), range.last - 1), errors);
     simdgroup_barrier(mem_flags::mem_threadgroup);

@@ -1,7 +1,7 @@
-// One threadgroup owns a tile of query rows of one KV head, 8 a simdgroup, and walks the keys that any of them sees, a
-// tile at a time, which it reads from their pages into threadgroup memory for all rows. A sequence with no more rows
-// than a tile may have its keys divided among threadgroups. In registers: q, scores [keys, 8], o [D, 8].
-// Layout: q and out [T, HQ, D], caches [blocks, block_size, HK, D], all with strides; partials as output.h has them.
+// One threadgroup owns a tile of query rows of one KV head, 8 per simdgroup. It walks the keys that any of them sees,
+// and reads them, a tile at a time, from their pages into threadgroup memory for all rows. If a sequence has at most
+// one tile of rows, several threadgroups may divide its keys. Registers hold q, scores [keys, 8] and o [D, 8].
+// Layout: q and out [T, HQ, D], caches [blocks, block_size, HK, D], all with strides; partials as in output.h.
 #include "attention/paged_attention_prefill.h"
 #include "attention/tiles.h"
 

@@ -1,5 +1,5 @@
-// Finds the queries and keys of a sequence, and its pages, in tensors on the device. Wrong numbers are clamped, so that
-// they lead nowhere, and reported.
+// Finds the queries, keys and pages of a sequence in tensors on the device. Wrong numbers are reported. They are also
+// clamped, so that they lead nowhere.
 #pragma once
 #include "attention/paged_attention.h"
 #include "core/error.h"
@@ -36,7 +36,7 @@ METAL_FUNC int keys_of_sequence(device const int* seq_lens, constant PagedParame
   return int(clamp(read_length(seq_lens, parameters, index), int64_t(0), int64_t(capacity_of(parameters))));
 }
 
-// Boundaries are made ascending, so that no row of q belongs to two sequences. Every lane of the simdgroup must call.
+// Makes boundaries ascending, so that no row of q belongs to two sequences. Every lane of the simdgroup must call.
 METAL_FUNC PagedSequence paged_sequence(
     device const int* cu_seqlens,
     device const int* seq_lens,
@@ -56,10 +56,10 @@ METAL_FUNC PagedSequence paged_sequence(
 // A tile of rows of one KV head.
 struct RowTile {
   PagedSequence sequence;
-  int first_row, rows;  // rows 0: a surplus tile
+  int first_row, rows;  // rows is 0 for a surplus tile
 };
 
-// Tile `target` of those of all sequences. Every lane of the simdgroup must call.
+// Finds tile `target` among the tiles of all sequences. Every lane of the simdgroup must call.
 METAL_FUNC RowTile locate_tile(
     device const int* cu_seqlens,
     device const int* seq_lens,
@@ -106,7 +106,7 @@ METAL_FUNC RowTile locate_tile(
   return tile;
 }
 
-// Called by one thread for each sequence.
+// One thread calls this for each sequence.
 METAL_FUNC void report_sequence(
     device const int* cu_seqlens,
     device const int* seq_lens,
@@ -145,7 +145,7 @@ struct KeyRange {
   int first, last;  // keys [first, last)
 };
 
-// What a row of a sequence sees.
+// Returns the keys that a row of a sequence sees.
 METAL_FUNC KeyRange seen_by(constant PagedParameters& parameters, PagedSequence sequence, int row) {
   const int position = sequence.keys - sequence.queries + row / parameters.ratio;
   KeyRange range;
@@ -154,7 +154,7 @@ METAL_FUNC KeyRange seen_by(constant PagedParameters& parameters, PagedSequence 
   return range;
 }
 
-// What the rows of a tile see together: later queries see later keys.
+// Returns the keys that any row of a tile sees: later queries see later keys.
 METAL_FUNC KeyRange seen_by_tile(constant PagedParameters& parameters, RowTile tile) {
   KeyRange range;
   range.first = seen_by(parameters, tile.sequence, tile.first_row).first;
@@ -162,7 +162,7 @@ METAL_FUNC KeyRange seen_by_tile(constant PagedParameters& parameters, RowTile t
   return range;
 }
 
-// A sequence of one tile of rows has its keys divided: in whole rounds of a threadgroup of the decoding kernel.
+// Returns the keys of a split, in whole rounds of the decoding kernel. Only a sequence with one tile of rows is split.
 METAL_FUNC int keys_of_split(constant PagedParameters& parameters, KeyRange range) {
   const int keys = range.last - range.first;
   const int even = (keys + parameters.splits - 1) / parameters.splits;

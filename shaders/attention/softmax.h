@@ -1,9 +1,9 @@
-// Rows of pages and of packed queries, as row_attention.h takes them.
+// Reads rows of pages and of packed queries, as row_attention.h requires.
 #pragma once
 #include "attention/sequences.h"
 #include "core/row_attention.h"
 
-// Rows of pages, `offsets` elements into the cache.
+// Rows of pages, which begin `offsets` elements into the cache.
 template <typename C>
 struct PagedRows {
   device const C* cache;
@@ -22,15 +22,15 @@ struct PagedRows {
   }
 };
 
-// A lane's two query rows; one that is not there is zeros.
+// A lane's two query rows. A row that does not exist is zeros.
 template <typename T>
 struct QueryRows {
   device const T* first;
   device const T* second;
   bool has_first, has_second;
-  int row;  // of a fragment
+  int row;  // row of a fragment
 
-  // Of 16 columns a lane of the keys has four, and one of the queries two neighbours: one in each fragment.
+  // A lane of the keys has four adjacent columns of 16. A lane of the queries has two of these, one in each fragment.
   METAL_FUNC QueryParts<T> parts(int part) const {
     const int64_t column = int64_t(part) * 8 + int64_t(row) * 2;
     vec<T, 2> of_first = vec<T, 2>(T(0), T(0));
@@ -61,8 +61,8 @@ METAL_FUNC QueryRows<T> query_rows(
   return rows;
 }
 
-// Queries in registers, in their own dtype, where they take no more than 256 bytes a row: 64 a lane. More spill, beside
-// o and what the keys take, and are read again for each tile of keys.
+// Queries stay in registers, in their own dtype, if a row takes at most 256 bytes, 64 per lane. Larger rows would
+// spill, next to o and the keys, so they are read again for each tile of keys.
 template <typename T, int D>
 struct HeldQuery {
   typedef T Element;

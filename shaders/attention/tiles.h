@@ -8,7 +8,7 @@
 #include "attention/paged_attention_prefill.h"
 #include "core/tile.h"
 
-// Keys of a tile of elements of E: up to 17 KB.
+// Returns the keys of a tile with elements of E: up to 17 KB.
 template <typename E, int D>
 METAL_FUNC constexpr int keys_of_tile() {
   return D * int(sizeof(E)) > 512 ? 16 : 32;

@@ -1,6 +1,7 @@
-// A simdgroup owns 32 / lanes_of(D) vectors; a lane holds D / lanes_of(D) elements in registers, in f32; the centroids
-// are in threadgroup memory. Layout: codes [B, H, T, words], norms (f16) and means [B, H, T] with strides, x [B, H, T,
-// D] contiguous. x = norm Pi^T centroids + mean, or (rotated) norm centroids + mean Pi 1.
+// A simdgroup owns 32 / lanes_of(D) vectors. A lane holds D / lanes_of(D) elements in registers, in f32. Threadgroup
+// memory holds the centroids. Layout: codes [B, H, T, words], norms (f16) and means [B, H, T] with strides, x [B, H, T,
+// D] contiguous.
+// x = norm Pi^T centroids + mean, or (rotated) norm centroids + mean Pi 1.
 #include "aura/aura_decode.h"
 #include "aura/codes.h"
 #include "aura/rotation.h"
@@ -28,7 +29,7 @@ template <typename T, int bits, int D, bool kRotated>
   const VectorPlace place = vector_place<D>(parameters.vectors, group.x, simdgroup, lane);
   device const uint* words = codes + offset_of(parameters.codes, place.batch, place.head, place.token);
   float values[kOwn];
-  float ones[kOwn];  // what a mean is multiplied by
+  float ones[kOwn];  // factors of a mean
   UNROLL for (int i = 0; i < kOwn; ++i) {
     values[i] = centroids[code_at<bits>(words, place_of<D>(i, lane))];
     ones[i] = 1.0f;

@@ -14,8 +14,8 @@ struct ExactParameters {
   int32_t exact, sinks, coded;       // exact rows; those before the codes; codes
   int32_t block_size;                // exact rows of a block: whole tiles
   int32_t first_block, blocks;       // the first of exact rows, and all of a row's partials
-  int32_t q_offset, causal, window;  // window 0: none
-  int32_t start_words;               // of an element of `starts`: 1 or 2; 0 where there are none
+  int32_t q_offset, causal, window;  // a window of 0 means none
+  int32_t start_words;               // of an element of `starts`: 1 or 2; 0 without `starts`
   int32_t has_vectors;               // every exact row starts at a multiple of 4 elements
   float scale;
 };

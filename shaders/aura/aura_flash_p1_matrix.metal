@@ -30,7 +30,7 @@ METAL_FUNC void dequantise(
   }
 }
 
-// Of the 4 lanes that hold a row of a fragment.
+// Reduces over the 4 lanes that hold a row of a fragment.
 METAL_FUNC float row_max(float x) {
   x = fmax(x, simd_shuffle_xor(x, ushort(1)));
   return fmax(x, simd_shuffle_xor(x, ushort(8)));

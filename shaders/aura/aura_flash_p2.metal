@@ -1,8 +1,9 @@
-// A simdgroup owns 32 / lanes_of(D) query rows, or, where there are many blocks, 4 simdgroups own them together, each a
-// quarter of the blocks. A lane holds D / lanes_of(D) elements of o in registers, in f32; in threadgroup memory, those
-// of the other simdgroups. Layout: o_partials [B, HQ, L, NB, D], m, l and mean [B, HQ, L, NB] f32, o [B, HQ, L, D],
-// contiguous. o = Pi^T (sum of exp(m - M) o_partials) / l + (sum of exp(m - M) mean) / l, l with the sink's
-// exponential. The last blocks belong to exact rows: they have no mean, and their part of o is not rotated back.
+// A simdgroup owns 32 / lanes_of(D) query rows. If there are many blocks, 4 simdgroups own these rows together, and
+// each takes a quarter of the blocks. A lane holds D / lanes_of(D) elements of o in registers, in f32; threadgroup
+// memory holds those of the other simdgroups. Layout: o_partials [B, HQ, L, NB, D], m, l and mean [B, HQ, L, NB] f32, o
+// [B, HQ, L, D], contiguous.
+// o = Pi^T (sum of exp(m - M) o_partials) / l + (sum of exp(m - M) mean) / l, where l includes the sink's exponential.
+// The last blocks belong to exact rows. They have no mean, and their part of o is not rotated back.
 #include "aura/aura_flash_p2.h"
 #include "aura/rotation.h"
 
@@ -14,12 +15,12 @@ struct Partials {
   bool has_means;
 };
 
-// Before division by l.
+// Sums that are not yet divided by l.
 struct MergedSums {
   float l, mean;
 };
 
-// Blocks `first`, `first + step`, ... of a row's: all are loaded before the first is added.
+// Adds blocks `first`, `first + step`, ... of a row. All of them are loaded before the first is added.
 template <int D, int kCount>
 METAL_FUNC void add_blocks(
     thread float* values,
@@ -128,7 +129,7 @@ template <typename T, int D>
   for (int exact = coded_blocks; exact < parameters.blocks; ++exact) {
     add_blocks<D, 1>(values, sums, partials, first + exact, 1, largest, lane);
   }
-  const float inverse = sums.l == 0.0f ? 0.0f : 1.0f / sums.l;  // no key was seen: 0
+  const float inverse = sums.l == 0.0f ? 0.0f : 1.0f / sums.l;  // a row that saw no key has the result 0
   UNROLL for (int i = 0; i < kOwn; ++i) {
     if (place.present) o[place.index * D + place_of<D>(i, lane)] = T(values[i] * inverse);
   }

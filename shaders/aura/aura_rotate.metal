@@ -1,6 +1,6 @@
-// A simdgroup owns 32 / lanes_of(D) vectors; a lane holds D / lanes_of(D) elements in registers, in f32. Layout: x
-// [B, H, T, D] with strides, y [B, H, T, D] and sums [B, H, T] f32, contiguous. y = scale Pi x, or scale Pi^T x
-// (kInverse); sums = scale times the sums of x.
+// A simdgroup owns 32 / lanes_of(D) vectors. A lane holds D / lanes_of(D) elements in registers, in f32. Layout: x [B,
+// H, T, D] with strides, y [B, H, T, D] and sums [B, H, T] f32, contiguous.
+// y = scale Pi x, or scale Pi^T x (kInverse); sums = scale times the sums of x.
 #include "aura/aura_rotate.h"
 #include "aura/rotation.h"
 

@@ -7,7 +7,7 @@ using namespace metal;
 
 METAL_FUNC constexpr int words_of(int D, int bits) { return (D * bits + 31) / 32; }
 
-// With 3 bits a code may reach into a second word, which is read only then.
+// A 3-bit code may reach into a second word. That word is read only then.
 template <int bits>
 METAL_FUNC uint code_at(device const uint* words, int d) {
   const int bit = d * bits;
@@ -16,7 +16,7 @@ METAL_FUNC uint code_at(device const uint* words, int d) {
   return value & ((1u << bits) - 1u);
 }
 
-// 8 codes from a multiple of 8 on: 16, 24, 32 or 64 bits, of which 32 may straddle two words.
+// Returns 8 codes, from a multiple of 8 on: 16, 24, 32 or 64 bits. 24 bits may straddle two words.
 template <int bits>
 struct EightCodes {
   uint low, high;
@@ -34,8 +34,8 @@ METAL_FUNC EightCodes<bits> eight_codes(device const uint* words, int first) {
   return codes;
 }
 
-// 4 codes from a multiple of 4 on, in the low bits: 8, 12, 16 or 32 bits. 12 bits may straddle two words but lie in two
-// bytes: in two loads a simdgroup asks for 4/3 of the codes by bytes, for 5/3 by words.
+// Returns 4 codes, from a multiple of 4 on, in the low bits: 8, 12, 16 or 32 bits. 12 bits may straddle two words, but
+// they lie in two bytes. With two loads, a simdgroup asks for 4/3 of the codes by bytes, and for 5/3 by words.
 template <int bits>
 METAL_FUNC uint four_codes(device const uint* words, int first) {
   const int bit = first * bits;
@@ -47,7 +47,7 @@ METAL_FUNC uint four_codes(device const uint* words, int first) {
   }
 }
 
-// The centroids of the 4 codes in the low bits.
+// Returns the centroids of the 4 codes in the low bits.
 template <int bits>
 METAL_FUNC float4 centroids_of(uint codes, threadgroup const float* table) {
   float4 centroids;
@@ -55,14 +55,14 @@ METAL_FUNC float4 centroids_of(uint codes, threadgroup const float* table) {
   return centroids;
 }
 
-// Of codes i .. i + 3, i a multiple of 4.
+// Returns the centroids of codes i .. i + 3. i is a multiple of 4.
 template <int bits>
 METAL_FUNC float4 centroids_of(EightCodes<bits> codes, int i, threadgroup const float* table) {
   const int place = i * bits;
   return centroids_of<bits>(place < 32 ? codes.low >> uint(place % 32) : codes.high, table);
 }
 
-// Centroids or boundaries into threadgroup memory: a thread array with run-time indices would spill.
+// Copies centroids or boundaries into threadgroup memory: a thread array with run-time indices would spill.
 METAL_FUNC void stage_table(
     threadgroup float* table, device const float* source, int size, uint thread_index, int threads) {
   for (int i = int(thread_index); i < size; i += threads) table[i] = source[i];

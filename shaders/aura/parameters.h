@@ -4,15 +4,16 @@
 
 GDN_CONSTANT int kAuraThreads = 128;  // of a threadgroup: 4 simdgroups
 
-// Lanes of a simdgroup that share a vector: 80 = 20 * 4, 96 = 12 * 8, the other sizes are powers of two.
+// Returns how many lanes of a simdgroup share a vector. 80 is 20 * 4, 96 is 12 * 8, and the other sizes are powers of
+// two.
 inline constexpr int lanes_of(int D) { return D == 80 ? 4 : D == 96 ? 8 : 32; }
 
-// Strides in elements of a [B, H, T, ..] tensor: vectors whose last stride is 1, or one value each.
+// Strides in elements of a [B, H, T, ..] tensor of vectors, whose last stride is 1, or of one value each.
 struct VectorStrides {
   int64_t batch, head, token;
 };
 
-// Vectors [B, H, T], one after another: vector i is token i % T of head i / T % H.
+// The vectors [B, H, T] have one number: vector i is token i % T of head i / T % H.
 struct VectorParameters {
   int32_t count, heads, tokens;
 };
@@ -22,9 +23,9 @@ struct FlashParameters {
   VectorStrides q, q_sums, key_codes, key_norms, key_means, value_codes, value_norms, value_means;
   int32_t kv_heads, ratio, queries, keys;  // HK, HQ / HK, L, T
   int32_t rows;                            // L * HQ / HK
-  int32_t block_size, blocks;              // keys of a block; all of a row's partials
-  int32_t first_position;                  // of the keys
-  int32_t q_offset, causal, window;        // window 0: none
+  int32_t block_size, blocks;              // keys of a block; all blocks of a row's partials
+  int32_t first_position;                  // position of the first key
+  int32_t q_offset, causal, window;        // a window of 0 means none
   int32_t has_key_means, has_value_means;
-  int32_t start_words;  // of an element of `starts`: 1 or 2; 0 where there are none
+  int32_t start_words;  // of an element of `starts`: 1 or 2; 0 without `starts`
 };

@@ -8,7 +8,7 @@
 #include "core/fragment.h"
 using namespace metal;
 
-// Where the i-th element of a lane lies in the vector.
+// Returns where the i-th element of a lane lies in the vector.
 template <int D>
 METAL_FUNC int place_of(int i, uint lane) {
   return i * lanes_of(D) + int(lane) % lanes_of(D);
@@ -29,7 +29,7 @@ METAL_FUNC float max_over_lanes(float x) {
 // Bit r is set where r is a square modulo the prime q: 11 or 19.
 METAL_FUNC constexpr uint squares_modulo(int q) { return q == 11 ? 0x23Au : 0x30AF2u; }
 
-// Paley's Hadamard matrix of order m = q + 1: the identity and a skew matrix.
+// Paley's Hadamard matrix of order m = q + 1 is the identity plus a skew matrix.
 METAL_FUNC constexpr bool paley_is_positive(int m, int i, int j) {
   return i == 0 || i == j || (j != 0 && ((squares_modulo(m - 1) >> ((j - i + m - 1) % (m - 1))) & 1u) != 0);
 }
@@ -62,7 +62,7 @@ METAL_FUNC void multiply_by_sylvester(thread float* values) {
   }
 }
 
-// values <- H values, or its transpose, for the D / lanes_of(D) elements of each lane. Every lane must call.
+// Computes values <- H values, or H^T values, for the D / lanes_of(D) elements of each lane. Every lane must call.
 template <int D, bool kTransposed>
 METAL_FUNC void multiply_by_hadamard(thread float* values, uint lane) {
   static_assert(
@@ -87,7 +87,7 @@ METAL_FUNC void multiply_by_signs(thread float* values, device const float* sign
   UNROLL for (int i = 0; i < D / lanes_of(D); ++i) values[i] *= signs[place_of<D>(i, lane)];
 }
 
-// values <- sqrt(D) Pi values, or sqrt(D) Pi^T values.
+// Computes values <- sqrt(D) Pi values, or sqrt(D) Pi^T values.
 template <int D, bool kInverse>
 METAL_FUNC void rotate(thread float* values, device const float* signs, uint lane) {
   if constexpr (!kInverse) multiply_by_signs<D>(values, signs, lane);

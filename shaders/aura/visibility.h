@@ -10,7 +10,7 @@ struct KeyRange {
   int first, last;  // keys [first, last)
 };
 
-// The keys of a block.
+// Returns the keys of a block.
 METAL_FUNC KeyRange block_range(constant FlashParameters& parameters, int block) {
   KeyRange range;
   range.first = int(min(int64_t(block) * parameters.block_size, int64_t(parameters.keys)));
@@ -57,7 +57,7 @@ METAL_FUNC RowPlace row_place(constant Parameters& parameters, int batch, int kv
   return place;
 }
 
-// What rows first_row .. last_row see together: later queries see later keys.
+// Returns the keys that any of rows first_row .. last_row sees: later queries see later keys.
 METAL_FUNC KeyRange range_of_rows(
     constant FlashParameters& parameters,
     device const int* starts,
@@ -71,13 +71,13 @@ METAL_FUNC KeyRange range_of_rows(
   return found;
 }
 
-// A mean, or 0 where there are none.
+// Returns a mean, or 0 if there are no means.
 METAL_FUNC float mean_at(
     device const float* means, constant VectorStrides& strides, int present, int batch, int64_t head, int token) {
   return present != 0 ? means[offset_of(strides, batch, head, token)] : 0.0f;
 }
 
-// A row's state from tile to tile: the largest score, and sums of exp(score - largest), alone and times means.
+// The state of a row from tile to tile: the largest score, and sums of exp(score - largest), alone and times means.
 struct RowSums {
   float m, l, mean;
 };

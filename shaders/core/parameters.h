@@ -60,6 +60,7 @@ struct SequenceParameters {
 // The slots of sequences, or of their tokens, in a pool of states. If all fields are zero, sequence n has state n.
 struct SlotParameters {
   int64_t index_stride, flag_stride;  // in elements of state_indices and has_initial_state
+  int64_t row_gap;                    // more elements from a row of state_indices [N, columns] to the next
   int32_t index_bytes;                // 4 or 8; 0 if sequence n has slot n
   int32_t has_flags;                  // 1 to read has_initial_state
   int32_t slots;                      // in the pool; 0 to read states from one tensor and write them to another

@@ -17,8 +17,11 @@ struct Slot {
   bool is_outside, is_taken;
 };
 
+// Only rows that are apart take the division of 64 bits.
 METAL_FUNC int64_t slot_index(device const int* indices, constant SlotParameters& slots, int64_t entry) {
-  return read_index(indices, entry * slots.index_stride, slots.index_bytes);
+  int64_t position = entry * slots.index_stride;
+  if (slots.row_gap != 0) position += entry / slots.columns * slots.row_gap;
+  return read_index(indices, position, slots.index_bytes);
 }
 
 // Every lane of the simdgroup must call.

@@ -143,8 +143,8 @@ METAL_FUNC void multiply_vectors(
   }
 }
 
-// One round of reduce_to_lanes. Of 2 Size values, a lane keeps the half that its bit Size selects, and passes the other
-// half to the lane that keeps it.
+// One round of reduce_to_lanes. A lane has 2 Size values. It keeps the half that its bit Size selects, and passes the
+// other half to the lane that keeps it.
 template <int Size>
 METAL_FUNC void halve_values(thread float* values, uint lane) {
   if constexpr (Size > 0) {

@@ -24,6 +24,6 @@ struct FusedRecurrentParameters {
   int32_t has_initial_state, has_final_state;
   int32_t initial_has_vectors, final_has_vectors;  // 1 for 4 elements of the inner dimension per load or store
   int32_t v_type, o_type;                          // ElementType
-  int32_t counted_chunk_size;                      // that NT was computed with; 0: not checked
+  int32_t counted_chunk_size;                      // the chunk size behind NT; 0 to skip the check
   float scale;
 };

@@ -30,12 +30,13 @@ METAL_FUNC void load_window(
 // Returns the position of a channel in x.
 METAL_FUNC int64_t place_of(int channel, ChannelOrder order) {
   if (order.keys == 0) return channel;
-  const int of_values = channel - 2 * order.all_keys;
+  const int of_values = channel - order.all_keys - order.all_keys;
   const int of_keys = channel % order.all_keys;
   const int64_t group = of_values >= 0 ? of_values / order.values : of_keys / order.keys;
-  const int first = of_values >= 0 ? 2 * order.keys : channel < order.all_keys ? 0 : order.keys;
+  const int first = of_values >= 0 ? order.keys + order.keys : channel < order.all_keys ? 0 : order.keys;
   const int within = of_values >= 0 ? of_values % order.values : of_keys % order.keys;
-  return group * (2 * (order.keys + order.values)) + first + within;
+  const int width = order.keys + order.values;  // half of a group
+  return group * width * 2 + first + within;
 }
 
 // Moves W - 1 columns per channel, which the window holds, without gaps between channels.

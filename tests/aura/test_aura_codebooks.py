@@ -78,7 +78,8 @@ def test_codebooks_ascend_and_are_symmetric(D: int, bits: int) -> None:
     [(2, 0.1160, 0.1190), (3, 0.0340, 0.0338), (4, 0.00931, 0.00918), (8, 4.02e-5, 3.93e-5)],
 )
 def test_mean_squared_error_of_unit_vectors(bits: int, raw: float, corrected: float) -> None:
-    """Of 20,000 random ones with D = 128; a wrong table at 4 or 8 bits has twice or nearly four times the error."""
+    """There are 20,000 random vectors with D = 128. A wrong table has twice the error at 4 bits, and nearly four times
+    at 8."""
     x = torch.nn.functional.normalize(torch.randn(20_000, 128, dtype=torch.float64), dim=-1)
     signs, centroids = reference.aura_signs(128, 0), codebooks.codebook(bits, 128)
     codes, norms, _ = reference.aura_encode(x, signs, codebooks.boundaries(centroids), centroids)

@@ -83,7 +83,7 @@ def test_rotation_is_signs_then_hadamard() -> None:
 
 
 def test_signs_are_those_of_splitmix64() -> None:
-    """The first draws from seed 1234567, as published beside other generators' at Rosetta Code."""
+    """The first draws from seed 1234567 are those that Rosetta Code publishes."""
     draws = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
     assert reference.aura_signs(5, 1234567).tolist() == [-1.0 if draw >> 63 else 1.0 for draw in draws]
     both = torch.cat([reference.aura_signs(512, seed) for seed in range(8)])

@@ -45,8 +45,8 @@ def test_a_stream_decodes_to_what_the_definition_says(window: int, bits: int) ->
 
 @pytest.mark.parametrize(("window", "bits", "at_most"), [(6, 2, 2.0), (4, 1, 1.03)])
 def test_no_stream_that_closes_in_the_same_state_is_nearer(window: int, bits: int, at_most: float) -> None:
-    """Of all 65,536 streams of 16 bits: the second pass is exact, and with 8 values on each side of the joint the first
-    finds a state that costs little (4 are too few for it)."""
+    """The test tries all 65,536 streams of 16 bits. The second pass is exact. With 8 values on each side of the joint,
+    the first pass finds a state that costs little (4 values are too few)."""
     table = trellis.odd(torch.randn(1 << (window - 1), generator=torch.Generator().manual_seed(0)))
     every = torch.tensor(list(itertools.product(range(256), repeat=2)), dtype=torch.uint8)
     x = torch.randn(32, 16 // bits, generator=torch.Generator().manual_seed(0)).double()

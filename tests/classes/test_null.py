@@ -69,8 +69,8 @@ def token_by_token(entry: OpEntry[Any], call: Call) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("null", [-1, 0, -7])
 @pytest.mark.parametrize("op", STEPPED)
 def test_rows_that_are_partly_null(device: torch.device, op: str, null: int) -> None:
-    """The column that a step goes on from decides whether a row is computed, any other whether a state is kept. Of 24
-    indices, which threadgroups look through, and of some past 32, which a kernel does."""
+    """The column that a step continues from decides whether a row is computed, and any other column whether a state is
+    kept. There are 24 indices, which threadgroups look through, and more than 32, which a kernel looks through."""
     entry = REGISTRY[op]
     for accepted in (1, 2, 3):
         call = step_of(entry, null, accepted)

@@ -83,7 +83,7 @@ def cases() -> dict[str, Case]:
 
 
 def rules() -> dict[str, Case]:
-    """Of head sizes on each side of where a kernel divides K, in both layouts of a state."""
+    """Returns cases with head sizes on each side of where a kernel divides K, in both layouts of a state."""
     found: dict[str, Case] = {}
     ops = ("fused_recurrent_gated_delta_rule", "chunk_gated_delta_rule", "chunk_kda")
     for op, (K, V), v_first in itertools.product(ops, ((16, 20), (96, 192), (256, 40)), (False, True)):

@@ -4,10 +4,11 @@ flushed)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from torch import Tensor
 
 import torch_gdn
 from tests.attention.test_paged_attention import attend as attend_to_pages
@@ -94,29 +95,29 @@ AURA |= {"offset": "last", "sinks": True, "starts": True, "block_size": 64, "dty
 AURA |= {"exact": (132, 4)}
 
 
+def in_other_orders(run: Callable[[], Tensor], exact: Tensor) -> None:
+    """No order changes a bit, and arithmetic at the edge stays within the bound."""
+    unkind(seed=0, perturb=False)
+    expected = run()
+    unkind(seed=1, perturb=False)
+    assert_same_bits("o", run(), expected)
+    unkind(seed=3, perturb=True)
+    assert_close("o", run(), exact, 2e-6, head_dim=1)
+
+
 @on_mps()
 @pytest.mark.parametrize("L", [1, 7])
 def test_aura_attention(mps: torch.device, L: int) -> None:
-    """Either form of pass 1: no order changes a bit, and arithmetic at the edge stays within the bound."""
+    """Either form of pass 1."""
     call = aura_call(AURA | {"L": L})
-    unkind(seed=0, perturb=False)
-    expected = attend(mps, call)
-    unkind(seed=1, perturb=False)
-    assert_same_bits("o", attend(mps, call), expected)
-    unkind(seed=3, perturb=True)
-    assert_close("o", attend(mps, call), exact(call), 2e-6, head_dim=1)
+    in_other_orders(lambda: attend(mps, call), exact(call))
 
 
 @on_mps()
 @pytest.mark.parametrize(("queries", "keys"), [([1, 1], [300, 70]), ([3, 30], [150, 40])], ids=["decode", "prefill"])
 def test_paged_attention(mps: torch.device, queries: list[int], keys: list[int]) -> None:
     call = paged_call(queries, keys, HQ=4, HK=1, D=80) | {"window": 200, "sinks": torch.randn(4)}
-    unkind(seed=0, perturb=False)
-    expected = attend_to_pages(mps, call)
-    unkind(seed=1, perturb=False)
-    assert_same_bits("o", attend_to_pages(mps, call), expected)
-    unkind(seed=3, perturb=True)
-    assert_close("o", attend_to_pages(mps, call), exact_of_pages(call), 2e-6, head_dim=1)
+    in_other_orders(lambda: attend_to_pages(mps, call), exact_of_pages(call))
 
 
 @on_mps()

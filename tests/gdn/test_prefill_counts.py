@@ -1,6 +1,6 @@
 """Compares the simulated device's counts of prefill, for the fused_chunk algorithm and for MLX's kernel.
 
-Of one key head with two value heads of 128 x 128; Qwen3-Next's 16/32 have 16 times as much of everything.
+The counts are for one key head with two value heads of 128 x 128. Qwen3-Next's 16/32 heads have 16 times as much.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tensors of more than 2**31 elements on the simulated device, whose memory is there for the pages that are used.
 
-Of 16 bits: a buffer has at most 8 GiB.
+They have 16 bits, because a buffer has at most 8 GiB.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Counts the operations on tensors of mps."""
+"""Counts the operations that a block runs."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -11,15 +12,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 VIEWS = ("view", "_unsafe_view", "expand", "t", "transpose", "slice", "split", "select", "detach", "alias", "unsqueeze")
 
 
-class CountedOperations(TorchDispatchMode):
-    """Counts operations by name, without views, which launch nothing. A `linear` is one launch."""
+def launches(name: str, args: Sequence[Any]) -> bool:
+    """Whether an operation on tensors of mps launches something: views do not. A `linear` is one launch."""
+    return name not in VIEWS and any(isinstance(x, Tensor) and x.device.type == "mps" for x in args)
 
-    def __init__(self) -> None:
+
+class CountedOperations(TorchDispatchMode):
+    """Counts by name the operations that `counts` returns True for."""
+
+    def __init__(self, counts: Callable[[str, Sequence[Any]], bool] = launches) -> None:
         super().__init__()
+        self.counts = counts
         self.calls: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
-        if name not in VIEWS and any(isinstance(x, Tensor) and x.device.type == "mps" for x in args):
+        if self.counts(name, args):
             self.calls[name] += 1
         return func(*args, **(kwargs or {}))

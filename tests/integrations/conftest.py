@@ -14,3 +14,9 @@ def serving() -> Iterator[None]:
     with torch.no_grad():
         yield
     transformers.disable()
+
+
+@pytest.fixture
+def enabled(serving: None) -> None:
+    """Calls of models go to torch_gdn where it takes them."""
+    transformers.enable()

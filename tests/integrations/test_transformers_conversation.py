@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ import torch
 from tests.helpers.devices import ready
 from tests.integrations.models import SERVED_KINDS, SIZES, distance, random_model, random_tokens
 from tests.integrations.serving import Passed, other_version
-from torch_gdn.integrations import transformers
 
 if reason := other_version("ConversationCache"):
     pytest.skip(reason, allow_module_level=True)
@@ -23,14 +21,7 @@ ANSWER = 6
 OPTIONS = {"max_new_tokens": ANSWER, "do_sample": False, "pad_token_id": 0}
 PLENTY = 2**30
 each_kind = pytest.mark.parametrize("kind", SERVED_KINDS)
-
-
-@pytest.fixture(autouse=True)
-def _enabled() -> Iterator[None]:
-    transformers.enable()
-    with torch.no_grad():
-        yield
-    transformers.disable()
+pytestmark = pytest.mark.usefixtures("enabled")
 
 
 def from_scratch(model: Any, prompt: torch.Tensor) -> torch.Tensor:
@@ -216,3 +207,12 @@ def test_what_is_refused(input_ids: torch.Tensor, options: dict[str, Any], messa
 def test_arguments_are_checked(option: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=f"{list(option)[-1]}: expected"):
         ConversationCache(random_model("qwen3_5"), **option)
+
+
+def test_more_than_metal_recommends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_model("qwen3_5").to(ready("mps"))
+    allocated = torch.mps.current_allocated_memory()
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: allocated + 1000)
+    with pytest.raises(torch.OutOfMemoryError, match=r"^ConversationCache: max_bytes: .+ recommends"):
+        ConversationCache(model, 1001)
+    assert ConversationCache(model, 1000).max_bytes == 1000

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.helpers.operations import CountedOperations
 from tests.integrations import models
 from tests.integrations.models import KINDS, random_model, random_tokens
 from tests.integrations.serving import other_version
-from torch_gdn.integrations import transformers
 from torch_gdn.integrations.transformers import in_place
 
 if reason := other_version("decoding in place"):
@@ -28,28 +26,7 @@ CPU = torch.device("cpu")
 RULE = "fused_recurrent_gated_delta_rule"
 OUT_OF_PLACE, IN_PLACE = {RULE: 1}, {f"{RULE}_": 1}
 TOKENS = random_tokens(2, 12)
-
-
-@pytest.fixture(autouse=True)
-def _enabled() -> Iterator[None]:
-    transformers.enable()
-    with torch.no_grad():
-        yield
-    transformers.disable()
-
-
-class Rules(TorchDispatchMode):
-    """Counts the calls of the recurrent rule."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        if name.startswith(RULE):
-            self.calls[name] += 1
-        return func(*args, **(kwargs or {}))
+pytestmark = pytest.mark.usefixtures("enabled")
 
 
 def prompted(model: Any, cache: Any | None = None) -> Any:
@@ -61,7 +38,7 @@ def prompted(model: Any, cache: Any | None = None) -> Any:
 
 def step(model: Any, cache: Any) -> tuple[Tensor, Counter[str]]:
     """The logits of the last token, and which rules ran."""
-    with Rules() as rules:
+    with CountedOperations(lambda name, args: name.startswith(RULE)) as rules:
         output = model(input_ids=TOKENS[:, -1:], past_key_values=cache, use_cache=True)
     return output.logits, rules.calls
 
@@ -205,7 +182,7 @@ def test_packed_boundaries_are_heard() -> None:
     model = random_model("qwen3_5")
     cache = DynamicCache(config=model.config)
     model(input_ids=TOKENS[:1, :-1], past_key_values=cache, use_cache=True)
-    with Rules() as rules:
+    with CountedOperations(lambda name, args: name.startswith(RULE)) as rules:
         model(input_ids=TOKENS[:1, -1:], past_key_values=cache, cu_seq_lens_q=torch.tensor([0, 1]))
     assert rules.calls == OUT_OF_PLACE
 
@@ -250,7 +227,7 @@ def test_sequences_of_one_prompt_do_not_meet(
         tokens: Tensor = model.generate(TOKENS[:1], max_new_tokens=8, pad_token_id=0, **options)
         return tokens.tolist()
 
-    with Rules() as rules:
+    with CountedOperations(lambda name, args: name.startswith(RULE)) as rules:
         found = generated()
     assert rules.calls == {f"{RULE}_": 7}
     monkeypatch.setattr(in_place, "overwritten_state", lambda cache, layer_idx: None)

@@ -231,7 +231,7 @@ def test_named_states_are_taken_last_and_the_one_used_least_recently_first() -> 
     assert sorted(pool.slot_with) == [10, 11, 12]
     pool.hold("b")
     assert sorted(pool.slot_with) == [10, 12]
-    pool.hold_copy("c", 12)  # in the slot of 10: it is the last that is free beside
+    pool.hold_copy("c", 12)  # takes the slot of 10, the only other one that is free
     assert sorted(pool.slot_with) == [12]
     pool.hold_copy("d", 12)  # in its own
     assert pool.layers[0].states[pool.slot_of["d"]].unique().tolist() == [12]

@@ -7,6 +7,7 @@ import gc
 import importlib.metadata
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,14 +19,14 @@ from tests.helpers.devices import ready
 from tests.integrations import models
 from tests.integrations.models import KINDS, distance, random_model
 from torch_gdn.integrations import transformers
-from torch_gdn.integrations.transformers import dispatch, refusal, supports, switch
+from torch_gdn.integrations.transformers import dispatch, refusal, supports, switch, tested
 from torch_gdn.integrations.transformers.functions import FUNCTIONS
 from torch_gdn.integrations.transformers.patches import CONVOLVING_MODELS, KDA_MODELS
 from torch_gdn.self_test.cases import cases_of_calls
 
 CPU = torch.device("cpu")
 EVERYWHERE = [kind for kind in KINDS if models.there(kind)]
-OTHERS = ("GGUF", "experts", "quantised weights")  # that status() says are replaced
+OTHERS = ("GGUF", "experts", "quantised weights", "memory")  # that status() says are replaced
 
 
 @pytest.fixture(autouse=True)
@@ -65,10 +66,12 @@ def test_enabling_tests_the_ops_that_models_call(monkeypatch: pytest.MonkeyPatch
     """The models here are not of Kimi Delta Attention, and generate by themselves."""
     asked: list[Any] = []
     monkeypatch.setattr(switch.self_test, "ensure", asked.append)
+    monkeypatch.setattr(tested, "forms", {(tested.USUAL_DTYPE, tested.USUAL_SIZES)})
     monkeypatch.setitem(switch.self_test.replaced, "l2norm", "y: error 1; the CPU's kernel runs instead, on copies")
     status = transformers.enable(continuous_batching=True)
     assert str(status).endswith("l2norm failed the self-test: y: error 1; the CPU's kernel runs instead, on copies")
     [needed] = asked
+    assert {case.point.dtype for case in needed()} == {torch.bfloat16}
     wanted = set(switch.MODEL_OPS)
     of_experts = set(switch.EXPERT_OPS) if "experts" in status.replaced else set()
     wanted |= of_experts
@@ -89,6 +92,16 @@ def test_enabling_tests_the_ops_that_models_call(monkeypatch: pytest.MonkeyPatch
     found = {case.op for case in called.cases}
     assert found - decoding - whole_layers == (set(switch.MODEL_OPS) | of_experts) - decoding - whole_layers
     assert len(found & decoding) == 1
+    tested_later = len(asked)  # the dtype and head sizes of these models, when the first one runs
+    assert 1 < tested_later <= 2 + len(EVERYWHERE)
+    sizes = {(x.point.K, x.point.V) for x in asked[-1]() if x.op == "chunk_gated_delta_rule"}
+    assert (128, 128) in sizes and len(sizes) > 1
+    half = random_model(EVERYWHERE[0]).half().to(device)
+    with torch.no_grad():
+        half(models.random_tokens(1, 2).to(device))
+    assert len(asked) > tested_later
+    assert {case.op for case in asked[-1]()} == wanted
+    assert {case.point.dtype for case in asked[-1]()} == {torch.float16, torch.float32, torch.bfloat16}
 
 
 def test_enabling_twice_is_enabling_once() -> None:
@@ -113,6 +126,32 @@ def test_status_says_what_is_replaced() -> None:
     assert f"torch_gdn is enabled for transformers {status.transformers}\nqwen3_next: " in status.details()
     assert "qwen3_next" not in str(status)
     assert not transformers.disable().replaced
+
+
+@pytest.mark.skipif(
+    importlib.metadata.version("transformers").startswith("4."),
+    reason="transformers 4 does not count a model's bytes before loading",
+)
+def test_a_model_above_metals_recommendation_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready("mps")
+    model = random_model("qwen3_5")
+    model.save_pretrained(tmp_path)
+    needed = sum(x.nbytes for x in model.parameters())
+    allocated = torch.mps.current_allocated_memory()
+    monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: allocated)
+
+    def load(spare: int) -> Any:
+        monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: allocated + needed + spare)
+        return type(model).from_pretrained(tmp_path, device_map="mps", dtype=torch.float32)
+
+    transformers.enable()
+    with pytest.raises(torch.OutOfMemoryError, match=r"^the weights of Qwen3_5ForCausalLM: .+ recommends"):
+        load(-1)
+    assert load(0).device.type == "mps"
+    transformers.disable()
+    load(-1)
 
 
 def test_the_first_line_counts_the_layers_of_models_that_exist() -> None:

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 INSTALLED = "5.23.0"
 WITH_KERNELS = "5.22.0"  # the last whose version of kernels could be had
 HTTPX = ("httpx<1", "httpcore<2", "h11<1", "anyio<5", "sniffio<2")  # of huggingface_hub before 2
-# What each was released with; the rest is as in this environment.
+# The packages that each version was released with. The others are those of this environment.
 PACKAGES: dict[str, tuple[str, ...]] = {
     "4.57.6": ("huggingface_hub<1", "tokenizers<0.23"),
     "5.12.0": ("huggingface_hub<2", "tokenizers<0.23", *HTTPX),

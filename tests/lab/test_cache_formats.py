@@ -101,7 +101,7 @@ def test_planes_of_bits_unpack(bits: int) -> None:
 
 
 def test_rotated_before_and_back_after() -> None:
-    """What the format gets has its energy in every channel; what comes back is in the places that it came from."""
+    """The format gets a vector with energy in every channel. The decoded one has it in the original places."""
     x, seen = torch.eye(128)[:3], list[Tensor]()
 
     def keep(rotated: Tensor) -> Stored:
@@ -158,7 +158,7 @@ def test_tables_and_plot(found: dict, tmp_path: Path) -> None:
 
 
 def test_the_documentation_has_a_row_of_each(found: dict) -> None:
-    page = (ROOT / "docs/aura.md").read_text()
+    page = (ROOT / "docs/lab/cache-formats.md").read_text()
     for row in format_quality.table(found).split("\n")[2:]:
         name, bits = row.split("|")[1:3]
         expected = "8.000" if name.startswith(" fp8") else bits.strip()

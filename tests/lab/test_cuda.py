@@ -369,7 +369,7 @@ def test_the_page_has_every_number() -> None:
     found |= {"times": [timed], "copy_rate": 4.2e12, "sanitizers": [{"tool": "memcheck", "errors": 0, "places": []}]}
     text = page.text(found)
     assert "3 kernels in 5 variants gave the values below, in 7 cases, on one GPU (CUDA 1)." in text
-    assert "| `solve_tril` | 1 | 3.25e-07 | 1.50e-07 |" in text and "| `memcheck` | 0 | - |" in text
+    assert "| `solve_tril` | 1 | 3.25e-07 | 1.50e-07 |" in text and "`memcheck`: none." in text
     assert "| decode [V, K] B 8 | 7.4 | 3.7 | 2.00 | - |" in text and "4.20 TB/s" in text
     assert "| decode [V, K] B 8 | 7.4 | MLX 9.0, FLA 8.0 | 0.93 |" in text  # 7.44 / 8.0
     assert "(mlx 1.2)" in text and "2 of the cases are wrong calls" in text and "Not measured: no ncu here." in text
@@ -377,12 +377,15 @@ def test_the_page_has_every_number() -> None:
     assert "1e-6: `A_inv` of `solve_tril 64`, 3.2e-06 (there 1.5e-07)" in page.text(
         found | {"values": [value | {"error": 3.2e-6}]}
     )
+    sanitizer = {"tool": "memcheck", "errors": 2, "places": ["a", "b"]}
+    assert "| `memcheck` | 2 | a; b |" in page.text(found | {"sanitizers": [sanitizer]})
     shares = [
         {"kernel": "solve_tril_64", "loads": 0.35, "stores": 0.59},
         {"kernel": "aura_flash_p1_matrix_8_4_64", "loads": 0.2, "stores": 0.0},
+        {"kernel": "aura_flash_p1_matrix_8_2_80", "loads": 0.1, "stores": 0.3},
         {"kernel": "l2norm", "loads": 0.04, "stores": 0.0},
     ]
     text = page.text(found | {"conflicts": shares})
     assert "| `solve_tril_64` | 35% | 59% | not known |" in text and "l2norm" not in text
-    assert "| `aura_flash_p1_matrix_8_4_64` | 20% | 0% | quarters, halves, data |" in text  # of the longest name
-    assert "3 kernel variants were" in text
+    assert "| `aura_flash_p1_matrix_8` | 20% | 30% | quarters, halves, data |" in text  # by the longest name, the worst
+    assert "4 kernel variants were" in text

@@ -1,5 +1,5 @@
 """lab.studies.kv_formats, kv_models and kv_quality: bits against bytes, codes against definitions, attention against a
-cache that grows token by token, and the tables; docs/aura.md has the figures."""
+cache that grows token by token, and the tables; docs/lab/cache-formats.md has the figures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORMATS = all_formats()
 
 
 def with_exact(bits: float, exact: float) -> float:
-    """Of 8,192 tokens, so many in float16."""
+    """Returns bits per value if `exact` of 8,192 tokens are in float16."""
     return bits + exact / 8192 * (16 - bits)
 
 
@@ -175,6 +175,6 @@ def test_table_verdicts_and_plot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 def test_the_page_has_the_table_of_the_results() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs/aura.md").read_text()
+    page = (Path(__file__).resolve().parents[2] / "docs/lab/cache-formats.md").read_text()
     assert kv_quality.table(kv_quality.read(), FORMATS) in page
     assert math.isfinite(sum(found["kl"] for found in kv_quality.read()["SmolLM2, 8k"].values()))

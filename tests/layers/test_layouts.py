@@ -1,21 +1,56 @@
-"""Layers whose small tensors lie anywhere in memory."""
+"""Ops on rows take tensors of any number of dimensions, anywhere in memory."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import Tensor
 
-from tests.helpers.errors import assert_close, assert_same_bits
-from torch_gdn import reference
+from tests.helpers.entries import assert_exact
+from tests.helpers.errors import assert_same_bits
+from torch_gdn.testing import REGISTRY
+from torch_gdn.testing.inputs import tensors_of, to_device, unaligned
+from torch_gdn.testing.layers import RowPoint
+
+POINT = RowPoint(D=64)
+each_op = pytest.mark.parametrize("op", [op for op, x in REGISTRY.items() if type(x.small) is RowPoint])
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "part of a projection": lambda x: torch.cat([x, x, x], -1)[..., x.shape[-1] : 2 * x.shape[-1]],
+    "odd offset": unaligned,
+    "heads first": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2) if x.dim() > 2 else x,
+    "last stride 2": lambda x: x.repeat_interleave(2, dim=-1)[..., ::2],
+}
 
 
-def test_the_weights_of_norms_without_alignment(device: torch.device) -> None:
-    x, g, weight = torch.randn(2, 5, 3, 64), 3 * torch.randn(2, 5, 3, 64), torch.rand(64)
-    there = torch.cat([weight.new_zeros(1), weight]).to(device)[1:]
-    y = torch.ops.gdn.rms_norm_gated(x.to(device), g.to(device), there).cpu()
-    assert_close("y", y, reference.rms_norm_gated(x.double(), g.double(), weight.double()), 3e-7)
-    y, _ = torch.ops.gdn.rms_norm(x.to(device), there, g.to(device))
-    assert_close("y", y.cpu(), reference.rms_norm(x.double(), weight.double(), g.double())[0], 3e-7)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@each_op
+def test_any_strides(device: torch.device, op: str, layout: str) -> None:
+    """Of each tensor in turn, while the others are contiguous."""
+    call = REGISTRY[op].call(POINT)
+    for name in tensors_of(call):
+        view = LAYOUTS[layout](call[name])
+        assert torch.equal(view, call[name])
+        assert_exact(REGISTRY[op], POINT, call | {name: view}, device)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 1, 2, 3), (2, 0)], ids=str)
+@each_op
+def test_any_number_of_dimensions(device: torch.device, op: str, shape: tuple[int, ...]) -> None:
+    """And no rows at all, which is no launch."""
+    entry = REGISTRY[op]
+    call = entry.call(POINT)
+    rows = max((call[name].shape for name in tensors_of(call)), key=len)
+    for name in tensors_of(call):
+        if call[name].shape == rows:
+            kept = rows[-2:] if op == "fused_kda_gate" else rows[-1:]
+            call[name] = torch.randn(*shape, *kept, dtype=call[name].dtype)
+    results = entry.run(to_device(call, device))
+    first = results[0] if isinstance(results, tuple) else results
+    assert first.shape[: len(shape)] == shape
+    if first.numel():
+        assert_exact(entry, POINT, call, device)
 
 
 @pytest.mark.parametrize("T", [3, 40])

@@ -103,7 +103,7 @@ def test_threadgroup_bytes_are_what_the_simulated_device_counts() -> None:
     import mps_simulator
 
     mps_simulator.activate()
-    ops = {"solve_tril", "aura_flash_p1", *share_of(list(REGISTRY), 4)}
+    ops = {"solve_tril", "aura_flash_p1", *share_of(list(REGISTRY), 16)}
     with recording() as recorded:
         call_kernels(ops)
     with mps_simulator.profile() as profile:

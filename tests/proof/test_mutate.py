@@ -11,9 +11,9 @@ from proof.checks import Silent
 from proof.mutate import scratch
 from proof.mutate.__main__ import run_all
 from proof.mutate.faults import CHECKOUT, KINDS, PARTS, Fault, all_faults, sample
-from proof.mutate.page import PAGE, page_text
+from proof.mutate.page import PAGE, RECORD, page_text, record_text, recorded
 from proof.mutate.scratch import Finished
-from proof.mutate.trial import BROKEN, CAUGHT, FALSE, LATE, MISSED, PROOF, Verdict, failed_test
+from proof.mutate.trial import BROKEN, CAUGHT, FALSE, LATE, MISSED, NOT_RUN, PROOF, Verdict, failed_test
 from tests.proof.needs import needs_simulated_device
 
 FAULTS = all_faults()
@@ -150,15 +150,17 @@ def test_a_failed_test_with_spaces_in_its_name(line: str, test: str, reason: str
     assert failed_test(finished) == (test, reason)
 
 
-def test_the_page_has_every_fault() -> None:
-    page = PAGE.read_text()
-    missing = [fault.id for fault in FAULTS if f"| {fault.name} | {fault.kind} |" not in page]
-    assert not missing
+def test_the_record_and_the_page_have_every_fault() -> None:
+    found = recorded(RECORD.read_text())
+    assert RECORD.read_text() == record_text(FAULTS, found)
+    assert PAGE.read_text() == page_text(FAULTS, found)
 
 
-def test_the_page_says_what_is_missed() -> None:
-    fault = planted("a", "b")
-    assert "**MISSED**" in page_text([fault], {fault.id: Verdict(MISSED)})
+def test_the_record_and_the_page_say_what_is_missed() -> None:
+    new, missed = planted("a", "b"), planted("c", "d")
+    found = recorded(record_text([new, missed], {missed.id: Verdict(MISSED)}))
+    assert found == {new.id: Verdict(NOT_RUN)} | {missed.id: Verdict(MISSED)}
+    assert f"- {missed.id}: MISSED\n" in page_text([new, missed], found)
 
 
 def test_the_checkout_says_what_the_simulated_device_builds() -> None:

@@ -161,7 +161,7 @@ def test_threads_meet_again_behind_a_function_that_some_left_early() -> None:
     assert problems(f"touch(x, index); {BARRIER}", before) == []
 
 
-# What a loop, a jump or an overflow makes of a number that was known before: the branch is not dead.
+# A loop, a jump or an overflow changes a number that was known before, so the branch is not dead.
 ALIVE = {
     "a later round of an unrolled loop": "{unroll}for (int n = 0; n < 4; ++n) {{ if (n == 2) {{}} }}",
     "a later round of a loop": "for (uint n = 0; n < count; ++n) {{ if (n == 2) {{}} }}",

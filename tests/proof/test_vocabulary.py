@@ -16,6 +16,7 @@ from tests.proof.needs import needs_clang
 from torch_gdn._recorder import KernelVariant
 
 pytestmark = [needs_clang, pytest.mark.xdist_group("strict")]
+needs_every_kernel = pytest.mark.sweep(1, seeds=3)  # all kernels are parsed, which takes 15 seconds
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +37,7 @@ def projects() -> list[vocabulary.Project]:
         pytest.skip(str(reason))
 
 
+@needs_every_kernel
 def test_the_table_has_every_word_and_no_other(words: set[Word]) -> None:
     assert words == vocabulary.read_table().keys(), "python -m proof --only vocabulary --write"
 
@@ -49,6 +51,7 @@ def test_the_sources_have_the_words(projects: list[vocabulary.Project]) -> None:
     assert vocabulary.sources(table, projects) == table, "python -m proof --only vocabulary --write"
 
 
+@needs_every_kernel
 def test_words_of_each_kind_are_seen(words: set[Word]) -> None:
     expected = {
         Word("header", "metal_stdlib"),
@@ -65,11 +68,13 @@ def test_words_of_each_kind_are_seen(words: set[Word]) -> None:
     assert expected <= words
 
 
+@needs_every_kernel
 def test_our_own_names_are_no_words(words: set[Word]) -> None:
     own = {"UNROLL", "load_even_fragment", "chunk_fwd_h", "kStride", "LanePosition", "tokens", "T", "C", "ErrorLog"}
     assert not own & {word.text for word in words}
 
 
+@needs_every_kernel
 def test_a_new_word_is_not_in_the_table(
     trees: list[Tree], words: set[Word], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

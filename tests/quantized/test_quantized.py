@@ -60,8 +60,8 @@ def test_many_columns(device: torch.device, M: int) -> None:
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("M", [1, 9])
 def test_symmetric_weights_lose_no_digits_to_their_offset(device: torch.device, M: int, bits: int) -> None:
-    """Of codes around their middle, biases are -middle * scales: where x is constant, sums of codes times x and of x
-    alone would cancel each other.
+    """If codes lie around their middle, biases are -middle * scales. With a constant x, sums of codes times x and of x
+    alone would cancel.
     """
     call = draw_linear(QuantizedPoint(F32, M=M, N=40, K=1024, bits=bits, group=128))
     call |= {"biases": -(2.0 ** (bits - 1)) * call["scales"], "x": 1 + 0.001 * torch.randn(M, 1024)}

@@ -484,10 +484,14 @@ def test_the_layer_compiles_without_a_graph_break() -> None:
 
 
 def test_the_layer_fails_when_the_compiled_one_differs() -> None:
-    def off_by_one(graph: Any, inputs: Any) -> Any:
-        return lambda *tensors: [x + 1 for x in graph(*tensors)]
+    def broken(by: Callable[[Any], int]) -> Any:
+        """A backend whose graphs are off by a number."""
+        return lambda graph, inputs: lambda *tensors: [x + by(graph) for x in graph(*tensors)]
 
-    assert "output: error" in layer.check_layer(CPU, backend=off_by_one).problem  # type: ignore[arg-type]
+    with_ops = broken(lambda graph: "gdn" in graph.code)
+    assert "output: error" in layer.check_layer(CPU, backend=with_ops).problem
+    with pytest.raises(LeftOut, match="Inductor fails without torch_gdn's ops too: output: error"):
+        layer.check_layer(CPU, backend=broken(lambda graph: 1))
 
 
 class TestTwoReports:

@@ -149,3 +149,27 @@ def test_setbytes_passes_indices_of_the_host_up_to_metals_limit(slots: int, copi
     assert profile.copies == copies and profile.waits == len(copies)
     torch.testing.assert_close(found.cpu(), y)
     torch.testing.assert_close(there[-1].cpu(), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("sequences", [3, 12], ids=["each threadgroup searches", "one launch searches"])
+@pytest.mark.parametrize("columns", [slice(1, 4), slice(0, 5, 2)], ids=["neighbours", "columns apart"])
+def test_slots_in_a_part_of_a_table_are_not_copied(columns: slice, sequences: int) -> None:
+    """A server's table has more columns than a step has tokens."""
+    import mps_simulator
+
+    device = ready("mps")
+    case = make_case(3, 32, 32, B=sequences, H=1, HV=2).to(device)
+    table = (torch.randperm(5 * sequences) + 1).view(sequences, 5).int().to(device)
+    part, pool = table[:, columns], torch.randn(5 * sequences + 1, 2, 32, 32).to(device)
+    found = []
+    for indices in (part.contiguous(), part):
+        states = pool.clone()
+        torch.mps.synchronize()
+        with mps_simulator.profile() as profile:
+            o = torch_gdn.fused_recurrent_gated_delta_rule_(*case.qkv, case.g, case.beta, states, indices)
+        launched = ["locate_slots_4"] * (part.numel() > 32)
+        assert [name for name in profile.kernels if not name.startswith("fused_recurrent")] == launched
+        assert (profile.copies, profile.waits, profile.fallbacks) == ({}, 0, {}), str(profile)
+        found.append((o, states))
+    for name, expected, x in zip(("o", "state_pool"), *found, strict=True):
+        assert_same_bits(name, x, expected)

@@ -105,6 +105,11 @@ def test_wheel_states_the_torch_and_python_that_it_accepts(metadata: Message) ->
     assert metadata["Requires-Python"] == ">=3.10"
 
 
+def test_the_extra_has_what_the_program_of_the_readme_needs(metadata: Message) -> None:
+    extra = [line for line in metadata.get_all("Requires-Dist", []) if 'extra == "transformers"' in line]
+    assert {re.match(r"\w+", line)[0] for line in extra} == {"transformers", "accelerate"}  # type: ignore[index]
+
+
 PLACES = "import torch_gdn; print(torch_gdn.__file__); print(torch_gdn._C.shader_directory())"
 
 

@@ -1,4 +1,4 @@
-"""`make lint` finds the phrases of .codespell/phrases.txt in the documentation, and takes plain sentences."""
+"""`make lint` finds the phrases of .codespell/phrases.txt in pages and in code, and accepts plain sentences."""
 
 from __future__ import annotations
 
@@ -20,6 +20,14 @@ def found_in(page: Path, text: str) -> set[str]:
 def test_each_phrase_is_found(tmp_path: Path) -> None:
     text = "".join(f"It ends. {each.capitalize()}: a.\nIt ends. {each.capitalize()} a.\n" for each in PHRASES)
     assert found_in(tmp_path / "bad.md", text) == set(PHRASES)
+
+
+def test_comments_and_docstrings_are_read(tmp_path: Path) -> None:
+    starts = ("of", "nothing of")
+    for line in ("// {} a tensor.", "# {} a tensor.", '"""{} a tensor."""'):
+        text = "".join(line.format(start.capitalize()) + "\n" for start in starts)
+        assert found_in(tmp_path / "bad.txt", text) == set(starts)
+    assert found_in(tmp_path / "good.py", "x = y is None  # or there is none\n") == set()
 
 
 def test_plain_sentences_pass(tmp_path: Path) -> None:

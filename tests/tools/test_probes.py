@@ -17,7 +17,7 @@ from torch_gdn.check.probes import PROBES, check_probe
 
 pytestmark = pytest.mark.xdist_group("check")
 INCREMENT = ("memory", "float(x[i]) + 1.0f", "float(x[i]) + 1.5f")
-# What is changed in which file of shaders/probes.
+# Which change to make in which file of shaders/probes.
 PLANTED = {
     "matrix layout": (
         "matrix",
@@ -84,8 +84,16 @@ def test_a_probe_fails_on_a_planted_fault(mps: torch.device, with_planted_faults
     assert problem.startswith(f"{PROBES[name].assumption}: does not hold: ")
 
 
-def test_every_probe_has_a_planted_fault_but_that_of_torch() -> None:
-    assert PROBES.keys() - PLANTED.keys() == {"torch's matmul"}
+def test_every_probe_of_a_kernel_has_a_planted_fault() -> None:
+    assert PROBES.keys() - PLANTED.keys() == {"torch's matmul", "GPU clock"}
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e6])
+def test_a_clock_that_stands_still_or_is_too_fast_is_found(
+    mps: torch.device, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    monkeypatch.setattr(_C, "wait_and_time", lambda: seconds)
+    assert f"does not hold: {seconds} s of work were done after" in check_probe(mps, "GPU clock").problem
 
 
 def test_a_launch_refuses_what_would_not_be_bound(mps: torch.device) -> None:

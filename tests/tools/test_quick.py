@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.quick import QUICK, is_quick
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.sweep(1, seeds=3)
 def test_each_line_names_tests() -> None:
     files = sorted({f"tests/{line.partition('::')[0]}" for line in QUICK})
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "quick", *files]

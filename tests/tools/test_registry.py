@@ -51,10 +51,12 @@ def test_the_check_computes_every_kernel() -> None:
     assert {kernel for step in steps for kernel in step.kernels} == kernels()
 
 
+@pytest.mark.sweep(1, seeds=3)
 def test_every_shader_is_some_kernels_file(launches: list[Launch]) -> None:
     assert {launch.variant.file for launch in launches} == set(shaders_of_ops())
 
 
+@pytest.mark.sweep(1, seeds=3)
 def test_every_model_dtype_and_layout_is_called(launches: list[Launch]) -> None:
     names = {launch.variant.name for launch in launches}
     for K, V in MODEL_SIZES:

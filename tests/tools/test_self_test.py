@@ -23,6 +23,7 @@ from tests.integrations import test_vllm_gated_delta_net as vllm_layer
 from tests.integrations.test_vllm_gated_delta_net import DECODES
 from tests.integrations.test_vllm_gated_delta_net import PREFILLS as PREFILLED
 from torch_gdn import _C, info, prefill_algorithm, self_test, tuning_cache
+from torch_gdn.aura import tested as aura_tested
 from torch_gdn.integrations.serving import working_variants
 from torch_gdn.integrations.transformers import functions
 from torch_gdn.integrations.vllm import gated_delta_net
@@ -31,6 +32,7 @@ from torch_gdn.self_test import run, verdicts
 from torch_gdn.self_test.cases import Case, cases_of, cases_of_calls
 from torch_gdn.testing import REGISTRY, OpEntry, inputs
 from torch_gdn.testing.bounds import relative_error
+from torch_gdn.testing.decode import DecodePoint
 from torch_gdn.testing.gdn import ALGORITHMS, CHUNK, STAGES, RulePoint
 from torch_gdn.testing.inputs import Call, to_device
 from torch_gdn.testing.layers import ConvolutionPoint, RowPoint
@@ -41,7 +43,7 @@ PREFILLS = [Case(CHUNK, replace(RULE, algorithm=each)) for each in ALGORITHMS]
 DECODE, DECODE_ = (Case(f"fused_recurrent_gated_delta_rule{x}", replace(RULE, tokens=2)) for x in ("", "_"))
 NORM = Case("rms_norm_gated", RowPoint(D=32))
 UPDATE = Case("causal_conv1d_update_", ConvolutionPoint(tokens=1))
-# What is changed in a shader so that its numbers are wrong.
+# A change of a shader that makes its numbers wrong.
 WRONG = {
     "gdn/fused_chunk_gated_delta_rule": (
         "store_even_fragment(own_values, kValueStride, at, output)",
@@ -50,6 +52,7 @@ WRONG = {
     ),
     "gdn/fused_recurrent_gated_delta_rule": ("= parameters.scale * update_and_read", "parameters.scale", "1.1f"),
     "layers/rms_norm_gated": ("1.0f / (1.0f + gate_exp(-logit.at[i]))", "(1.0f +", "(1.1f +"),
+    "aura/aura_encode": ("half(norm / kept_norm * grow)", "norm /", "1.1f * norm /"),
     "layers/causal_conv1d_update": ("(window, filter, parameters.has_silu != 0)", "!= 0", "== 0"),
 }
 each_fault = pytest.mark.parametrize("compiles", [False, True], ids=["does not compile", "wrong numbers"])
@@ -60,6 +63,7 @@ def forget() -> None:
     replacing.restore()
     run._known.clear()
     run._warned.clear()
+    aura_tested.tested.clear()
     _C.clear_pipelines()
 
 
@@ -272,6 +276,34 @@ def test_warm_up_of_vllm_replaces_what_its_layers_call(on_mps: torch.device, pla
     tested = verdicts.read(verdicts.machine())
     assert "fused_recurrent_gated_delta_rule_ float, K 32, V 48, state_v_first, normalise, tokens 3" in tested
     assert relative_error(forward(on_mps), forward(torch.device("cpu"))) < 1e-6
+
+
+@each_fault
+def test_a_cache_of_codes_tests_its_ops_in_its_form(on_mps: torch.device, plant: Plant, compiles: bool) -> None:
+    plant("aura/aura_encode", compiles)
+    with pytest.warns(UserWarning, match="aura_encode_: .*; calls raise an error"):
+        cache = torch_gdn.aura.KVCache("8v4", 1, 1, 64, 8, on_mps, torch.float16, tail=0, sinks=0)
+    rows = torch.zeros(1, 1, 1, 64, dtype=torch.float16, device=on_mps)
+    with pytest.raises(RuntimeError, match=r"^aura_encode_: its kernel failed the self-test on"):
+        cache.append(rows, rows)
+    stored = verdicts.read(verdicts.machine())
+    assert {x.op for x in stored.values()} == {"aura_encode_", "aura_decode", "aura_attention", "paged_attention_"}
+    assert all(name.startswith(f"{x.op} half, ") for name, x in stored.items())
+    assert {x.op for x in stored.values() if x.problem} == {"aura_encode_"}
+
+
+def test_sizes_that_an_op_refuses_are_no_fault_of_a_kernel(on_mps: torch.device) -> None:
+    too_large = Case("gdn_decode_", DecodePoint(K=256, tokens=1))
+    with pytest.raises(ValueError, match="state_pool"):
+        computed(too_large, on_mps)
+    assert ensure(too_large) == "" and not self_test.replaced
+
+
+def test_a_test_inside_a_recording_runs(on_mps: torch.device) -> None:
+    with torch_gdn.recording() as recorded:
+        assert ensure(NORM) == ""
+    assert recorded.launches == []
+    assert verdicts.read(verdicts.machine())[NORM.name].problem == ""
 
 
 def test_an_interrupted_test_has_no_verdict(on_mps: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sysconfig
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,29 @@ def test_no_schema_error(workflow: Path) -> None:
 @each_workflow
 def test_no_finding(workflow: Path) -> None:
     assert not findings(workflow)
+
+
+def missing_actions(text: str, files: Collection[str]) -> list[str]:
+    """Returns the actions of this repository that a workflow uses and that `files` lacks."""
+    return [name for name in re.findall(r"uses: [$.]/(\S+)", text) if f"{name}/action.yml" not in files]
+
+
+def test_the_actions_that_workflows_use_are_committed() -> None:
+    """.gitignore must not name their folder."""
+    listed = subprocess.run(["git", "ls-files", ".github"], cwd=ROOT, text=True, capture_output=True, check=True).stdout
+    committed = set(listed.splitlines())
+    texts = [path.read_text() for path in sorted((ROOT / ".github/workflows").glob("*.yml"))]
+    assert [missing for text in texts if (missing := missing_actions(text, committed))] == []
+    assert "uses: $/.github/actions/install\n" in "".join(texts)
+    assert missing_actions("uses: $/.github/actions/build\nuses: a/b@c", committed) == [".github/actions/build"]
+
+
+def test_an_action_has_no_schema_error_and_no_finding(tmp_path: Path) -> None:
+    (action,) = (ROOT / ".github/actions").glob("*/action.yml")
+    assert schema_problem("vendor.github-actions", action) == ""
+    assert not findings(action)
+    (tmp_path / "action.yml").write_text(action.read_text().replace("description:", "descriptions:"))
+    assert "description" in schema_problem("vendor.github-actions", tmp_path / "action.yml")
 
 
 def schema_problem(schema: str, path: Path) -> str:

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -45,17 +45,24 @@ def environment(device: str, first: Sequence[Path] = ()) -> dict[str, str]:
     return variables
 
 
-def run_engine(device: str, scenario: dict[str, Any], first: Sequence[Path] = ()) -> dict[str, Any]:
-    (result,) = run_engines(device, [scenario], first)
+def run_engine(
+    device: str, scenario: dict[str, Any], first: Sequence[Path] = (), variables: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    (result,) = run_engines(device, [scenario], first, variables)
     return result
 
 
-def run_engines(device: str, scenarios: list[dict[str, Any]], first: Sequence[Path] = ()) -> list[dict[str, Any]]:
-    """One engine after the other, in one process."""
+def run_engines(
+    device: str,
+    scenarios: list[dict[str, Any]],
+    first: Sequence[Path] = (),
+    variables: Mapping[str, str] | None = None,
+) -> list[dict[str, Any]]:
+    """One engine after the other, in one process. `variables` change its environment."""
     done = subprocess.run(
         [sys.executable, str(HERE / "scenario.py")],
         input=json.dumps(scenarios),
-        env=environment(device, first),
+        env=environment(device, first) | dict(variables or {}),
         capture_output=True,
         text=True,
         timeout=1500,

@@ -34,15 +34,45 @@ def run(scenario: dict[str, Any]) -> dict[str, Any]:
         "seed": 0,
     }
     llm = LLM(model=scenario["model"], **{**options, **scenario["options"]})
-    compiled = pipelines()
+    compiled, copies = pipelines(), copies_per_step(llm)
     results = [run_round(llm, each) | {"metrics": metrics(llm)} for each in scenario["rounds"]]
     return {
         "rounds": results,
         "metrics": metrics(llm),
         "pool": pool(llm),
         "compiled late": sorted(pipelines() - compiled),
+        "copies per step": copies,
         "version": version(),
     }
+
+
+def copies_per_step(llm: Any) -> list[int]:
+    """Returns a list that gets the number of copies from the host to mps in each of the engine's steps."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Copies(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.count = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result, name = func(*args, **(kwargs or {})), func._schema.name
+            if name in ("aten::copy_", "aten::_to_copy"):
+                source, target = (args[1], args[0]) if name == "aten::copy_" else (args[0], result)
+                self.count += (source.device.type, target.device.type) == ("cpu", "mps")
+            return result
+
+    counts: list[int] = []
+    step = llm.llm_engine.step
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        with Copies() as copies:
+            result = step(*args, **kwargs)
+        counts.append(copies.count)
+        return result
+
+    llm.llm_engine.step = counted
+    return counts
 
 
 def run_round(llm: Any, each: dict[str, Any]) -> dict[str, Any]:

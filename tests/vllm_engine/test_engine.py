@@ -273,8 +273,8 @@ def test_aborted_requests_and_sleep_leave_nothing(device: str, reference: Any) -
 
 
 def test_a_seed_gives_the_same_tokens_alone_and_in_a_batch(device: str) -> None:
-    """Alone the prompt comes in three parts, beside a prompt of 61 tokens in four; each but the last samples a token
-    that is thrown away."""
+    """Alone, the prompt is split into three parts, and together with a prompt of 61 tokens into four. Each part except
+    the last samples a token that is thrown away."""
     prompt, other = list(TEXT[97:227]), list(TEXT[:61])
     sampled = {"tokens": GREEDY_TOKENS, "sampling": {"temperature": 1.0, "seed": 7}}
     result = run_engine(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import itertools
+import json
 import logging
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,8 @@ import torch
 from safetensors.torch import save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.vllm_engine.models import config_of
+from tests.vllm_engine.conftest import run_engine
+from tests.vllm_engine.models import config_of, model_of
 
 OTHER_PLATFORM = "vllm.platforms.interface.UnspecifiedPlatform"
 
@@ -531,3 +533,20 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_read(
     worker.device = torch.device("mps")
     with pytest.raises(torch.OutOfMemoryError, match=r"^the weights in .+ Metal recommends at most"):
         worker.load_model()
+
+
+def test_a_step_copies_little_to_the_device_where_the_kernels_are_tested(tmp_path: Path) -> None:
+    """Of prompts and of tokens that follow them. The self-test passes for every kernel that the model needs."""
+    texts = [list(range(1, 20)), list(range(3, 40))]
+    scenario = {
+        "model": str(model_of("qwen3_next", tmp_path)),
+        "options": {},
+        "rounds": [{"prompts": texts, "tokens": 4}],
+    }
+    variables = {"TORCH_GDN_SELF_TEST": "auto", "TORCH_GDN_TUNING_CACHE": str(tmp_path / "table.json")}
+    result = run_engine("mps", scenario, variables=variables)
+    assert len(result["copies per step"]) == 4 and max(result["copies per step"]) <= 3
+    [verdicts] = tmp_path.glob("self_test_*.json")
+    tested = json.loads(verdicts.read_text())["verdicts"].values()
+    assert {"gdn_decode_", "chunk_gated_delta_rule_", "paged_attention_"} <= {each["op"] for each in tested}
+    assert not [each for each in tested if each["problem"]]

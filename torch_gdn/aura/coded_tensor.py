@@ -27,7 +27,7 @@ class CodedTensor:
         self.means = torch.zeros(shape, device=device) if means else None
 
     def filled(self, length: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Of the first `length` tokens. An index of slices would take twice as long as `narrow`."""
+        """Returns the first `length` tokens. An index of slices would take twice as long as `narrow`."""
         means = None if self.means is None else self.means.narrow(2, 0, length)
         return self.codes.narrow(2, 0, length), self.norms.narrow(2, 0, length), means
 

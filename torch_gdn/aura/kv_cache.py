@@ -5,8 +5,8 @@ import os
 import torch
 from torch import Tensor
 
-from torch_gdn.aura import file
-from torch_gdn.aura.codebooks import aura_signs, codebook
+from torch_gdn.aura import file, tested
+from torch_gdn.aura.codebooks import DIMENSIONS, aura_signs, codebook
 from torch_gdn.aura.coded_tensor import DTYPES, CodedTensor, dtype_name
 from torch_gdn.aura.exact_rows import ExactRows
 from torch_gdn.aura.scheme import Scheme
@@ -27,7 +27,7 @@ class KVCache:
     steps only store their token. If you append a long prompt at once, all of it but the tail becomes codes at once.
 
     Args:
-        scheme: a `Scheme` or its name; "8v4" is the safe one.
+        scheme: a `Scheme` or its name; start with "8v4".
         batch, kv_heads: B and HK.
         head_dim: D, 64, 80, 96, 128, 256 or 512.
         capacity: how many tokens fit, until `reserve` grows it.
@@ -75,6 +75,9 @@ class KVCache:
         if dtype not in DTYPES:
             raise TypeError(f"KVCache: dtype: expected bfloat16, float16 or float32, got {dtype_name(dtype)}")
         self.scheme = scheme if isinstance(scheme, Scheme) else Scheme(scheme)
+        bits = (self.scheme.key_bits, self.scheme.value_bits)
+        if head_dim in DIMENSIONS:
+            tested.test((bits, head_dim, dtype), torch.device(device))
         self.kv_heads, self.head_dim, self.dtype, self.seed = kv_heads, head_dim, dtype, seed
         self.tail, self.sinks, self.capacity = tail, sinks, capacity
         self.length = self.coded = 0  # all tokens, and those that are codes

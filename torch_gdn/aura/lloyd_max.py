@@ -5,7 +5,7 @@ the cells' boundaries the midpoints between centroids; for a log-concave density
 (Fleischer 1964). Iterating the two conditions (Lloyd's method) takes ever longer with more levels: 100 rounds leave a
 table of 256 levels with 3.8 times the squared error it could have. Newton's method converges in some ten.
 
-    python -m torch_gdn.aura.lloyd_max        writes codebooks.json beside this file
+    python -m torch_gdn.aura.lloyd_max        writes codebooks.json into this folder
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def newton_step(c: Tensor, D: int) -> Tensor:
 
 
 def density(x: Tensor, D: int) -> Tensor:
-    """Of a coordinate, up to a factor."""
+    """Returns the density of a coordinate, up to a factor."""
     return (1 - x * x).clamp(min=0) ** ((D - 3) / 2)
 
 
@@ -81,13 +81,13 @@ def cell_integrals(c: Tensor, D: int) -> tuple[Tensor, Tensor]:
 def gauss_legendre(nodes: int) -> tuple[Tensor, Tensor]:
     """Nodes and weights on [-1, 1], from the eigenvectors of the recurrence's matrix (Golub and Welsch 1969)."""
     n = torch.arange(1, nodes, dtype=torch.float64)
-    beside = n / (4 * n * n - 1).sqrt()
-    x, vectors = torch.linalg.eigh(torch.diag(beside, 1) + torch.diag(beside, -1))
+    off_diagonal = n / (4 * n * n - 1).sqrt()
+    x, vectors = torch.linalg.eigh(torch.diag(off_diagonal, 1) + torch.diag(off_diagonal, -1))
     return x, 2 * vectors[0] ** 2
 
 
 def tables() -> dict[str, dict[str, list[float]]]:
-    """For each D and number of bits the positive centroids to ten digits."""
+    """Returns the positive centroids for each D and number of bits, to ten digits."""
     return {
         str(D): {str(bits): [float(f"{c:.10g}") for c in centroids(D, bits).tolist()] for bits in BITS}
         for D in DIMENSIONS

@@ -1,6 +1,6 @@
 """Trains the tables of `torch_gdn.aura.trellis` on normal values.
 
-    python -m torch_gdn.aura.trellis_training        writes trellis.json beside this file, in about five minutes
+    python -m torch_gdn.aura.trellis_training        writes trellis.json into this folder, in about five minutes
 
 Each round encodes fresh values and makes each label the mean of the values that chose its window, and of the negatives
 of those that chose its complement (Lloyd's method for a trellis: Stewart, Gray, Linde 1982). It ends in one of many

@@ -7,6 +7,7 @@ same encoder launches it. The CPU judges what a probe measured.
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -364,6 +365,18 @@ def threadgroup_memory(device: torch.device) -> Measured:
     return {"bytes": THREADGROUP_BYTES}, positions(copy, expected, "what the threads opposite wrote")
 
 
+def gpu_clock(device: torch.device) -> Measured:
+    x, y = zeros(device, 1024 * LANES), zeros(device, 1024 * LANES)
+    torch.mps.synchronize()
+    start = time.perf_counter()
+    for _ in range(16):
+        run("increment", ["float"], [x, y], threadgroups=1024)
+    on_gpu = _C.wait_and_time()
+    waited = time.perf_counter() - start
+    measured = {"seconds on the GPU": on_gpu, "seconds until it was done": waited}
+    return measured, "" if 0 < on_gpu <= waited else f"{on_gpu} s of work were done after {waited:.3g} s"
+
+
 def error_log(device: torch.device) -> Measured:
     run("error", [42], ["errors", b"probe".ljust(40, b"\0")])
     raised = ""
@@ -451,6 +464,12 @@ ALL = (
         "what a kernel writes to the stream's error log is raised once, at the next synchronisation",
         "errors that only the device can see: slots, boundaries, pages",
         error_log,
+    ),
+    Probe(
+        "GPU clock",
+        "GPUStartTime and GPUEndTime of the command buffer that PyTorch commits are the GPU's time",
+        "the times that the report calls gpu_clock_us; no kernel",
+        gpu_clock,
     ),
 )
 PROBES = {probe.name: probe for probe in ALL}

@@ -31,20 +31,10 @@ def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache
 
 
 def paged_attention(
-    q: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_table: Tensor,
-    cu_seqlens: Tensor,
-    seq_lens: Tensor,
-    scale: float | None = None,
-    causal: bool = True,
-    window: int = 0,
-    sinks: Tensor | None = None,
-    max_query_len: int | None = None,
-    max_seq_len: int | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
+    q: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: Tensor, cu_seqlens: Tensor, seq_lens: Tensor,
+    scale: float | None = None, causal: bool = True, window: int = 0, sinks: Tensor | None = None,
+    max_query_len: int | None = None, max_seq_len: int | None = None, out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Sequence by sequence, its keys and values [HK, T, D] gathered from its blocks; padding of `out` stays."""
     out = torch.zeros_like(q) if out is None else out
     block_size, ratio = key_cache.shape[1], q.shape[1] // key_cache.shape[2]

@@ -49,7 +49,7 @@ def hadamard(D: int) -> Tensor:
 
 
 def paley(q: int) -> Tensor:
-    """Paley's first construction (1933) of size q + 1, for a prime q = 3 (mod 4): 1 on the diagonal, skew beside it."""
+    """Paley's first construction (1933) of size q + 1, for a prime q = 3 (mod 4): 1 on the diagonal, skew elsewhere."""
     residues = {n * n % q for n in range(1, q)}
     H = torch.ones(q + 1, q + 1, dtype=torch.float64)
     H[1:, 0] = -1
@@ -110,14 +110,9 @@ def pack(indices: Tensor, bits: int) -> Tensor:
 
 
 def aura_decode(
-    codes: Tensor,
-    norms: Tensor,
-    codebook: Tensor,
-    signs: Tensor,
-    means: Tensor | None = None,
-    rotated: bool = False,
+    codes: Tensor, norms: Tensor, codebook: Tensor, signs: Tensor, means: Tensor | None = None, rotated: bool = False,
     dtype: torch.dtype | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """The vectors [.., D] that codes [.., W] and norms [..] encode, in `dtype` (float32), or Pi times them."""
     result = dtype or torch.float32
     computed = torch.promote_types(result, torch.promote_types(norms.dtype, torch.float32))
@@ -137,30 +132,13 @@ def unpack(codes: Tensor, bits: int, D: int) -> Tensor:
 
 
 def aura_attention(
-    q: Tensor,
-    key_codes: Tensor,
-    key_norms: Tensor,
-    key_codebook: Tensor,
-    key_signs: Tensor,
-    value_codes: Tensor,
-    value_norms: Tensor,
-    value_codebook: Tensor,
-    value_signs: Tensor,
-    key_means: Tensor | None = None,
-    value_means: Tensor | None = None,
-    starts: Tensor | None = None,
-    sinks: Tensor | None = None,
-    scale: float | None = None,
-    causal: bool = True,
-    q_offset: int | None = None,
-    window: int = 0,
-    block_size: int | None = None,
-    length: int | None = None,
-    exact_keys: Tensor | None = None,
-    exact_values: Tensor | None = None,
-    exact_sinks: int = 0,
-    exact_length: int | None = None,
-) -> Tensor:
+    q: Tensor, key_codes: Tensor, key_norms: Tensor, key_codebook: Tensor, key_signs: Tensor, value_codes: Tensor,
+    value_norms: Tensor, value_codebook: Tensor, value_signs: Tensor, key_means: Tensor | None = None,
+    value_means: Tensor | None = None, starts: Tensor | None = None, sinks: Tensor | None = None,
+    scale: float | None = None, causal: bool = True, q_offset: int | None = None, window: int = 0,
+    block_size: int | None = None, length: int | None = None, exact_keys: Tensor | None = None,
+    exact_values: Tensor | None = None, exact_sinks: int = 0, exact_length: int | None = None,
+) -> Tensor:  # fmt: skip
     """Attention of q [B, HQ, L, D] to the decoded keys and values, all or the first `length` of them, with the exact
     rows around them: the definition. `block_size` is ignored."""
     dtype = compute_dtype(q)
@@ -194,15 +172,9 @@ def weighted(weights: Tensor, values: Tensor, seen: Tensor) -> Tensor:
 
 
 def visible(
-    B: int,
-    L: int,
-    T: int,
-    starts: Tensor | None,
-    causal: bool,
-    q_offset: int | None,
-    window: int,
+    B: int, L: int, T: int, starts: Tensor | None, causal: bool, q_offset: int | None, window: int,
     device: torch.device,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Which keys each query sees: [B, 1, L, T] of bool. Query i has position q_offset + i, by default the last L
     of T; row b's first starts[b] keys are padding; a window holds the query's own position and those just before it."""
     keys = torch.arange(T, device=device)
@@ -218,22 +190,11 @@ def visible(
 
 
 def aura_flash_p1(
-    q_rot: Tensor,
-    key_codes: Tensor,
-    key_norms: Tensor,
-    key_codebook: Tensor,
-    value_codes: Tensor,
-    value_norms: Tensor,
-    value_codebook: Tensor,
-    key_means: Tensor | None = None,
-    q_sums: Tensor | None = None,
-    value_means: Tensor | None = None,
-    starts: Tensor | None = None,
-    causal: bool = True,
-    q_offset: int | None = None,
-    window: int = 0,
-    block_size: int = 64,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    q_rot: Tensor, key_codes: Tensor, key_norms: Tensor, key_codebook: Tensor, value_codes: Tensor, value_norms: Tensor,
+    value_codebook: Tensor, key_means: Tensor | None = None, q_sums: Tensor | None = None,
+    value_means: Tensor | None = None, starts: Tensor | None = None, causal: bool = True, q_offset: int | None = None,
+    window: int = 0, block_size: int = 64,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Softmax over each block of keys by itself, on codes, for q_rot [B, HQ, L, D] that is rotated and scaled.
 
     o_partials [B, HQ, L, NB, D] (not divided by l, in the values' rotated space), the largest score m_partials and the
@@ -281,14 +242,9 @@ def aura_flash_p1(
 
 
 def aura_flash_p2(
-    o_partials: Tensor,
-    m_partials: Tensor,
-    l_partials: Tensor,
-    value_signs: Tensor,
-    mean_partials: Tensor | None = None,
-    sinks: Tensor | None = None,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
+    o_partials: Tensor, m_partials: Tensor, l_partials: Tensor, value_signs: Tensor,
+    mean_partials: Tensor | None = None, sinks: Tensor | None = None, dtype: torch.dtype | None = None,
+) -> Tensor:  # fmt: skip
     """The blocks of `aura_flash_p1` merged into one softmax, in the values' own space: [B, HQ, L, D]."""
     m = m_partials
     if sinks is not None:  # one more block, of a score alone

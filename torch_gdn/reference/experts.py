@@ -13,15 +13,9 @@ __all__ = ["moe_down", "moe_gate_up", "moe_router"]
 
 
 def moe_router(
-    router_logits: Tensor,
-    top_k: int,
-    scoring: str = "softmax",
-    correction_bias: Tensor | None = None,
-    n_group: int = 1,
-    topk_group: int = 1,
-    renormalize: bool = True,
-    routed_scaling_factor: float = 1.0,
-) -> tuple[Tensor, Tensor]:
+    router_logits: Tensor, top_k: int, scoring: str = "softmax", correction_bias: Tensor | None = None,
+    n_group: int = 1, topk_group: int = 1, renormalize: bool = True, routed_scaling_factor: float = 1.0,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The top_k experts with the highest score + bias, highest first, and their scores as weights.
 
     The lower id wins a tie. A group of experts counts the sum of its two highest values with a bias, its highest value
@@ -48,18 +42,11 @@ def highest(x: Tensor, count: int) -> Tensor:
 
 
 def moe_gate_up(
-    x: Tensor,
-    w_gate_up: Tensor,
-    topk_ids: Tensor,
-    shared_gate_proj: Tensor | None = None,
-    shared_up_proj: Tensor | None = None,
-    w_scales: Tensor | None = None,
-    w_biases: Tensor | None = None,
-    shared_gate_scales: Tensor | None = None,
-    shared_gate_biases: Tensor | None = None,
-    shared_up_scales: Tensor | None = None,
-    shared_up_biases: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
+    x: Tensor, w_gate_up: Tensor, topk_ids: Tensor, shared_gate_proj: Tensor | None = None,
+    shared_up_proj: Tensor | None = None, w_scales: Tensor | None = None, w_biases: Tensor | None = None,
+    shared_gate_scales: Tensor | None = None, shared_gate_biases: Tensor | None = None,
+    shared_up_scales: Tensor | None = None, shared_up_biases: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """silu(x W_gate) * (x W_up) for each token and each of its experts, and for the shared expert."""
     dtype = compute_dtype(x)
     upcast = x.to(dtype)
@@ -76,19 +63,11 @@ def moe_gate_up(
 
 
 def moe_down(
-    hidden: Tensor,
-    w_down: Tensor,
-    topk_weights: Tensor,
-    topk_ids: Tensor,
-    shared_hidden: Tensor | None = None,
-    shared_down_proj: Tensor | None = None,
-    shared_gate: Tensor | None = None,
-    w_scales: Tensor | None = None,
-    w_biases: Tensor | None = None,
-    shared_scales: Tensor | None = None,
-    shared_biases: Tensor | None = None,
+    hidden: Tensor, w_down: Tensor, topk_weights: Tensor, topk_ids: Tensor, shared_hidden: Tensor | None = None,
+    shared_down_proj: Tensor | None = None, shared_gate: Tensor | None = None, w_scales: Tensor | None = None,
+    w_biases: Tensor | None = None, shared_scales: Tensor | None = None, shared_biases: Tensor | None = None,
     residual: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """The weighted sum over each token's experts, the shared expert's part times sigmoid(shared_gate), and residual."""
     dtype = compute_dtype(hidden)
     weights = matrix(w_down, w_scales, w_biases, hidden.shape[-1], dtype)

@@ -32,27 +32,13 @@ __all__ = [
 
 
 def fused_recurrent_gated_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None = None,
-    beta: Tensor | None = None,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    state_v_first: bool = False,
-    cu_seqlens: Tensor | None = None,
-    gk: Tensor | None = None,
-    gv: Tensor | None = None,
-    use_gate_in_kernel: bool = False,
-    A_log: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    use_beta_sigmoid_in_kernel: bool = False,
-    allow_neg_eigval: bool = False,
-    output_dtype: torch.dtype | None = None,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, beta: Tensor | None = None, scale: float | None = None,
+    initial_state: Tensor | None = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
+    state_v_first: bool = False, cu_seqlens: Tensor | None = None, gk: Tensor | None = None, gv: Tensor | None = None,
+    use_gate_in_kernel: bool = False, A_log: Tensor | None = None, dt_bias: Tensor | None = None,
+    use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False, output_dtype: torch.dtype | None = None,
     head_grouping: str = "block",
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """The gated delta rule as defined, token by token: decay, read, write, output. In float64 it is the oracle."""
     out_dtype, dtype = output_dtype or v.dtype, compute_dtype(q)
     batch, tokens, value_heads, V = v.shape
@@ -101,28 +87,12 @@ def one_token(state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, bet
 
 
 def gdn_decode_(
-    qkv: Tensor,
-    z: Tensor | None,
-    b: Tensor,
-    a: Tensor | None,
-    conv_weight: Tensor,
-    conv_pool: Tensor,
-    A_log: Tensor,
-    dt_bias: Tensor | None,
-    state_pool: Tensor,
-    norm_weight: Tensor | None = None,
-    state_indices: Tensor | None = None,
-    has_initial_state: Tensor | None = None,
-    null_index: int = -1,
-    conv_bias: Tensor | None = None,
-    activation: str | None = "silu",
-    allow_neg_eigval: bool = False,
-    state_v_first: bool = False,
-    norm_activation: str = "silu",
-    norm_eps: float = 1e-6,
-    round_norm: bool = False,
-    cu_seqlens: Tensor | None = None,
-) -> Tensor:
+    qkv: Tensor, z: Tensor | None, b: Tensor, a: Tensor | None, conv_weight: Tensor, conv_pool: Tensor, A_log: Tensor,
+    dt_bias: Tensor | None, state_pool: Tensor, norm_weight: Tensor | None = None, state_indices: Tensor | None = None,
+    has_initial_state: Tensor | None = None, null_index: int = -1, conv_bias: Tensor | None = None,
+    activation: str | None = "silu", allow_neg_eigval: bool = False, state_v_first: bool = False,
+    norm_activation: str = "silu", norm_eps: float = 1e-6, round_norm: bool = False, cu_seqlens: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """The convolution, the gates, the rule and the gated norm of a layer, which updates the slots of both pools."""
     states = key_first(state_pool, state_v_first)
     _, HV, K, V = states.shape
@@ -165,26 +135,13 @@ def gdn_decode_(
 
 
 def chunk_gated_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    state_v_first: bool = False,
-    cu_seqlens: Tensor | None = None,
-    chunk_size: int = 64,
-    use_gate_in_kernel: bool = False,
-    A_log: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    use_beta_sigmoid_in_kernel: bool = False,
-    allow_neg_eigval: bool = False,
-    output_dtype: torch.dtype | None = None,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: float | None = None,
+    initial_state: Tensor | None = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
+    state_v_first: bool = False, cu_seqlens: Tensor | None = None, chunk_size: int = 64,
+    use_gate_in_kernel: bool = False, A_log: Tensor | None = None, dt_bias: Tensor | None = None,
+    use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False, output_dtype: torch.dtype | None = None,
     head_grouping: str = "block",
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """The gated delta rule, a chunk of tokens at a time: the six stages, with nothing rounded between them."""
     out_dtype, dtype = output_dtype or v.dtype, compute_dtype(q)
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
@@ -268,17 +225,10 @@ def recompute_w_u(
 
 
 def chunk_fwd_h(
-    k: Tensor,
-    w: Tensor,
-    u: Tensor,
-    g: Tensor,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    chunk_size: int = 64,
-    state_v_first: bool = False,
-    cu_seqlens: Tensor | None = None,
+    k: Tensor, w: Tensor, u: Tensor, g: Tensor, initial_state: Tensor | None = None, output_final_state: bool = False,
+    chunk_size: int = 64, state_v_first: bool = False, cu_seqlens: Tensor | None = None,
     chunk_indices: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     """Chunk by chunk: v_new = u - w S, then S <- exp(g_last) S + (k exp(g_last - g))^T v_new.
 
     g is g_cumsum; h holds the S before each chunk.
@@ -305,16 +255,9 @@ def chunk_fwd_h(
 
 
 def chunk_fwd_o(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    h: Tensor,
-    g: Tensor,
-    scale: float | None = None,
-    state_v_first: bool = False,
-    cu_seqlens: Tensor | None = None,
-    chunk_size: int = 64,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tensor, scale: float | None = None, state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None, chunk_size: int = 64,
+) -> Tensor:  # fmt: skip
     """o = scale ((q exp(g)) h + tril(q k^T exp(g_i - g_j)) v) in each chunk; v is v_new, g is g_cumsum."""
     dtype = compute_dtype(q)
     batch, tokens, value_heads, _ = v.shape

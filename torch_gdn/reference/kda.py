@@ -26,24 +26,12 @@ def fused_kda_gate(
 
 
 def fused_recurrent_kda(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    A_log: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    use_gate_in_kernel: bool = False,
-    use_beta_sigmoid_in_kernel: bool = False,
-    allow_neg_eigval: bool = False,
-    lower_bound: float | None = None,
-    state_v_first: bool = False,
-    cu_seqlens: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None, scale: float | None = None, initial_state: Tensor | None = None,
+    output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False, use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False, lower_bound: float | None = None,
+    state_v_first: bool = False, cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """The rule as defined, token by token; g [B, T, HV, K] is the log decay of each row of the state."""
     return fused_recurrent_gated_delta_rule(
         q,

@@ -97,16 +97,9 @@ def act_and_mul(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
 
 
 def qk_norm_rope(
-    q: Tensor,
-    k: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    q_weight: Tensor | None = None,
-    k_weight: Tensor | None = None,
-    eps: float = 1e-6,
-    zero_centered: bool = False,
-    heads_first: bool = False,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, q_weight: Tensor | None = None, k_weight: Tensor | None = None,
+    eps: float = 1e-6, zero_centered: bool = False, heads_first: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The norm of each head, if there are weights, and the rotation of its first 2 P elements in pairs (i, i + P)."""
     dtype, pairs = compute_dtype(q), cos.shape[-1]
     cos, sin = cos.to(dtype)[:, :, None], sin.to(dtype)[:, :, None]
@@ -132,17 +125,10 @@ def batch_copy_(pool: Tensor, source_offsets: Tensor, destination_offsets: Tenso
 
 
 def causal_conv1d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    state_width: int | None = None,
-    activation: str | None = None,
-    cu_seqlens: Tensor | None = None,
-    seq_idx: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None,
+    initial_state: Tensor | None = None, output_final_state: bool = False, state_width: int | None = None,
+    activation: str | None = None, cu_seqlens: Tensor | None = None, seq_idx: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """y[t] = silu(bias + sum over j of weight[W - 1 - j] x[t - j]) + residual[t], for x [B, T, D] behind the state."""
     dtype = compute_dtype(x)
     batch, tokens, channels = x.shape
@@ -180,19 +166,11 @@ def taps_in_segment(seq_idx: Tensor, t: int, W: int) -> Tensor:
 
 
 def causal_conv1d_update_(
-    x: Tensor,
-    weight: Tensor,
-    state_pool: Tensor,
-    state_indices: Tensor | None = None,
-    has_initial_state: Tensor | None = None,
-    null_index: int = -1,
-    bias: Tensor | None = None,
-    activation: str | None = None,
-    cu_seqlens: Tensor | None = None,
-    checkpoint_offsets: Tensor | None = None,
-    checkpoint_indices: Tensor | None = None,
-    residual: Tensor | None = None,
-) -> Tensor:
+    x: Tensor, weight: Tensor, state_pool: Tensor, state_indices: Tensor | None = None,
+    has_initial_state: Tensor | None = None, null_index: int = -1, bias: Tensor | None = None,
+    activation: str | None = None, cu_seqlens: Tensor | None = None, checkpoint_offsets: Tensor | None = None,
+    checkpoint_indices: Tensor | None = None, residual: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """`causal_conv1d` from the slots of a pool of states, which it updates; zeros for a sequence without a slot.
 
     The state after checkpoint_offsets tokens goes to another slot.

@@ -1,8 +1,8 @@
 """Finds kernels that do not compile or compute wrong numbers on this machine, and replaces them.
 
-`enable()` for transformers and vLLM's warm-up test the kernels that their models need, once per device, macOS build,
-torch and torch_gdn: each op runs on a small input on `mps` and is compared with float64 on the CPU. The verdicts are
-stored in a file next to the tuning cache. A kernel that failed is replaced:
+`enable()` for transformers, an AURA cache and the warm-up of servers test the kernels that they need, once per device,
+macOS build, torch and torch_gdn: each op runs on a small input on `mps` and is compared with float64 on the CPU. The
+verdicts are stored in a file next to the tuning cache. A kernel that failed is replaced:
 
     a prefill algorithm         by another one
     a recurrent op              by a prefill algorithm

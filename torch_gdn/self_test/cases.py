@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_gdn.self_test.replace import named
@@ -30,8 +31,20 @@ def points_of(op: str) -> tuple[Point, ...]:
     return tuple(entry.self_test or entry.quick or entry.points[:1])
 
 
-def cases_of(ops: Iterable[str]) -> list[Case]:
-    return [Case(op, point) for op in ops for point in points_of(op)]
+def cases_of(ops: Iterable[str], dtypes: Iterable[torch.dtype] = ()) -> list[Case]:
+    """Returns the ops' cases, in each of the dtypes. Without any, a point has its own."""
+    points = [(op, point) for op in ops for point in points_of(op)]
+    return (
+        [Case(*each) for each in points]
+        if not dtypes
+        else [Case(op, in_dtype(point, dtype)) for op, point in points for dtype in dtypes]
+    )
+
+
+def in_dtype(point: Point, dtype: torch.dtype) -> Point:
+    """Returns the point with all of its tensors that have its dtype in another one."""
+    changes: dict[str, Any] = {x.name: dtype for x in fields(point) if getattr(point, x.name) == point.dtype}
+    return replace(point, **changes)
 
 
 def cases_like(op: str, call: Call) -> Iterator[Case]:

@@ -151,7 +151,7 @@ def draw_attention(point: PagePoint) -> Call:
 
 
 def add_exact_rows(call: Call, tail: int, sinks: int, starts: Sequence[int], slack: int = 3) -> Call:
-    """Adds exact rows of random numbers. Rows that must not be read are NaN. Of three sequences, one has no slot."""
+    """Adds exact rows of random numbers. Rows that must not be read are NaN. One of three sequences has no slot."""
     N, (T, _, D), HK = len(starts), call["q"].shape, call["key_codes" if "key_codes" in call else "key_cache"].shape[2]
     dtype, slots = call["q"].dtype, [-1 if n == 1 and N > 2 else N - n for n in range(N)]
     pools = [torch.full((N + 1, sinks + tail + slack, HK, D + 1), torch.nan, dtype=dtype)[..., :D] for _ in range(2)]

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_gdn import reference
 from torch_gdn.testing import bounds, invalid
 from torch_gdn.testing.gdn import SLOTS
 from torch_gdn.testing.inputs import Call, boundaries_of, slots
@@ -125,7 +124,6 @@ register(
     OpEntry(
         "gdn_decode_",
         draw=draw_decode,
-        exact=lambda call: reference.gdn_decode_(**call),
         small=DecodePoint(K=32, V=32, H=2, HV=4, tokens=20, batch=2),
         points=POINTS,
         quick=POINTS[:2],

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_gdn import reference
 from torch_gdn.testing import invalid
 from torch_gdn.testing.gdn import LARGE
 from torch_gdn.testing.inputs import Call, columns_apart, unaligned
@@ -219,13 +219,20 @@ def compiled_routers() -> Iterator[ExpertPoint]:
 
 
 SMALL = ExpertPoint(IS=40)
-OUTSIDE = (Hostile("topk_ids", [[0, 6], [LARGE, 2], [-LARGE, 5]]),)
+OF_PRODUCTS: dict[str, Any] = {
+    "small": SMALL,
+    "points": [*FEW, *MANY, *PACKED],
+    "quick": [FEW[0], MANY[0], *PACKED[:3]],
+    "self_test": [FEW[0], MANY[0], PACKED[0], PACKED[2]],
+    "compiled": compiled,
+    "bound": expert_bounds,
+    "hostile": (Hostile("topk_ids", [[0, 6], [LARGE, 2], [-LARGE, 5]]),),
+}
 
 register(
     OpEntry(
         "moe_router",
         draw=draw_router,
-        exact=lambda call: reference.moe_router(**call),
         small=ExpertPoint(groups=(3, 2), biased=True),
         points=ROUTERS,
         quick=ROUTERS[:1],
@@ -238,31 +245,17 @@ register(
     OpEntry(
         "moe_gate_up",
         draw=draw_gate_up,
-        exact=lambda call: reference.moe_gate_up(**call),
-        small=SMALL,
-        points=[*FEW, *MANY, *PACKED],
-        quick=[FEW[0], MANY[0], *PACKED[:3]],
-        self_test=[FEW[0], MANY[0], PACKED[0], PACKED[2]],
-        compiled=compiled,
-        bound=expert_bounds,
         heads={"hidden": 0, "shared_hidden": 0},
         operations=lambda call: 4 * call["topk_ids"].numel() * call["w_gate_up"][0].numel() // 2,
         invalid=wrong_gate_up,
-        hostile=OUTSIDE,
+        **OF_PRODUCTS,
     ),
     OpEntry(
         "moe_down",
         draw=draw_down,
-        exact=lambda call: reference.moe_down(**call),
-        small=SMALL,
-        points=[*FEW, *MANY, *PACKED],
-        quick=[FEW[0], MANY[0], *PACKED[:3]],
-        self_test=[FEW[0], MANY[0], PACKED[0], PACKED[2]],
-        compiled=compiled,
-        bound=expert_bounds,
         heads={"y": 0},
         operations=lambda call: 2 * call["topk_ids"].numel() * call["w_down"][0].numel(),
         invalid=wrong_down,
-        hostile=OUTSIDE,
+        **OF_PRODUCTS,
     ),
 )

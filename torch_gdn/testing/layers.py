@@ -187,7 +187,6 @@ register(
     OpEntry(
         "rms_norm",
         draw=lambda point: {"x": point.rows(), "weight": point.row(), "residual": point.rows(), "zero_centered": True},
-        exact=lambda call: reference.rms_norm(**call),
         small=SMALL_ROWS,
         points=ROWS,
         compiled=partial(one_dtype, HIDDEN_ROWS),
@@ -197,7 +196,6 @@ register(
     OpEntry(
         "act_and_mul",
         draw=lambda point: {"gate": point.rows(), "up": point.rows()},
-        exact=lambda call: reference.act_and_mul(**call),
         small=SMALL_ROWS,
         points=[*ROWS, RowPoint(F16, D=2500, aligned=False)],
         self_test=[RowPoint(BF16)],
@@ -208,7 +206,6 @@ register(
     OpEntry(
         "qk_norm_rope",
         draw=draw_heads,
-        exact=lambda call: reference.qk_norm_rope(**call),
         small=HeadPoint(D=32, tokens=20, heads=4, keys=4),
         points=[HeadPoint(dtype, D=D, P=P, heads=4) for dtype, D, P in HEADS]
         + [HeadPoint(BF16, D=128, other=F32, normed=False, heads_first=True)],
@@ -220,7 +217,6 @@ register(
     OpEntry(
         "rms_norm_gated",
         draw=lambda point: {"x": point.rows(), "g": point.rows(point.other), "weight": point.row()},
-        exact=lambda call: reference.rms_norm_gated(**call),
         small=SMALL_ROWS,
         points=ROWS,
         self_test=[RowPoint(BF16)],
@@ -231,7 +227,6 @@ register(
     OpEntry(
         "gdn_gating",
         draw=draw_gates,
-        exact=lambda call: reference.gdn_gating(**call),
         small=SMALL_ROWS,
         points=[RowPoint(heads=6, tokens=70), RowPoint(BF16, heads=32)],
         operations=lambda call: 5 * call["a"].numel(),
@@ -352,7 +347,6 @@ register(
     OpEntry(
         "causal_conv1d",
         draw=partial(draw_convolution, in_place=False),
-        exact=lambda call: reference.causal_conv1d(**call),
         small=ConvolutionPoint(),
         points=[
             ConvolutionPoint(dtype, D=D, W=W, tokens=T, by_channel=by_channel, state=F32)
@@ -385,7 +379,6 @@ register(
     OpEntry(
         "copy_from_host_",
         draw=draw_array,
-        exact=lambda call: reference.copy_from_host_(**call),
         small=Point(),
         points=[Point()],
         invalid=wrong_array,
@@ -393,7 +386,6 @@ register(
     OpEntry(
         "batch_copy_",
         draw=draw_copy,
-        exact=lambda call: reference.batch_copy_(**call),
         small=Point(),
         points=[Point()],
         invalid=wrong_copy,

@@ -143,7 +143,6 @@ register(
     OpEntry(
         "quantized_linear",
         draw=draw_linear,
-        exact=lambda call: reference.quantized_linear(**call),
         small=QuantizedPoint(biased=True),
         points=POINTS,
         quick=[POINTS[0], POINTS[6], POINTS[12]],

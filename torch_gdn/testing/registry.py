@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from torch_gdn import reference
 from torch_gdn._recorder import KernelVariant, Launch, recording
 from torch_gdn.testing import bounds
 from torch_gdn.testing.inputs import Call, bytes_of, doubled, empty_on, to_device
@@ -84,9 +85,10 @@ class OpEntry(Generic[P]):
 
     name: str
     draw: Callable[[P], Call]  # draws keyword arguments on the CPU from torch's generator
-    exact: Callable[[Call], Any]  # returns the outputs for float64 inputs and updates what the op writes
     small: P  # the smallest call; invalid and hostile calls are changes of it
     points: Sequence[P]  # computed by the check and replayed by lab.cuda
+    # Returns the outputs for float64 inputs and updates what the op writes; default: the reference of the op's name.
+    exact: Callable[[Call], Any] | None = None
     quick: Sequence[P] = ()  # computed by the quick check; the first point if empty
     self_test: Sequence[P] = ()  # small inputs in a model's sizes; the quick points or the first point if empty
     compiled: Callable[[], Iterable[P]] = tuple  # more points; their kernels are only compiled
@@ -148,7 +150,7 @@ class OpEntry(Generic[P]):
         wide = {name: x.clone() if isinstance(x, Tensor) and name in self.written else x for name, x in call.items()}
         wide = {name: doubled(x) for name, x in wide.items()}
         with on_the_cpu():
-            return self.outputs(wide, self.exact(wide))
+            return self.outputs(wide, self.exact(wide) if self.exact else getattr(reference, self.name)(**wide))
 
     def compared(self, point: P, call: Call, found: Named) -> list[bounds.Part]:
         """Compares the outputs of a call with the exact ones. The inputs of `call` must be as drawn, on the CPU."""

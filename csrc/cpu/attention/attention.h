@@ -1,4 +1,4 @@
-// Attention of packed sequences to pages, whatever these hold.
+// Attention of packed sequences to pages, for any contents of the pages.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -13,17 +13,17 @@
 namespace torch_gdn::cpu::paged {
 
 constexpr int64_t kRows = 32;           // query rows of one KV head that share keys and values in f32
-constexpr int64_t kKeysOfBlock = 2048;  // of a sequence of one tile of rows
-constexpr int64_t kColumns = 32;        // rows of f32 are whole ones of these
+constexpr int64_t kKeysOfBlock = 2048;  // for a sequence that has one tile of rows
+constexpr int64_t kColumns = 32;        // rows in f32 are padded to a multiple of this
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
-// Rows of a KV head: neighbours are heads of one query, then come those of the next.
+// The rows of a KV head. Adjacent rows are the heads of one query, and the heads of the next query follow.
 struct WorkItem {
   int64_t sequence, kv_head;
   int64_t first_row, rows;
   int64_t first_key, last_key;
-  int64_t blocks;   // of keys, of this tile of rows
-  int64_t partial;  // where the result of one of several blocks goes
+  int64_t blocks;   // the number of blocks of keys for this tile of rows
+  int64_t partial;  // where the result goes if there are several blocks
 };
 
 struct QueriesAndKeys {
@@ -36,7 +36,7 @@ struct Token {
   int64_t block, offset;
 };
 
-// What the rows of a work item carry from tile to tile of keys.
+// The state that the rows of a work item carry from tile to tile of keys.
 struct Scratch {
   std::vector<float> q, keys, values, o;
   alignas(64) float scores[kRows * kTileKeys];
@@ -47,8 +47,8 @@ struct Scratch {
       : q(kRows * width), keys(kTileKeys * width), values(kTileKeys * width), o(kRows * width) {}
 };
 
-// `Cache` has read_query() and write_result(), of a row of q and head, and read_key() and read_value(), of a Token and
-// KV head: each gives a vector, and returns what it is multiplied by.
+// `Cache` has read_query() and write_result() for a row of q and a head, and read_key() and read_value() for a Token
+// and a KV head. Each gives a vector, and returns the factor of that vector.
 template <typename Cache>
 class Attention {
  public:
@@ -82,14 +82,14 @@ class Attention {
     int64_t first, last;
   };
 
-  // The keys that a row sees.
+  // Returns the keys that a row sees.
   Range seen(const QueriesAndKeys& sequence, int64_t row) const {
     const int64_t position = sequence.keys - sequence.queries + row / ratio_;
     return {of_call_.window > 0 ? std::max<int64_t>(0, position - of_call_.window + 1) : 0,
             of_call_.causal ? position + 1 : sequence.keys};
   }
 
-  // Of a sequence with one tile of rows the keys are divided: there are few of these, and then many keys.
+  // If a sequence has one tile of rows, its keys are divided among work items: there are few rows and then many keys.
   std::vector<WorkItem> work_items() {
     std::vector<WorkItem> items;
     int64_t partials = 0;
@@ -167,7 +167,7 @@ class Attention {
     kernels_.add_weighted(tile);
   }
 
-  // The blocks of a tile of rows follow one another.
+  // The blocks of a tile of rows are adjacent in `items`.
   void merge(const std::vector<WorkItem>& items) {
     at::parallel_for(0, static_cast<int64_t>(items.size()), 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
@@ -204,7 +204,7 @@ class Attention {
       factor = state.l == 0.0f ? 0.0f : std::exp(state.m - largest);
       sum = factor * state.l + std::exp(sink - largest);
     }
-    const float inverse = sum == 0.0f ? 0.0f : factor / sum;  // no key was seen: 0
+    const float inverse = sum == 0.0f ? 0.0f : factor / sum;  // a row that saw no key has the result 0
     for (int64_t d = 0; d < s_.D; ++d) o[d] *= inverse;
     cache_.write_result(sequences_[item.sequence].first + row / ratio_, head, o);
   }

@@ -28,7 +28,7 @@ class ExactTokens {
         new_keys_(*exact.new_keys),
         new_values_(*exact.new_values) {}
 
-  // Returns false, and reads nothing, where a token has codes alone.
+  // Returns false, and reads nothing, if the token has codes alone.
   bool read(const paged::Token& token, int64_t head, bool of_keys, float* row) const {
     const int64_t n = token.sequence, p = token.position;
     const int64_t first_query = lengths_[n] - (boundaries_[n + 1] - boundaries_[n]);
@@ -52,7 +52,8 @@ class ExactTokens {
   Tokens new_keys_, new_values_;
 };
 
-// Codes; queries and exact rows are rotated as the keys and values were, results back from the values' space.
+// Reads codes. q and exact rows are rotated like the keys and values, and the result is rotated back from the values'
+// space.
 class CodedCache {
  public:
   explicit CodedCache(const AuraPagedAttention<int64_t>& op)

@@ -8,7 +8,7 @@ namespace torch_gdn::cpu {
 
 namespace {
 
-// Keys and values as they are.
+// Reads keys and values that are not coded.
 class PlainCache {
  public:
   explicit PlainCache(const PagedAttention<int64_t>& op)

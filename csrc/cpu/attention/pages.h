@@ -1,4 +1,4 @@
-// Rows of f32 out of and into pages and packed tokens, of any strides but a last one of 1.
+// Copies rows between f32 and pages or packed tokens. The last stride of these is 1; the others are arbitrary.
 #pragma once
 #include "cpu/common.h"
 

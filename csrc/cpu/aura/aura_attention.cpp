@@ -12,11 +12,11 @@ namespace torch_gdn {
 
 namespace {
 
-constexpr int64_t kWorkItems = 32;  // where keys allow it: two for each core of a large desktop
+constexpr int64_t kWorkItems = 32;  // if there are enough keys: two for each core of a large desktop
 
 struct RotatedQuery {
   Tensor q;               // [B, HQ, L, D]: scale Pi q
-  optional<Tensor> sums;  // [B, HQ, L]: scale times those of q, where keys have means
+  optional<Tensor> sums;  // [B, HQ, L]: scale times the sums of q, if keys have means
 };
 
 RotatedQuery rotate_query(const AuraAttention<int64_t>& op) {

@@ -11,7 +11,7 @@ namespace torch_gdn {
 
 namespace {
 
-// A vector's mean is a multiple of ones; in rotated space, of Pi 1.
+// A vector's mean is a multiple of a vector of ones, and in rotated space of Pi times ones.
 std::vector<float> rotated_ones(const float* signs, int64_t D) {
   std::vector<float> ones(D, 1.0f);
   cpu::rotate(ones.data(), signs, D, false);

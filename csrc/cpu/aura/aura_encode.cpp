@@ -23,13 +23,13 @@ struct Encoder {
   const float *signs, *boundaries, *centroids;
   int64_t D, bits;
 
-  // x, which is overwritten, to codes; returns the norm that their centroids are multiplied by.
+  // Encodes x, which it overwrites. Returns the norm, which multiplies the centroids.
   float encode(float* x, int32_t* codes) const {
     double square = 0;
     for (int64_t d = 0; d < D; ++d) square += static_cast<double>(x[d]) * x[d];
     const double norm = std::sqrt(square);
     const double factor = norm > 0 ? 1 / (norm * std::sqrt(static_cast<double>(D))) : 0;
-    // The norm's power of two may be too small or too large for one factor in f32.
+    // If the norm's power of two is too small or too large for one factor in f32, two factors apply it.
     int exponent = 0;
     if (norm > 0 && std::isfinite(norm)) std::frexp(norm, &exponent);
     const auto first = static_cast<float>(std::ldexp(1.0, -exponent / 2));
@@ -50,7 +50,7 @@ int64_t slot_of(const Tensor& slots, int64_t b, int64_t t) {
   return slots.scalar_type() == at::kInt ? slots.const_data_ptr<int32_t>()[at] : slots.const_data_ptr<int64_t>()[at];
 }
 
-// x as [B, H, T, D] into codes [B, H, S, words], norms and means [B, H, S]; without slots token t goes to slot t.
+// Encodes x [B, H, T, D] into codes [B, H, S, words], norms and means [B, H, S]. Without slots, token t goes to slot t.
 void encode(const AuraEncoder<int64_t>& op, const optional<Tensor>& slots, const EncodedVectors& encoded) {
   const auto& codes = encoded.codes;
   const Tensor x = cpu::as_vectors(op.x, "x");

@@ -1,4 +1,4 @@
-// The two passes of attention to codes, and the attention to exact rows that runs between them.
+// Attention to codes takes two passes. Attention to exact rows runs between them.
 #pragma once
 #include "ops/aura/aura_attention.h"
 

@@ -39,7 +39,7 @@ class CodedKeys {
   }
 
  private:
-  // Norms or means of some keys; zeros without a tensor.
+  // Reads the norms or means of some keys, or zeros if there is no tensor.
   template <typename Element>
   static void read_values(const optional<Tensor>& x, int64_t b, int64_t h, int64_t first, int64_t count, float* out) {
     if (!x.has_value()) return std::fill(out, out + count, 0.0f), void();

@@ -11,7 +11,7 @@ namespace torch_gdn::cpu {
 
 namespace {
 
-// A row's m, l and mean, `blocks` of each; mean may be nullptr.
+// A row's m, l and mean, with `blocks` values each. `mean` may be nullptr.
 struct RowPartials {
   const float *m, *l, *mean;
   int64_t blocks;
@@ -21,8 +21,8 @@ struct Merged {
   float largest, sum, mean;
 };
 
-// A block's factor is exp(m - largest); sum and mean are those of l and mean with these. A sink is a score without a
-// value.
+// A block's factor is exp(m - largest). `sum` and `mean` add l and mean, each times its block's factor. A sink is a
+// score without a value.
 Merged merge(const RowPartials& row, const float* sink, std::vector<float>& factors) {
   Merged merged{sink != nullptr ? *sink : -std::numeric_limits<float>::infinity(), 0.0f, 0.0f};
   for (int64_t i = 0; i < row.blocks; ++i) merged.largest = std::max(merged.largest, row.m[i]);
@@ -65,7 +65,7 @@ void flash_p2(const AuraFlashP2<int64_t>& op, const Tensor& o) {
       std::fill_n(row, s.D, 0.0f);
       add_blocks(at, 0, s.NB);
       rotate(row, signs.const_data_ptr<float>(), s.D, true);
-      const float inverse = merged.sum == 0.0f ? 0.0f : 1.0f / merged.sum;  // no key was seen: 0
+      const float inverse = merged.sum == 0.0f ? 0.0f : 1.0f / merged.sum;  // a row that saw no key has the result 0
       for (int64_t d = 0; d < s.D; ++d) row[d] = row[d] * factor + merged.mean;
       add_blocks(at, s.NB, blocks);
       for (int64_t d = 0; d < s.D; ++d) row[d] *= inverse;

@@ -67,7 +67,7 @@ void Codebook::dequantise_row(const int32_t* words, float* out) const {
   if (bits_ == 2) return dequantise_groups<4>(words, out);
   if (bits_ == 4) return dequantise_groups<2>(words, out);
   if (bits_ == 8) return dequantise_groups<1>(words, out);
-  // 3 bits: three bytes hold eight codes.
+  // With 3 bits, three bytes hold eight codes.
   const auto* bytes = reinterpret_cast<const uint8_t*>(words);
   for (int64_t d = 0; d < D_; d += 8, bytes += 3) {
     const uint32_t eight = bytes[0] | bytes[1] << 8 | bytes[2] << 16;

@@ -1,4 +1,4 @@
-// Packed codes: a little-endian bit stream of D codes in 32-bit words.
+// Packed codes are a little-endian bit stream of D codes in 32-bit words.
 #pragma once
 #include <vector>
 
@@ -9,13 +9,13 @@ namespace torch_gdn::cpu {
 
 void pack_codes(const int32_t* codes, int64_t D, int64_t bits, int32_t* words);
 
-// Packed vectors -> centroids: from registers where the ISA can, else from a table with the centroids of each value
-// that a byte (6 bits with 3-bit codes) may have, several codes at once.
+// Turns packed vectors into centroids. If the ISA has a kernel, it reads centroids from registers. Otherwise a table
+// has the centroids for each value of a byte (of 6 bits for 3-bit codes), so that one look-up gives several codes.
 class Codebook {
  public:
   Codebook(const Tensor& centroids, int64_t bits, int64_t D);
   void dequantise(const int32_t* words, float* out) const { dequantise(words, 0, 1, out, D_); }
-  // Rows of words, `stride` apart, to rows of floats, `width` apart.
+  // Decodes rows of words, `stride` apart, into rows of floats, `width` apart.
   void dequantise(const int32_t* words, int64_t stride, int64_t rows, float* out, int64_t width) const;
 
  private:
@@ -25,8 +25,8 @@ class Codebook {
   template <int kCodes>
   void dequantise_groups(const int32_t* words, float* out) const;
   int64_t bits_, D_;
-  std::vector<float> groups_;  // without an ISA's kernel
-  CodeTable table_;            // with one
+  std::vector<float> groups_;  // if the ISA has no kernel
+  CodeTable table_;            // if it has one
 };
 
 }  // namespace torch_gdn::cpu

@@ -17,16 +17,16 @@ namespace torch_gdn::cpu {
 // A work item is a block of keys of one KV head and up to kFlashRows rows of its query heads, which share kTileKeys
 // keys in f32. Rows of a tile are `width` floats apart, D rounded up to whole kFlashColumns.
 constexpr int64_t kFlashColumns = 32;
-constexpr int64_t kKeysTogether = 16;  // at most, in a register of the kernels: they read that far past the last
+constexpr int64_t kKeysTogether = 16;  // at most, in a register of the kernels, which read that far past the last key
 
-// What the rows of a work item carry from tile to tile.
+// The state that the rows of a work item carry from tile to tile.
 struct WorkItem {
   std::vector<float> memory;
   float *q, *o, *keys, *values;  // [rows, width] and [keys_of_tile, width], two of each
   alignas(64) float scores[kFlashRows * kTileKeys];
   alignas(64) float key_norms[kTileKeys], key_means[kTileKeys], value_norms[kTileKeys], value_means[kTileKeys];
   AuraRow states[kFlashRows];
-  int64_t first[kFlashRows], last[kFlashRows];  // keys that a row sees
+  int64_t first[kFlashRows], last[kFlashRows];  // the keys that a row sees
 
   WorkItem(int64_t rows, int64_t keys_of_tile, int64_t width) : memory(2 * (rows + keys_of_tile) * width) {
     q = memory.data();
@@ -66,7 +66,7 @@ class Pass1 {
   }
 
  private:
-  // Neighbouring rows are heads of one query, then the next query: they see nearly the same keys.
+  // Adjacent rows are the heads of one query, so they see the same keys or nearly the same.
   int64_t query_of(int64_t row) const { return row / ratio_; }
   int64_t head_of(int64_t row, int64_t hk) const { return hk * ratio_ + row % ratio_; }
 

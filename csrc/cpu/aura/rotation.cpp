@@ -6,14 +6,15 @@ namespace torch_gdn::cpu {
 
 namespace {
 
-// Quadratic residues of the prime q, as bits: row i of Paley's matrix has +1 where (j - i) mod q is one.
+// Returns the quadratic residues of the prime q as bits. Row i of Paley's matrix has +1 where (j - i) mod q is a
+// residue.
 constexpr uint32_t quadratic_residues(int q) {
   uint32_t found = 0;
   for (int i = 1; i < q; ++i) found |= 1u << (i * i % q);
   return found;
 }
 
-// Paley's Hadamard matrix of order m = q + 1, q a prime that is 3 modulo 4: the identity and a skew matrix.
+// Paley's Hadamard matrix of order m = q + 1, for a prime q that is 3 modulo 4, is the identity plus a skew matrix.
 template <int m>
 constexpr float paley_sign(int i, int j) {
   constexpr int q = m - 1;
@@ -23,7 +24,7 @@ constexpr float paley_sign(int i, int j) {
   return (residues >> ((j - i + q) % q)) & 1 ? 1.0f : -1.0f;
 }
 
-// x[a][b] <- sum over a' of H_m[a][a'] x[a'][b], or of H_m[a'][a].
+// Computes x[a][b] <- sum over a' of H_m[a][a'] x[a'][b], or of H_m[a'][a] x[a'][b].
 template <int m>
 void multiply_by_paley(float* x, int64_t width, bool transposed) {
   float in[m];

@@ -3,7 +3,7 @@
 
 namespace torch_gdn::cpu {
 
-// x <- sqrt(D) Pi x, Pi = H diag(signs) / sqrt(D), or sqrt(D) Pi^T x (inverse).
+// Computes x <- sqrt(D) Pi x, or sqrt(D) Pi^T x if `inverse`, with Pi = H diag(signs) / sqrt(D).
 void rotate(float* x, const float* signs, int64_t D, bool inverse);
 
 }  // namespace torch_gdn::cpu

@@ -1,4 +1,4 @@
-// Tensors as vectors [B, H, T, ..], as the CPU's AURA kernels go over them.
+// Reads tensors as vectors [B, H, T, ..], for the CPU's AURA kernels.
 #pragma once
 #include <ATen/Parallel.h>
 
@@ -13,8 +13,8 @@ inline Tensor with_dimensions(Tensor x, int64_t count) {
   return x.dim() == count ? x : x.flatten(0, x.dim() - count);
 }
 
-// Vectors [.., D], or one value each [..]: missing dimensions have size 1, surplus ones are merged. Elements of a
-// vector are read one after another: a last stride other than 1 costs a copy.
+// Returns x as vectors [.., D], or as single values [..]. Missing dimensions have size 1, and surplus dimensions are
+// merged. The elements of a vector must be adjacent, so a last stride other than 1 costs a copy.
 inline Tensor as_vectors(const Tensor& x, const char* name) { return with_dimensions(unit_last_stride(x, name), 4); }
 inline Tensor as_values(const Tensor& x) { return with_dimensions(x, 3); }
 
@@ -33,12 +33,12 @@ inline void set_value(const Tensor& values, int64_t b, int64_t h, int64_t t, flo
 inline float norm_at(const Tensor& norms, int64_t b, int64_t h, int64_t t) {
   return norms.const_data_ptr<c10::Half>()[offset_of(norms, b, h, t)];
 }
-// What float16 cannot hold becomes inf.
+// A norm that float16 cannot hold becomes inf.
 inline void set_norm(const Tensor& norms, int64_t b, int64_t h, int64_t t, float norm) {
   norms.mutable_data_ptr<c10::Half>()[offset_of(norms, b, h, t)] = norm;
 }
 
-// f(b, h, t) for each vector, spread over the cores.
+// Calls f(b, h, t) for each vector, in parallel.
 template <typename F>
 void for_each_vector(const Tensor& x, const F& f) {
   const int64_t heads = x.size(1), tokens = x.size(2);

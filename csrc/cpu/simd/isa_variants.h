@@ -39,47 +39,31 @@
 #ifdef TORCH_GDN_HAS_BF16_VARIANTS
 #define TORCH_GDN_ISA_HAS_BF16 1
 #define TORCH_GDN_ISA_HAS_AMX 1
+#define TORCH_GDN_ISA amx
 TORCH_GDN_BEGIN_ISA("arch=x86-64-v4,avx512bf16,amx-tile,amx-bf16")
-namespace torch_gdn::cpu::amx {
-namespace {
-#include "cpu/simd/vectors.h"
-#include TORCH_GDN_PER_ISA
-}  // namespace
-}  // namespace torch_gdn::cpu::amx
+#include "cpu/simd/isa_variant.h"
 TORCH_GDN_END_ISA
 #undef TORCH_GDN_ISA_HAS_AMX
 
+#define TORCH_GDN_ISA avx512_bf16
 TORCH_GDN_BEGIN_ISA("arch=x86-64-v4,avx512bf16")
-namespace torch_gdn::cpu::avx512_bf16 {
-namespace {
-#include "cpu/simd/vectors.h"
-#include TORCH_GDN_PER_ISA
-}  // namespace
-}  // namespace torch_gdn::cpu::avx512_bf16
+#include "cpu/simd/isa_variant.h"
 TORCH_GDN_END_ISA
 #undef TORCH_GDN_ISA_HAS_BF16
 #endif
 
+#define TORCH_GDN_ISA avx512
 TORCH_GDN_BEGIN_ISA("arch=x86-64-v4")
-namespace torch_gdn::cpu::avx512 {
-namespace {
-#include "cpu/simd/vectors.h"
-#include TORCH_GDN_PER_ISA
-}  // namespace
-}  // namespace torch_gdn::cpu::avx512
+#include "cpu/simd/isa_variant.h"
 TORCH_GDN_END_ISA
 #undef TORCH_GDN_LANES
 #undef TORCH_GDN_REGISTERS
 
 #define TORCH_GDN_REGISTERS 16
 #define TORCH_GDN_LANES 8
+#define TORCH_GDN_ISA avx2
 TORCH_GDN_BEGIN_ISA("arch=x86-64-v3")
-namespace torch_gdn::cpu::avx2 {
-namespace {
-#include "cpu/simd/vectors.h"
-#include TORCH_GDN_PER_ISA
-}  // namespace
-}  // namespace torch_gdn::cpu::avx2
+#include "cpu/simd/isa_variant.h"
 TORCH_GDN_END_ISA
 #undef TORCH_GDN_LANES
 #undef TORCH_GDN_REGISTERS
@@ -91,13 +75,9 @@ TORCH_GDN_END_ISA
 #define TORCH_GDN_REGISTERS 32
 #define TORCH_GDN_LANES 4
 #define TORCH_GDN_ISA_HAS_BFMMLA 1
+#define TORCH_GDN_ISA bfmmla
 TORCH_GDN_BEGIN_ISA("arch=armv8.2-a+bf16")
-namespace torch_gdn::cpu::bfmmla {
-namespace {
-#include "cpu/simd/vectors.h"
-#include TORCH_GDN_PER_ISA
-}  // namespace
-}  // namespace torch_gdn::cpu::bfmmla
+#include "cpu/simd/isa_variant.h"
 TORCH_GDN_END_ISA
 #undef TORCH_GDN_ISA_HAS_BFMMLA
 #undef TORCH_GDN_LANES
@@ -111,9 +91,5 @@ TORCH_GDN_END_ISA
 #define TORCH_GDN_REGISTERS 32
 #endif
 #define TORCH_GDN_LANES 4
-namespace torch_gdn::cpu::baseline {
-namespace {
-#include "cpu/simd/vectors.h"
-#include TORCH_GDN_PER_ISA
-}  // namespace
-}  // namespace torch_gdn::cpu::baseline
+#define TORCH_GDN_ISA baseline
+#include "cpu/simd/isa_variant.h"

@@ -13,7 +13,7 @@ namespace torch_gdn {
 
 namespace {
 
-// in to out, both [T, H, D], but for padding.
+// Rotates `in` to `out`, both [T, H, D]. Padding is left alone.
 Launch launch_paged_rotate(const PagedCall& call, const Tensor& in, const Tensor& signs, const Tensor& out,
                            bool inverse) {
   const auto& s = call.shape;

@@ -11,10 +11,10 @@ namespace torch_gdn {
 
 namespace {
 
-// A split writes and reads 8 bytes of partials for each element of o, and a key has at least 4 bytes: with so many keys
-// a row partials are 1/32 of what is read.
+// A split writes and reads 8 bytes of partials for each element of o, and a key takes at least 4 bytes. With this many
+// keys per row, the partials are 1/32 of the bytes that are read.
 constexpr int64_t kKeysOfRow = 64, kMostRounds = 8;
-constexpr int64_t kFewRows = 16, kManyRows = 64;  // of a tile of the prefill kernel
+constexpr int64_t kFewRows = 16, kManyRows = 64;  // rows in a tile of the prefill kernel
 
 PagedParameters parameters_of(const PagedCall& call, const PagedSequences<int64_t>& sequences, const Tensor& keys,
                               const Tensor& values, const PagedOptions& options) {
@@ -38,7 +38,7 @@ PagedParameters parameters_of(const PagedCall& call, const PagedSequences<int64_
   parameters.query_rows = int32_t(s.T * (s.HQ / s.HK));
   parameters.blocks = int32_t(std::min<int64_t>(s.blocks, INT32_MAX));
   parameters.block_size = int32_t(s.block_size);
-  parameters.table_blocks = s.blocks == 0 ? 0 : int32_t(s.table_blocks);  // then every key is reported, and none read
+  parameters.table_blocks = s.blocks == 0 ? 0 : int32_t(s.table_blocks);  // without blocks, keys are reported, not read
   parameters.max_query_len = int32_t(sequences.max_query_len);
   parameters.max_seq_len = int32_t(sequences.max_seq_len);
   parameters.causal = sequences.causal ? 1 : 0;

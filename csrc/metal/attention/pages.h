@@ -1,4 +1,4 @@
-// Tensors to parameter blocks of the kernels of pages, and how attention's rows and keys are shared out.
+// Turns tensors into parameter blocks of the kernels of pages, and divides rows and keys among threadgroups.
 #pragma once
 #include "metal/parameters.h"
 #include "ops/pages.h"
@@ -6,28 +6,28 @@
 
 namespace torch_gdn {
 
-// Of pages, norms [blocks, block_size, H] too.
+// Also for the norms of pages, [blocks, block_size, H].
 inline PageStrides page_strides(const Tensor& x) { return {x.stride(0), x.stride(1), x.stride(2)}; }
 inline TokenStrides token_strides(const Tensor& x) { return {x.stride(0), x.stride(1)}; }
 
-// From bounds alone, since what the tensors hold is on the device.
+// Depends on shapes and upper bounds alone, because the contents of the tensors are on the device.
 struct Plan {
-  int64_t rows;    // of a tile
-  int64_t tiles;   // of a KV head, at most
-  int64_t splits;  // of the keys, at most
+  int64_t rows;    // rows in a tile
+  int64_t tiles;   // most tiles of a KV head
+  int64_t splits;  // most splits of the keys
   int64_t least_keys;
-  bool is_decode;  // by the kernel for few rows, where there is one
+  bool is_decode;  // the kernel for few rows runs, if there is one
 };
 Plan plan_of(const PagedShape<>& shape, const PagedSequences<int64_t>& sequences, bool has_decode);
 
-// Attention of q to pages, into out, both [T, HQ, D]; tensors that are read are on the device.
+// Attention of q to pages, written to out. Both are [T, HQ, D]. All tensors that the kernels read are on the device.
 struct PagedCall {
   const PagedShape<>& shape;
   Plan plan;
   Tensor q, out;
   Tensor block_table, cu_seqlens, seq_lens;
   optional<Tensor> sinks;
-  optional<Tensor> o_partials, m_partials, l_partials;  // of splits: [N, HK, rows, splits, D] and without D
+  optional<Tensor> o_partials, m_partials, l_partials;  // [N, HK, rows, splits, D], and the same without D
   PagedParameters parameters;
 
   at::ScalarType q_type() const { return q.scalar_type(); }
@@ -43,7 +43,7 @@ PagedCall paged_call(const char* op, const PagedShape<>& shape, const PagedSeque
                      const Tensor& q, const Tensor& out, const Tensor& keys, const Tensor& values,
                      const PagedOptions& options);
 
-// Only where there are splits.
+// Call this only if there are splits.
 Launch launch_paged_attention_merge(const PagedCall& call);
 
 }  // namespace torch_gdn

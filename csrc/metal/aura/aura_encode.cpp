@@ -8,7 +8,7 @@ namespace torch_gdn {
 
 namespace {
 
-// x [B, H, T, D] into codes [B, H, S, words], norms and means [B, H, S]; without slots token t to slot t.
+// Encodes x [B, H, T, D] into codes [B, H, S, words], norms and means [B, H, S]. Without slots, token t goes to slot t.
 void encode(const AuraEncoder<int64_t>& op, const optional<Tensor>& slots, const EncodedVectors& encoded) {
   const auto& [codes, norms, means] = encoded;
   const Tensor x = as_vectors(op.x, "x");

@@ -7,7 +7,7 @@
 namespace torch_gdn {
 
 namespace {
-// From this many blocks on the simdgroups of a threadgroup share its rows.
+// With at least this many blocks, the simdgroups of a threadgroup share its rows.
 constexpr int64_t kFewestSharedBlocks = 8;
 }  // namespace
 

@@ -1,4 +1,4 @@
-// The kernels of aura_attention. Each is also an op, except the one for exact rows.
+// The launches of aura_attention. Each kernel is also an op, except the one for exact rows.
 #pragma once
 #include "launch/launch.h"
 #include "ops/aura/aura_attention.h"
@@ -6,10 +6,10 @@
 
 namespace torch_gdn {
 
-// sums [B, H, T] float32: scale times the sums of x [B, H, T, D].
+// sums is [B, H, T] float32: scale times the sums of x [B, H, T, D].
 Launch launch_aura_rotate(const AuraRotate<int64_t>& op, const Tensor& y, const optional<Tensor>& sums = std::nullopt);
 
-// Query rows of a threadgroup of pass 1: 32 in matrix form, else 1, 2, 4 or 8.
+// Returns the query rows of a threadgroup of pass 1: 32 in matrix form, else 1, 2, 4 or 8.
 int64_t rows_of_threadgroup(const AuraShape<>& shape);
 Launch launch_aura_flash_p1(const AuraFlashP1<int64_t>& op, const Partials& partials);
 

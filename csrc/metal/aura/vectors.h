@@ -1,18 +1,18 @@
-// Tensors to parameter blocks of the AURA kernels.
+// Turns tensors into parameter blocks of the AURA kernels.
 #pragma once
 #include "metal/parameters.h"
 #include "shaders/aura/parameters.h"
 
 namespace torch_gdn {
 
-// [.., D], or [..], as [B, H, T, ..]: missing dimensions are 1, surplus ones merged.
+// Returns x [.., D] or [..] as [B, H, T, ..]. Missing dimensions have size 1, and surplus dimensions are merged.
 Tensor as_vectors(const Tensor& x, const char* name);
 Tensor as_values(const Tensor& x, const char* name);
 
 VectorStrides vector_strides(const Tensor& x);            // [B, H, T] or [B, H, T, D]
-VectorStrides vector_strides(const optional<Tensor>& x);  // zeros without a tensor
+VectorStrides vector_strides(const optional<Tensor>& x);  // zeros if there is no tensor
 
-// Of a tensor [B, H, T, ..].
+// x is [B, H, T, ..].
 VectorParameters vector_parameters(const Tensor& x);
 
 size_t rotation_groups(int64_t vectors, int64_t D);

@@ -1,5 +1,4 @@
-// Attention to the pages of a cache that hold AURA's codes, and to exact rows: rotates q, attends, rotates the result
-// back.
+// Attention to pages that hold AURA's codes, and to exact rows: rotates q, attends, and rotates the result back.
 #pragma once
 #include "ops/attention/exact_rows.h"
 #include "ops/aura/aura.h"
@@ -62,7 +61,7 @@ struct AuraPagedAttention {
     const Sizes<Int> rows = {shape.blocks, shape.block_size, shape.HK};
     const int64_t bits = check_codebook(check, codebook_name, coded.codebook);
     check_codes(check, codes_name, coded.codes, rows, shape.D, bits);
-    check_rows_of_pages(check, codes_name, coded.codes);
+    check_unit_stride(check, codes_name, coded.codes);
     check_norms(check, norms_name, coded.norms, rows);
     check_table(check, signs_name, signs, "[D]", shape.D);
     return bits;

@@ -1,4 +1,4 @@
-// Where the keys and values of a batch's tokens go in a cache of pages.
+// Computes where the keys and values of a batch's tokens go in a cache of pages.
 #pragma once
 #include "ops/indices.h"
 #include "ops/op.h"
@@ -6,8 +6,8 @@
 
 namespace torch_gdn {
 
-// Token t of sequence n, at position p of its sequence, has slot block_table[n, p / block_size] * block_size + p %
-// block_size. Entries at and after cu_seqlens[N] become -1, which stands for no slot.
+// Token t of sequence n, at position p of its sequence, has the slot block_table[n, p / block_size] * block_size + p %
+// block_size. Entries at and after cu_seqlens[N] become -1, which means no slot.
 template <typename Int>
 struct ComputeSlotMapping {
   static constexpr const char* kSchema =
@@ -49,7 +49,7 @@ struct ComputeSlotMapping {
   void outputs() const {}
 
  private:
-  // On the device the kernel checks them.
+  // If the tensors are on the device, the kernel checks them.
   void check_contents_on_cpu(const Check<Int>& check) const {
     if (!positions.is_cpu() || !cu_seqlens.is_cpu() || !block_table.is_cpu()) return;
     const Indices at(cu_seqlens), position(positions), block(block_table);

@@ -53,12 +53,12 @@ void check_exact_rows(const Check<Int>& check, const PagedShape<Int>& s, const T
   const auto check_cache = [&](const char* argument, const Tensor& x) {
     check.same_dtype(argument, x, "q", q);
     check.shape(argument, x, "[slots, rows, HK, D]", {count, rows, s.HK, s.D});
-    check_rows_of_pages(check, argument, x);
+    check_unit_stride(check, argument, x);
   };
   const auto check_new = [&](const char* argument, const Tensor& x) {
     check.same_dtype(argument, x, "q", q);
     check.shape(argument, x, "[T, HK, D]", {s.T, s.HK, s.D});
-    check_rows_of_pages(check, argument, x);
+    check_unit_stride(check, argument, x);
   };
   const auto check_numbers = [&](const char* argument, const Tensor& x) {
     check.is_index(argument, x);

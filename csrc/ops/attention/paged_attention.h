@@ -1,4 +1,4 @@
-// Attention to the pages of a cache: prefill and decoding, packed in one call.
+// Attention to the pages of a cache. One call takes prompts and decoded tokens, packed.
 #pragma once
 #include "ops/op.h"
 #include "ops/pages.h"
@@ -35,8 +35,8 @@ struct PagedAttention {
     check.shape("key_cache", key_cache, "[blocks, block_size, HK, D]", {s.blocks, s.block_size, s.HK, s.D});
     check.same_dtype("value_cache", value_cache, "key_cache", key_cache);
     check.same_shape("value_cache", value_cache, "key_cache", key_cache);
-    check_rows_of_pages(check, "key_cache", key_cache);
-    check_rows_of_pages(check, "value_cache", value_cache);
+    check_unit_stride(check, "key_cache", key_cache);
+    check_unit_stride(check, "value_cache", value_cache);
     check_sequences_of_pages(check, s, sequences);
     check_sinks(check, s, sinks);
     if constexpr (is_run<Int>) check_pages(check.op(), s, sequences);

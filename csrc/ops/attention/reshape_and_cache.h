@@ -1,4 +1,4 @@
-// Keys and values of new tokens into the pages of a cache.
+// Copies the keys and values of new tokens into the pages of a cache.
 #pragma once
 #include "ops/indices.h"
 #include "ops/op.h"
@@ -6,7 +6,7 @@
 
 namespace torch_gdn {
 
-// Tokens with a negative slot are skipped. Keys and values may lie in one page, which is then two views.
+// Skips tokens with a negative slot. Keys and values may be two views of one page.
 template <typename Int>
 struct ReshapeAndCache {
   static constexpr const char* kSchema =
@@ -17,7 +17,7 @@ struct ReshapeAndCache {
 
   PagedShape<Int> shape;
   Int DV;
-  Int tokens;  // of slot_mapping: the first ones of key and value
+  Int tokens;  // of slot_mapping: the first tokens of key and value
 
   auto arguments() { return std::tie(key, value, key_cache, value_cache, slot_mapping); }
 
@@ -37,8 +37,8 @@ struct ReshapeAndCache {
     check.shape("key_cache", key_cache, "[blocks, block_size, H, D]", {s.blocks, s.block_size, s.HK, s.D});
     check.same_dtype("value_cache", value_cache, "key_cache", key_cache);
     check.shape("value_cache", value_cache, "[blocks, block_size, H, DV]", {s.blocks, s.block_size, s.HK, DV});
-    check_rows_of_pages(check, "key_cache", key_cache);
-    check_rows_of_pages(check, "value_cache", value_cache);
+    check_unit_stride(check, "key_cache", key_cache);
+    check_unit_stride(check, "value_cache", value_cache);
     check.is_index("slot_mapping", slot_mapping);
     check.dimensions("slot_mapping", slot_mapping, 1, "[N]");
     tokens = size_of<Int>(slot_mapping, 0);
@@ -49,7 +49,7 @@ struct ReshapeAndCache {
   void outputs() const {}
 
  private:
-  // The kernel checks slots on the device.
+  // If slots are on the device, the kernel checks them.
   void check_cpu_slots(const Check<Int>& check) const {
     if (!slot_mapping.is_cpu()) return;
     const Indices at(slot_mapping);

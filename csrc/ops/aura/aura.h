@@ -1,4 +1,4 @@
-// Shared by the AURA ops: attention over a KV cache of codes.
+// What the AURA ops share: attention to a KV cache of codes.
 #pragma once
 #include <c10/util/SmallVector.h>
 
@@ -11,36 +11,37 @@ namespace torch_gdn {
 
 template <typename Int = int64_t>
 struct AuraShape {
-  Int B = 0, HQ = 0, HK = 0, L = 0, T = 0, D = 0;  // 0 where the op has none
+  Int B = 0, HQ = 0, HK = 0, L = 0, T = 0, D = 0;  // 0 if the op does not have the dimension
   Int E = 0, S = 0;                                // rows kept exact, and how many of them precede the codes
   Int NB = 0, NX = 0;                              // blocks of codes, and of exact rows
   Int q_offset = 0;                                // position of the first query
   int64_t key_bits = 0, value_bits = 0;
 };
 
-// Keys or values of a cache: codes [B, HK, T, words] int32, codebook [2^bits] float32, norms and means [B, HK, T],
-// float16 and float32.
+// Keys or values of a cache: codes [B, HK, T, words] int32, codebook [2^bits] float32, norms [B, HK, T] float16 and
+// means [B, HK, T] float32.
 struct CodedTensor {
   Tensor codes, norms, codebook;
   optional<Tensor> means;
 };
 
-// Keys and values that are kept in q's dtype, [B, HK, rows, D] each: both tensors or none. The first `sinks` rows have
-// positions 0, 1, .., the T codes those that follow, then come the other rows up to `length`.
+// Keys and values that stay in q's dtype, [B, HK, rows, D] each. Either both tensors are given or none. The first
+// `sinks` rows have positions 0, 1, .., the T codes have the positions after them, and the other rows up to `length`
+// follow.
 template <typename Int>
 struct ExactRows {
   optional<Tensor> keys, values;
   Int sinks = 0;
-  optional<Int> length;  // all rows
+  optional<Int> length;  // the number of all rows
 };
 
-// Keys of a query at position p: from starts[b] on, up to p if causal, of these the last `window`.
+// A query at position p sees keys from starts[b] on, up to p if causal, and only the last `window` of these.
 template <typename Int>
 struct Visibility {
   optional<Tensor> starts;  // [B]
   bool causal;
-  optional<Int> q_offset;  // T + E - L
-  int64_t window;          // 0: all
+  optional<Int> q_offset;  // T + E - L by default
+  int64_t window;          // 0 means no window
 };
 
 constexpr int64_t kLargestPosition = INT32_MAX / 2;
@@ -63,7 +64,7 @@ void check_table(const Check<Int>& check, const char* argument, const Tensor& x,
   check.shape(argument, x, pattern, {size});
 }
 
-// Returns the bits.
+// Returns the number of bits.
 template <typename Int>
 int64_t check_codebook(const Check<Int>& check, const char* argument, const Tensor& codebook) {
   check.is_float32(argument, codebook);
@@ -83,7 +84,7 @@ void check_codes(const Check<Int>& check, const char* argument, const Tensor& co
   check.shape(argument, codes, "[.., ceil(D * bits / 32)]", with_last(rows, code_words(D, bits)));
 }
 
-// One value for each row of codes.
+// The tensor has one value for each row of codes.
 template <typename Int>
 void check_norms(const Check<Int>& check, const char* argument, const Tensor& norms, const Sizes<Int>& rows) {
   check.is_of_dtype(argument, norms, at::kHalf);
@@ -96,7 +97,7 @@ void check_means(const Check<Int>& check, const char* argument, const Tensor& me
   check.shape(argument, means, "that of the codes without their words", rows);
 }
 
-// starts or slots.
+// Checks `starts` or `slots`.
 template <typename Int>
 void check_index(const Check<Int>& check, const char* argument, const Tensor& x) {
   check.is_index(argument, x);
@@ -109,7 +110,7 @@ void check_block_size(const Check<Int>& check, const Int& size) {
   check.value(sym_eq(size % 16, Int(0)), "block_size", "a multiple of 16", size);
 }
 
-// Of pass 1 and the end-to-end op.
+// Pass 1 and the end-to-end op use this.
 template <typename Int>
 struct CachedAttention {
   CodedTensor key, value;
@@ -117,7 +118,7 @@ struct CachedAttention {
 
   AuraShape<Int> shape;
 
-  // `length`: how many of the cache's tokens there are; all, where it is not given.
+  // `length` is the number of tokens in the cache. By default it is the size of the cache.
   void check_cache(const Check<Int>& check, const char* q_name, const Tensor& q,
                    const optional<Int>& length = std::nullopt, const ExactRows<Int>& exact = {}) {
     auto& s = shape;

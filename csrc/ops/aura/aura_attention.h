@@ -1,4 +1,4 @@
-// Attention over codes, end to end: rotates q, then passes 1 and 2.
+// Attention to codes, end to end: rotates q, then runs passes 1 and 2.
 #pragma once
 #include "ops/aura/aura_flash_p1.h"
 #include "ops/aura/aura_flash_p2.h"
@@ -43,7 +43,7 @@ struct AuraAttention : CachedAttention<Int> {
     return empty<Int>({s.B, s.HQ, s.L, s.D}, q.options());
   }
 
-  // Already checked. The partials have room for the blocks of exact rows, behind those of codes.
+  // The arguments are already checked. The partials have room for the blocks of exact rows, after those of codes.
   AuraFlashP1<Int> pass_1(const Tensor& q_rot, const optional<Tensor>& q_sums, const Int& keys_of_block,
                           const Int& rows_of_block) const {
     AuraFlashP1<Int> pass{*this, q_rot, q_sums, keys_of_block};
@@ -60,7 +60,7 @@ struct AuraAttention : CachedAttention<Int> {
   }
 };
 
-// Keys of a block, in whole tiles, for about `wanted` work items of which a block has `groups`.
+// Returns the keys of a block, in whole tiles, for about `wanted` work items. A block has `groups` work items.
 inline int64_t default_block_size(int64_t T, int64_t tile, int64_t groups, int64_t wanted) {
   const int64_t tiles = std::max<int64_t>(1, ceil_div(T, tile));
   const int64_t blocks = std::clamp<int64_t>(wanted / std::max<int64_t>(1, groups), 1, tiles);

@@ -1,4 +1,4 @@
-// Codes to vectors, or (rotated) to rotated vectors.
+// Decodes codes to vectors, or to rotated vectors if `rotated`.
 #pragma once
 #include "ops/aura/aura.h"
 

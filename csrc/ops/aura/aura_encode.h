@@ -1,11 +1,11 @@
-// Vectors to codes: the index of the nearest centroid of each rotated coordinate. In place: into slots of a cache.
+// Encodes vectors: the code of a rotated coordinate is the index of its nearest centroid. In place, codes go to slots.
 #pragma once
 #include "ops/aura/aura.h"
 #include "ops/indices.h"
 
 namespace torch_gdn {
 
-// Codes int32 [.., words], norms float16 and means float32 [..].
+// codes are int32 [.., words]; norms [..] are float16 and means [..] float32.
 struct EncodedVectors {
   Tensor codes, norms;
   optional<Tensor> means;
@@ -49,7 +49,7 @@ struct AuraEncode : AuraEncoder<Int> {
   }
 };
 
-// Tokens with a negative slot are skipped.
+// Skips tokens with a negative slot.
 template <typename Int>
 struct AuraEncodeInPlace : AuraEncoder<Int> {
   static constexpr const char* kSchema =
@@ -87,7 +87,7 @@ struct AuraEncodeInPlace : AuraEncoder<Int> {
     if constexpr (is_run<Int>) check_cpu_slots(check);
   }
 
-  // The kernel checks slots on the device.
+  // If slots are on the device, the kernel checks them.
   void check_cpu_slots(const Check<Int>& check) const {
     if (!slots.is_cpu()) return;
     const int64_t S = cache.codes.size(2);

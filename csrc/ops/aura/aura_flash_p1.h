@@ -1,12 +1,13 @@
-// Pass 1 of attention over codes: each block of keys.
+// Pass 1 of attention to codes handles each block of keys by itself.
 #pragma once
 #include "ops/aura/aura.h"
 
 namespace torch_gdn {
 
-// Of each block, float32: o [B, HQ, L, NB, D] (rotated, not divided by l); [B, HQ, L, NB]: m, the largest score, l, the
-// sum of exp(score - m), and mean, the same times the values' means (empty without means). Inside aura_attention NX
-// blocks of exact rows follow, whose o is not rotated and whose mean is 0.
+// The results of each block, in float32. o [B, HQ, L, NB, D] is rotated, and not divided by l. m, l and mean are [B,
+// HQ, L, NB]. m is the largest score, l is the sum of exp(score - m), and mean is the sum of exp(score - m) times the
+// values' means (empty without means). Inside aura_attention, NX blocks of exact rows follow. Their o is not rotated,
+// and their mean is 0.
 using Partials = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 template <typename Int>
@@ -18,7 +19,7 @@ struct AuraFlashP1 : CachedAttention<Int> {
       "SymInt block_size=64) -> (Tensor o_partials, Tensor m_partials, Tensor l_partials, Tensor mean_partials)";
 
   Tensor q_rot;
-  optional<Tensor> q_sums;  // [B, HQ, L], where keys have means
+  optional<Tensor> q_sums;  // [B, HQ, L], if keys have means
   Int block_size;
 
   auto arguments() {
@@ -43,7 +44,7 @@ struct AuraFlashP1 : CachedAttention<Int> {
     s.NB = ceil_div(s.T, block_size);
   }
 
-  // The mean is undefined where values have none.
+  // The mean is undefined if values have no means.
   Partials partials(const at::TensorOptions& f32) const {
     const auto& s = this->shape;
     const Sizes<Int> rows = {s.B, s.HQ, s.L, s.NB + s.NX};

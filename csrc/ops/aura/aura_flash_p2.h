@@ -1,4 +1,4 @@
-// Pass 2 of attention over codes: merges the blocks and rotates back.
+// Pass 2 of attention to codes merges the blocks and rotates the result back.
 #pragma once
 #include "ops/aura/aura.h"
 

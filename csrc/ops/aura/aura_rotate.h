@@ -1,4 +1,4 @@
-// scale Pi x, or scale Pi^T x (inverse), of each vector.
+// Computes scale Pi x, or scale Pi^T x if `inverse`, for each vector x.
 #pragma once
 #include "ops/aura/aura.h"
 

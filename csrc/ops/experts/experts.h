@@ -23,7 +23,7 @@ Packing check_weight(const Check<Int>& check, const PackedWeight& weight, const 
   if (scales.has_value()) return check_packed(check, of, matrix, *scales, *biases, name, x, rows, columns);
   check.same_dtype(of.weight, matrix, name, x);
   check.shape(of.weight, matrix, pattern, with_last(std::move(rows), columns));
-  check_unit_stride(check, of.weight, matrix);
+  check_unit_stride(check, of.weight, matrix, kNoCopyOfWeights);
   return {};
 }
 

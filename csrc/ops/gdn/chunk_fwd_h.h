@@ -33,12 +33,7 @@ struct ChunkFwdH {
     check.same_dtype("u", u, "k", k);
     check.dimensions("u", u, 4, "[B, T, HV, V]");
     check_chunk_size(check, chunk_size);
-    auto& s = shape;
-    s = {.B = size_of<Int>(k, 0), .T = size_of<Int>(k, 1), .H = size_of<Int>(k, 2), .HV = size_of<Int>(u, 2)};
-    s.K = size_of<Int>(k, 3), s.V = size_of<Int>(u, 3), s.C = chunk_size;
-    check_key_size(check, "k", s.K);
-    check_value_size(check, "u", s.V);
-    check_heads(check, "k", s.H, "u", s.HV);
+    auto& s = shape = shape_of<Int>(check, "k", k, "u", u, chunk_size);
     check.shape("u", u, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V});
     check.shape("w", w, "[B, T, HV, K]", {s.B, s.T, s.HV, s.K});
     check.is_float32("g", g);

@@ -30,12 +30,7 @@ struct ChunkFwdO {
     check.dimensions("v", v, 4, "[B, T, HV, V]");
     check.same_dtype("h", h, "q", q);
     check_chunk_size(check, chunk_size);
-    auto& s = shape;
-    s = {.B = size_of<Int>(q, 0), .T = size_of<Int>(q, 1), .H = size_of<Int>(q, 2), .HV = size_of<Int>(v, 2)};
-    s.K = size_of<Int>(q, 3), s.V = size_of<Int>(v, 3), s.C = chunk_size;
-    check_key_size(check, "q", s.K);
-    check_value_size(check, "v", s.V);
-    check_heads(check, "q", s.H, "v", s.HV);
+    auto& s = shape = shape_of<Int>(check, "q", q, "v", v, chunk_size);
     check.shape("k", k, "[B, T, H, K]", {s.B, s.T, s.H, s.K});
     check.shape("v", v, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V});
     check.is_float32("g", g);

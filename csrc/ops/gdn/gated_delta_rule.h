@@ -66,12 +66,7 @@ struct GatedDeltaRule {
     check.same_dtype("k", k, "q", q);
     check.is_activation("v", v);
     check.dimensions("v", v, 4, "[B, T, HV, V]");
-    auto& s = shape;
-    s.B = size_of<Int>(q, 0), s.T = size_of<Int>(q, 1), s.H = size_of<Int>(q, 2), s.K = size_of<Int>(q, 3);
-    s.HV = size_of<Int>(v, 2), s.V = size_of<Int>(v, 3);
-    check_key_size(check, "q", s.K);
-    check_value_size(check, "v", s.V);
-    check_heads(check, "q", s.H, "v", s.HV);
+    auto& s = shape = shape_of<Int>(check, "q", q, "v", v, shape.C);
     check.shape("k", k, "[B, T, H, K]", {s.B, s.T, s.H, s.K});
     check.shape("v", v, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V});
     if (g.has_value()) {

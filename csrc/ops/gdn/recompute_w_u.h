@@ -26,13 +26,8 @@ struct RecomputeWU {
     check.dimensions("v", v, 4, "[B, T, HV, V]");
     check.is_float32("A", A);
     check.dimensions("A", A, 4, "[B, T, HV, chunk_size]");
-    auto& s = shape;
-    s = {.B = size_of<Int>(k, 0), .T = size_of<Int>(k, 1), .H = size_of<Int>(k, 2), .HV = size_of<Int>(v, 2)};
-    s.K = size_of<Int>(k, 3), s.V = size_of<Int>(v, 3), s.C = size_of<Int>(A, 3);
-    check_chunk_columns(check, "A", s.C);
-    check_key_size(check, "k", s.K);
-    check_value_size(check, "v", s.V);
-    check_heads(check, "k", s.H, "v", s.HV);
+    check_chunk_columns(check, "A", size_of<Int>(A, 3));
+    auto& s = shape = shape_of<Int>(check, "k", k, "v", v, size_of<Int>(A, 3));
     check.shape("v", v, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V});
     check.is_floating("beta", beta);
     check.shape("beta", beta, "[B, T, HV]", {s.B, s.T, s.HV});

@@ -33,7 +33,7 @@ struct Dequantize {
     const int64_t words = known(size_of<Int>(weight, 1));
     check.value(words >= 1, "weight", "at least one column", words);
     K = words * 32 / bits;
-    check_unit_stride(check, "weight", weight);
+    check_unit_stride(check, "weight", weight, kNoCopyOfWeights);
     group = check_scales(check, {"weight", "scales", "biases"}, scales, biases, Sizes<Int>{N}, K);
     check.is_activation("dtype", dtype_of_output());
     if (indices.has_value()) check_indices(check);

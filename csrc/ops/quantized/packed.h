@@ -24,16 +24,11 @@ struct PackedWeight {
   const optional<Tensor>&scales, &biases;
 };
 
+constexpr const char* kNoCopyOfWeights = "a last stride of 1 (a step must not copy weights)";
+
 // Weight sizes are constants: a compiled model is specialised on them.
 inline int64_t known(int64_t size) { return size; }
 inline int64_t known(const c10::SymInt& size) { return size.guard_int(__FILE__, __LINE__); }
-
-template <typename Int>
-void check_unit_stride(const Check<Int>& check, const char* argument, const Tensor& x) {
-  const auto stride = x.sym_stride(-1);
-  check.value(holds(sym_le(size_of<Int>(x, -1), Int(1))) || holds(sym_eq(stride, c10::SymInt(1))), argument,
-              "a last stride of 1 (a step must not copy weights)", stride);
-}
 
 // Checks scales and biases [rows..., K / group], and returns the group.
 template <typename Int>
@@ -47,10 +42,10 @@ int64_t check_scales(const Check<Int>& check, const PackedNames& names, const Te
               " for K of ", columns);
   const auto sizes = with_last(rows, Int(groups));
   check.shape(names.scales, scales, "[..., K / group]", sizes);
-  check_unit_stride(check, names.scales, scales);
+  check_unit_stride(check, names.scales, scales, kNoCopyOfWeights);
   check.same_dtype(names.biases, biases, names.scales, scales);
   check.shape(names.biases, biases, "[..., K / group]", sizes);
-  check_unit_stride(check, names.biases, biases);
+  check_unit_stride(check, names.biases, biases, kNoCopyOfWeights);
   return group;
 }
 
@@ -66,7 +61,7 @@ Packing check_packed(const Check<Int>& check, const PackedNames& names, const Te
   check.value(words > 0 && words * 32 == K * bits, names.weight, "K / 8 words of 4-bit codes or K / 4 of 8-bit codes",
               words, " for K of ", K);
   check.shape(names.weight, weight, "[..., K * bits / 32]", with_last(rows, Int(words)));
-  check_unit_stride(check, names.weight, weight);
+  check_unit_stride(check, names.weight, weight, kNoCopyOfWeights);
   const std::string or_float = std::string(name) + " (or float32)";
   if (scales.scalar_type() != at::kFloat) check.same_dtype(names.scales, scales, or_float.c_str(), x);
   return {bits, check_scales(check, names, scales, biases, rows, K)};

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mps_simulator import build, patches
+from mps_simulator import build, patches, requirements
 from mps_simulator.fault import Fault
 
 _device: ModuleType | None = None
@@ -52,7 +52,8 @@ def open_device() -> None:
     finally:
         sys.setdlopenflags(flags)
     module.set_directories(str(build.SIMULATOR / "engine"), str(build.cache_directory() / "shaders"))
-    module.set_clang(shutil.which(build.Toolchain.make().compiler))
+    clang = shutil.which(build.Toolchain.make().compiler)
+    module.set_tools(clang, shutil.which("ld"), str(requirements.gcc_directory()))
     module.set_fault_class(Fault)
     patches.apply(module)
     _device = module

@@ -7,8 +7,9 @@ import torch
 
 
 def define_operators_of_torchvision() -> None:
-    """PyPI's torchvision for Linux is built for CUDA: beside a torch without it the operators do not load, and for
-    want of two declarations it cannot be imported. vLLM's file of Qwen3.5 imports it; nothing here calls them."""
+    """PyPI's torchvision for Linux is built for CUDA. Its operators do not load with a torch without CUDA, and it
+    cannot be imported without two declarations. vLLM's file of Qwen3.5 imports it, but nothing here calls the
+    operators."""
     if importlib.util.find_spec("torchvision") is None or torch.version.cuda is not None:
         return
     library = torch.library.Library("torchvision", "FRAGMENT")

@@ -21,9 +21,11 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask, sliding_
 
 from torch_gdn.aura.coded_tensor import dtype_name
 from torch_gdn.aura.scheme import Scheme
+from torch_gdn.aura.tested import LARGEST_OF_PROMPT
 from torch_gdn.integrations.transformers import aura_file
 from torch_gdn.integrations.transformers.aura_layers import AuraLayer, Codes, Options, WindowLayer
-from torch_gdn.integrations.transformers.aura_prompt import LARGEST, UNPADDED, attend_to_prompt, is_unpadded
+from torch_gdn.integrations.transformers.aura_prompt import UNPADDED, attend_to_prompt, is_unpadded
+from torch_gdn.integrations.transformers.functions import self_test_reason
 
 __all__ = ["AuraCache"]
 WINDOW = "aura_window"  # attribute of a mask of starts: how many positions a query sees
@@ -43,7 +45,7 @@ class AuraCache(Cache):
     are; the queries of any other see codes of its own tokens, but for the tail and sinks.
 
     Args:
-        config: the model's, and the very object (`model.config`), since the attention implementation is read from it.
+        config: `model.config` itself and not a copy, because the attention implementation is read from it.
         scheme: a `torch_gdn.aura.Scheme` or its name. Default: "8v4".
         capacity: of each layer at first, in tokens; it grows by a quarter at a time. Default: 256.
         tail: how many of the newest tokens stay exact at least, 0 for none; 32 to 256 pay. Default: 128.
@@ -188,7 +190,8 @@ def aura_attention(
     fits = attention_mask is None or attention_mask.dim() == 1
     expect("attention_mask", fits, "left padding, [B, T]", attention_mask)
     sinks = None if s_aux is None else s_aux.detach().float()
-    if key.prompt is not None and is_unpadded(attention_mask) and query.shape[3] <= LARGEST:
+    takes_prompt = query.shape[3] <= LARGEST_OF_PROMPT and not self_test_reason("paged_attention_", query.device)
+    if key.prompt is not None and is_unpadded(attention_mask) and takes_prompt:
         return attend_to_prompt(query, *key.prompt, scaling, window, sinks), None
     o = key.cache.attend(query, scale=scaling, window=window, starts=attention_mask, sinks=sinks)
     return o.transpose(1, 2), None
@@ -220,8 +223,8 @@ def aura_mask(
     attention_mask: Tensor | None = None,
     **kwargs: Any,
 ) -> Tensor | None:
-    """Of causal attention, with or without a window, where each row starts, [B] int32, or None for no padding and no
-    window; of any other, sdpa's mask."""
+    """For causal attention, returns where each row starts, [B] int32, or None if there is no padding and no window. For
+    other attention, returns sdpa's mask."""
     window = window_of(mask_function)
     if window is None and (mask_function is not causal_mask_function or kwargs.get("local_size") is not None):
         return sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **kwargs)
@@ -247,7 +250,7 @@ def starts_of(attention_mask: Tensor | None, kv_length: int, kv_offset: int) -> 
 
 
 def window_of(mask_function: Callable[..., Any]) -> int | None:
-    """Of transformers' causal mask of a sliding window, which it builds of two functions; of another, None."""
+    """Returns the window of transformers' causal mask, which consists of two functions, or None for another mask."""
     model = sliding_window_causal_mask_function(1)
     if getattr(mask_function, "__code__", None) is not model.__code__:
         return None

@@ -104,7 +104,7 @@ def write(path: str | os.PathLike[str], layers: Sequence[Any]) -> None:
 
 
 def tokens_of(layer: Any) -> int:
-    """Of states, which count none: whether there are any."""
+    """Returns a layer's tokens. States count no tokens, so for these it returns whether there are any."""
     if not hasattr(layer, "conv_states"):
         return int(layer.get_seq_length())
     if not isinstance(layer.has_previous_state, dict):

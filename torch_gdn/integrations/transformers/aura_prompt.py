@@ -7,7 +7,6 @@ from torch import Tensor
 
 import torch_gdn
 
-LARGEST = 256  # head size that `torch_gdn.paged_attention` takes
 UNPADDED = "aura_unpadded"  # attribute of a mask of starts: all of them are 0
 
 

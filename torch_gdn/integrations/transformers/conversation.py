@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from torch_gdn.fits import check_memory
 from torch_gdn.integrations.transformers.cache_pieces import Piece, extract_piece, restore_layer
 
 FORMAT = "torch_gdn conversations 1"
@@ -71,6 +72,7 @@ class ConversationCache:
 
     Raises:
         ValueError: If an argument is not as above.
+        torch.OutOfMemoryError: On `mps`, if max_bytes and what is allocated exceed what Metal recommends.
 
     Example:
         >>> conversations = ConversationCache(model, max_bytes=2**30)  # doctest: +SKIP
@@ -84,6 +86,7 @@ class ConversationCache:
             raise ValueError(f"ConversationCache: max_bytes: expected at least 1, got {max_bytes}")
         if every < CHUNK or every % CHUNK:
             raise ValueError(f"ConversationCache: every: expected a multiple of {CHUNK}, got {every}")
+        check_memory("ConversationCache: max_bytes", max_bytes, model.device)
         self.model, self.max_bytes, self.every = model, max_bytes, every
         self.root = Node(None, [], {}, 0)
         self.nbytes = 0

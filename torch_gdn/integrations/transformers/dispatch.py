@@ -12,7 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_gdn.integrations.transformers import attention, decoder_layers, decoding, experts, functions, mlp, norms
+from torch_gdn.integrations.transformers import (
+    attention,
+    decoder_layers,
+    decoding,
+    experts,
+    functions,
+    mlp,
+    norms,
+    tested,
+)
 from torch_gdn.integrations.transformers.functions import CACHED_STATE
 from torch_gdn.integrations.transformers.known_forms import first
 
@@ -75,10 +84,13 @@ def dispatcher(function: str, original: Callable[..., Any], everywhere: bool = F
     def dispatch(*args: Any, **kwargs: Any) -> Any:
         if is_elsewhere is not None and is_elsewhere(*args, **kwargs):
             return original(*args, **kwargs)
+        is_eager = not torch.compiler.is_compiling()
         reason = reason_of(*args, **kwargs)
+        if is_eager and not reason and tested.test_call(function, args, kwargs):
+            reason = reason_of(*args, **kwargs)  # an op may have failed
         if reason and "layer_states" in kwargs:  # the original would lose them
             raise ValueError(f"{function} with states that torch_gdn holds: {reason}")
-        if not torch.compiler.is_compiling():  # a graph that counts would be recompiled for each count
+        if is_eager:  # a graph that counts would be recompiled for each count
             count(function, reason)
         if not reason:
             return run(*args, **kwargs)

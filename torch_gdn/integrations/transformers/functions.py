@@ -81,16 +81,18 @@ def rule_reason(
     g: Tensor,
     beta: Tensor,
     *positional: Any,
-    chunk_size: int = 64,
+    chunk_size: int | None = 64,
     initial_state: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     seq_idx: Tensor | None = None,
+    rule: str = "the delta rule",
+    decay_channels: torch.Size | None = None,
     **others: Any,
 ) -> str:
     if positional:
         return "arguments after beta are positional"
     if seq_idx is not None and cu_seqlens is None:
-        return "packed sequences have seq_idx but no cu_seq_lens_q, which the delta rule needs"
+        return f"packed sequences have seq_idx but no cu_seq_lens_q, which {rule} needs"
     refusal = common_reason(query, key, value, g, beta, initial_state) or rule_refusal(
         op,
         (query.shape[2:], key.shape[2:], value.shape[2:]),
@@ -98,6 +100,7 @@ def rule_reason(
         None if initial_state is None else initial_state.dtype,
         None if cu_seqlens is None else query.shape[0],
         chunk_size,
+        decay_channels,
     )
     return refusal or mixed_reason(query, value)
 
@@ -124,32 +127,12 @@ def run_rule(
 
 
 def kda_reason(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    *positional: Any,
-    initial_state: Tensor | None = None,
-    cu_seq_lens_q: Tensor | None = None,
-    seq_idx: Tensor | None = None,
-    **others: Any,
+    query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, *positional: Any, **given: Any
 ) -> str:
     """Ignores the chunk size: the recurrence has the same results."""
-    if positional:
-        return "arguments after beta are positional"
-    if seq_idx is not None and cu_seq_lens_q is None:
-        return "packed sequences have seq_idx but no cu_seq_lens_q, which Kimi Delta Attention needs"
-    refusal = common_reason(query, key, value, g, beta, initial_state) or rule_refusal(
-        "fused_recurrent_gated_delta_rule",
-        (query.shape[2:], key.shape[2:], value.shape[2:]),
-        (query.dtype, key.dtype, value.dtype, g.dtype, beta.dtype),
-        None if initial_state is None else initial_state.dtype,
-        None if cu_seq_lens_q is None else query.shape[0],
-        None,
-        g.shape[3:],
-    )
-    return refusal or mixed_reason(query, value)
+    given |= {"chunk_size": None, "cu_seqlens": given.get("cu_seq_lens_q")}
+    given |= {"rule": "Kimi Delta Attention", "decay_channels": g.shape[3:]}
+    return rule_reason("fused_recurrent_gated_delta_rule", query, key, value, g, beta, *positional, **given)
 
 
 def run_kda(

@@ -6,15 +6,19 @@ import gc
 import importlib
 import importlib.metadata
 import warnings
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from types import ModuleType
-from typing import TYPE_CHECKING
 
+import torch
 from torch.nn import Module
 
 from torch_gdn import self_test
-from torch_gdn.integrations.transformers import dispatch
+from torch_gdn.integrations.transformers import dispatch, tested
 from torch_gdn.integrations.transformers.gguf_layers import gguf_patches
+from torch_gdn.integrations.transformers.memory_guard import memory_patches
 from torch_gdn.integrations.transformers.packed_layers import layers_packed
 from torch_gdn.integrations.transformers.packed_patches import packed_patches
 from torch_gdn.integrations.transformers.patches import (
@@ -31,12 +35,9 @@ from torch_gdn.integrations.transformers.patches import (
     unknown_to,
 )
 
-if TYPE_CHECKING:
-    from torch_gdn.self_test.cases import Case
-
 applied: dict[str, list[Patch]] = {}  # by model or feature; empty while disabled
 SERVED_VERSION = "5.23"  # the features below know this version's generation and caches
-# What the enabled models call; a model's dtype and sizes are not known then.
+# What the enabled models call.
 MODEL_OPS = (
     "chunk_gated_delta_rule",
     "fused_recurrent_gated_delta_rule",
@@ -65,14 +66,26 @@ class Status:
 
     enabled: bool
     transformers: str  # its version
-    layers: int  # Gated DeltaNet and Kimi Delta Attention layers of all models that exist
-    running: int  # those of them that run on torch_gdn
     replaced: dict[str, tuple[str, ...]]  # by model or feature: the names that are torch_gdn's
     taken: dict[str, int]  # by function: calls that torch_gdn took since enable(), compiled graphs not counted
     left: dict[str, dict[str, int]]  # by function and reason: calls that went to the original
     wrong: dict[str, str]  # by op: what the self-test found, and what runs instead
     packed: int  # layers whose weights are packed, in all models that exist
     unknown: dict[str, tuple[str, ...]]  # by model: classes that stay transformers', as they compute something else
+
+    @cached_property
+    def layers(self) -> int:
+        """Gated DeltaNet and Kimi Delta Attention layers of all models that exist when you first read this."""
+        return sum(self._layers.values())
+
+    @cached_property
+    def running(self) -> int:
+        """Those of them that run on torch_gdn."""
+        return sum(count for model, count in self._layers.items() if model in self.replaced)
+
+    @cached_property
+    def _layers(self) -> Counter[str]:
+        return Counter(model for model, _ in delta_layers())
 
     def __str__(self) -> str:
         return "\n".join([self._first_line(), *self._problems()])
@@ -111,11 +124,13 @@ def enable(*, continuous_batching: bool = False, rollback: bool = False) -> Stat
     """Makes transformers' Gated DeltaNet models call torch_gdn, including those already built.
 
     On `mps`, the experts of every mixture of experts do too, and models in quantised files are loaded with packed
-    weights. Enabling twice is enabling once. Called while a model runs in another thread, it takes effect between two
+    weights. A model whose weights exceed what Metal recommends raises torch.OutOfMemoryError before they are read.
+    Enabling twice is enabling once. Called while a model runs in another thread, it takes effect between two
     functions.
 
-    If PyTorch has an mps device, it first tests the kernels that models call, once per machine, which takes some
-    seconds. A kernel that fails is replaced, with a warning: see `torch_gdn.self_test`.
+    If PyTorch has an mps device, it first tests the kernels that models call, once per machine and dtype, which takes
+    some seconds: in bfloat16 and in the dtypes of models on mps, with heads of 128. A model with another dtype or head
+    size has it tested when it first runs. A kernel that fails is replaced, with a warning: see `torch_gdn.self_test`.
 
     Args:
         continuous_batching: `generate_batch` and the manager behind it take these models too, their states in a pool.
@@ -145,16 +160,21 @@ def enable(*, continuous_batching: bool = False, rollback: bool = False) -> Stat
     for feature, wanted in (("continuous batching", continuous_batching), ("rollback", rollback)):
         if wanted and feature not in applied:
             enable_feature(feature, version)
-    self_test.ensure(needed_cases)
+    tested.test(called_ops(), dtypes_of_models() if torch.backends.mps.is_available() else ())
     return status()
 
 
-def needed_cases() -> list[Case]:
-    from torch_gdn.self_test.cases import cases_of  # here: it is needed where there is an mps device
-
+def called_ops() -> list[str]:
+    """Returns the ops that the enabled models call."""
     ops = [*MODEL_OPS, *(KDA_OPS if applied.keys() & set(KDA_MODELS) else ())]
     ops += EXPERT_OPS if "experts" in applied else ()
-    return cases_of([*ops, *(POOL_OPS if "continuous batching" in applied else ())])
+    return [*ops, *(POOL_OPS if "continuous batching" in applied else ())]
+
+
+def dtypes_of_models() -> set[torch.dtype]:
+    """Returns the dtypes of the layers of all existing models that run on mps."""
+    parameters = [next(layer.parameters(), None) for _, layer in delta_layers()]
+    return {x.dtype for x in parameters if x is not None and x.device.type == "mps"}
 
 
 def enable_models(version: str) -> None:
@@ -174,6 +194,8 @@ def enable_models(version: str) -> None:
         found["GGUF"] = of_files
     if of_packed := list(packed_patches()):
         found["quantised weights"] = of_packed
+    if of_memory := list(memory_patches()):
+        found["memory"] = of_memory
     dispatch.reset_counts()
     apply(found)
 
@@ -230,12 +252,9 @@ def status() -> Status:
     reasons: dict[str, dict[str, int]] = {}
     for (function, reason), calls in dispatch.left.items():
         reasons.setdefault(function, {})[reason] = calls
-    layers = delta_layers()
     return Status(
         enabled=bool(applied),
         transformers=transformers_version(),
-        layers=len(layers),
-        running=sum(model_of(layer) in applied for layer in layers),
         replaced={model: tuple(map(str, found)) for model, found in applied.items()},
         taken=dict(dispatch.taken),
         left=reasons,
@@ -245,15 +264,26 @@ def status() -> Status:
     )
 
 
-def delta_layers() -> list[Module]:
-    """Returns the layers of all existing models. The garbage collector knows even those built before `enable()`."""
-    modules = (each for each in gc.get_objects() if issubclass(type(each), Module))
-    return [each for each in modules if type(each).__name__.endswith(DELTA_LAYERS) and model_of(each)]
+def delta_layers() -> Iterator[tuple[str, Module]]:
+    """Yields the layers of all existing models, with the name of their model. The garbage collector knows even those
+    built before `enable()`, unless `gc.freeze()` hid them. This visits every object, which takes a tenth of a second.
+    """
+    models = {kind: model_of(kind) for kind in subclasses(Module) if kind.__name__.endswith(DELTA_LAYERS)}
+    for each in gc.get_objects():
+        if model := models.get(type(each)):
+            yield model, each
 
 
-def model_of(layer: Module) -> str:
-    """Returns the name of the transformers model that defines the layer's class, or ""."""
-    package, _, rest = type(layer).__module__.partition(".models.")
+def subclasses(kind: type) -> Iterator[type]:
+    each: type
+    for each in kind.__subclasses__():
+        yield each
+        yield from subclasses(each)
+
+
+def model_of(kind: type) -> str:
+    """Returns the name of the transformers model that defines a layer's class, or ""."""
+    package, _, rest = kind.__module__.partition(".models.")
     return rest.partition(".")[0] if package == "transformers" else ""
 
 

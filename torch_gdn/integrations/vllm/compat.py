@@ -114,6 +114,17 @@ def replace_copies() -> None:
     CpuGpuBuffer.copy_to_gpu = copy_to_gpu
 
 
+def replace_convolution_metadata() -> None:
+    """vLLM prepares each step with a prompt for its Triton convolution: six copies to the device, which nothing here
+    reads."""
+    from vllm.v1.attention.backends import gdn_attn
+
+    def compute_causal_conv1d_metadata(*args: Any, **kwargs: Any) -> tuple[None, None, None]:
+        return None, None, None
+
+    gdn_attn.compute_causal_conv1d_metadata = compute_causal_conv1d_metadata
+
+
 def replace_accelerator_functions() -> None:
     """torch.accelerator has no host allocator for mps, and its empty_host_cache() crashes; vLLM calls it at exit."""
 
@@ -159,7 +170,8 @@ def replace_expert_routing() -> None:
 
 
 def replace_grammar_masks() -> None:
-    """On mps xgrammar compiles the mask's application by Inductor at the first request; it has PyTorch's own beside."""
+    """On mps, xgrammar compiles a function that applies masks with Inductor at the first request. This uses its PyTorch
+    one."""
     from vllm.v1.structured_output import utils
 
     def apply_token_bitmask_inplace(logits: Tensor, bitmask: Tensor, indices: Any = None) -> None:

@@ -56,6 +56,7 @@ class MpsWorker(Worker):
         compat.replace_expert_routing()
         compat.replace_grammar_masks()
         compat.replace_copies()
+        compat.replace_convolution_metadata()
         self.device = torch.device("mps:0")
         current_platform.check_if_supports_dtype(self.model_config.dtype)
         os.environ["LOCAL_WORLD_SIZE"] = str(self.parallel_config.world_size)

@@ -77,7 +77,6 @@ def aura_paged_attention(
 
     Raises:
         ValueError, RuntimeError: See `paged_attention`.
-        TypeError: If a dtype is not as above.
 
     Example:
         >>> import torch, torch_gdn

@@ -27,10 +27,9 @@ def compute_slot_mapping(
             become -1, which `reshape_and_cache` skips.
 
     Raises:
-        ValueError: If a shape, size or device is not as above, if boundaries descend, if a position lies beyond the
-            blocks of its sequence, or if a block is negative or its slots exceed slot_mapping's dtype. On `mps`, wrong
-            contents raise a RuntimeError at the next synchronisation; the entry of such a token becomes -1.
-        TypeError: If a dtype is not as above.
+        ValueError: If boundaries descend, if a position lies beyond the blocks of its sequence, or if a block is
+            negative or its slots exceed slot_mapping's dtype. On `mps`, wrong contents raise a RuntimeError at the next
+            synchronisation; the entry of such a token becomes -1.
 
     Example:
         >>> import torch, torch_gdn

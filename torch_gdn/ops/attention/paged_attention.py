@@ -58,11 +58,9 @@ def paged_attention(
         out: [T, HQ, D], q's dtype. Rows of padding are not written; in a new tensor they are undefined.
 
     Raises:
-        ValueError: If a shape, size or device is not as above, if there is a window without causal, if a sequence is
-            longer than its bound or its blocks, or if a block is not in the cache. For index tensors on the device, the
-            last two are a RuntimeError at the next synchronisation; the kernels read no memory outside the tensors.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode.
+        ValueError: If there is a window without causal, if a sequence is longer than its bound or its blocks, or if a
+            block is not in the cache. For index tensors on the device, the last two are a RuntimeError at the next
+            synchronisation; the kernels read no memory outside the tensors.
 
     Example:
         >>> import torch, torch_gdn

@@ -19,10 +19,8 @@ def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache
             most T. A token with a negative slot is not stored. No two tokens may have one slot. On key's device.
 
     Raises:
-        ValueError: If a shape, size or device is not as above, or if a slot is not below blocks * block_size. On `mps`,
-            such a slot raises a RuntimeError at the next synchronisation, and nothing is stored for it.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode.
+        ValueError: If a slot is not below blocks * block_size. On `mps`, such a slot raises a RuntimeError at the next
+            synchronisation, and nothing is stored for it.
 
     Example:
         >>> import torch, torch_gdn

@@ -74,9 +74,7 @@ def aura_attention(
         o: [B, HQ, L, D], q's dtype. Contiguous. Zeros for a query that sees no key.
 
     Raises:
-        ValueError: If a shape, head count, size or device is not as above, or if there is a window without causal.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode.
+        ValueError: If there is a window without causal.
 
     Example:
         >>> import torch, torch_gdn

@@ -29,11 +29,6 @@ def aura_decode(
     Returns:
         x: [..., D], dtype, or float32. Contiguous.
 
-    Raises:
-        ValueError: If a shape, size or device is not as above.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode.
-
     Example:
         >>> import torch, torch_gdn
         >>> codebook, signs = torch.tensor([-0.19, -0.06, 0.06, 0.19]), torch.ones(64)

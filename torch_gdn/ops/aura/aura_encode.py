@@ -29,11 +29,6 @@ def aura_encode(
             cannot hold, is infinite.
         means: [...], float32; [0] unless with_means.
 
-    Raises:
-        ValueError: If a shape, size or device is not as above.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode.
-
     Example:
         >>> import torch, torch_gdn
         >>> codebook = torch.tensor([-0.19, -0.06, 0.06, 0.19])
@@ -69,10 +64,8 @@ def aura_encode_(
             Default: None.
 
     Raises:
-        ValueError: If a shape, size or device is not as above, or if a slot is not below S. On `mps`, such a slot
-            raises a RuntimeError at the next synchronisation, and nothing is stored for it.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode.
+        ValueError: If a slot is not below S. On `mps`, such a slot raises a RuntimeError at the next synchronisation,
+            and nothing is stored for it.
 
     Example:
         >>> import torch, torch_gdn

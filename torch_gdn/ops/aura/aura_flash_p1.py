@@ -44,9 +44,7 @@ def aura_flash_p1(
         mean_partials: [B, HQ, L, NB], float32; [0] unless value_means. Sums of exp(score - m) times value_means.
 
     Raises:
-        ValueError: If a shape, head count, size or device is not as above, or if there is a window without causal.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode.
+        ValueError: If there is a window without causal.
 
     Example:
         >>> import torch, torch_gdn

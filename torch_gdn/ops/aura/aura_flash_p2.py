@@ -28,11 +28,6 @@ def aura_flash_p2(
     Returns:
         o: [B, HQ, L, D], dtype, or float32. Contiguous. Zeros for a query that saw no key.
 
-    Raises:
-        ValueError: If a shape, size or device is not as above.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode.
-
     Example:
         >>> import torch, torch_gdn
         >>> o, l = torch.ones(1, 1, 1, 2, 64), torch.ones(1, 1, 1, 2)

@@ -19,11 +19,6 @@ def aura_rotate(x: Tensor, signs: Tensor, scale: float = 1.0, inverse: bool = Fa
     Returns:
         y: x's shape, float32. Contiguous.
 
-    Raises:
-        ValueError: If a shape, size or device is not as above.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode.
-
     Example:
         >>> import torch, torch_gdn
         >>> torch_gdn.aura_rotate(torch.ones(64), torch.ones(64))[:3]

@@ -45,10 +45,7 @@ def moe_gate_up(
         shared_hidden: [T, IS], x's dtype; [0] unless shared_gate_proj.
 
     Raises:
-        ValueError: If a shape, a stride or an id is not as above. On `mps`, wrong ids are reported at the next
-            synchronisation, and count as negative ones.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode.
+        RuntimeError: On `mps`, at the next synchronisation, if an id is wrong. It counts as a negative one.
 
     Example:
         >>> import torch, torch_gdn

@@ -35,11 +35,6 @@ def moe_router(
         topk_weights: [T, K], float32. K is top_k.
         topk_ids: [T, K], int32.
 
-    Raises:
-        ValueError: If a shape or an option is not as above.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode.
-
     Example:
         >>> import torch, torch_gdn
         >>> torch_gdn.moe_router(torch.tensor([[0.0, 2.0, 1.0]]), 2)

@@ -45,11 +45,6 @@ def chunk_fwd_h(
         v_new: [B, T, HV, V], k's dtype.
         final_state: [N, HV, K, V] ([N, HV, V, K] with state_v_first), float32; None unless output_final_state.
 
-    Raises:
-        ValueError: If a shape, head count, chunk_size, device or the content of cu_seqlens is not as above.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode.
-
     Example:
         >>> import torch, torch_gdn
         >>> k, w, u = torch.randn(1, 70, 2, 64), torch.randn(1, 70, 4, 64), torch.randn(1, 70, 4, 32)

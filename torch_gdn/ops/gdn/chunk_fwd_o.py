@@ -38,11 +38,6 @@ def chunk_fwd_o(
     Returns:
         o: [B, T, HV, V], q's dtype.
 
-    Raises:
-        ValueError: If a shape, head count, chunk_size, device or the content of cu_seqlens is not as above.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode.
-
     Example:
         >>> import torch, torch_gdn
         >>> q, k, v = torch.randn(1, 70, 2, 64), torch.randn(1, 70, 2, 64), torch.randn(1, 70, 4, 32)

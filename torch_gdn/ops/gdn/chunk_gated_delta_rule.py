@@ -92,11 +92,6 @@ def chunk_gated_delta_rule(
         h: [B, NT, HV, K, V] ([B, NT, HV, V, K] with state_v_first), bfloat16 if q and v are bfloat16, else float32;
             only with return_intermediate_states. The state before each chunk. `chunk_fwd_h` defines NT.
 
-    Raises:
-        ValueError: If a shape, head count, size, option, device or the content of cu_seqlens is not as above.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode.
-
     Example:
         >>> import torch, torch_gdn
         >>> q, k, v = torch.randn(1, 100, 2, 64), torch.randn(1, 100, 2, 64), torch.randn(1, 100, 4, 32)
@@ -186,10 +181,7 @@ def chunk_gated_delta_rule_(
         h: See `chunk_gated_delta_rule`.
 
     Raises:
-        ValueError: If a shape, head count, size, option, device or the content of a tensor is not as above. A wrong
-            index on the device counts as no slot and is an error at the next synchronisation.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode.
+        RuntimeError: At the next synchronisation, if an index on the device is wrong. It counts as no slot.
 
     Example:
         >>> import torch, torch_gdn

@@ -22,11 +22,6 @@ def chunk_local_cumsum(
     Returns:
         g_cumsum: [B, T, HV], float32.
 
-    Raises:
-        ValueError: If a shape, chunk_size, device or the content of cu_seqlens is not as above.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If g requires grad under grad mode.
-
     Example:
         >>> import torch, torch_gdn
         >>> torch_gdn.chunk_local_cumsum(torch.full((1, 20, 1), -0.5), chunk_size=16)[0, [0, 15, 16], 0]

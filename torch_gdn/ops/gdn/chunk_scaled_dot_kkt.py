@@ -30,11 +30,6 @@ def chunk_scaled_dot_kkt(
     Returns:
         A: [B, T, HV, chunk_size], float32. Columns past the end of a short chunk are 0.
 
-    Raises:
-        ValueError: If a shape, head count, chunk_size, device or the content of cu_seqlens is not as above.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode.
-
     Example:
         >>> import torch, torch_gdn
         >>> k = torch.ones(1, 3, 1, 4)

@@ -76,10 +76,7 @@ def gdn_decode_(
         o: [B, T, HV, V], qkv's dtype. Zeros for a sequence without a slot.
 
     Raises:
-        ValueError: If a shape, head count, size, option, device or the content of a tensor is not as above. A wrong
-            index on the device counts as no slot and is an error at the next synchronisation.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode.
+        RuntimeError: At the next synchronisation, if an index on the device is wrong. It counts as no slot.
 
     Example:
         >>> import torch, torch_gdn

@@ -31,11 +31,6 @@ def recompute_w_u(
         w: [B, T, HV, K], k's dtype.
         u: [B, T, HV, V], k's dtype.
 
-    Raises:
-        ValueError: If a shape, head count, device or the content of cu_seqlens is not as above.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode.
-
     Example:
         >>> import torch, torch_gdn
         >>> k, v, beta = torch.randn(1, 70, 2, 64), torch.randn(1, 70, 4, 32), torch.rand(1, 70, 4)

@@ -19,11 +19,6 @@ def solve_tril(A: Tensor, cu_seqlens: Tensor | None = None, *, chunk_indices: Te
     Returns:
         A_inv: [B, T, HV, C], float32. Columns past the end of a short chunk are 0.
 
-    Raises:
-        ValueError: If a shape, device or the content of cu_seqlens is not as above.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If A requires grad under grad mode.
-
     Example:
         >>> import torch, torch_gdn
         >>> A = torch.zeros(1, 2, 1, 16)

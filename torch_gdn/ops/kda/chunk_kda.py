@@ -73,11 +73,6 @@ def chunk_kda(
         o, final_state: See `chunk_gated_delta_rule`.
         h: See `chunk_gated_delta_rule`. For packed sequences, h has FLA's rows and then rows of zeros.
 
-    Raises:
-        ValueError: If a shape, head count, size, option, device or the content of cu_seqlens is not as above.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode.
-
     Example:
         >>> import torch, torch_gdn
         >>> q, k, v = torch.randn(1, 100, 2, 64), torch.randn(1, 100, 2, 64), torch.randn(1, 100, 2, 32)
@@ -151,10 +146,7 @@ def chunk_kda_(
         o, h: See `chunk_kda`.
 
     Raises:
-        ValueError: If a shape, head count, size, option, device or the content of a tensor is not as above. A wrong
-            index on the device counts as no slot and is an error at the next synchronisation.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode.
+        RuntimeError: At the next synchronisation, if an index on the device is wrong. It counts as no slot.
 
     Example:
         >>> import torch, torch_gdn

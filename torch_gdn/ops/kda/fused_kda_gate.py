@@ -29,11 +29,6 @@ def fused_kda_gate(
         y: g's shape, output_dtype, or float32. Contiguous. A value depends neither on the others nor on its place in
             the tensor.
 
-    Raises:
-        ValueError: If a shape, device or lower_bound is not as above.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode.
-
     Example:
         >>> import torch, torch_gdn
         >>> torch_gdn.fused_kda_gate(torch.zeros(1, 2), torch.zeros(1), torch.tensor([0.0, 1.0]))

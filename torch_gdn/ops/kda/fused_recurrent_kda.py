@@ -63,11 +63,6 @@ def fused_recurrent_kda(
     Returns:
         o, final_state: See `chunk_gated_delta_rule`.
 
-    Raises:
-        ValueError: If a shape, head count, size, option, device or the content of cu_seqlens is not as above.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode.
-
     Example:
         >>> import torch, torch_gdn
         >>> q, k, v = torch.randn(2, 1, 2, 64), torch.randn(2, 1, 2, 64), torch.randn(2, 1, 4, 32)
@@ -131,10 +126,7 @@ def fused_recurrent_kda_(
         o: See `fused_recurrent_kda`.
 
     Raises:
-        ValueError: If a shape, head count, size, option, device or the content of a tensor is not as above. A wrong
-            index on the device counts as no slot and is an error at the next synchronisation.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode.
+        RuntimeError: At the next synchronisation, if an index on the device is wrong. It counts as no slot.
 
     Example:
         >>> import torch, torch_gdn

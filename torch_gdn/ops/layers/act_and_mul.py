@@ -20,8 +20,6 @@ def act_and_mul(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
 
     Raises:
         ValueError: If the shapes differ, if there is no dimension, or if the activation is not as above.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn

@@ -23,9 +23,8 @@ def batch_copy_(pool: Tensor, source_offsets: Tensor, destination_offsets: Tenso
             16 in the storage, and 2 bytes at a time if both are odd or both are even.
 
     Raises:
-        ValueError: If a shape, stride or device is not as above, if a range leaves the pool, or if it writes bytes that
-            another one reads or writes. Nothing is copied then.
-        TypeError: If a dtype is not as above.
+        ValueError: If a range leaves the pool, or if it writes bytes that another one reads or writes. Nothing is
+            copied then.
         RuntimeError: On `mps`, at the next synchronisation, if a range given on the device leaves the pool. That range
             is not copied.
 

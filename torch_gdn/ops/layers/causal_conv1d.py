@@ -48,11 +48,6 @@ def causal_conv1d(
         final_state: [N, D, S], initial_state's dtype, or x's dtype; None unless output_final_state. S is W without
             initial_state.
 
-    Raises:
-        ValueError: If a shape, W, S, activation, device or the content of cu_seqlens is not as above.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode.
-
     Example:
         >>> import torch, torch_gdn
         >>> x, weight = torch.ones(1, 3, 2), torch.ones(2, 4)

@@ -32,11 +32,6 @@ def causal_conv1d_update(
         y: x's shape and dtype. Contiguous.
         cache: cache's shape and dtype. The argument itself.
 
-    Raises:
-        ValueError: If a shape, W, S or activation is not as above.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode.
-
     Example:
         >>> import torch, torch_gdn
         >>> cache = torch.zeros(1, 2, 4)
@@ -117,11 +112,8 @@ def causal_conv1d_update_(
         y: [B, T, D], x's dtype. Contiguous unless it is `out`.
 
     Raises:
-        ValueError: If a shape, W, S, activation, device, index or the content of cu_seqlens is not as above, or if two
-            sequences have one slot.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode. On `mps`, at the next synchronisation, if an index or
-            cu_seqlens given on the device is wrong.
+        ValueError: If two sequences have one slot.
+        RuntimeError: On `mps`, at the next synchronisation, if an index or cu_seqlens given on the device is wrong.
 
     Example:
         >>> import torch, torch_gdn

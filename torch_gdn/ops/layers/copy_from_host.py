@@ -17,11 +17,6 @@ def copy_from_host_(dst: Tensor, src: Tensor) -> None:
         dst: [...], any dtype. Contiguous. Written in place.
         src: [...], dst's dtype. dst's shape, with any strides, on the CPU or on dst's device.
 
-    Raises:
-        ValueError: If a shape, stride or device is not as above.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If dst requires grad under grad mode.
-
     Example:
         >>> import torch, torch_gdn
         >>> lengths = torch.zeros(3, dtype=torch.int32)

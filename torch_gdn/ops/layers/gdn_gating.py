@@ -23,11 +23,6 @@ def gdn_gating(
         g: a's shape, float32.
         beta: a's shape, float32.
 
-    Raises:
-        ValueError: If a shape or device is not as above.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode.
-
     Example:
         >>> import torch, torch_gdn
         >>> torch_gdn.gdn_gating(torch.zeros(1), torch.zeros(1), torch.zeros(1))
@@ -51,11 +46,6 @@ def fused_gdn_gate(
 
     Returns:
         log_decay: g's shape, output_dtype.
-
-    Raises:
-        ValueError: If a shape or device is not as above.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn

@@ -18,8 +18,6 @@ def l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:
 
     Raises:
         ValueError: If x has no dimension, or if eps is negative.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If x requires grad under grad mode.
 
     Example:
         >>> import torch, torch_gdn

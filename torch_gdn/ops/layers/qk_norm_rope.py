@@ -41,10 +41,7 @@ def qk_norm_rope(
         k_out: [B, T, HK, D] ([B, HK, T, D] with heads_first), q's dtype. Contiguous.
 
     Raises:
-        ValueError: If a shape, P or eps is not as above, if there is one weight, or if zero_centered is set without
-            weights.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode.
+        ValueError: If there is one weight, or if zero_centered is set without weights.
 
     Example:
         >>> import torch, torch_gdn

@@ -39,10 +39,7 @@ def rms_norm(
         residual_out: x's shape and dtype; only with prenorm. This is h, or x itself without a residual.
 
     Raises:
-        ValueError: If a shape, D or eps is not as above, if there is a bias, or if zero_centered is set without a
-            weight.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode.
+        ValueError: If there is a bias, or if zero_centered is set without a weight.
 
     Example:
         >>> import torch, torch_gdn

@@ -35,9 +35,7 @@ def rms_norm_gated(
         y: x's shape and dtype. Contiguous.
 
     Raises:
-        ValueError: If a shape, D, eps or activation is not as above, or if there is a bias.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode.
+        ValueError: If there is a bias.
 
     Example:
         >>> import torch, torch_gdn

@@ -29,10 +29,7 @@ def dequantize(
         rows: [..., K], dtype, or scales' dtype. [N, K], or indices' shape followed by K.
 
     Raises:
-        ValueError: If a shape, a stride or an index is not as above. On `mps`, wrong indices are reported at the next
-            synchronisation, and their rows are zeros.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode.
+        RuntimeError: On `mps`, at the next synchronisation, if an index is wrong. Its row is zeros.
 
     Example:
         >>> import torch, torch_gdn

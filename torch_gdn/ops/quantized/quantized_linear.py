@@ -24,11 +24,6 @@ def quantized_linear(x: Tensor, weight: Tensor, scales: Tensor, biases: Tensor, 
     Returns:
         y: [..., N], x's dtype.
 
-    Raises:
-        ValueError: If a shape or a stride is not as above.
-        TypeError: If a dtype is not as above.
-        RuntimeError: If an input requires grad under grad mode.
-
     Example:
         >>> import torch, torch_gdn
         >>> weight = torch.full((1, 4), 0x22222222, dtype=torch.int32)  # 32 codes of 4 bits, each 2

@@ -1,4 +1,4 @@
-// The Metal execution engine as the simulated device sees it. Plain C++: no Objective-C, no PyTorch.
+// The Metal execution engine, as the simulated device sees it. It is plain C++, without Objective-C and PyTorch.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -51,12 +51,12 @@ class Program {
                                                    const FunctionConstants& constants) const = 0;  // null: no such name
   virtual void bind(const FunctionConstants& constants) const = 0;                                 // before a dispatch
   virtual double compile_seconds() const = 0;
-  // Returns the same with counters of operations, for a detailed profile. Compiled at the first call.
+  // Returns the same program with counters of operations, for a detailed profile. The first call compiles it.
   virtual std::shared_ptr<const Program> counted() const = 0;
   virtual std::span<const BlockOperations> blocks() const = 0;  // empty unless it has counters
 };
 
-// Compiles, or takes from the cache on disk (keyed by content). Address spaces are checked. Throws CompileError.
+// Compiles the source, or takes it from the cache on disk, by its content. Checks address spaces. Throws CompileError.
 std::shared_ptr<const Program> compile(const std::string& source, const CompileOptions& options);
 
 // ---- memory ----------------------------------------------------------------------------------------------------
@@ -119,14 +119,15 @@ Settings& settings();
 
 struct KernelFigures {
   uint64_t dispatches = 0, threadgroups = 0, threads = 0;
-  uint64_t device_bytes_read = 0, device_bytes_written = 0;  // as issued by threads; counted while watched
+  uint64_t device_bytes_read = 0, device_bytes_written = 0;  // as threads issue them; counted while watched
   uint64_t threadgroup_bytes_read = 0, threadgroup_bytes_written = 0;
-  uint64_t barriers = 0, collectives = 0, matrix_multiplies = 0;  // barriers a threadgroup, the others a simdgroup
-  uint64_t threadgroup_memory = 0;                                // bytes, static and dynamic, the most of any dispatch
-  double seconds = 0;                                             // of the simulation: says nothing about a GPU
+  uint64_t barriers = 0, collectives = 0,
+           matrix_multiplies = 0;   // barriers of a threadgroup, and the others of a simdgroup
+  uint64_t threadgroup_memory = 0;  // bytes, static and dynamic, the most of any dispatch
+  double seconds = 0;               // the time of the simulation, which says nothing about a GPU
 
-  // Counted with Settings::detailed alone. A simdgroup access: see simdgroup_access.h. Its bytes, lines and words are
-  // distinct ones: lanes that read the same address count once.
+  // Counted only with Settings::detailed. simdgroup_access.h says what an access of a simdgroup is. Its bytes, lines
+  // and words are distinct: lanes that read the same address count once.
   uint64_t device_accesses = 0;                                                // of simdgroups
   uint64_t device_bytes_issued_read = 0, device_bytes_issued_written = 0;      // summed over accesses
   uint64_t device_bytes_distinct_read = 0, device_bytes_distinct_written = 0;  // in the whole of each dispatch

@@ -1,5 +1,5 @@
-// The interface between a compiled Metal kernel and the engine: compile/ generates code against it, run/ and watch/
-// implement it. C linkage, so that a kernel's shared library resolves these names when it is loaded.
+// The interface between a compiled Metal kernel and the engine. compile/ generates code for it, and run/ and watch/
+// implement it. It has C linkage, so that a kernel's shared library resolves these names when it is loaded.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -27,14 +27,14 @@ struct simulator_parameter {
   bool is_constant_space;  // `constant` rather than `device`
   bool is_const;           // the shader may not write it
   bool is_reference;       // a reference reads exactly one value
-  bool is_present;         // false where a [[function_constant]] gate may leave it out: then a buffer need not be set
+  bool is_present;         // false if a [[function_constant]] gate may leave it out: then a buffer need not be set
 };
 
-// Runs one thread. arguments[i] belongs to parameters[i]: the address of the data, null for a builtin.
+// Runs one thread. arguments[i] belongs to parameters[i]: it is the address of the data, and null for a builtin.
 typedef void (*simulator_run)(void* const* arguments, const simulator_thread* thread);
 
 struct simulator_kernel {
-  const char* name;  // [[host_name]] where there is one, else the function's name
+  const char* name;  // [[host_name]] if there is one, else the function's name
   const simulator_parameter* parameters;
   uint32_t parameter_count;
   uint32_t max_total_threads;  // [[max_total_threads_per_threadgroup]], 0 if absent
@@ -65,10 +65,10 @@ enum simulator_memory_scope : uint32_t {
 void simulator_threadgroup_barrier(uint32_t memory_scope);
 void simulator_simdgroup_barrier(uint32_t memory_scope);
 
-// Runs every simd_* and simdgroup_* operation. Each lane passes the address of its own slot (operands in, result out)
-// and waits. The last lane to arrive runs `combine` over all slots (slots[i] is null if the simdgroup has no lane i),
-// and all lanes continue. `operation` is a string literal, `site` the return address in the kernel: lanes that arrive
-// at different operations, or at one operation in different places, have diverged.
+// Runs every simd_* and simdgroup_* operation. Each lane passes the address of its own slot, which holds its operands
+// and then its result, and waits. The last lane to arrive runs `combine` over all slots (slots[i] is null if the
+// simdgroup has no lane i), and all lanes continue. `operation` is a string literal, and `site` is the return address
+// in the kernel. Lanes have diverged if they arrive at different operations, or at one operation in different places.
 typedef void (*simulator_combine)(void* const slots[32]);
 void simulator_collective(const char* operation, const void* site, void* slot, simulator_combine combine);
 
@@ -76,7 +76,7 @@ void simulator_collective(const char* operation, const void* site, void* slot, s
 // shuffles it.
 const uint8_t* simulator_reduction_order(void);
 
-// Returns threadgroup memory declared in a kernel's body. The same name gives the same address for all threads of a
+// Returns threadgroup memory that a kernel's body declares. The same name gives the same address in all threads of a
 // threadgroup.
 void* simulator_threadgroup_array(const char* name, size_t size, size_t alignment);
 
@@ -90,7 +90,7 @@ void* simulator_threadgroup_array(const char* name, size_t size, size_t alignmen
 // otherwise.
 float simulator_perturb(float value, float ulps);
 
-// Counts 8x8x8 matrix multiplies (called once for each simdgroup operation, from `combine`).
+// Counts 8x8x8 matrix multiplications. `combine` calls it once for each simdgroup operation.
 void simulator_count_multiply(void);
 
 // Loads and stores arrive through the __tsan_* names that clang's -fsanitize=thread emits; see watch/tsan_hooks.cpp.

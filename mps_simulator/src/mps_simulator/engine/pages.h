@@ -1,4 +1,4 @@
-// Memory from the operating system. It is zero, and only written pages take room.
+// Gets memory from the operating system. The memory is zero, and only written pages take room.
 #pragma once
 #include <sys/mman.h>
 
@@ -18,7 +18,7 @@ inline std::byte* new_pages(size_t length) {
 
 inline void free_pages(std::byte* data, size_t length) { munmap(data, length); }
 
-// Zeros the memory again, and gives whole pages back.
+// Zeros the memory again, and returns whole pages to the system.
 inline void forget_pages(std::byte* data, size_t length) {
   constexpr uintptr_t kPage = 4096;
   const auto start = reinterpret_cast<uintptr_t>(data);

@@ -4,13 +4,14 @@
 
 namespace simulator {
 
-// mps_simulator.Fault in Python.
+// Raises mps_simulator.Fault in Python.
 [[noreturn]] void fault(const std::string& message);
 
-// For -release and -dealloc, which also run while another exception unwinds, where a second one would terminate.
+// -release and -dealloc use this. They also run while another exception unwinds, and a second exception would terminate
+// the process.
 void fault_unless_unwinding(const std::string& message);
 
-// In a catch clause: passes a fault on; anything else becomes a fault that starts with `context`.
+// Call this in a catch clause. It passes a fault on, and turns anything else into a fault that starts with `context`.
 [[noreturn]] void rethrow_as_fault(const std::string& context);
 
 }  // namespace simulator

@@ -1,5 +1,5 @@
-// The thread's stack of autorelease pools. As on a Mac, a pool that an exception left open is drained with the next
-// outer one, or by the dispatch queue after the block.
+// The thread's stack of autorelease pools. If an exception left a pool open, it is drained with the next outer pool, or
+// by the dispatch queue after the block, as on a Mac.
 #pragma once
 #include <objc/objc.h>
 

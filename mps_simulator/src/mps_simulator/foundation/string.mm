@@ -61,7 +61,7 @@
 }
 @end
 
-// What clang emits for @"...": {isa, characters, length}. It has no reference count, so it cannot derive from NSObject.
+// clang emits this for @"...": {isa, characters, length}. It has no reference count, so it cannot derive from NSObject.
 __attribute__((objc_root_class))
 @interface NSConstantString {
   Class isa;

@@ -25,10 +25,10 @@ uint64_t register_buffer(const void* object) {
   return live_buffers()[object] = ++last_serial;
 }
 
-// A buffer of this size takes room only for the pages that are used, and has no poison.
+// A buffer of this size takes memory only for the pages that are used, and it has no poison.
 bool is_sparse(size_t capacity) { return capacity >= size_t{1} << 30; }
 
-// Aligned to 256 bytes, as Metal aligns buffers. Null if there is none.
+// Returns memory aligned to 256 bytes, as Metal aligns buffers, or null if there is no memory.
 std::byte* new_memory(size_t capacity) {
   if (is_sparse(capacity)) return new_pages(capacity);
   const size_t size = std::max<size_t>((capacity + 255) / 256 * 256, 256);
@@ -91,7 +91,7 @@ using simulator::fault;
   if (state->pending)
     fault("-[MTLBuffer contents]: the host reaches for a buffer of " + std::to_string(state->length) +
           " bytes that a command buffer uses which has not completed: wait for it first");
-  // The caller may write through the pointer from now on, unseen.
+  // From now on, the caller may write through the pointer without our notice.
   simulator::memory_written(state->data, state->length);
   return state->data;
 }

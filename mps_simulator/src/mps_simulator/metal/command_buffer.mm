@@ -1,7 +1,8 @@
-// Command queues and command buffers. Commands run when the host waits for them (or at commit, if so set), never when
-// they are encoded, so that mistakes between encoding and running are noticed.
+// Command queues and command buffers. Commands run when the host waits for them, or at commit if so set. They never run
+// while they are encoded, so that the device notices mistakes between encoding and running.
 #import <MetalPerformanceShadersGraph/MetalPerformanceShadersGraph.h>
 
+#include <chrono>
 #include <mutex>
 
 #include "command_mode.h"
@@ -18,8 +19,12 @@ bool is_concurrent = false;
 
 namespace {
 
-// There is one GPU; a completion handler may wait for another command buffer.
+// There is one GPU. A completion handler may wait for another command buffer.
 std::recursive_mutex gpu_mutex;
+
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 std::string message_of(const std::exception_ptr& failure) {
   try {
@@ -122,6 +127,13 @@ using simulator::fault;
                          userInfo:@{NSLocalizedDescriptionKey : [NSString stringWithUTF8String:state->error.c_str()]}];
 }
 
+- (CFTimeInterval)GPUStartTime {
+  return state->start_time;
+}
+- (CFTimeInterval)GPUEndTime {
+  return state->end_time;
+}
+
 - (void)push:(std::function<void()>)work bookkeeping:(BOOL)bookkeeping {
   if (state->status >= MTLCommandBufferStatusCommitted) fault("a command encoded into a committed command buffer");
   state->commands.push_back({std::move(work), static_cast<bool>(bookkeeping)});
@@ -171,6 +183,7 @@ using simulator::fault;
 }
 
 - (void)run {
+  state->start_time = simulator::seconds_now();
   for (const auto& [buffer, serial] : state->buffers) {
     uint64_t live_serial = 0;
     if (!state->retained_references && (!simulator::is_live_buffer(buffer, &live_serial) || live_serial != serial))
@@ -210,11 +223,12 @@ using simulator::fault;
   simulator::commands_completed += state->commands.size();
   state->commands.clear();
   state->status = status;
+  state->end_time = simulator::seconds_now();
   [self letGo];
   for (MTLCommandBufferHandler handler : state->handlers) handler(self);
 }
 - (void)letGo {
-  // Each is taken off its list first: its release may throw, if it was over-released.
+  // Each buffer leaves its list first, because its release throws if it was over-released.
   while (!state->buffers.empty()) {
     const auto [object, serial] = *state->buffers.begin();
     state->buffers.erase(state->buffers.begin());
@@ -286,6 +300,12 @@ using simulator::fault;
 }
 - (id<MTLBlitCommandEncoder>)blitCommandEncoder {
   return [_root blitCommandEncoder];
+}
+- (CFTimeInterval)GPUStartTime {
+  return [_root GPUStartTime];
+}
+- (CFTimeInterval)GPUEndTime {
+  return [_root GPUEndTime];
 }
 - (void)addCompletedHandler:(MTLCommandBufferHandler)handler {
   [_root addCompletedHandler:handler];

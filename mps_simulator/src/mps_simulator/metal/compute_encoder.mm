@@ -1,4 +1,4 @@
-// The compute encoder: what Metal's validation layer rejects is a fault here, at the call that is wrong.
+// The compute encoder. What Metal's validation layer rejects is a fault here, at the call that is wrong.
 #include <cstring>
 
 #include "mps_simulator/engine/kernel_abi.h"
@@ -111,8 +111,8 @@ using simulator::Setting;
       [dispatch = std::move(dispatch), kept = std::move(kept)] { simulator::execute(dispatch); });
   if (state->dispatch_type == MTLDispatchTypeSerial) [self order];
 }
-// Metal may run dispatches of a concurrent encoder in any order: here the last is the first, so that one which needs
-// another finds nothing that it wrote.
+// Metal may run the dispatches of a concurrent encoder in any order. Here the last one runs first, so that a dispatch
+// which needs another one finds nothing that it wrote.
 - (void)order {
   for (; !state->unordered.empty(); state->unordered.pop_back())
     [command_buffer push:std::move(state->unordered.back()) bookkeeping:NO];

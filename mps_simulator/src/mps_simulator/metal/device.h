@@ -1,4 +1,4 @@
-// What pytorch/ (plain C++) uses from metal/. A buffer is an id<MTLBuffer>.
+// The functions of metal/ that pytorch/ uses, in plain C++. A buffer is an id<MTLBuffer>.
 #pragma once
 #include <dispatch/dispatch.h>
 
@@ -17,13 +17,13 @@ size_t buffer_length(const void* buffer);
 size_t buffer_capacity(const void* buffer);
 void forget_content(std::byte* data, size_t capacity);  // NaN in every float type, or zeros in a sparse buffer
 void set_buffer_length(void* buffer, size_t length);
-bool is_buffer_busy(const void* buffer);  // named by a command buffer that has not completed
+bool is_buffer_busy(const void* buffer);  // a command buffer that has not completed names it
 uint32_t buffer_retain_count(const void* buffer);
 
 // ---- PyTorch's stream ----
-// Runs `work` in stream order, as a blit would: an open compute encoder ends first.
+// Runs `work` in stream order, as a blit would. An open compute encoder ends first.
 void enqueue(std::function<void()> work, const std::vector<const void*>& buffers);
-// Does the same for work that is not a command on a Mac; it runs even if a fault drops the commands around it.
+// Does the same for work that is not a command on a Mac. It runs even if a fault drops the commands around it.
 void enqueue_bookkeeping(std::function<void()> work, const void* buffer);
 void commit_stream();
 void wait_for_stream();  // throws the commands' errors

@@ -19,7 +19,7 @@ NSErrorDomain const MTLLibraryErrorDomain = @"MTLLibraryErrorDomain";
   [_preprocessorMacros release];
   [super dealloc];
 }
-// The older switch moves both newer ones.
+// The older switch sets both newer ones.
 - (BOOL)fastMathEnabled {
   return _mathMode != MTLMathModeSafe;
 }
@@ -190,7 +190,7 @@ using simulator::FunctionConstants;
 - (NSUInteger)threadExecutionWidth {
   return 32;
 }
-// Known only after the kernel has run: the engine meets threadgroup arrays as they are declared.
+// The length is known only after the kernel has run, because the engine sees threadgroup arrays when they are declared.
 - (NSUInteger)staticThreadgroupMemoryLength {
   const auto figures = simulator::figures();
   const auto found = figures.find((*function)->name);

@@ -31,21 +31,23 @@ bool is_live_buffer(const void* object, uint64_t* serial = nullptr);
 
 struct Command {
   std::function<void()> work;
-  bool bookkeeping;  // done even where a fault drops the rest of the command buffer
+  bool bookkeeping;  // runs even if a fault drops the rest of the command buffer
 };
 
 struct CommandBufferState {
   MTLCommandBufferStatus status = MTLCommandBufferStatusNotEnqueued;
   bool retained_references = true;
   std::vector<Command> commands;
-  std::unordered_map<id, uint64_t> buffers;  // named by a command, with their serials
+  std::unordered_map<id, uint64_t> buffers;  // a command names them; with their serials
   std::vector<id> others;                    // pipelines
   std::vector<MTLCommandBufferHandler> handlers;
   id open_encoder = nil;
   std::string error;
+  double start_time = 0, end_time = 0;  // in seconds; 0 before it ran
 };
 
-// An argument is valid until the end of the block that set it: the next op on PyTorch's stream may end the encoder.
+// An argument is valid until the end of the block that set it, because the next op on PyTorch's stream may end the
+// encoder.
 template <typename Value>
 struct Setting {
   Value value{};
@@ -134,7 +136,7 @@ extern std::atomic<uint64_t> commands_encoded, commands_completed;
 - (instancetype)initWithQueue:(SimCommandQueue*)queue retainedReferences:(BOOL)retained;
 - (void)push:(std::function<void()>)work bookkeeping:(BOOL)bookkeeping;
 - (void)use:(SimBuffer*)buffer;
-- (void)requireIdle:(const char*)action;  // not committed, no encoder open
+- (void)requireIdle:(const char*)action;  // not committed, and no encoder is open
 - (void)run;
 - (void)abandon:(const std::string&)reason;
 @end
@@ -147,7 +149,7 @@ extern std::atomic<uint64_t> commands_encoded, commands_completed;
 }
 @property(copy, atomic) NSString* label;
 - (instancetype)initWithCommandBuffer:(SimCommandBuffer*)buffer dispatchType:(MTLDispatchType)type;
-- (void)order;  // what was dispatched so far runs before what comes
+- (void)order;  // earlier dispatches run before later ones
 @end
 
 @interface SimBlitEncoder : NSObject <MTLBlitCommandEncoder> {
@@ -161,7 +163,7 @@ extern std::atomic<uint64_t> commands_encoded, commands_completed;
 @end
 
 @interface MTLFunctionConstantValues (Simulator)
-- (simulator::FunctionConstants&)constants;  // what a shader is specialised with, by index
+- (simulator::FunctionConstants&)constants;  // the values that specialise a shader, by index
 @end
 
 namespace simulator {

@@ -1,4 +1,4 @@
-// The parts of PyTorch's profiler that the templates of ATen/native/mps/OperationUtils.h call. Nothing is traced here.
+// The parts of PyTorch's profiler that the templates of ATen/native/mps/OperationUtils.h call. They trace nothing here.
 #include <ATen/mps/MPSProfiler.h>
 
 namespace at::mps {

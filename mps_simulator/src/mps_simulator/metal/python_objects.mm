@@ -1,4 +1,4 @@
-// The Metal objects in Python (mps_simulator/metal.py), with no checks of their own, so that tests can make every
+// The Metal objects in Python (mps_simulator/metal.py). They make no checks of their own, so that tests can make every
 // mistake that Objective-C++ code can.
 #include "mps_simulator/pytorch/bindings.h"
 
@@ -21,7 +21,7 @@ class Handle {
   ~Handle() {
     try {
       if (mine_) [object_ release];
-    } catch (...) {  // misused, which has been reported
+    } catch (...) {  // a misuse, which was reported before
     }
   }
   Object get() const { return object_; }

@@ -1,5 +1,5 @@
-// PyTorch's own wrappers around Metal libraries (torch.mps.compile_shader and C++ ops use them), against the wheel's
-// real headers.
+// PyTorch's own wrappers for Metal libraries, which torch.mps.compile_shader and C++ ops use. They compile with the
+// wheel's real headers.
 #include <ATen/core/TensorBase.h>
 #include <ATen/mps/MPSStream.h>
 #include <ATen/native/mps/MetalShaderLibrary.h>
@@ -81,7 +81,8 @@ void MetalKernelFunction::dispatch(c10::ArrayRef<uint64_t> lengths, c10::Optiona
   [encoder dispatchThreads:threads threadsPerThreadgroup:group];
 }
 
-MetalShaderLibrary::~MetalShaderLibrary() = default;  // libraries and pipelines stay for the process, as upstream
+MetalShaderLibrary::~MetalShaderLibrary() =
+    default;  // libraries and pipelines stay until the process ends, as in PyTorch
 DynamicMetalShaderLibrary::~DynamicMetalShaderLibrary() = default;
 
 MTLLibrary_t MetalShaderLibrary::compileLibrary(const std::string& source) {

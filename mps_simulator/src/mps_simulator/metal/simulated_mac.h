@@ -1,4 +1,4 @@
-// The simulated Mac: the least capable one with Metal 3.
+// We simulate the least capable Mac that has Metal 3.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +13,6 @@ constexpr unsigned kMacOSMajor = 15, kMacOSMinor = 0;
 constexpr size_t kMaxBufferLength = size_t(8) << 30;
 constexpr uint64_t kWorkingSetSize = uint64_t(10) << 30;  // two thirds of 16 GB
 
-size_t allocated_buffer_bytes();  // by every live MTLBuffer
+size_t allocated_buffer_bytes();  // the bytes of all live MTLBuffers
 
 }  // namespace simulator

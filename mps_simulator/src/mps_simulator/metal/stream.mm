@@ -1,4 +1,4 @@
-// PyTorch's own MPSStream and MPSDevice, against the wheel's real headers.
+// PyTorch's own MPSStream and MPSDevice, compiled with the wheel's real headers.
 #include <ATen/mps/MPSDevice.h>
 #include <ATen/mps/MPSStream.h>
 #include <c10/metal/error.h>
@@ -42,7 +42,7 @@ MPSDevice* MPSDevice::getInstance() {
 
 std::string MPSDevice::getName() const { return simulator::kDeviceName; }
 unsigned MPSDevice::getCoreCount() const { return simulator::kCoreCount; }
-// macOS 15.0 is second in the enumeration, whose names are others from torch 2.14 on.
+// macOS 15.0 is second in the enumeration. Its names differ from torch 2.14 on.
 bool MPSDevice::isMacOS13Plus(MacOSVersion version) const { return static_cast<int>(version) <= 1; }
 
 bool is_available() { return true; }
@@ -58,7 +58,7 @@ MPSStream::MPSStream(Stream stream) : _stream(stream) {
   _commandQueue = queue;
 }
 
-MPSStream::~MPSStream() = default;  // one for the process, never destroyed
+MPSStream::~MPSStream() = default;  // there is one per process, and it is never destroyed
 
 MTLDevice_t MPSStream::device() const { return [_commandQueue device]; }
 
@@ -103,7 +103,7 @@ void MPSStream::flush() {
 void MPSStream::commitAndWait() {
   if (!_commandBuffer) return;
   ++simulator::waits_for_stream;
-  // Forgotten first, so that the stream gets a new one if a command fails.
+  // Forget it first, so that the stream gets a new one if a command fails.
   MPSCommandBuffer_t buffer = _commandBuffer;
   _commandBuffer = nil;
   @autoreleasepool {
@@ -215,7 +215,7 @@ at::mps::MPSStream& stream() { return *at::mps::getDefaultMPSStream(); }
 
 SimBuffer* as_buffer(const void* buffer) { return (SimBuffer*)const_cast<void*>(buffer); }
 
-// PyTorch's allocator may be called from a block of the queue (a tensor made while encoding); a copy may not.
+// A block of the queue may call PyTorch's allocator (to make a tensor while encoding), but not a copy.
 void on_stream_queue(void (^work)()) {
   if (on_queue(stream().queue()))
     work();

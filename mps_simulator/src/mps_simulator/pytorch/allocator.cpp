@@ -17,7 +17,7 @@ constexpr size_t kGranule = 512;  // PyTorch rounds sizes up to this
 
 size_t rounded(size_t size) { return (size + kGranule - 1) / kGranule * kGranule; }
 
-// Runs in stream order: commands queued before still see the old content.
+// Runs in stream order, so commands that were queued before still see the old content.
 void forget_content_of(void* buffer) {
   std::byte* data = buffer_data(buffer);
   const size_t capacity = buffer_capacity(buffer);
@@ -69,7 +69,7 @@ c10::DataPtr Allocator::allocate(size_t size) {
   if (size == 0) return {nullptr, nullptr, raw_deleter(), device};
   void* buffer = take_from_pool(size);
   if (buffer) {
-    forget_content_of(buffer);  // may wait for the stream's queue: not under the lock
+    forget_content_of(buffer);  // this may wait for the stream's queue, so it must not hold the lock
     set_buffer_length(buffer, size);
   } else {
     buffer = make(size);
@@ -89,7 +89,7 @@ void Allocator::free(void* buffer) {
   current_ -= found->second;
   used_.erase(found);
   shapes_.erase(buffer);
-  // Before its equals: the block freed last, most likely still in use by queued commands, goes out first.
+  // Goes before its equals. Queued commands most likely still use the block freed last, so it leaves the pool first.
   const size_t capacity = buffer_capacity(buffer);
   pool_.emplace_hint(pool_.lower_bound(capacity), capacity, buffer);
 }
@@ -116,7 +116,7 @@ void Allocator::emptyCache(c10::MempoolId_t) {
   release_pool();
 }
 
-// Queued commands retain what they use: a busy block goes when they are done.
+// Queued commands retain what they use, so a busy block is freed when they are done.
 void Allocator::release_pool() {
   std::lock_guard lock(mutex_);
   for (auto& [capacity, buffer] : pool_) {
@@ -208,7 +208,7 @@ std::pair<const void*, uint32_t> Allocator::getSharedBufferPtr(const void* buffe
 c10::Storage Allocator::getHostAliasStorage(const c10::Storage& storage) const {
   const void* buffer = storage.data();
   if (is_buffer_busy(buffer)) fault("getHostAliasStorage: the host reaches for a buffer with pending work");
-  memory_written(buffer_data(buffer), buffer_length(buffer));  // the host may write from now on, unseen
+  memory_written(buffer_data(buffer), buffer_length(buffer));  // from now on the host may write without our notice
   auto* keep = new c10::Storage(storage);
   auto drop = [](void* context) { delete static_cast<c10::Storage*>(context); };
   c10::DataPtr data(buffer_data(buffer), keep, drop, c10::Device(c10::DeviceType::CPU));
@@ -220,7 +220,7 @@ bool Allocator::waitForEvents(c10::ArrayRef<const void*>) const {
   return true;
 }
 
-// ---- pinned memory: ordinary host memory, remembered ----
+// ---- pinned memory is ordinary host memory that we remember ----
 
 namespace {
 

@@ -1,5 +1,5 @@
-// Device memory for tensors, as PyTorch's MPSAllocator: a block returns to the pool when its tensor is freed, even
-// while queued commands use it, since its next use comes later on the same stream.
+// Device memory for tensors. As in PyTorch's MPSAllocator, a block returns to the pool when its tensor is freed, even
+// while queued commands use it, because its next use comes later on the same stream.
 #pragma once
 #include <ATen/mps/MPSAllocatorInterface.h>
 

@@ -1,4 +1,4 @@
-// The Python module of the simulated device; its public interface is mps_simulator/__init__.py.
+// The Python module of the simulated device. Its public interface is mps_simulator/__init__.py.
 #include "bindings.h"
 
 #include <torch/csrc/Exceptions.h>
@@ -17,7 +17,7 @@
 namespace simulator {
 namespace {
 
-// Returns what was counted since `before`. The most threadgroup memory of any dispatch has no difference.
+// Returns what was counted since `before`. The largest threadgroup memory of any dispatch is not a difference.
 KernelFigures since(const KernelFigures& now, const KernelFigures& before) {
   KernelFigures difference = now;
   for (const Count& count : kCounts) difference.*count.value -= before.*count.value;
@@ -66,10 +66,10 @@ void bind_engine(py::module_& module) {
       .def_readwrite("strict", &Settings::strict);
   module.def("settings", &settings, py::return_value_policy::reference);
   module.def("set_directories", &set_directories);
-  module.def("set_clang", &set_clang);
+  module.def("set_tools", &set_tools);
 }
 
-// Returns, for a tensor's storage, a byte of 1 for each byte that was ever written.
+// Returns one byte for each byte of a tensor's storage: 1 if that byte was ever written.
 py::bytes written_bytes(const at::Tensor& tensor) {
   TORCH_CHECK(tensor.is_mps(), "written_bytes: tensor: expected one on mps, got one on ", tensor.device());
   wait_for_stream();

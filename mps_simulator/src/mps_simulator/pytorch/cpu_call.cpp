@@ -20,7 +20,8 @@ namespace {
 
 bool is_written(const c10::Argument& argument) { return argument.alias_info() && argument.alias_info()->isWrite(); }
 
-// Returns a CPU tensor for a device tensor. For an out= argument it owns its memory, since the op may resize it.
+// Returns a CPU tensor for a device tensor. The tensor for an out= argument owns its memory, because the op may resize
+// it.
 at::Tensor cpu_tensor(const at::Tensor& tensor, bool is_out) {
   if (!tensor.defined() || !tensor.is_mps()) return tensor;
   return is_out ? at::empty({0}, tensor.options().device(at::kCPU)) : host_view(tensor);
@@ -43,7 +44,7 @@ c10::IValue cpu_tensor(const c10::IValue& value, bool is_out) {
   return value;
 }
 
-// After the op: reports what it wrote to the watch, or copies it to the out= tensor.
+// Runs after the op. Reports what the op wrote to the watch, or copies it to the out= tensor.
 void take_written(const at::Tensor& original, const at::Tensor& used, bool is_out) {
   if (!original.defined() || !original.is_mps()) return;
   if (!is_out) return report_written(used);
@@ -68,7 +69,7 @@ c10::IValue result_on_device(const c10::IValue& value) {
   return value;
 }
 
-// Returns the argument that a result is, by the schema, or null if the result is new.
+// Returns the argument that the schema says a result is, or null if the result is new.
 const c10::IValue* argument_returned(const c10::FunctionSchema& schema, const c10::Argument& result,
                                      const std::vector<c10::IValue>& arguments) {
   if (!is_written(result)) return nullptr;

@@ -10,7 +10,7 @@ namespace simulator {
 // Runs the op's CPU kernel on the memory of its device tensors, without copying them there, and moves the results back.
 void call_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
-// Returns a CPU result on the device. Undefined stays undefined.
+// Moves a CPU result to the device. An undefined tensor stays undefined.
 at::Tensor to_device(const at::Tensor& result);
 
 }  // namespace simulator

@@ -1,4 +1,4 @@
-// Events of the stream: a point that commands reach, and when.
+// An event is a point of the stream, and the time when commands reach it.
 #pragma once
 #include <memory>
 
@@ -7,7 +7,7 @@ namespace simulator {
 class Event {
  public:
   void record();       // marks this point of the stream, and commits
-  bool query() const;  // reached? true where nothing was recorded
+  bool query() const;  // returns whether it was reached; true if nothing was recorded
   void synchronize() const;
   double milliseconds_until(const Event& later) const;
 

@@ -1,4 +1,4 @@
-// Handles ops that have no Metal kernel here: those of aten run on the CPU, all others raise an error, as on a Mac.
+// Handles ops that have no Metal kernel here. aten's ops run on the CPU, and all others raise an error, as on a Mac.
 #include "fallback.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -96,8 +96,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(const at::Te
   return {to_device(input_grad), to_device(weight_grad), to_device(bias_grad)};
 }
 
-// The composite op looks for a kernel in a table of the CPU build that has none for mps; replaced by its plain form, as
-// on a Mac in inference.
+// The composite op looks for a kernel in a table of the CPU build, which has none for mps. Its plain form replaces it,
+// as on a Mac in inference.
 at::Tensor scaled_dot_product_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                                         const std::optional<at::Tensor>& mask, double dropout, bool causal,
                                         std::optional<double> scale, bool enable_gqa) {

@@ -1,4 +1,4 @@
-// Faults as exceptions that PyTorch's bindings turn into the Python class mps_simulator.Fault.
+// Faults are exceptions that PyTorch's bindings turn into the Python class mps_simulator.Fault.
 #include "fault.h"
 
 #include <torch/csrc/Exceptions.h>
@@ -10,7 +10,8 @@ namespace {
 
 PyObject* fault_class = nullptr;
 
-// Derives from PyTorch's error, not from the engine's: two paths to std::exception would hide it from its handlers.
+// It derives from PyTorch's error and not from the engine's, because two paths to std::exception would hide it from
+// handlers.
 struct DeviceFault final : torch::PyTorchError {
   using torch::PyTorchError::PyTorchError;
   PyObject* python_type() override { return fault_class ? fault_class : PyExc_RuntimeError; }

@@ -1,5 +1,5 @@
-// The two tables through which the rest of PyTorch finds a backend: MPSHooks and the device guard. And CUDA's hooks,
-// through which it must find none.
+// The rest of PyTorch finds a backend through two tables, MPSHooks and the device guard. It must find none through
+// CUDA's hooks.
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/detail/MPSHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -19,7 +19,7 @@ namespace {
 
 const c10::Device kDevice(c10::DeviceType::MPS, 0);
 
-// Events of torch.mps.Event, by number.
+// The events of torch.mps.Event, by number.
 class EventTable {
  public:
   uint32_t add() {
@@ -89,7 +89,7 @@ struct Hooks final : at::MPSHooksInterface {
   uint32_t acquireEvent(bool) const override { return EventTable::instance().add(); }
   void releaseEvent(uint32_t number) const override { EventTable::instance().remove(number); }
   void recordEvent(uint32_t number) const override { EventTable::instance().at(number).record(); }
-  void waitForEvent(uint32_t) const override {}  // one stream: whatever comes later waits already
+  void waitForEvent(uint32_t) const override {}  // there is one stream, so later commands wait anyway
   void synchronizeEvent(uint32_t number) const override { EventTable::instance().at(number).synchronize(); }
   bool queryEvent(uint32_t number) const override { return EventTable::instance().at(number).query(); }
   double elapsedTimeOfEvents(uint32_t first, uint32_t last) const override {
@@ -122,7 +122,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     if (!*handle) *handle = new Event;
     event(*handle)->record();
   }
-  void block(void*, const c10::Stream&) const override {}  // one stream
+  void block(void*, const c10::Stream&) const override {}  // there is one stream
   bool queryEvent(void* handle) const override { return !handle || event(handle)->query(); }
   void synchronizeEvent(void* handle) const override {
     if (handle) event(handle)->synchronize();
@@ -146,8 +146,8 @@ C10_REGISTER_CLASS(MPSHooksRegistry, MPSHooks, simulator_Hooks)
 
 namespace simulator {
 
-// PyTorch makes its one hooks object at the first query (is mps available?), which may come before this library is
-// loaded. No class of hooks has data, so the object becomes ours by its vtable.
+// PyTorch makes its one hooks object when something first asks whether mps is available, which may be before this
+// library is loaded. No class of hooks has data, so we replace the object's vtable.
 template <typename Ours, typename Interface>
 static void take_over(const Interface& theirs) {
   static const Ours ours;
@@ -155,8 +155,8 @@ static void take_over(const Interface& theirs) {
   memcpy(const_cast<void*>(static_cast<const void*>(&theirs)), static_cast<const void*>(&ours), sizeof(void*));
 }
 
-// PyTorch refuses two accelerators ("Cannot have both MPS and cuda", in opcheck and torch.compile), and the hooks of
-// the usual Linux wheel report CUDA as built in even without a GPU: they become those of a build without CUDA.
+// PyTorch refuses two accelerators ("Cannot have both MPS and cuda", in opcheck and torch.compile). The hooks of the
+// usual Linux wheel report CUDA as built in even without a GPU, so they become those of a build without CUDA.
 struct NoCuda final : at::CUDAHooksInterface {};
 
 [[maybe_unused]] static const bool kInstalled = [] {

@@ -48,7 +48,7 @@ at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, s
                                            &Allocator::instance(), kKeys, c10::dtype_or_default(dtype));
 }
 
-// Grows the storage; its content moves along in stream order.
+// Grows the storage. Its content moves in stream order.
 void grow(c10::Storage storage, size_t bytes) {
   const size_t old_bytes = storage.nbytes();
   c10::DataPtr grown = Allocator::instance().allocate(bytes);

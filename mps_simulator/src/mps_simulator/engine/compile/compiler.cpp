@@ -23,8 +23,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// For a host that sets no version: the default of the oldest supported macOS. It has no bfloat, so a forgotten
-// languageVersion gets noticed.
+// Used if the host sets no version: the default of the oldest supported macOS. It has no bfloat, so you notice a
+// forgotten languageVersion.
 constexpr uint32_t kDefaultVersion = 2u << 16;
 
 struct Directories {
@@ -36,18 +36,22 @@ Directories& directories() {
   return instance;
 }
 
-std::string& clang() {
-  static std::string path;
-  return path;
+struct Tools {
+  std::string clang, linker, gcc;
+};
+
+Tools& tools() {
+  static Tools instance;
+  return instance;
 }
 
 fs::path metal_headers() { return directories().engine / "compile" / "metal"; }
 
-// The compiler's identity and the processor's features (-march=native), without running the compiler.
+// Returns the compiler's identity and the processor's features (-march=native), without running the compiler.
 std::string machine_key() {
   struct stat status{};
-  stat(clang().c_str(), &status);
-  std::string key = clang() + " " + std::to_string(status.st_size) + " " + std::to_string(status.st_mtime);
+  stat(tools().clang.c_str(), &status);
+  std::string key = tools().clang + " " + std::to_string(status.st_size) + " " + std::to_string(status.st_mtime);
   std::ifstream cpu("/proc/cpuinfo");
   for (std::string line; std::getline(cpu, line);) {
     if (line.starts_with("flags") || line.starts_with("Features")) return key + line;
@@ -55,7 +59,7 @@ std::string machine_key() {
   return key;
 }
 
-// Everything a compiled kernel depends on: the language's headers, and the code that turns Metal into C++.
+// Hashes everything that a compiled kernel depends on: the language's headers, and the code that turns Metal into C++.
 std::string engine_key() {
   const fs::path& root = directories().engine;
   if (root.empty()) throw std::logic_error("set_directories() was not called");
@@ -73,22 +77,22 @@ const std::vector<std::string>& common_flags() {
   static const std::vector<std::string> flags = {
       "-cl-std=clc++2021", "-cl-no-stdinc", "-nostdinc", "-cl-single-precision-constant", "-fPIC", "-march=native",
       "-ffp-contract=fast", "-fno-math-errno", "-fno-strict-aliasing",
-      // The sanitizer's pass misses accesses of more than 16 bytes, and vectorising would hide the shader's own.
+      // The sanitizer's pass misses accesses of more than 16 bytes. Vectorising would hide the shader's own accesses.
       "-fno-vectorize", "-fno-slp-vectorize", "-mllvm", "-disable-vector-combine",
       // A kernel variant runs for milliseconds and takes about a second to compile. These passes took a third of that
-      // and made no kernel measurably faster. Loops of a constant length are still unrolled in full, which -O1 alone
-      // would leave: the checks of private arrays see more then.
+      // and made no kernel measurably faster. -O1 alone would not unroll loops of a constant length in full, but the
+      // checks of private arrays see more in unrolled loops.
       "-funroll-loops", "-mllvm", "-unroll-runtime=0", "-mllvm", "-unroll-allow-partial=0", "-mllvm", "-disable-lsr",
       "-fsanitize=thread", "-mllvm", "-tsan-instrument-func-entry-exit=0", "-mllvm", "-tsan-handle-cxx-exceptions=0",
-      // Private arrays and constant tables, by watch/private_memory.cpp: indices of arrays, then what a pointer reaches
-      // once loops are unrolled, then what is left to the run.
-      // The handlers do not return, but clang must believe that they do: else each check guards all code behind it, and
-      // GVN and IndVarSimplify take most of the time of a large kernel (6.0 s to compile one, 0.8 s so).
+      // These flags check private arrays and constant tables (watch/private_memory.cpp): first the indices of arrays,
+      // then what a pointer reaches once loops are unrolled, and at run time the rest. The handlers do not return, but
+      // clang must believe that they do. Otherwise each check guards all code after it, and GVN and IndVarSimplify take
+      // most of the time of a large kernel (6.0 s instead of 0.8 s).
       "-fsanitize=array-bounds,object-size,local-bounds", "-fsanitize-recover=array-bounds,object-size",
       "-fsanitize-trap=local-bounds",
-      // A private variable that nothing has written is a NaN.
+      // A private variable that was never written is a NaN.
       "-ftrivial-auto-var-init=pattern",
-      // Otherwise `x += 1` would count only as a write.
+      // Without this flag, `x += 1` would count only as a write.
       "-mllvm", "-tsan-instrument-read-before-write=1",
       // A thread's stack has 128 KB (fibers.cpp).
       "-Wno-everything", "-Wframe-larger-than=65536", "-Werror=frame-larger-than", "-fno-caret-diagnostics",
@@ -114,7 +118,7 @@ void replace_all(std::string& text, const std::string& from, const std::string& 
     text.replace(at, from.size(), to);
 }
 
-// Returns clang's messages with Metal's names of address spaces and types.
+// Replaces clang's address spaces and types in its messages by Metal's names.
 std::string in_metal_terms(const std::string& errors) {
   std::string text;
   std::istringstream lines(errors);
@@ -138,14 +142,25 @@ std::string in_metal_terms(const std::string& errors) {
   return text;
 }
 
-std::string run_clang(const std::vector<std::string>& arguments) {
-  if (clang().empty()) throw std::logic_error("set_clang() was not called");
-  std::vector<std::string> command = {clang()};
+std::string run(const std::string& program, const std::vector<std::string>& arguments) {
+  if (program.empty()) throw std::logic_error("set_tools() was not called");
+  std::vector<std::string> command = {program};
   append(command, arguments);
   ProcessResult result = run_process(command);
   if (WIFEXITED(result.status) && WEXITSTATUS(result.status) == 0) return std::move(result.output);
-  if (result.errors.empty()) result.errors = "clang failed without a message\n";
+  if (result.errors.empty()) result.errors = program + " failed without a message\n";
   throw CompileError(in_metal_terms(result.errors));
+}
+
+std::string run_clang(const std::vector<std::string>& arguments) { return run(tools().clang, arguments); }
+
+// Compiles with the given arguments and links the object. Asked for both, clang would start itself a second time, which
+// takes 20 ms: a tenth of the time of a kernel.
+void make_library(std::vector<std::string> arguments, const fs::path& directory, const fs::path& library) {
+  TemporaryFile object(directory, ".o");
+  append(arguments, {"-c", "-o", object.path().string()});
+  run_clang(arguments);
+  run(tools().linker, {"-shared", "-o", library.string(), object.path().string(), "-L" + tools().gcc, "-lm", "-lgcc"});
 }
 
 uint32_t language_version(const CompileOptions& options) {
@@ -190,7 +205,7 @@ fs::path prelude(const CompileOptions& options, const std::string& engine, const
   std::vector<std::string> arguments = {"-x", "cl-header"};
   append(arguments, common_flags());
   append(arguments, math_flags(options));
-  // The key holds the headers' content; a new checkout changes their times only.
+  // The cache's key has the headers' content. A new checkout changes only their times.
   append(arguments, {"-Xclang", "-fno-pch-timestamp", "-isystem", (library / "host").string(), "-o",
                      output.path().string(), (library / "prelude.h").string()});
   run_clang(arguments);
@@ -203,8 +218,9 @@ void add_counters(std::vector<std::string> arguments, const fs::path& directory,
   append(arguments, {"-S", "-emit-llvm", "-o", plain.path().string()});
   run_clang(arguments);
   counting.write(with_counters(read_file(plain.path())));
-  run_clang({"-x", "ir", "-O2", "-Xclang", "-disable-llvm-passes", "-fPIC", "-Wno-everything", "-shared", "-nostdlib",
-             "-o", output.string(), counting.path().string(), "-lm", "-lgcc"});
+  make_library(
+      {"-x", "ir", "-O2", "-Xclang", "-disable-llvm-passes", "-fPIC", "-Wno-everything", counting.path().string()},
+      directory, output);
 }
 
 void build(const std::string& source, const CompileOptions& options, bool is_counted, const std::string& engine,
@@ -214,14 +230,13 @@ void build(const std::string& source, const CompileOptions& options, bool is_cou
   std::vector<std::string> arguments = {"-x", "cl", optimisation(is_counted)};
   append(arguments, common_flags());
   append(arguments, math_flags(options));
-  // Metal 3.1 is C++14; clang's C++ for OpenCL is C++17, with warnings for what C++14 lacks.
+  // Metal 3.1 is C++14. clang's C++ for OpenCL is C++17, and warns about what C++14 lacks.
   if (options.strict) arguments.push_back("-Werror=pre-c++17-compat");
   append(arguments, {"-include-pch", prelude(options, engine, directory).string(), input.path().string()});
   if (is_counted) {
     add_counters(arguments, directory, output.path());
   } else {
-    append(arguments, {"-shared", "-nostdlib", "-o", output.path().string(), "-lm", "-lgcc"});
-    run_clang(arguments);
+    make_library(std::move(arguments), directory, output.path());
   }
   output.publish(path);
 }
@@ -246,7 +261,7 @@ std::shared_ptr<const Program> build_and_load(const std::string& source, const C
     try {
       return load_program(path, seconds(), counted);
     } catch (const CompileError&) {
-      // damaged, perhaps by a full disk, and rebuilt below
+      // The library is damaged, perhaps by a full disk, and is rebuilt below.
     }
   }
   build(source, options, is_counted, engine, directory, path);
@@ -274,7 +289,9 @@ void set_directories(const std::string& engine, const std::string& cache) {
   directories() = {engine, cache};
 }
 
-void set_clang(const std::string& path) { clang() = path; }
+void set_tools(const std::string& clang, const std::string& linker, const std::string& gcc) {
+  tools() = {clang, linker, gcc};
+}
 
 std::shared_ptr<const Program> compile(const std::string& source, const CompileOptions& options) {
   CompileOptions with_settings = options;

@@ -28,7 +28,7 @@ Lines lines_of(const std::string& text) {
 
 bool is_name_letter(char c) { return std::isalnum(static_cast<unsigned char>(c)) || std::strchr("-$._", c); }
 
-// "%12 = fadd contract <4 x float> %3, %4" in parts.
+// The parts of an instruction such as "%12 = fadd contract <4 x float> %3, %4".
 struct Instruction {
   std::string result, opcode, type, callee;
   std::vector<std::string> values;  // the names of its operands
@@ -78,7 +78,7 @@ Instruction::Instruction(const std::string& line) {
       opcode = word;
       continue;
     }
-    if (opcode == "fcmp" || opcode == "icmp") words >> word;  // over the predicate
+    if (opcode == "fcmp" || opcode == "icmp") words >> word;  // skips the predicate
     if (flags.contains(word)) words >> word;
     type = word;
     for (std::string rest; word.starts_with('<') && !type.ends_with('>') && words >> rest;) type += " " + rest;
@@ -89,7 +89,7 @@ Instruction::Instruction(const std::string& line) {
   if (callee_at != std::string::npos) callee = name_at(line, callee_at).substr(1);
 }
 
-// llvm.exp2.f64 and exp2 are both exp2.
+// Maps both llvm.exp2.f64 and exp2 to exp2.
 std::string function_name(const std::string& callee) {
   if (!callee.starts_with("llvm.")) return callee;
   return callee.substr(5, callee.find('.', 5) - 5);
@@ -97,7 +97,7 @@ std::string function_name(const std::string& callee) {
 
 typedef std::unordered_map<std::string_view, OperationKind> Kinds;
 
-// For doubles, only functions that the simulator computes in double for a float.
+// For doubles, these are only the functions that the simulator computes in double for a float.
 const Kinds& functions_of_any_type() {
   static const Kinds kinds = {
       {"exp", operation_exp},    {"exp2", operation_exp},    {"exp10", operation_exp},   {"log", operation_log},
@@ -165,7 +165,7 @@ class BlockCount {
     counts_[from] -= width;
     counts_[to] += width;
   }
-  // A product that is used nowhere else becomes part of the sum.
+  // A product becomes part of the sum if nothing else uses it.
   void contract(const Instruction& instruction) {
     if (instruction.opcode == "fmul" && uses_.at(instruction.result) == 1) products_.insert(instruction.result);
     if (instruction.opcode != "fadd" && instruction.opcode != "fsub") return;
@@ -218,7 +218,7 @@ class ShaderFunction {
   std::unordered_map<std::string, uint32_t> uses_;
 };
 
-// "#12" of "attributes #12 = { ... sanitize_thread ... }": the shader's own functions have them.
+// Finds "#12" in "attributes #12 = { ... sanitize_thread ... }". Only the shader's own functions have such attributes.
 std::set<std::string> attributes_of_shaders(const Lines& lines) {
   std::set<std::string> names;
   for (const std::string& line : lines) {

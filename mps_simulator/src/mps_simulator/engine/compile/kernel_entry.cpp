@@ -9,7 +9,7 @@
 namespace simulator {
 namespace {
 
-// Attribute -> where simulator_thread has it.
+// Maps an attribute to its place in simulator_thread.
 const std::map<std::string, std::string>& builtins() {
   static const std::map<std::string, std::string> names = {
       {"thread_position_in_grid", "t->thread_position_in_grid"},
@@ -185,7 +185,7 @@ std::string entry_code(const Entry& entry, const std::string& callee, const std:
   const std::string number = std::to_string(entry.number);
   std::string code = " using simulator_signature_" + number + " = " + signature + ";";
   if (!entry.kernel->max_threads.empty()) {
-    // a::f<b, c> -> a::limit<b, c>()
+    // a::f<b, c> becomes a::limit<b, c>().
     const size_t arguments = std::min(callee.find('<'), callee.size());
     const size_t name = callee.rfind("::", arguments) == std::string::npos ? 0 : callee.rfind("::", arguments) + 2;
     code += " static constexpr ::uint simulator_limit_" + number + " = " + callee.substr(0, name) +

@@ -1,4 +1,4 @@
-// Kernels in the source transformation, and the code generated for each entry point.
+// Kernels in the source transformation, and the code that is generated for each entry point.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace simulator {
 
-// One [[name(argument)]], or one of [[a, b(c)]].
+// One [[name(argument)]], or one part of [[a, b(c)]].
 struct Attribute {
   std::string name;
   size_t argument_begin = 0, argument_end = 0;  // tokens of the argument
@@ -22,7 +22,7 @@ std::vector<Attribute> take_attributes(Tokens& tokens, size_t begin, size_t end)
 struct KernelParameter {
   enum Kind { buffer, threadgroup_memory, builtin } kind = buffer;
   std::string name;
-  std::string source;  // what the builtin is read from
+  std::string source;  // where the builtin is read from
   std::string gate;    // its [[function_constant]], or empty
   uint32_t index = 0;
   size_t at = 0;
@@ -32,7 +32,7 @@ struct KernelParameter {
 struct Kernel {
   std::string name;
   std::string template_header;  // `template <...>`, empty for a plain function
-  std::string max_threads;      // name of the function that gives it, empty if the attribute is absent
+  std::string max_threads;      // name of the function that returns it; empty if the attribute is absent
   std::vector<KernelParameter> parameters;
   std::vector<size_t> required_constants;  // among the program's function constants
 };

@@ -5,7 +5,7 @@
 namespace simulator {
 
 struct ProcessResult {
-  int status = 0;  // as of waitpid
+  int status = 0;  // as waitpid returns it
   std::string output, errors;
 };
 

@@ -12,7 +12,7 @@
 namespace simulator {
 namespace {
 
-// Kernels call simulator_* and __tsan_* of this library, which Python may have loaded with RTLD_LOCAL.
+// Kernels call simulator_* and __tsan_* of this library, and Python may have loaded it with RTLD_LOCAL.
 void publish_own_symbols() {
   static std::once_flag once;
   std::call_once(once, [] {

@@ -14,7 +14,7 @@ std::string quoted(const std::string& text) {
 
 const char* truth(bool value) { return value ? "true" : "false"; }
 
-// An exported array and its length. One empty element at the end, since C++ has no empty arrays.
+// An exported array and its length. The array ends with an empty element, because C++ has no empty arrays.
 struct Table {
   std::string type, name;
   std::string rows = "";

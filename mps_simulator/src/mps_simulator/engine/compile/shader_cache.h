@@ -1,4 +1,4 @@
-// Files kept between runs, named by a hash of their inputs.
+// Keeps files between runs. A hash of a file's inputs names it.
 #pragma once
 #include <filesystem>
 #include <string>
@@ -9,7 +9,8 @@ std::string content_hash(const std::string& content);
 
 std::string read_file(const std::filesystem::path& path);
 
-// Deleted unless published. If processes build the same file at once, each writes its own, and the last rename wins.
+// The file is deleted unless it is published. If processes build the same file at once, each writes its own, and the
+// last rename wins.
 class TemporaryFile {
  public:
   TemporaryFile(const std::filesystem::path& directory, const std::string& suffix);

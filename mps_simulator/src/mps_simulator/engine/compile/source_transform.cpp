@@ -24,13 +24,13 @@ class Transformer {
     rewrite_is_defined();
     scope(0, tokens_.size(), "");
     refuse_threadgroup_variables();
-    take_attributes(tokens_, 0, tokens_.size());  // of other functions' parameters, where they mean nothing
+    take_attributes(tokens_, 0, tokens_.size());  // takes those of other functions' parameters, where they mean nothing
     for (Kernel& kernel : kernels_) require_constants(kernel);
     return tokens_.output() + program_tables(entries_, constants_, initialisers_);
   }
 
  private:
-  // One declaration of a namespace: tokens [begin, end), `end` behind the semicolon or the body.
+  // One declaration of a namespace: tokens [begin, end). `end` is after the semicolon or the body.
   struct Declaration {
     size_t begin = 0, end = 0;
     size_t open = 0;      // parenthesis of a function's parameters
@@ -74,7 +74,7 @@ class Transformer {
   Declaration read_declaration(size_t begin, size_t limit) const {
     Declaration d;
     d.begin = begin;
-    bool has_initialisers = false;  // of a constructor
+    bool has_initialisers = false;  // of a constructor's members
     size_t i = skip_template(begin);
     while (i < limit) {
       const size_t next = skip_attributes(i);
@@ -191,7 +191,8 @@ class Transformer {
     }
   }
 
-  // A member function defined out of its class: `T A::f() {`, `T A<B>::f() {`, no constructor.
+  // Returns true for a member function that is defined outside its class, `T A::f() {` or `T A<B>::f() {`, but no
+  // constructor.
   bool is_member(const Declaration& d) const {
     return d.body && is(d.open - 2, "::") && !is(d.open - 3, tokens_[d.open - 1].spelling.c_str());
   }
@@ -247,7 +248,7 @@ class Transformer {
     FunctionAttributes trailing = take_function_attributes(close + 1, behind);
     if (!trailing.max_threads.empty()) attributes.max_threads = trailing.max_threads;
     if (!d.body) {
-      take_attributes(tokens_, d.open, close);  // a declaration: the definition says what the parameters are
+      take_attributes(tokens_, d.open, close);  // this is a declaration; the definition says what the parameters are
       return;
     }
     std::vector<KernelParameter> parameters = take_parameters(tokens_, d.open);
@@ -281,7 +282,7 @@ class Transformer {
   void explicit_instantiation(const Declaration& d, const std::string& path) {
     if (!is_kernel(d.begin, d.end)) return;
     const FunctionAttributes attributes = take_function_attributes(d.begin, d.open ? d.open : d.end);
-    const size_t end = d.open ? d.open : d.end - 1;  // behind f<a>
+    const size_t end = d.open ? d.open : d.end - 1;  // the token after f<a>
     size_t name = end - 1;
     if (is(name, ">")) {
       int depth = 0;
@@ -353,7 +354,8 @@ class Transformer {
     return 0;
   }
 
-  // `alignas(n)` in front of `threadgroup`, as one more argument; erased, since the declaration becomes a typedef.
+  // Takes `alignas(n)` before `threadgroup` as one more argument, and erases it, because the declaration becomes a
+  // typedef.
   std::string take_alignment(size_t i) {
     if (!is(i - 1, ")") || !is(tokens_[i - 1].match - 1, "alignas")) return "";
     const size_t open = tokens_[i - 1].match;
@@ -439,8 +441,8 @@ class Transformer {
     return "";
   }
 
-  // Metal overloads constructors by the address space of the object; here one reaches all spaces, so the first of such
-  // overloads stands for all.
+  // Metal overloads constructors by the address space of the object. Here one constructor reaches all spaces, so the
+  // first of such overloads stands for all.
   void constructor(const Declaration& d, std::set<std::string>& seen) {
     const size_t close = tokens_[d.open].match;
     const bool is_new = seen.insert(tokens_.output(d.begin, close + 1)).second;
@@ -472,7 +474,7 @@ class Transformer {
     if (!is_qualified) tokens_[tokens_[d.open].match].output += " __private";
   }
 
-  // Metal has no static variables but constants.
+  // Metal allows static variables only for constants.
   void refuse_static_variables(size_t body) const {
     for (size_t i = body + 1; i < tokens_[body].match; ++i) {
       if (!is(i, "static") || !starts_statement(i)) continue;

@@ -1,4 +1,4 @@
-// Rewrites preprocessed Metal source to the C++ for OpenCL that clang compiles together with metal/library/prelude.h.
+// Rewrites preprocessed Metal source into the C++ for OpenCL that clang compiles together with metal/library/prelude.h.
 #pragma once
 #include <cstdint>
 #include <string>

@@ -26,7 +26,7 @@ Words builtin_types() {
   return types;
 }
 
-// The range in which a name means a type: all of the program, or one template.
+// The range in which a name means a type: the whole program, or one template.
 struct TypeName {
   std::string name;
   size_t begin, end;
@@ -52,7 +52,7 @@ void add_template_types(const Tokens& tokens, size_t header, std::vector<TypeNam
   }
 }
 
-// Names declared by template headers, `struct S` and `using U =`; not those that name an address space themselves.
+// Returns the names that template headers, `struct S` and `using U =` declare, except those that name an address space.
 std::vector<TypeName> declared_types(const Tokens& tokens) {
   std::vector<TypeName> types;
   for (size_t i = 0; i + 2 < tokens.size(); ++i) {
@@ -74,7 +74,7 @@ bool ends_declaration_start(const Token& token) {
   return false;
 }
 
-// `float* p`, `const T& x`: a pointer or reference to a known type needs an address space.
+// A pointer or reference to a known type, such as `float* p` or `const T& x`, needs an address space.
 void check_pointers(const Tokens& tokens) {
   const Words builtin = builtin_types();
   const std::vector<TypeName> declared = declared_types(tokens);
@@ -95,7 +95,7 @@ void check_pointers(const Tokens& tokens) {
     size_t begin = i;
     bool is_qualified = false;
     while (begin > 0 && !ends_declaration_start(tokens[begin - 1])) is_qualified |= is_address_space(tokens[--begin]);
-    if (begin > 0 && tokens[begin - 1].is("<")) continue;  // a template argument, or a specialisation for T*
+    if (begin > 0 && tokens[begin - 1].is("<")) continue;  // this is a template argument, or a specialisation for T*
     if (is_qualified) continue;
     tokens.error(next, std::string(tokens.is(next, "*") ? "pointer" : "reference") +
                            " type must have explicit address space qualifier");
@@ -168,8 +168,8 @@ void rewrite_swizzles(Tokens& tokens) {
   }
 }
 
-// A string literal that is passed, returned or assigned to a pointer lies in constant memory; initialisers of arrays,
-// static_assert and attributes are left alone.
+// A string literal that is passed, returned or assigned to a pointer lies in constant memory. Initialisers of arrays,
+// static_assert and attributes stay as they are.
 bool is_text_pointer(const Tokens& tokens, size_t i) {
   if (tokens[i].spelling[0] != '"' || i == 0) return false;
   if (tokens[i - 1].is("return") || (i > 1 && tokens[i - 1].is("=") && !tokens[i - 2].is("]"))) return true;
@@ -238,7 +238,7 @@ void rewrite_words(Tokens& tokens) {
     if (has_bfloat_suffix(token)) token.output = "bfloat(" + token.spelling.substr(0, token.spelling.size() - 2) + "f)";
     if (token.kind == Token::identifier && opencl_only.count(token.spelling)) token.output += "_";
     if (token.kind == Token::identifier && atomics.count(token.spelling)) token.output = "simulator_" + token.spelling;
-    // The only feature of C++17 that Metal 3.1 is known to accept (MLX compiles so).
+    // Metal 3.1 accepts this feature of C++17, and we know of no other (MLX compiles so).
     if (token.is("constexpr") && i > 0 && tokens[i - 1].is("if")) {
       token.output =
           "_Pragma(\"clang diagnostic push\") _Pragma(\"clang diagnostic ignored \\\"-Wpre-c++17-compat\\\"\") "

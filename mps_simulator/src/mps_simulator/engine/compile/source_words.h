@@ -1,4 +1,4 @@
-// The parts of the source transformation that need no parsing.
+// The parts of the source transformation that need no parser.
 #pragma once
 #include <cstdint>
 

@@ -67,7 +67,7 @@ class Tokenizer {
     size_t digit = directive.find_first_of("0123456789");
     size_t quote = directive.find('"'), end = directive.rfind('"');
     if (directive.compare(0, 7, "#pragma") == 0 || digit == std::string::npos || quote == std::string::npos) return;
-    line_ = std::stoul(directive.substr(digit)) - 1;  // the newline behind the marker adds one
+    line_ = std::stoul(directive.substr(digit)) - 1;  // the newline after the marker adds one
     set_file(directive.substr(quote + 1, end - quote - 1));
   }
 
@@ -188,7 +188,7 @@ size_t Tokens::closing_angle(size_t open) const {
   size_t depth = 0;
   for (size_t i = open; i < list.size(); ++i) {
     const Token& token = list[i];
-    // After anything but a name it is a comparison: `sizeof(T) < 8`.
+    // After any token but a name, it is a comparison: `sizeof(T) < 8`.
     if (token.is("<") && (i == open || list[i - 1].kind == Token::identifier)) ++depth;
     if (token.is(">") && --depth == 0) return i;
     if (token.is("(") || token.is("[") || token.is("{")) i = token.match;

@@ -1,4 +1,4 @@
-// Preprocessed Metal source as tokens that can be rewritten.
+// Splits preprocessed Metal source into tokens that can be rewritten.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -8,7 +8,7 @@ namespace simulator {
 
 struct Token {
   enum Kind { identifier, number, text, punctuation } kind;
-  std::string before;    // white space, line markers and pragmas in front of the token
+  std::string before;    // white space, line markers and pragmas before the token
   std::string spelling;  // as in the source
   std::string output;    // what the token becomes
   size_t file = 0, line = 0, column = 0;
@@ -20,7 +20,7 @@ struct Token {
 struct Tokens {
   std::vector<Token> list;
   std::vector<std::string> files;
-  std::string after;                   // white space behind the last token
+  std::string after;                   // white space after the last token
   bool includes_metal_header = false;  // a <metal_...> header was included
 
   const Token& operator[](size_t i) const { return list[i]; }
@@ -30,7 +30,7 @@ struct Tokens {
 
   // Throws a CompileError in clang's format for a token.
   [[noreturn]] void error(size_t at, const std::string& message) const;
-  // Removes tokens [begin, end) from the output, but not their white space: lines keep their numbers.
+  // Removes tokens [begin, end) from the output, but not their white space, so that lines keep their numbers.
   void erase(size_t begin, size_t end);
   // Returns the output of tokens [begin, end) on one line.
   std::string output(size_t begin, size_t end) const;
@@ -39,8 +39,8 @@ struct Tokens {
   size_t closing_angle(size_t open) const;
 };
 
-// Brackets must match (CompileError otherwise). closing_angle finds the end of a template argument list; each '<' and
-// '>' is its own token.
+// Brackets must match, or it throws a CompileError. closing_angle finds the end of a template argument list. Each '<'
+// and '>' is its own token.
 Tokens tokenize(const std::string& preprocessed);
 
 }  // namespace simulator

@@ -22,7 +22,7 @@ class OperationCounts {
  public:
   void begin_dispatch(std::span<const BlockOperations> blocks);
   void enter(uint32_t thread, uint32_t block);
-  // The lanes of the simdgroup are together.
+  // The lanes of the simdgroup are together now.
   void settle(uint32_t simdgroup);
   void settle_all();
   void add_to(KernelFigures& figures) const;

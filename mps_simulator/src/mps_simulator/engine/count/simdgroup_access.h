@@ -1,9 +1,10 @@
 // Combines the accesses of lanes into accesses of simdgroups, for the figures of a detailed profile.
 //
-// The n-th time that a lane runs an instruction since its simdgroup was last together (a collective operation, a
-// barrier) is taken for the n-th time of the other lanes, as on a GPU, with one exception: where lanes run an inner
-// loop for different numbers of iterations, a GPU makes more and smaller accesses. Instructions are those of clang's
-// code: a vector of up to 16 bytes is one access, a packed vector one for each element, an atomic_fetch_* two.
+// We assume that the n-th time a lane runs an instruction since its simdgroup was last together (a collective
+// operation, a barrier) is the n-th time for the other lanes too, as on a GPU. There is one exception: if lanes run an
+// inner loop for different numbers of iterations, a GPU makes more and smaller accesses. Instructions are those of
+// clang's code. A vector of up to 16 bytes is one access, a packed vector is one for each element, and an
+// atomic_fetch_* is two.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -28,8 +29,8 @@ class SimdgroupAccesses {
  public:
   void begin_dispatch() { figures_ = {}; }
   void add(uint32_t thread, const Segment& segment, const LaneAccess& access);
-  // The lanes of the simdgroup are together, so their accesses until now are complete. The two elements that each lane
-  // then reads or writes for a simdgroup_load or _store are one access to the 8x8 matrix.
+  // The lanes of the simdgroup are together, so their accesses until now are complete. If each lane then reads or
+  // writes two elements for a simdgroup_load or _store, that is one access to the 8x8 matrix.
   void meet(uint32_t simdgroup, const char* operation, const void* site);
   void settle_all();
   const KernelFigures& figures() const { return figures_; }
@@ -47,13 +48,13 @@ class SimdgroupAccesses {
   };
   struct Site {
     uint64_t interval = 0, turn = 0;  // turn: one lane's run within the interval
-    uint32_t count = 0;               // of that lane's accesses
-    std::vector<uint32_t> accesses;   // the n-th of any lane
+    uint32_t count = 0;               // accesses of that lane
+    std::vector<uint32_t> accesses;   // the n-th access of any lane
   };
   struct Simdgroup {
     SimdgroupTurns turns;
-    const void* matrix = nullptr;  // the site of a simdgroup_load or _store that is under way
-    uint32_t matrix_parts = 0;     // that this lane has come by
+    const void* matrix = nullptr;  // the site of a simdgroup_load or _store that has begun
+    uint32_t matrix_parts = 0;     // parts of the matrix that this lane has accessed
     std::unordered_map<uintptr_t, Site> sites;
     std::vector<Access> accesses;
     bool has_loaded = false;  // from device memory, since the last barrier of the threadgroup

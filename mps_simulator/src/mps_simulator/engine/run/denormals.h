@@ -1,4 +1,4 @@
-// Metal may flush denormals; the perturbing mode always does, by a control register of the processor.
+// Metal may flush denormals. The perturbing mode always does, with a control register of the processor.
 #pragma once
 #include <cstdint>
 
@@ -8,7 +8,7 @@
 
 namespace simulator {
 
-// Returns what was set before.
+// Returns the previous setting.
 inline bool flush_denormals(bool on) {
 #if defined(__x86_64__)
   constexpr uint32_t kFlush = 0x8040;  // results and operands

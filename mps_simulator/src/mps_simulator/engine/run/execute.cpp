@@ -89,7 +89,7 @@ class Team {
   uint64_t generation_ = 0;
 };
 
-// Never destroyed: its threads sleep until the process ends. A forked child has none of its parent's threads.
+// It is never destroyed: its threads sleep until the process ends. A forked child has none of its parent's threads.
 Team& team() {
   static Team* instance = nullptr;
   static pid_t owner = 0;

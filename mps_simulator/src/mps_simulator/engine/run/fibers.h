@@ -1,5 +1,5 @@
 // The stacks on which Metal threads run, one pool for each worker, and the switch between them. Kernels own nothing but
-// their stack, so after a fault the stacks are reused without unwinding.
+// their stack, so the stacks are reused after a fault without unwinding.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -19,7 +19,7 @@ struct Fiber {
 
 #if defined(__x86_64__)
 
-// Saves the callee-saved registers and returns on the other stack. Boost's switch ends in a jump, after which the
+// Saves the callee-saved registers, and returns on the other stack. Boost's switch ends in a jump, after which the
 // processor mispredicts returns: a rendezvous of 32 lanes takes 630 ns instead of 240.
 extern "C" void simulator_switch_stacks(void** from, void* to);
 
@@ -36,7 +36,7 @@ inline void switch_fiber(Fiber& from, Fiber& to) {
 
 #endif
 
-// The function that each new or renewed fiber runs, in worker.cpp.
+// Each new or renewed fiber runs this function, in worker.cpp.
 [[noreturn]] void fiber_entry();
 
 class FiberPool {
@@ -58,7 +58,7 @@ class FiberPool {
 
   void renew();
 
-  // Memory that kernels use in addition to their arguments: stacks and scratch.
+  // Kernels use this memory in addition to their arguments: stacks and scratch.
   uintptr_t start() const { return reinterpret_cast<uintptr_t>(mapping_); }
   size_t length() const;
   std::byte* scratch() const { return mapping_; }

@@ -1,4 +1,4 @@
-// One dispatch as the workers see it. Only the two atomics change while it runs.
+// One dispatch, as the workers see it. Only the two atomics change while it runs.
 #pragma once
 #include <atomic>
 #include <string>
@@ -26,11 +26,11 @@ struct Job {
     return {uint32_t(index % threadgroups.width), uint32_t(row % threadgroups.height),
             uint32_t(row / threadgroups.height)};
   }
-  // Returns the size of a threadgroup, which is smaller at the edges of a grid that dispatchThreads gave.
+  // Returns the size of a threadgroup. It is smaller at the edges of a grid that dispatchThreads gave.
   simulator_uint3 group_size(simulator_uint3 position) const;
 };
 
-// "(x, y, z)"
+// Returns "(x, y, z)".
 std::string text(simulator_uint3 position);
 simulator_uint3 thread_position(uint32_t index, simulator_uint3 size);
 

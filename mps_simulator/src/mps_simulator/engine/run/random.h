@@ -1,4 +1,4 @@
-// Reproducible random numbers, drawn from settings().seed and the work being run.
+// Reproducible random numbers, which depend on settings().seed and on the work that runs.
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -33,7 +33,8 @@ class Random {
   uint64_t state_;
 };
 
-// 0..31 over and over, in ascending order or in one of 16,384 others. Picking each lane at random took 27 ns a lane.
+// Gives 0..31 over and over, in ascending order or in one of 16,384 others. To pick each lane at random took 27 ns a
+// lane.
 class LaneOrder {
  public:
   void restart(uint32_t chance) {  // 0: ascending

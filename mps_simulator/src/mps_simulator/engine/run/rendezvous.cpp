@@ -1,5 +1,5 @@
-// Where threads wait for each other, with the functions of kernel_abi.h that make them wait. In one file, so that all
-// of it is inlined: it runs 32 times for every simd operation.
+// The places where threads wait for each other, with the functions of kernel_abi.h that make them wait. They are in one
+// file so that all of them are inlined: this runs 32 times for every simd operation.
 #include <algorithm>
 #include <bit>
 #include <cstring>

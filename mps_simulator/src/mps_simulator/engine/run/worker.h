@@ -1,8 +1,8 @@
-// One operating-system thread's share of a dispatch: runs whole threadgroups, one Metal thread a fiber.
+// One operating-system thread's share of a dispatch. It runs whole threadgroups, one Metal thread per fiber.
 //
-// A thread runs until it waits. Then a ready one is chosen: the lowest for seed 0, else at random. A simdgroup is left
-// only when none of its lanes is ready or, at random, when a rendezvous is complete. If none is ready and some wait,
-// the threads have diverged.
+// A thread runs until it waits. Then a ready thread is chosen: the lowest for seed 0, else a random one. The worker
+// leaves a simdgroup only if none of its lanes is ready or, at random, when a rendezvous is complete. If no thread is
+// ready and some wait, the threads have diverged.
 #pragma once
 #include <array>
 #include <bit>
@@ -23,7 +23,7 @@ struct Wait {
   enum Kind : uint8_t { none, threadgroup_barrier, simdgroup_barrier, collective };
   Kind kind = none;
   const char* operation = nullptr;
-  const void* site = nullptr;  // where the kernel calls from: two barriers in two branches are not one barrier
+  const void* site = nullptr;  // where the kernel calls from: barriers in two branches are two barriers
   uint32_t scope = 0;
 
   bool same_as(const Wait& other) const;
@@ -35,7 +35,7 @@ class Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  // Runs threadgroups of the job until none is left or one fails; a failure stops the job and is in fault().
+  // Runs threadgroups of the job until none is left or one fails. A failure stops the job, and fault() has it.
   void run(Job& job);
   const std::string& fault() const { return fault_; }
   const KernelFigures& figures() const { return figures_; }
@@ -51,9 +51,9 @@ class Worker {
 
   // Ends the threadgroup and abandons its fibers.
   [[noreturn]] void fail(std::string text);
-  // The same with the kernel and the thread that runs.
+  // Does the same, and names the kernel and the thread that runs.
   [[noreturn]] void fail_in_kernel(const std::string& what);
-  // "thread (0, 0, 0) of threadgroup (0, 0, 0)"
+  // Returns "thread (0, 0, 0) of threadgroup (0, 0, 0)".
   std::string name_thread(uint32_t index) const;
   simulator_uint3 position(uint32_t index) const { return thread_position(index, group_size_); }
   simulator_uint3 position_in(uint32_t index, uint64_t group) const {
@@ -104,7 +104,7 @@ class Worker {
     current_simdgroup_ =
         seed_ == 0 ? uint32_t(std::countr_zero(ready_simdgroups_)) : random_.pick_bit(ready_simdgroups_);
   }
-  // Sets current_; false if no thread can continue.
+  // Sets current_. Returns false if no thread can continue.
   bool choose_next() {
     if (ready_simdgroups_ == 0) return false;
     if (simdgroups_[current_simdgroup_].ready == 0) leave_simdgroup();
@@ -116,7 +116,7 @@ class Worker {
     return true;
   }
 
-  const Wait* waits_at(uint32_t lane) const;  // null: it has returned
+  const Wait* waits_at(uint32_t lane) const;  // null if it has returned
   std::string diverged(const Wait& here, const Wait& there, uint32_t other) const;
   std::string stuck() const;
 
@@ -131,7 +131,7 @@ class Worker {
   std::array<Lane, kMaxThreads> lanes_;
   std::array<Simdgroup, kMaxThreads / 32> simdgroups_;
   uint32_t lane_count_ = 0, returned_ = 0, at_barrier_ = 0;
-  uint32_t current_ = 0;  // the lane that runs, or was chosen to
+  uint32_t current_ = 0;  // the lane that runs, or the one chosen to run
   uint32_t current_simdgroup_ = 0;
   uint32_t ready_simdgroups_ = 0;  // one bit for each simdgroup with a ready lane
   Wait barrier_;

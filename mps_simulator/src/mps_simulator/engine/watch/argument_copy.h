@@ -1,9 +1,9 @@
 // Finds arguments that alias. Metal forbids them, and its compiler assumes that no byte which a kernel writes through
 // one argument is read or written through another.
 //
-// Where arguments overlap in a buffer, as views of one storage do (each is bound from its offset to the buffer's end),
-// an address does not tell which argument an access goes through. While the kernel runs, such arguments are therefore
-// copies in separate memory. Chunks are copied when they are first used, and what the kernel wrote is copied back.
+// Views of one storage overlap in a buffer, because each is bound from its offset to the buffer's end. An address then
+// does not tell which argument an access goes through. While the kernel runs, such arguments are therefore copies in
+// separate memory. A chunk is copied when it is first used, and what the kernel wrote is copied back.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -25,11 +25,11 @@ class ArgumentCopy {
   ArgumentCopy& operator=(const ArgumentCopy&) = delete;
 
   uintptr_t start() const { return reinterpret_cast<uintptr_t>(data_); }
-  size_t first() const { return first_; }  // byte of the memory
+  size_t first() const { return first_; }  // in bytes of the memory
   // Returns the address at which the argument lies in the memory.
   uintptr_t distance() const { return start() - (memory_->start + first_); }
 
-  // Called before each access, by several workers at once.
+  // Called before each access. Several workers may call it at once.
   void use(uintptr_t address, size_t size, bool is_read, bool is_write) {
     const size_t first = address - start() + first_;
     for (size_t chunk = first / kChunk; chunk <= (first + size - 1) / kChunk; ++chunk) {
@@ -43,7 +43,7 @@ class ArgumentCopy {
   // Call it after the kernel.
   void write_back() const;
 
-  // Returns a byte of the memory that the kernel used through both arguments and wrote through at least one of them.
+  // A byte of the memory that the kernel used through both arguments and wrote through at least one of them.
   struct Clash {
     size_t offset;  // in the memory
     bool is_written_here, is_written_there;

@@ -12,7 +12,7 @@ namespace {
 
 uintptr_t address(const void* data) { return reinterpret_cast<uintptr_t>(data); }
 
-// The constants of a kernel's shared library: what the shader declares at program scope.
+// Returns the constants of a kernel's shared library: what the shader declares at program scope.
 Segment module_segment(const void* code) {
   Dl_info info;
   Segment segment;
@@ -79,7 +79,7 @@ Segment segment_of(const Group& group, SharedCell* cells, Touched* touched) {
   return segment;
 }
 
-// Cuts the memory where any of the windows begins or ends; windows that are copies are separate.
+// Cuts the memory at each place where a window begins or ends. Windows that are copies are separate.
 void add_segments(const std::vector<Window>& windows, const Segment& common, std::vector<Segment>& segments) {
   std::vector<uintptr_t> cuts;
   for (const Window& window : windows) cuts.insert(cuts.end(), {window.start, window.start + window.length});
@@ -108,7 +108,7 @@ Segment segment_of_copy(const Window& window, Segment segment) {
   return segment;
 }
 
-// Reports the kernel's use of a byte of the memory.
+// Describes the kernel's use of a byte of the memory.
 std::string use_text(const Window& window, size_t offset, bool is_written) {
   const simulator_parameter& parameter = *window.parameter;
   const size_t element = (offset - window.copy->first()) / std::max<size_t>(parameter.value_size, 1);

@@ -27,7 +27,7 @@ struct Touched {
   explicit Touched(size_t length) : length(length), read(length), written(length) {}
 };
 
-// A range of addresses in which every byte is checked alike. Segments don't overlap.
+// A range of addresses in which every byte gets the same checks. Segments don't overlap.
 struct Segment {
   enum Kind : uint8_t { device, threadgroup, bytes, module };
 
@@ -35,7 +35,7 @@ struct Segment {
   size_t length = 0;
   Kind kind = device;
   bool is_writable = false;
-  bool may_race = false;               // not where no argument is writable
+  bool may_race = false;               // false if no argument is writable
   uint8_t unit_log2 = 0;               // bytes per cell
   ByteBits* written = nullptr;         // null: every byte has a value
   uintptr_t written_start = 0;         // the address of the first bit
@@ -48,7 +48,7 @@ struct Segment {
   SharedCell* shared_byte_cells = nullptr;
 };
 
-// Largest unit that no array of this alignment divides: 1, 2 or 4 bytes.
+// Returns the largest unit that no array of this alignment divides: 1, 2 or 4 bytes.
 uint8_t unit_log2(size_t alignment);
 
 struct Layout {
@@ -63,7 +63,7 @@ struct Layout {
 
   Layout(const Dispatch& dispatch, uint64_t threadgroup_count, bool is_detailed);
   void count_distinct(KernelFigures& figures) const;
-  // Call it after the dispatch: copies what the kernel wrote back to the buffers. Returns what aliases, or "".
+  // Call this after the dispatch. It copies what the kernel wrote back to the buffers, and returns what aliases, or "".
   std::string end_copies() const;
 
  private:

@@ -1,4 +1,4 @@
-// Knows for each device buffer where it lies and which of its bytes were ever written.
+// Knows where each device buffer lies, and which of its bytes were ever written.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -7,13 +7,13 @@
 
 namespace simulator {
 
-// One bit for each byte. Several workers set bits at once; relaxed order is enough, since two threads of one dispatch
+// One bit for each byte. Several workers set bits at once. Relaxed order is enough, because two threads of one dispatch
 // that read and set the same bit are reported as a race.
 class ByteBits {
  public:
   explicit ByteBits(size_t length);
 
-  // At most 16 bytes.
+  // `count` is at most 16.
   bool test(size_t first, size_t count) const {
     const size_t shift = first % 32;
     uint64_t bits = load(first / 32);
@@ -24,7 +24,7 @@ class ByteBits {
   void set(size_t first, size_t count) {
     if (!test(first, count)) set_range(first, count);
   }
-  // Writes nothing where all is set, so that workers which set the same bytes do not contend.
+  // Writes nothing if all bits are set, so that workers which set the same bytes do not contend.
   void set_range_once(size_t first, size_t count) {
     if (!test_range(first, count)) set_range(first, count);
   }

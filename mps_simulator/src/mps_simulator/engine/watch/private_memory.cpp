@@ -1,6 +1,5 @@
-// The functions that clang's checks of private memory call. Registers, private arrays and the constants of a program
-// never reach the watch: the compiler puts the comparisons into the kernel's own code (the flags are in
-// compile/compiler.cpp).
+// clang's checks of private memory call these functions. Registers, private arrays and the constants of a program never
+// reach the watch: the compiler puts the comparisons into the kernel's own code (compile/compiler.cpp has the flags).
 #include "private_memory.h"
 
 #include <signal.h>
@@ -17,13 +16,13 @@
 namespace simulator {
 namespace {
 
-// As clang lays them out for the handlers of -fsanitize=undefined.
+// clang lays them out like this for the handlers of -fsanitize=undefined.
 struct SourceLocation {
   const char* file;
   uint32_t line, column;
 };
 struct TypeDescriptor {
-  uint16_t kind, info;  // of an integer: bit 0 signed, above it the logarithm of its bits
+  uint16_t kind, info;  // for an integer: bit 0 is signed, and the bits above it are the logarithm of its bits
   char name[1];
 };
 struct OutOfBounds {
@@ -47,7 +46,7 @@ std::string place_of(const SourceLocation& at) {
          std::to_string(at.column);
 }
 
-// 'const __global float[4]' -> float[4]
+// Returns float[4] for 'const __global float[4]'.
 std::string name_of(const TypeDescriptor& type) {
   std::string name = type.name;
   for (const char* word :
@@ -58,7 +57,7 @@ std::string name_of(const TypeDescriptor& type) {
   return name;
 }
 
-// The source transformation makes a type of each such declaration.
+// The source transformation makes each such declaration a type.
 bool is_threadgroup_array(const TypeDescriptor& type) {
   return std::string(type.name).find("simulator_type_") != std::string::npos;
 }
@@ -70,11 +69,11 @@ int64_t value_of(const TypeDescriptor& type, uint64_t bits) {
 
 [[noreturn]] void fail_at_trap() { fail("out of bounds access to a private variable or to a constant of the program"); }
 
-// Where the checks left to the run find an access out of bounds, the kernel executes an illegal instruction: it goes on
-// in fail_at_trap(), as if it had called that.
+// If the checks that are left to the run find an access out of bounds, the kernel executes an illegal instruction. It
+// then continues in fail_at_trap(), as if it had called that.
 void handle_trap(int signal, siginfo_t*, void* context) {
   if (!current_worker) {
-    ::signal(signal, SIG_DFL);  // not a kernel's: it happens again, and ends the process
+    ::signal(signal, SIG_DFL);  // not a kernel's instruction: it happens again, and ends the process
     return;
   }
   mcontext_t& registers = static_cast<ucontext_t*>(context)->uc_mcontext;
@@ -98,7 +97,7 @@ void handle_traps_of_kernels() {
     action.sa_sigaction = handle_trap;
     action.sa_flags = SA_SIGINFO;
     sigaction(SIGILL, &action, nullptr);
-    sigaction(SIGTRAP, &action, nullptr);  // of llvm.trap on arm64
+    sigaction(SIGTRAP, &action, nullptr);  // arm64 raises this for llvm.trap
   });
 }
 
@@ -106,8 +105,8 @@ void handle_traps_of_kernels() {
 
 extern "C" {
 
-// Returns for a threadgroup array, whose accesses the watch sees and can name; not for a row of one, which it does not
-// know.
+// Returns for a threadgroup array, because the watch sees and names its accesses. It does not return for a row of such
+// an array, which the watch does not know.
 void __ubsan_handle_out_of_bounds(const simulator::OutOfBounds* data, uint64_t index) {
   if (simulator::is_threadgroup_array(*data->array)) return;
   simulator::fail("index " + std::to_string(simulator::value_of(*data->index, index)) + " is out of bounds of " +

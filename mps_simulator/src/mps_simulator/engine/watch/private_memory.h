@@ -2,7 +2,7 @@
 
 namespace simulator {
 
-// Makes a trap that a kernel runs into a fault of that kernel. Once a process.
+// Turns a trap in a kernel into a fault of that kernel. Call this once per process.
 void handle_traps_of_kernels();
 
 }  // namespace simulator

@@ -1,11 +1,11 @@
-// The record for each unit of memory by which data races are found.
+// The record of each unit of memory that finds data races.
 //
 // Time within a threadgroup is counted in ticks, one for each barrier of the threadgroup or of one of its simdgroups.
 // Two accesses of one threadgroup are ordered if one thread made both, if the earlier one's tick is not after the last
 // threadgroup barrier, or if one simdgroup made both and the earlier one's tick is not after its last barrier.
 //
-// A cell keeps the last writer and whether it was read since by one thread, several of one simdgroup, or several
-// simdgroups: enough to check the next write exactly.
+// A cell keeps the last writer. It also keeps whether one thread, several threads of one simdgroup, or several
+// simdgroups have read since. This is enough to check the next write exactly.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -37,9 +37,9 @@ struct Cell {
   }
 };
 
-// Device memory: which threadgroups used it, and the cell of the only one if there is only one. Several of them only
-// read (or all use atomics), so no cell is needed. Runs number threadgroups through all dispatches: a cell with an
-// older run is empty, and nothing is ever cleared.
+// For device memory: which threadgroups used it, and the cell of the threadgroup if there is only one. Several
+// threadgroups may only read (or all use atomics), so they need no cell. Runs number threadgroups through all
+// dispatches. A cell with an older run is empty, so nothing is ever cleared.
 struct SharedCell {
   enum Flags : uint64_t { read = 1, write = 2, atomic = 4, many = 8, split = 16, busy = 32 };
 
@@ -60,12 +60,12 @@ struct SharedCell {
   static uint32_t threadgroup_of_second(uint64_t word) { return run(word) & ~(1u << 31); }
 };
 
-// Lazily mapped memory for the shared cells of one dispatch after the other.
+// Lazily mapped memory for the shared cells of successive dispatches.
 class ShadowArena {
  public:
   ~ShadowArena();
   uint32_t claim_runs(uint64_t count);
-  // Cells for a dispatch, all older than its runs. Invalidates those of the last dispatch.
+  // Returns cells for a dispatch. They are all older than its runs. Invalidates the cells of the last dispatch.
   SharedCell* claim_cells(size_t count);
 
  private:

@@ -1,5 +1,5 @@
-// The functions that clang's -fsanitize=thread calls before each load and store of a kernel, in place of the
-// sanitizer's own runtime.
+// clang's -fsanitize=thread calls these functions before each load and store of a kernel. They replace the sanitizer's
+// own runtime.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>

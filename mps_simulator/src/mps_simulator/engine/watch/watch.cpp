@@ -15,7 +15,7 @@ constinit thread_local Watch* current_watch __attribute__((tls_model("initial-ex
 
 namespace {
 
-// For each array the cells of its units and those of its bytes.
+// Each array has the cells of its units, and those of its bytes.
 constexpr size_t kCellsPerArray = 2 * kMaxThreadgroupMemory;
 constexpr size_t kCellsLength = ThreadgroupMemory::kMaxArrays * kCellsPerArray * sizeof(uint64_t);
 

@@ -1,7 +1,8 @@
 // Checks every load and store of a kernel. Each worker has one watch.
 //
-// The fiber's own stack passes. The segment that the same instruction used last time is tried first, since an
-// instruction nearly always stays with one argument. Then come alignment, written bits, and the cells of shadow.h.
+// Accesses to the fiber's own stack pass. The watch first tries the segment that the same instruction used last time,
+// because an instruction nearly always stays within one argument. It then checks alignment, written bits, and the cells
+// of shadow.h.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -56,7 +57,7 @@ class Watch {
   void set_thread(uint32_t thread) { thread_ = thread; }
   void threadgroup_barrier(uint32_t scope);
   void simdgroup_barrier(uint32_t simdgroup, uint32_t scope);
-  // Its lanes meet at an operation or at a barrier of their own.
+  // The lanes of the simdgroup meet at an operation or at a barrier of their own.
   void simdgroup_together(uint32_t simdgroup, const char* operation, const void* site) {
     if (is_detailed_) [[unlikely]]
       settle(simdgroup, operation, site);
@@ -68,7 +69,7 @@ class Watch {
     if (is_detailed_) operations_.enter(thread_, block);
   }
 
-  // At most 16 bytes. `is_natural`: the type's alignment is its size. `site`: the instruction.
+  // `size` is at most 16. `is_natural` says that the type's alignment is its size. `site` is the instruction.
   template <Action action>
   void access(uintptr_t address, size_t size, bool is_natural, const void* site);
   template <Action action>
@@ -132,7 +133,7 @@ class Watch {
   bool is_alone_ = true;              // no other worker uses the shared cells
   std::array<Segment*, kSites> last_at_;
   uint64_t bytes_[4][2] = {};  // by kind of segment; read, written
-  bool is_detailed_ = false;   // else these two are idle
+  bool is_detailed_ = false;   // the next two are used only if it is true
   SimdgroupAccesses accesses_;
   OperationCounts operations_;
 
@@ -144,7 +145,7 @@ class Watch {
     ThreadgroupArray array;
     ByteBits written{kMaxThreadgroupMemory};
   };
-  std::vector<std::unique_ptr<ArrayRecord>> arrays_;  // the first array_count_ are this dispatch's
+  std::vector<std::unique_ptr<ArrayRecord>> arrays_;  // the first array_count_ belong to this dispatch
   size_t array_count_ = 0;
   uint64_t* cells_;
 };

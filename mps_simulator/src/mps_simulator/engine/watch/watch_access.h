@@ -53,7 +53,8 @@ template <Action action>
     accesses_.add(thread_, segment, {site, address, size, reads(action), writes(action)});
 }
 
-// Not inside one segment: byte by byte if it lies across two of them, else it is out of bounds.
+// Handles an access that is not inside one segment. It goes byte by byte if it crosses into another segment; otherwise
+// it is out of bounds.
 template <Action action>
 void Watch::access_elsewhere(uintptr_t address, size_t size, const void* site) {
   for (size_t i = 0; i < size; ++i) {
@@ -74,7 +75,7 @@ void Watch::access_range(uintptr_t address, size_t size, const void* site) {
 
 // ---- order within a threadgroup --------------------------------------------------------------------------------
 
-// Checks an access against the cell of its unit and records it there. False: a race.
+// Checks an access against the cell of its unit, and records it there. Returns false for a race.
 template <Action action>
 [[gnu::always_inline]] inline bool Watch::step(uint64_t& word, Space space) {
   Cell cell = Cell::unpack(word);
@@ -122,7 +123,7 @@ inline bool Watch::is_noted(uint64_t word, Space space) const {
   return cell.readers == Cell::one && cell.read_tick == tick_ && cell.reader == thread_;
 }
 
-// The cells of a vector are mostly equal; then one check is enough for all.
+// The cells of a vector are mostly equal. Then one check is enough for all.
 template <Action action>
 [[gnu::always_inline]] inline void Watch::order(const Segment& segment, uintptr_t address, size_t size) {
   if (!keeps_order_) [[unlikely]]
@@ -152,7 +153,7 @@ template <Action action>
   }
 }
 
-// For units that are used in parts. A split lasts until the next threadgroup barrier.
+// Handles units that are used in parts. A split lasts until the next threadgroup barrier.
 template <Action action>
 void Watch::order_bytes(const Segment& segment, uintptr_t address, size_t size) {
   const size_t unit = size_t{1} << segment.unit_log2;
@@ -223,7 +224,7 @@ template <Action action>
   }
 }
 
-// For units that are used in parts. A split lasts until the end of the dispatch.
+// Handles units that are used in parts. A split lasts until the end of the dispatch.
 template <Action action>
 void Watch::order_shared_bytes(const Segment& segment, uintptr_t address, size_t size) {
   const size_t unit = size_t{1} << segment.unit_log2;

@@ -7,7 +7,7 @@
 
 namespace simulator {
 
-// Returns the argument or array at an address, or the nearest to it.
+// Finds the argument or array at an address, or the nearest one.
 struct Watch::Place {
   std::string name;
   int64_t offset = 0;
@@ -49,7 +49,7 @@ Watch::Place Watch::place_of(const Access& access) const {
   Place best;
   best.name = "memory of no argument";
   size_t nearest = SIZE_MAX;
-  // If several arguments cover one address, it is the one that begins last; among those, a writable one.
+  // If several arguments cover one address, this prefers the one that begins last, and among those a writable one.
   const auto precedes = [&](const Window& window, size_t far) {
     if (far != nearest) return far < nearest;
     if (far > 0 || window.start != best.window->start) return far == 0 && window.start > best.window->start;

@@ -1,5 +1,5 @@
 // The part of Apple's Foundation that Objective-C++ host code for Metal uses, for clang with libobjc of GCC and manual
-// retain and release. Declares only what a Mac has: code that compiles against it finds the same names there.
+// retain and release. It declares only what a Mac has, so code that compiles with it finds the same names there.
 #pragma once
 #include <Availability.h>
 #include <Block.h>
@@ -10,12 +10,12 @@
 #include <sys/types.h>
 #include <time.h>
 
-// Apple's own headers bring these in, and the wheel's MPS headers rely on that.
+// Apple's own headers include these, and the wheel's MPS headers rely on that.
 #include <condition_variable>
 #include <functional>
 #include <mutex>
 
-// libobjc defines nil as (id)0 and YES as (BOOL)1; Apple's nil initialises any Objective-C or C++ pointer, and @YES
+// libobjc defines nil as (id)0 and YES as (BOOL)1. Apple's nil initialises any Objective-C or C++ pointer, and @YES
 // needs the literal.
 #undef nil
 #undef Nil

@@ -34,6 +34,8 @@ typedef void (^MTLCommandBufferHandler)(id<MTLCommandBuffer>);
 @property(copy, atomic) NSString *label;
 @property(readonly) MTLCommandBufferStatus status;
 @property(readonly) NSError *error;
+@property(readonly) CFTimeInterval GPUStartTime;
+@property(readonly) CFTimeInterval GPUEndTime;
 - (id<MTLComputeCommandEncoder>)computeCommandEncoder;
 - (id<MTLComputeCommandEncoder>)computeCommandEncoderWithDispatchType:(MTLDispatchType)dispatchType;
 - (id<MTLBlitCommandEncoder>)blitCommandEncoder;

@@ -1,4 +1,4 @@
-// What PyTorch's headers name of MetalPerformanceShaders.
+// The names of MetalPerformanceShaders that PyTorch's headers use.
 #pragma once
 #import <Metal/Metal.h>
 

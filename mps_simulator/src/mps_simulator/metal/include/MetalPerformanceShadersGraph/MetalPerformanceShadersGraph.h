@@ -1,4 +1,4 @@
-// What PyTorch's headers name of MetalPerformanceShadersGraph.
+// The names of MetalPerformanceShadersGraph that PyTorch's headers use.
 #pragma once
 #import <MetalPerformanceShaders/MetalPerformanceShaders.h>
 

@@ -28,7 +28,7 @@ struct array {
   METAL_FUNC constexpr const T& operator[](size_t i) const { return simulator_data[i]; }
 };
 
-// A value that is the same in all threads: a hint to Apple's compiler.
+// A value that is the same in all threads. On a Mac this is a hint to Apple's compiler.
 template <typename T>
 struct uniform {
   T simulator_value;

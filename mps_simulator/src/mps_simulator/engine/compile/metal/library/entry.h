@@ -1,5 +1,5 @@
-// What the code generated for each kernel is written in. The types of the parameters come from the compiler, their
-// attributes from the source transformation.
+// The generated code of each kernel uses these. The compiler gives the types of the parameters, and the source
+// transformation gives their attributes.
 #pragma once
 
 #define SIMULATOR_ENTRY __attribute__((disable_sanitizer_instrumentation, no_sanitize("thread")))
@@ -63,8 +63,8 @@ struct requirement {
   uint32_t kernel_number, constant_number;
 };
 
-// What a reference left out by a false function constant points to: the optimiser may read it before it tests the
-// constant.
+// A reference points here if a false function constant leaves it out, because the optimiser may read it before it tests
+// the constant.
 template <size_t size>
 struct absent {
   alignas(16) static uchar bytes[size];
@@ -101,7 +101,7 @@ METAL_FUNC threadgroup T& threadgroup_variable(const char* name, size_t alignmen
   return *(threadgroup T*)simulator_threadgroup_array(name, sizeof(T), alignment);
 }
 
-// A string literal in the constant address space, as in Metal.
+// Puts a string literal into the constant address space, as in Metal.
 METAL_FUNC constant char* constant_text(const __constant char* text) {
   return reinterpret_cast<constant char*>(reinterpret_cast<uintptr_t>(text));
 }

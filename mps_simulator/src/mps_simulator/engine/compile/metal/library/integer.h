@@ -1,4 +1,4 @@
-// <metal_integer>, and abs, min, max, clamp for integers and vectors.
+// <metal_integer>, and abs, min, max and clamp for integers and vectors.
 #pragma once
 
 namespace simulator {

@@ -8,19 +8,19 @@
 
 namespace simulator {
 
-// In double, then rounded once: correctly rounded but for ties that no float argument has.
+// Computes in double and rounds once. This is correctly rounded except for ties, which no float argument has.
 METAL_FUNC float reciprocal_root(float x) {
   return static_cast<float>(static_cast<double>(1) / __builtin_sqrt(static_cast<double>(x)));
 }
 
-// sin(pi x) and cos(pi x) of the remainder by 2, which is exact, so that large arguments keep their digits.
+// Takes the remainder by 2, which is exact, so that sin(pi x) and cos(pi x) of large arguments keep their digits.
 METAL_FUNC double half_turns(float x) {
   return static_cast<double>(3.14159265358979323846L) * static_cast<double>(x - 2.0f * __builtin_rintf(0.5f * x));
 }
 METAL_FUNC float sine_pi(float x) { return static_cast<float>(__builtin_sin(half_turns(x))); }
 METAL_FUNC float cosine_pi(float x) { return static_cast<float>(__builtin_cos(half_turns(x))); }
 METAL_FUNC float fraction(float x) { return __builtin_fminf(x - __builtin_floorf(x), 0x1.fffffep-1f); }
-// fmin and fmax pass over a NaN. All bits are set in one of an unwritten variable, of half or bfloat too.
+// fmin and fmax ignore a NaN. An unwritten variable has all bits set, also if it is half or bfloat.
 METAL_FUNC float written(float x) {
   if (__builtin_bit_cast(uint, x) >= 0xffff0000u) simulator_unwritten();
   return x;
@@ -101,7 +101,7 @@ namespace metal {
     return static_cast<half>(precise::name(static_cast<float>(x), static_cast<float>(y)));               \
   }                                                                                                      \
   SIMULATOR_VECTOR_2(name)
-// Exact in both variants.
+// These functions are exact in both variants.
 #define SIMULATOR_EXACT_1(name, expression)                                                      \
   METAL_FUNC float name(float x) { return expression; }                                          \
   METAL_FUNC half name(half x) { return static_cast<half>(metal::name(static_cast<float>(x))); } \
@@ -170,7 +170,7 @@ SIMULATOR_EXACT_2(fmod, __builtin_fmodf(x, y))
 SIMULATOR_EXACT_2(step, y < x ? 0.0f : 1.0f)
 METAL_FUNC float nextafter(float x, float y) { return __builtin_nextafterf(x, y); }
 
-// min, max, abs, clamp exist for integers too (integer.h adds those).
+// min, max, abs and clamp also exist for integers (integer.h).
 #define SIMULATOR_FLOATING(T)                                                                           \
   METAL_FUNC T abs(T x) { return fabs(x); }                                                             \
   METAL_FUNC T max(T x, T y) { return fmax(x, y); }                                                     \
@@ -212,13 +212,13 @@ SIMULATOR_FLOATING(float)
 SIMULATOR_FLOATING(half)
 #undef SIMULATOR_FLOATING
 
-// The Metal library compares bfloats through their conversion to float.
+// The Metal library converts bfloats to float to compare them.
 METAL_FUNC bool isnan(bfloat x) { return isnan(static_cast<float>(x)); }
 METAL_FUNC bool isinf(bfloat x) { return isinf(static_cast<float>(x)); }
 METAL_FUNC bool isfinite(bfloat x) { return isfinite(static_cast<float>(x)); }
 
 METAL_FUNC float fma(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
-// The product of two halves is exact in double, and so is its sum with a third: rounded once.
+// The product of two halves is exact in double, and so is its sum with a third, so the result is rounded once.
 METAL_FUNC half fma(half x, half y, half z) {
   return static_cast<half>(static_cast<double>(x) * static_cast<double>(y) + static_cast<double>(z));
 }

@@ -17,7 +17,7 @@
 #define threadgroup __attribute__((opencl_global_device))
 #define constant const __global
 
-// clang-format off: each builds on those before it
+// clang-format off: each header builds on those before it
 #include "scalars.h"
 #include "traits.h"
 #include "vector.h"

@@ -1,4 +1,4 @@
-// Scalar types: integers by their Metal names and bfloat. half and float are clang's own.
+// Scalar types: integers by their Metal names, and bfloat. clang itself has half and float.
 #pragma once
 #include "../../../kernel_abi.h"
 
@@ -33,17 +33,17 @@ struct when<true, T> {
 };
 
 METAL_FUNC constexpr ushort round_to_bfloat(uint bits) {
-  // Round to nearest, ties to even; a NaN stays a (quiet) NaN instead of being rounded to infinity.
+  // Rounds to nearest, ties to even. A NaN stays a (quiet) NaN instead of being rounded to infinity.
   return (bits & 0x7fffffffu) > 0x7f800000u ? static_cast<ushort>((bits >> 16) | 0x40u)
                                             : static_cast<ushort>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
 }  // namespace simulator
 
-// Metal Shading Language 3.1: bfloat converts implicitly to float only; nothing converts implicitly to bfloat.
+// In Metal Shading Language 3.1, bfloat converts implicitly to float only, and nothing converts implicitly to bfloat.
 // Each operation on two bfloats rounds to bfloat.
 struct bfloat {
-  __bf16 simulator_value;  // clang's own: only such a variable is a NaN until it is written
+  __bf16 simulator_value;  // clang's own type: only such a variable is a NaN until it is written
 
   bfloat() = default;
   template <typename T, typename = typename simulator::when<__is_arithmetic(T)>::type>

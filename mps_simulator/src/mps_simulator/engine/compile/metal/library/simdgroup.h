@@ -69,7 +69,7 @@ METAL_FUNC value_slot<T>* slot_of(void* const* slots, uint lane) {
   return static_cast<value_slot<T>*>(slots[lane]);
 }
 
-// Neighbours first, then pairs of pairs: the order of a shuffle-xor reduction. Metal leaves the order open, and the
+// Adds neighbours first, then pairs of pairs, as a shuffle-xor reduction does. Metal leaves the order open, and the
 // perturbing mode shuffles it.
 template <typename T, typename Operation, uint width>
 SIMULATOR_UNWATCHED inline void reduce(void* const slots[32]) {
@@ -91,7 +91,7 @@ SIMULATOR_UNWATCHED inline void reduce(void* const slots[32]) {
   }
 }
 
-// Lane after lane; the perturbing mode takes the lanes up to each in its own order.
+// Goes lane by lane. The perturbing mode takes the lanes up to each one in its own order.
 template <typename T, typename Operation, bool inclusive, uint width>
 SIMULATOR_UNWATCHED inline void scan(void* const slots[32]) {
   const uint8_t* order = simulator_reduction_order();
@@ -109,7 +109,7 @@ SIMULATOR_UNWATCHED inline void scan(void* const slots[32]) {
   }
 }
 
-// Each lane's result is the value of another lane. Source::lane gives its number; a negative one stands for the
+// Each lane's result is the value of another lane. Source::lane gives its number, and a negative number means the
 // filling.
 template <typename T, typename Source, uint width>
 SIMULATOR_UNWATCHED inline void exchange(void* const slots[32]) {
@@ -135,7 +135,7 @@ struct from_first {
 struct from_xor {
   METAL_FUNC static int lane(int own, int operand, int) { return own ^ operand; }
 };
-// A shuffle up or down does not wrap: lanes without a source keep their own value (here: the filling).
+// A shuffle up or down does not wrap: a lane without a source keeps its own value, which is the filling here.
 struct from_below {
   METAL_FUNC static int lane(int own, int operand, int) { return own - operand; }
 };
@@ -149,7 +149,7 @@ struct from_above_around {
   METAL_FUNC static int lane(int own, int operand, int width) { return (own + operand) & (width - 1); }
 };
 
-// shuffle_and_fill: a lane without a source takes one of `filling`, as if filling continued the data.
+// In shuffle_and_fill, a lane without a source takes a value of `filling`, as if filling continued the data.
 template <typename T, bool up, uint width>
 SIMULATOR_UNWATCHED inline void exchange_and_fill(void* const slots[32]) {
   T values[32], fillings[32];

@@ -39,7 +39,7 @@ METAL_FUNC uint column_of(uint lane) { return lane / 8 % 2 * 4 + lane % 2 * 2; }
 typedef float row __attribute__((ext_vector_type(8)));
 typedef float pair __attribute__((ext_vector_type(2)));
 
-// The slot of d = a b + c: a lane's elements of a, b and c, then those of d.
+// The slot of d = a b + c holds a lane's elements of a, b and c, and then those of d.
 struct multiply_slot {
   pair a, b, d;
 };
@@ -95,8 +95,8 @@ METAL_FUNC simdgroup_matrix<T, Cols, Rows> make_filled_simdgroup_matrix(T value)
   return matrix;
 }
 
-// Element (row, column) lies at source[(origin.y + row) * elements_per_row + origin.x + column], with row and column
-// exchanged in a transposed load or store. Each lane reads or writes its own two elements.
+// Element (row, column) lies at source[(origin.y + row) * elements_per_row + origin.x + column]. A transposed load or
+// store exchanges row and column. Each lane reads or writes its own two elements.
 #define SIMULATOR_LOAD(space)                                                                                       \
   template <typename T, int Cols, int Rows>                                                                         \
   METAL_FUNC void simdgroup_load(thread simdgroup_matrix<T, Cols, Rows>& matrix, space T* source,                   \

@@ -61,7 +61,7 @@ METAL_FUNC int checked_index(int i, int count) {
   return i;
 }
 
-// A vector of up to 16 bytes is loaded and stored whole, so that the watch sees one access, as on a GPU.
+// Loads and stores a vector of up to 16 bytes whole, so that the watch sees one access, as on a GPU.
 template <typename T>
 struct native_element {
   typedef T type;
@@ -161,7 +161,7 @@ struct vec : simulator::members<T, N> {
   METAL_FUNC constexpr vec(A a, B b, Rest... rest) : members(build(indices(), a, b, rest...)) {}
 
   METAL_FUNC constexpr vec& operator=(const vec& other) {
-    store(vec(other));  // which loads it whole
+    store(vec(other));  // loads it whole
     return *this;
   }
 
@@ -247,7 +247,7 @@ struct vec : simulator::members<T, N> {
 
 namespace simulator {
 
-// A scalar operand of a vector operation is converted to the vector's type, if it converts implicitly.
+// Converts a scalar operand of a vector operation to the vector's type, if it converts implicitly.
 template <typename S, typename T>
 struct is_operand {
   static constexpr bool value = is_number<S>::value && __is_convertible(S, T);
@@ -331,7 +331,7 @@ SIMULATOR_UNARY(~, T, complement)
 SIMULATOR_UNARY(!, bool, logical_not)
 #undef SIMULATOR_UNARY
 
-// packed_float3 and the like: no padding, aligned as one component.
+// packed_float3 and the like have no padding, and are aligned as one component.
 template <typename T, int N>
 struct packed_vec {
   T simulator_data[N];

@@ -1,4 +1,5 @@
-"""chunk_kda's fused kernel on Metal, against the float64 recurrence: both sizes of chunks, gates, pools, views."""
+"""chunk_kda's kernels on Metal, the fused one and those of a stage each, against the float64 recurrence: sizes, dtypes,
+decays where blocks and chunks of tokens meet, gates, pools, views."""
 
 from __future__ import annotations
 
@@ -10,13 +11,35 @@ from torch import Tensor
 
 import torch_gdn
 from tests.helpers.devices import kernels_run, on_a_mac, ready
-from tests.helpers.errors import RECURRENT_OUTPUT, assert_close, assert_same_bits
-from tests.helpers.kda import F32, FUSED, KERNEL, Inputs, exact_kda, inputs_and_options, kda_inputs
+from tests.helpers.errors import assert_close, assert_same_bits
+from tests.helpers.kda import (
+    CHUNKED,
+    F32,
+    FUSED,
+    KERNEL,
+    KERNELS,
+    Inputs,
+    assert_exact_kda,
+    exact_kda,
+    inputs_and_options,
+    kda_inputs,
+)
 from torch_gdn.prefill import prefill_algorithm
 from torch_gdn.testing.inputs import to_device
 
-each_chunk_size = pytest.mark.parametrize("chunk_size", [8, 16])
+Way = tuple[str, int]  # algorithm and chunk size; 0 leaves the size to the kernel
+WAYS = [("fused_chunk", 8), ("fused_chunk", 16), ("chunked", 16), ("chunked", 32), ("chunked", 64)]
+each_way = pytest.mark.parametrize("way", WAYS, ids=[f"{algorithm}-{size}" for algorithm, size in WAYS])
+each_algorithm = pytest.mark.parametrize("algorithm", ["fused_chunk", "chunked"])
 only_simulated = pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")
+
+
+def assert_exact(way: Way, inputs: Inputs, **options: Any) -> None:
+    algorithm, size = way
+    if algorithm == "chunked" and size:
+        options["chunk_size"] = size
+    with prefill_algorithm(algorithm, size if algorithm == "fused_chunk" else 0):
+        assert_exact_kda("chunk_kda", inputs, ready("mps"), **options)
 
 
 def fused(inputs: dict[str, Any], chunk_size: int = 0, **options: Any) -> tuple[Tensor, Tensor]:
@@ -28,65 +51,96 @@ def fused(inputs: dict[str, Any], chunk_size: int = 0, **options: Any) -> tuple[
     return o, state
 
 
-def assert_exact(inputs: Inputs, chunk_size: int = 0, **options: Any) -> None:
-    o, state = fused(inputs, chunk_size, **options)
-    exact_o, exact_state = exact_kda(inputs, **options)
-    assert o.dtype == inputs["v"].dtype and state.dtype == torch.float32
-    assert_close("o", o.cpu(), exact_o, max(F32, RECURRENT_OUTPUT.get(o.dtype, 0)))
-    assert_close("final_state", state.cpu(), exact_state, F32, head_dim=1)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@each_chunk_size
-def test_dtypes(chunk_size: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("way", [*WAYS[:2], WAYS[-1]], ids=str)
+def test_dtypes(way: Way, dtype: torch.dtype) -> None:
     mps = ready("mps")
-    names = {torch.float32: "float", torch.bfloat16: "bfloat", torch.float16: "half"}
-    with kernels_run(mps, f"{FUSED}_{names[dtype]}_64_{chunk_size}_4"):
-        assert_exact(kda_inputs(37, 64, 48, B=2, H=2, HV=4, dtype=dtype), chunk_size)
+    name, wide = {torch.float32: ("float",) * 2, torch.bfloat16: ("bfloat",) * 2, torch.float16: ("half", "float")}[
+        dtype
+    ]
+    first = f"{FUSED}_{name}_64_{way[1]}_4" if way[0] == "fused_chunk" else f"{CHUNKED[0]}_{name}_{wide}_64_48_64"
+    with kernels_run(mps, first):
+        assert_exact(way, kda_inputs(70, 64, 48, B=2, H=2, HV=4, dtype=dtype))
 
 
-@pytest.mark.parametrize(("K", "V"), [(1, 1), (33, 65), (60, 100), (96, 33), (128, 32), (255, 9)])
-def test_sizes(K: int, V: int) -> None:
-    assert_exact(kda_inputs(19, K, V))
+@pytest.mark.parametrize(("K", "V"), [(1, 1), (33, 65), (60, 100), (96, 33), (128, 32), (255, 9), (256, 9)])
+@each_algorithm
+def test_sizes(algorithm: str, K: int, V: int) -> None:
+    assert_exact((algorithm, 0), kda_inputs(19 if algorithm == "fused_chunk" else 70, K, V))
 
 
-@pytest.mark.parametrize("T", [1, 8, 9, 16, 63, 65])
-@each_chunk_size
-def test_lengths(chunk_size: int, T: int) -> None:
-    assert_exact(kda_inputs(T, 32, 32), chunk_size)
+@pytest.mark.parametrize("T", [1, 8, 9, 16, 65])
+@each_way
+def test_lengths(way: Way, T: int) -> None:
+    assert_exact(way, kda_inputs(T, 32, 32))
 
 
-@each_chunk_size
-def test_channels_that_forget_beside_others_that_do_not(chunk_size: int) -> None:
-    inputs = kda_inputs(65)
+@each_way
+def test_channels_that_forget_beside_others_that_do_not(way: Way) -> None:
+    inputs = kda_inputs(65 if way[0] == "fused_chunk" else 130)
     inputs["g"] = -20 * torch.rand_like(inputs["g"])
     inputs["g"][..., ::2] = -1e-3
-    assert_exact(inputs, chunk_size)
+    assert_exact(way, inputs)
 
 
 @pytest.mark.parametrize("reset", [-torch.inf, -1e4])
-@each_chunk_size
-def test_resets(chunk_size: int, reset: float) -> None:
+@pytest.mark.parametrize("way", [*WAYS[:2], WAYS[-1]], ids=str)
+def test_resets(way: Way, reset: float) -> None:
     """Resets a whole head within 8 tokens, some channels at their first and last token, and a head twice."""
-    inputs = kda_inputs(40, 32, 32)
+    inputs = kda_inputs(40 if way[0] == "fused_chunk" else 70, 32, 32)
     g = inputs["g"]
     g[:, 11, 0] = g[:, 16, :, ::3] = g[:, 31, :, 1::3] = g[:, 33:35, 1] = reset
-    assert_exact(inputs, chunk_size)
+    assert_exact(way, inputs)
 
 
-@each_chunk_size
-def test_repeated_keys(chunk_size: int) -> None:
-    inputs = kda_inputs(65)
+@each_way
+def test_repeated_keys(way: Way) -> None:
+    """The inverse of (I + A) grows with beta, and with it what the sums of A over the channels have lost."""
+    inputs = kda_inputs(65 if way[0] == "fused_chunk" else 130)
     inputs["k"] = inputs["k"][:, :1].expand_as(inputs["k"]).contiguous()
     inputs["beta"], inputs["g"] = 1.9 * (1 - 0.1 * inputs["beta"]), 0.01 * inputs["g"]
-    assert_exact(inputs, chunk_size)
+    assert_exact(way, inputs)
 
 
-def test_a_state_that_hardly_decays() -> None:
-    """250 blocks of 8 tokens: a decay rounded alike in each of them would be off by 2e-6 at the end."""
+@pytest.mark.parametrize(
+    ("way", "g", "beta"), [(("fused_chunk", 0), -3e-5, 1e-3), (("chunked", 16), -5e-5, 0.0)], ids=["fused", "chunked"]
+)
+def test_a_state_that_hardly_decays(way: Way, g: float, beta: float) -> None:
+    """Over 125 chunks or 250 blocks, a decay rounded alike in each of them is off by 2e-6 to 3e-6 at the end."""
     inputs = kda_inputs(2000, 32, 8, HV=1)
-    inputs["g"], inputs["beta"] = torch.full_like(inputs["g"], -3e-5), 1e-3 * inputs["beta"]
-    assert_exact(inputs)
+    inputs["g"], inputs["beta"] = torch.full_like(inputs["g"], g), beta * inputs["beta"]
+    assert_exact(way, inputs)
+
+
+def test_thousands_of_tokens() -> None:
+    inputs = kda_inputs(4096, 32, 16, HV=1)
+    inputs["g"] = -20 * torch.rand_like(inputs["g"])
+    assert_exact(("chunked", 0), inputs)
+
+
+@each_way
+def test_options(way: Way) -> None:
+    inputs, options = inputs_and_options(20 if way[0] == "fused_chunk" else 40)
+    assert_exact(way, inputs, **options)
+
+
+@each_way
+def test_packed_and_empty_sequences(way: Way) -> None:
+    cu_seqlens = torch.tensor([0, 5, 5, 21, 38])
+    assert_exact(way, kda_inputs(38, 32, 32, N=4) | {"cu_seqlens": cu_seqlens})
+
+
+@each_algorithm
+def test_rows_that_are_not_aligned(algorithm: str) -> None:
+    inputs = kda_inputs(20, 32, 16)
+    there = to_device(inputs, ready("mps"))
+    for name in ("q", "k", "v", "g"):
+        padded = torch.zeros(inputs[name].numel() + 1, device="mps")
+        there[name] = padded[1:].view(inputs[name].shape).copy_(inputs[name])
+    kernels = (f"{FUSED}_float_32_16_1",) if algorithm == "fused_chunk" else CHUNKED
+    with kernels_run(torch.device("mps"), *kernels), prefill_algorithm(algorithm):
+        o, _ = torch_gdn.chunk_kda(**there)
+    assert_close("o", o.cpu(), exact_kda(inputs)[0], F32)
 
 
 @pytest.mark.parametrize("lower_bound", [None, -5.0])
@@ -99,7 +153,7 @@ def test_the_gate_is_in_the_kernel(dtype: torch.dtype, has_bias: bool, lower_bou
     options = {"A_log": torch.tensor([-1.0, 0.5]), "use_gate_in_kernel": True, "lower_bound": lower_bound}
     if has_bias:
         options["dt_bias"] = torch.randn(2, 36).to(dtype)
-    assert_exact(inputs, **options)
+    assert_exact(("fused_chunk", 0), inputs, **options)
     if not on_a_mac():
         import mps_simulator
 
@@ -110,13 +164,7 @@ def test_the_gate_is_in_the_kernel(dtype: torch.dtype, has_bias: bool, lower_bou
 
 
 def test_a_bounded_gate_needs_no_A_log() -> None:
-    assert_exact(kda_inputs(17, 32, 32), use_gate_in_kernel=True, lower_bound=-5.0)
-
-
-@each_chunk_size
-def test_options(chunk_size: int) -> None:
-    inputs, options = inputs_and_options(20)
-    assert_exact(inputs, chunk_size, **options)
+    assert_exact(("fused_chunk", 0), kda_inputs(17, 32, 32), use_gate_in_kernel=True, lower_bound=-5.0)
 
 
 def test_tiled_heads() -> None:
@@ -132,13 +180,7 @@ def test_rows_of_zeros_under_the_norm() -> None:
     inputs = kda_inputs(20, 32, 16)
     inputs["q"][:, 3] = inputs["k"][:, 5] = 0
     inputs["k"] *= 1e-3
-    assert_exact(inputs, use_qk_l2norm_in_kernel=True)
-
-
-@each_chunk_size
-def test_packed_and_empty_sequences(chunk_size: int) -> None:
-    cu_seqlens = torch.tensor([0, 5, 5, 21, 38])
-    assert_exact(kda_inputs(38, 32, 32, N=4) | {"cu_seqlens": cu_seqlens}, chunk_size)
+    assert_exact(("fused_chunk", 0), inputs, use_qk_l2norm_in_kernel=True)
 
 
 def test_nan_stays_in_its_sequence_and_head() -> None:
@@ -153,8 +195,8 @@ def test_nan_stays_in_its_sequence_and_head() -> None:
         assert_same_bits(name, found[1], clean[1])
 
 
-def in_place(inputs: dict[str, Any], pool: Tensor, **options: Any) -> Tensor:
-    with kernels_run(pool.device, FUSED), prefill_algorithm("fused_chunk"):
+def in_place(inputs: dict[str, Any], pool: Tensor, algorithm: str = "fused_chunk", **options: Any) -> Tensor:
+    with kernels_run(pool.device, *KERNELS[algorithm]), prefill_algorithm(algorithm):
         o: Tensor = torch_gdn.chunk_kda_(**inputs, state_pool=pool, **options)
     return o
 
@@ -181,15 +223,16 @@ def test_slots(dtype: torch.dtype) -> None:
     assert_same_bits("the other slots", pool[others], before[others])
 
 
-def test_a_sequence_without_a_slot_is_not_read() -> None:
+@each_algorithm
+def test_a_sequence_without_a_slot_is_not_read(algorithm: str) -> None:
     """Its tokens may be the padding of a server's batch: NaN."""
     mps = ready("mps")
-    inputs = without_state(kda_inputs(20, 32, 16, B=2))
+    inputs = without_state(kda_inputs(40, 32, 16, B=2))
     for x in inputs.values():
         x[1] = torch.nan
     pool = torch.zeros(4, 2, 32, 16, device=mps)
-    o = in_place(to_device(inputs, mps), pool, state_indices=torch.tensor([2, -1], device=mps))
-    assert (o[1] == 0).all() and not o[0].isnan().any()
+    o = in_place(to_device(inputs, mps), pool, algorithm, state_indices=torch.tensor([2, -1], device=mps))
+    assert (o[1] == 0).all() and not o[0].isnan().any() and not pool.isnan().any()
 
 
 def test_checkpoints() -> None:
@@ -206,13 +249,14 @@ def test_checkpoints() -> None:
         assert_same_bits(f"the checkpoint of {n}", pool[kept], alone[slots[n]])
 
 
-def test_views_with_any_strides() -> None:
+@each_algorithm
+def test_views_with_any_strides(algorithm: str) -> None:
     """q, k, v and g of one projection, heads before tokens; beta backwards in memory; o in a buffer with gaps."""
     mps = ready("mps")
     inputs = without_state(kda_inputs(20, 36, 36, B=2, H=2, HV=2))
     pool = torch.randn(5, 2, 36, 36).to(mps)
     expected_pool = pool.clone()
-    expected = in_place(to_device(inputs, mps), expected_pool)
+    expected = in_place(to_device(inputs, mps), expected_pool, algorithm)
     stacked = torch.stack([inputs[name] for name in "qkvg"]).permute(3, 1, 2, 0, 4).contiguous().to(mps)
     views: dict[str, Any] = {name: stacked.permute(3, 1, 2, 0, 4)[i] for i, name in enumerate("qkvg")}
     views["beta"] = inputs["beta"].permute(2, 1, 0).contiguous().to(mps).permute(2, 1, 0)
@@ -220,23 +264,9 @@ def test_views_with_any_strides() -> None:
     pages = torch.randn(5, 2, 36, 40).to(mps)[..., :36].mT
     pages.copy_(pool)
     out = torch.full((2, 20, 4, 36), torch.nan, device=mps)[:, :, 1:3]
-    in_place(views, pages, out=out)
+    in_place(views, pages, algorithm, out=out)
     assert_same_bits("o", out, expected)
     assert_same_bits("the pool", pages[:2], expected_pool[:2])
-
-
-def test_rows_that_are_not_aligned() -> None:
-    inputs = kda_inputs(20, 32, 16)
-    for name in ("q", "k", "v", "g"):
-        x = inputs[name]
-        inputs[name] = torch.cat([x.new_zeros(1), x.flatten()])[1:].view_as(x)
-    there = to_device(inputs, ready("mps"))
-    for name in ("q", "k", "v", "g"):
-        padded = torch.zeros(inputs[name].numel() + 1, device="mps")
-        there[name] = padded[1:].view(inputs[name].shape).copy_(inputs[name])
-    with kernels_run(torch.device("mps"), f"{FUSED}_float_32_16_1"):
-        o, _ = fused(there)
-    assert_close("o", o.cpu(), exact_kda(inputs)[0], F32)
 
 
 @only_simulated
