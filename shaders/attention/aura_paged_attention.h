@@ -5,8 +5,8 @@
 struct ExactRowsParameters {
   PageStrides key, value;
   TokenStrides new_key, new_value;
-  int64_t slot, start;              // strides of exact_slots and exact_starts
-  int32_t slot_bytes, start_bytes;  // size of one of their numbers: 4 or 8
+  int64_t slot, start, sink_slot;                    // strides of exact_slots, exact_starts and exact_sink_slots
+  int32_t slot_bytes, start_bytes, sink_slot_bytes;  // size of one of their numbers: 4 or 8
   int32_t slots;
   int32_t ring;  // rows of a slot that hold no sink
   int32_t sinks, tail;

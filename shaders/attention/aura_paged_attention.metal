@@ -22,6 +22,9 @@ struct CodedPages {
   enum { kKeys = keys_of_tile<float, D>() };
   ExactTokens<E, D, kKeys, kThreads> exact;  // set with kExact
 
+  METAL_FUNC void report(int sequence) const {
+    if constexpr (kExact) exact.report(sequence);
+  }
   METAL_FUNC void locate(KeyPlace place, PagedSequence sequence, int position, int kv_head, int key) const {
     if constexpr (kExact) {
       if (exact.locate(sequence, position, kv_head, key, offsets)) return;
@@ -86,10 +89,11 @@ template <int key_bits, int value_bits, int D, int kSimdgroups, typename E = flo
     device const E* exact_values [[buffer(18)]],
     device const int* exact_slots [[buffer(19)]],
     device const int* exact_starts [[buffer(20)]],
-    device const E* new_keys [[buffer(21)]],
-    device const E* new_values [[buffer(22)]],
-    device const float* key_signs [[buffer(23)]],
-    device const float* value_signs [[buffer(24)]],
+    device const int* exact_sink_slots [[buffer(21)]],
+    device const E* new_keys [[buffer(22)]],
+    device const E* new_values [[buffer(23)]],
+    device const float* key_signs [[buffer(24)]],
+    device const float* value_signs [[buffer(25)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -119,6 +123,7 @@ template <int key_bits, int value_bits, int D, int kSimdgroups, typename E = flo
     pages.exact.values = exact_values;
     pages.exact.slots = exact_slots;
     pages.exact.starts = exact_starts;
+    pages.exact.sink_slots = exact_sink_slots;
     pages.exact.new_keys = new_keys;
     pages.exact.new_values = new_values;
     pages.exact.key_signs = key_signs;

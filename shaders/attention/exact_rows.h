@@ -20,6 +20,7 @@ struct ExactTokens {
   device const E* new_values;
   device const int* slots;
   device const int* starts;
+  device const int* sink_slots;
   device const float* key_signs;
   device const float* value_signs;
   device ErrorLog* errors;
@@ -39,14 +40,15 @@ struct ExactTokens {
       sources[key] = kFromNew;
       return true;
     }
-    const int64_t slot = read_index(slots, sequence.index * parameters->slot, parameters->slot_bytes);
-    const int64_t start = read_index(starts, sequence.index * parameters->start, parameters->start_bytes);
     const bool is_sink = position < parameters->sinks;
-    if (slot < 0 || position < start || !(is_sink || position >= first_query - parameters->tail)) return false;
-    if (slot >= parameters->slots) {
-      report_error(errors, *op, "exact_slots: expected slots of exact_keys, got ", slot, sequence.index, __LINE__);
+    if (!is_sink && position < first_query - parameters->tail) return false;
+    if (!is_sink && position < read_index(starts, sequence.index * parameters->start, parameters->start_bytes)) {
       return false;
     }
+    const int64_t slot =
+        is_sink ? read_index(sink_slots, sequence.index * parameters->sink_slot, parameters->sink_slot_bytes)
+                : read_index(slots, sequence.index * parameters->slot, parameters->slot_bytes);
+    if (slot < 0 || slot >= parameters->slots) return false;
     KeyPlace place;
     place.block = slot;
     place.offset = is_sink ? position : parameters->sinks + position % parameters->ring;
@@ -54,6 +56,18 @@ struct ExactTokens {
     offsets[kKeys + key] = offset_of(parameters->value, place, kv_head);
     sources[key] = kFromSlot;
     return true;
+  }
+
+  // Called by one thread for each sequence with queries.
+  METAL_FUNC void report(int sequence) const {
+    const int64_t slot = read_index(slots, sequence * parameters->slot, parameters->slot_bytes);
+    if (slot >= parameters->slots) {
+      report_error(errors, *op, "exact_slots: expected slots of exact_keys, got ", slot, sequence, __LINE__);
+    }
+    const int64_t sink_slot = read_index(sink_slots, sequence * parameters->sink_slot, parameters->sink_slot_bytes);
+    if (sink_slot >= parameters->slots) {
+      report_error(errors, *op, "exact_sink_slots: expected slots of exact_keys, got ", sink_slot, sequence, __LINE__);
+    }
   }
 
   METAL_FUNC void stage_keys(threadgroup float* tile, threadgroup const int64_t* offsets, uint thread_index) const {

@@ -13,6 +13,7 @@ struct PlainPages {
   threadgroup int64_t* value_offsets;
   constant PagedParameters* parameters;
 
+  METAL_FUNC void report(int) const {}
   METAL_FUNC void locate(KeyPlace place, PagedSequence, int, int kv_head, int key) const {
     key_offsets[key] = offset_of(parameters->key, place, kv_head);
     value_offsets[key] = offset_of(parameters->value, place, kv_head);

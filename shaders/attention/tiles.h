@@ -1,6 +1,7 @@
 // Attention of a threadgroup's query rows, 8 a simdgroup, to the keys that any of them sees, a tile at a time in
 // threadgroup memory. What the pages hold is the concern of `Pages`, which finds a key's place and stages tiles:
 //   locate(place, sequence, position, kv_head, key)   by the thread of a key of the tile
+//   report(sequence)   by one thread, what only the device can see of a sequence
 //   stage_keys(tile, thread), stage_values(tile, thread)   by all threads
 #pragma once
 #include "attention/output.h"
@@ -45,6 +46,10 @@ METAL_FUNC void attend(
   const int split = int(group.z);
   if (int(group.x) < parameters.sequences && split == 0 && kv_head == 0 && thread_index == 0) {
     report_sequence(cu_seqlens, seq_lens, parameters, int(group.x), errors);
+    const int index = int(group.x);
+    const bool has_queries =
+        read_boundary(cu_seqlens, parameters, index) != read_boundary(cu_seqlens, parameters, index + 1);
+    if (has_queries) pages.report(index);
   }
   const RowTile tile = locate_tile(cu_seqlens, seq_lens, parameters, int(group.x), lane);
   if (tile.rows == 0) return;

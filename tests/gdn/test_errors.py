@@ -96,7 +96,7 @@ def test_without_grad_mode_it_is_none(device: torch.device, entry: OpEntry[Any],
 # Index tensors that may stay on the CPU; all others have to be on the device of the first argument.
 ON_THE_CPU = {"cu_seqlens", "chunk_indices", "state_indices", "num_accepted_tokens", "block_table", "seq_lens"}
 ON_THE_CPU |= {"checkpoint_offsets", "checkpoint_indices", "source_offsets", "destination_offsets", "sizes", "src"}
-ON_THE_CPU |= {"exact_slots", "exact_starts"}
+ON_THE_CPU |= {"exact_slots", "exact_starts", "exact_sink_slots"}
 
 
 @each_op

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import torch_gdn
-from torch_gdn.integrations.vllm.exact_rows import Layout, Slots, layout_of
+from torch_gdn.integrations.vllm.exact_rows import Layout, Scheduled, Slots, layout_of
 
 LAYOUT, BATCH = Layout(sinks=4, tail=20, drafts=3, slots=4), 5
 
@@ -20,42 +20,56 @@ LAYOUT, BATCH = Layout(sinks=4, tail=20, drafts=3, slots=4), 5
 @dataclass
 class Request:
     name: str
-    first: int  # tokens before the next step
+    block: int
     accepted: list[float] = field(default_factory=list)  # what was written for each token; NaN in a cached prefix
 
+    @property
+    def first(self) -> int:
+        return len(self.accepted)
 
-def schedule(chance: random.Random, requests: list[Request], names: Any) -> list[tuple[Request, int]]:
-    """Draws the next step: requests in any order, some with a prompt's part, some with drafts."""
+
+def schedule(
+    chance: random.Random, requests: list[Request], first_tokens: dict[int, list[float]], names: Any
+) -> list[tuple[Request, int]]:
+    """Draws the next step: requests in any order, some with a prompt's part, some with drafts.
+
+    `first_tokens` has the first tokens of blocks that a new request may find.
+    """
     while not requests or (len(requests) < 6 and chance.random() < 0.5):
-        prefix = chance.choice([0, 0, 32])
-        requests.append(Request(f"{next(names)}", prefix, [float("nan")] * prefix))
+        name, block = f"{next(names)}", chance.randint(1, 9)
+        prefix = [*first_tokens.get(block, []), *[float("nan")] * 28]
+        if len(prefix) == 28 + LAYOUT.sinks and chance.random() < 0.6:
+            requests.append(Request(name, block, prefix))
+        elif all(block != request.block for request in requests):
+            first_tokens.pop(block, None)
+            requests.append(Request(name, block))
     batch = chance.sample(requests, min(len(requests), chance.randint(1, BATCH)))
     return [(request, chance.choice([1, 1, 1, 2, 4, 9, 60])) for request in batch]
 
 
-def found(slot: int, start: int, pool: Tensor, first: int) -> dict[int, float]:
+def found(slot: int, start: int, sink_slot: int, pool: Tensor, first: int) -> dict[int, float]:
     """What attention reads, by position: rows as the docstring of `aura_paged_attention` says."""
-    kept = [
-        p for p in range(first if slot >= 0 else 0) if p >= start and (p < LAYOUT.sinks or p >= first - LAYOUT.tail)
-    ]
-    rows = [p if p < LAYOUT.sinks else LAYOUT.sinks + p % LAYOUT.ring for p in kept]
-    return {p: float(pool[slot, row, 0, 0]) for p, row in zip(kept, rows, strict=True)}
+    sinks = range(min(first, LAYOUT.sinks) if sink_slot >= 0 else 0)
+    tail = range(max(start, first - LAYOUT.tail, LAYOUT.sinks), first if slot >= 0 else 0)
+    places = [(p, sink_slot, p) for p in sinks] + [(p, slot, LAYOUT.sinks + p % LAYOUT.ring) for p in tail]
+    return {p: float(pool[owner, row, 0, 0]) for p, owner, row in places}
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_slot_holds_what_was_accepted_last(device: torch.device, seed: int) -> None:
     chance, names, written = random.Random(seed), iter(range(1000)), 0.0
-    slots, requests = Slots(LAYOUT, BATCH, device), list[Request]()
+    slots, requests, first_tokens = Slots(LAYOUT, BATCH, device), list[Request](), dict[int, list[float]]()
     pool = torch.full((LAYOUT.slots, LAYOUT.rows, 1, 16), torch.nan, device=device)
-    read = 0
-    for _ in range(60):
-        batch = schedule(chance, requests, names)
-        slots.begin_step([(request.name, request.first, count) for request, count in batch])
-        places = slots.numbers[: 2 * len(batch)].view(2, -1).t().tolist()
-        for (slot, start), (request, _) in zip(places, batch, strict=True):
-            rows = found(slot, start, pool.cpu(), request.first)
+    read = [0, 0]
+    for _ in range(100):
+        batch = schedule(chance, requests, first_tokens, names)
+        slots.begin_step([Scheduled(each.name, each.first, count, each.block) for each, count in batch])
+        places = slots.numbers[: 3 * len(batch)].view(3, -1).t().tolist()
+        for place, (request, _) in zip(places, batch, strict=True):
+            rows = found(*place, pool.cpu(), request.first)
             assert rows == {p: request.accepted[p] for p in rows}
-            read += len(rows)
+            read[0] += sum(p < LAYOUT.sinks for p in rows)
+            read[1] += sum(p >= LAYOUT.sinks for p in rows)
         counts = torch.tensor([0, *(count for _, count in batch)], dtype=torch.int32)
         lengths = torch.tensor([request.first + count for request, count in batch], dtype=torch.int32)
         tokens = int(counts.sum())
@@ -68,30 +82,43 @@ def test_a_slot_holds_what_was_accepted_last(device: torch.device, seed: int) ->
         for request, count in batch:
             rejected = chance.randint(0, count - 1) if count <= 1 + LAYOUT.drafts else 0
             request.accepted += [written + i for i in range(count - rejected)]
-            request.first += count - rejected
             written += count
+            first_tokens.setdefault(request.block, request.accepted[: LAYOUT.sinks])
+            if len(first_tokens[request.block]) < LAYOUT.sinks:
+                first_tokens[request.block] = request.accepted[: LAYOUT.sinks]
         for request in [x for x in requests if chance.random() < 0.05]:
             requests.remove(request)
             slots.release([request.name])
         for request in [x for x in requests if chance.random() < 0.1]:  # preempted, and resumed from a cached prefix
             first = chance.choice([0, request.first // 2, request.first + 10])
-            request.first, request.accepted = first, (request.accepted + [float("nan")] * 10)[:first]
-    assert read > 500
+            if first == 0:
+                request.accepted, request.block = [], 100 + next(names)
+            elif min(first, request.first) >= LAYOUT.sinks:
+                request.accepted = (request.accepted + [float("nan")] * 10)[:first]
+    assert read[0] > 100
+    assert read[1] > 500
 
 
 def test_a_request_from_the_start_has_its_sinks() -> None:
     slots = Slots(replace(LAYOUT, slots=2), BATCH, torch.device("cpu"))
-    slots.begin_step([("new", 0, 100), ("of a prefix", 32, 5)])
-    slots.begin_step([("of a prefix", 37, 1), ("new", 100, 4)])
-    slots.begin_step([("new", 101, 1)])  # three drafts were rejected
-    assert slots.numbers.tolist()[:2] == [slots.held["new"].slot, 0]
-    assert slots.held["of a prefix"].start == 32
-    slots.begin_step([("new", 97, 1)])  # more than a step's drafts: the ring has newer tokens
-    assert slots.held["new"].start == 97
-    slots.begin_step([("third", 0, 1)])  # takes the slot of the request that waits longest
-    assert list(slots.held) == ["new", "third"]
-    slots.begin_step([("fourth", 0, 1), ("third", 1, 1), ("new", 98, 1)])
-    assert slots.numbers.tolist()[:3] == [-1, slots.held["third"].slot, slots.held["new"].slot]
+
+    def begin(*batch: tuple[str, int, int, int]) -> list[list[int]]:
+        """Returns slot, start and slot of sinks of each request."""
+        slots.begin_step([Scheduled(*each) for each in batch])
+        return slots.numbers[: 3 * len(batch)].view(3, -1).t().tolist()
+
+    (ring, start, sinks), other = begin(("new", 0, 100, 7), ("of a prefix", 32, 5, 8))
+    assert (start, other[1:]) == (0, [32, -1])
+    assert begin(("of a prefix", 37, 1, 8), ("new", 100, 4, 7)) == [other, [ring, 0, sinks]]
+    assert begin(("new", 101, 1, 7)) == [[ring, 0, sinks]]  # three drafts were rejected
+    assert begin(("new", 97, 1, 7)) == [[ring, 97, sinks]]  # more than a step's drafts: the ring has newer tokens
+    assert begin(("third", 32, 1, 7)) == [[other[0], 32, sinks]]  # takes the ring of the request that waits longest
+    found = begin(("fourth", 0, 1, 6), ("third", 33, 1, 7), ("new", 98, 1, 7))
+    assert found == [[-1, 0, 1 - sinks], [other[0], 32, sinks], [ring, 97, sinks]]
+    slots.release(["third"])
+    assert begin(("of a prefix", 38, 1, 8)) == [[other[0], 38, -1]]  # others wrote into this ring meanwhile
+    found = begin(("fifth", 0, 1, 5), ("new", 99, 1, 7))  # takes what the batch does not use
+    assert found == [[other[0], 0, 1 - sinks], [ring, 97, sinks]]
 
 
 @pytest.mark.parametrize("value", [-1, 4097, 1.0, "128", True])

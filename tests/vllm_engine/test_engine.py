@@ -103,6 +103,20 @@ def test_exact_rows_hide_the_error_of_codes(device: str, reference: Any) -> None
         assert_tokens_agree(worse["rounds"][0]["tokens"], tokens, margins, 0.5)
 
 
+def test_rings_wrap_around_and_prefixes_are_read_from_codes(device: str, reference: Any) -> None:
+    """The tail is a ninth of the longest prompt, and half of a batch has none. The second round finds its prompts."""
+    path, texts, tokens, margins = reference("qwen3")
+    again = {"prompts": texts, "tokens": GREEDY_TOKENS}
+    options = {"dtype": "float32", **CHUNKS, "block_size": 32, "max_num_seqs": 4, "enable_prefix_caching": True}
+    few = {"aura": "8v8", "aura_tail": 14, "aura_requests": 2}
+    result = run_engine(
+        device, {"model": str(path), "options": {**options, "additional_config": few}, "rounds": [again, again]}
+    )
+    assert max(result["rounds"][1]["cached"]) >= 64
+    for each in result["rounds"]:
+        assert_tokens_agree(each["tokens"], tokens, margins, 0.05)
+
+
 def test_the_same_fails_without_the_plugin(reference: Any) -> None:
     path, texts, _, _ = reference("qwen3_next")
     scenario = {

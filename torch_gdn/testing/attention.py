@@ -160,6 +160,7 @@ def add_exact_rows(call: Call, tail: int, sinks: int, starts: Sequence[int], sla
         "exact_values": pools[1],
         "exact_slots": torch.tensor(slots, dtype=torch.int32),
         "exact_starts": torch.tensor(starts),
+        "exact_sink_slots": torch.tensor([-1 if n == 1 and N > 2 else n for n in range(N)]),
         "exact_sinks": sinks,
         "tail": tail,
     }
@@ -167,34 +168,35 @@ def add_exact_rows(call: Call, tail: int, sinks: int, starts: Sequence[int], sla
         made[name] = torch.randn(T, HK, D + 8).to(dtype)[..., :D]
         made[name][call["cu_seqlens"][-1] :] = torch.nan
     for cache in pools:
-        for n, _, row in exact_tokens(made):
+        for _, _, slot, row in exact_tokens(made):
             if row >= 0:
-                cache[slots[n], row] = torch.randn(HK, D).to(dtype)
+                cache[slot, row] = torch.randn(HK, D).to(dtype)
     return made
 
 
-def exact_tokens(call: Call) -> Iterator[tuple[int, int, int]]:
-    """Yields sequence, position and row in the slot of each token with exact rows; row -1: one of the new rows."""
+def exact_tokens(call: Call) -> Iterator[tuple[int, int, int, int]]:
+    """Yields sequence, position, slot and row of each token with exact rows; row -1: one of the new rows."""
     sinks, tail, ring = call["exact_sinks"], call["tail"], call["exact_keys"].shape[1] - call["exact_sinks"]
     for n, queries in enumerate(call["cu_seqlens"].diff().tolist()):
         length = int(call["seq_lens"][n]) if queries else 0
         for p in range(length - queries):
-            is_kept = call["exact_slots"][n] >= 0 and p >= call["exact_starts"][n]
-            if is_kept and (p < sinks or p >= length - queries - tail):
-                yield n, p, p if p < sinks else sinks + p % ring
+            slot = int(call["exact_sink_slots" if p < sinks else "exact_slots"][n])
+            is_recent = p >= call["exact_starts"][n] and p >= length - queries - tail
+            if slot >= 0 and (p < sinks or is_recent):
+                yield n, p, slot, p if p < sinks else sinks + p % ring
         for p in range(length - queries, length):
-            yield n, p, -1
+            yield n, p, -1, -1
 
 
 def place_exact_rows(call: Call, caches: dict[str, Tensor]) -> None:
     """Replaces vectors of decoded caches, [blocks, block_size, HK, D] by "key" and "value", by exact rows."""
-    for n, p, row in exact_tokens(call):
+    for n, p, slot, row in exact_tokens(call):
         block, offset = divmod(p, caches["key"].shape[1])
         for name, cache in caches.items():
             if row < 0:
                 exact = call[f"new_{name}s"][call["cu_seqlens"][n + 1] - int(call["seq_lens"][n]) + p]
             else:
-                exact = call[f"exact_{name}s"][call["exact_slots"][n], row]
+                exact = call[f"exact_{name}s"][slot, row]
             cache[call["block_table"][n, block], offset] = exact
 
 
@@ -217,7 +219,10 @@ def without_nan(x: Any) -> Any:
     return torch.where(x.isnan(), torch.randn_like(x), x).contiguous()
 
 
-EXACT = ("exact_keys", "exact_values", "exact_slots", "exact_starts", "new_keys", "new_values", "exact_sinks", "tail")
+EXACT = (
+    *("exact_keys", "exact_values", "exact_slots", "exact_starts", "exact_sink_slots", "new_keys", "new_values"),
+    *("exact_sinks", "tail"),
+)
 
 
 def exact_attention(call: Call) -> None:
@@ -361,17 +366,17 @@ def wrong_coded(entry: OpEntry[PagePoint]) -> Iterator[Invalid]:
 
 def wrong_exact_rows() -> Iterator[Invalid]:
     yield Invalid("exact_values", ValueError, "without exact_keys", put("exact_keys", None))
-    for name in EXACT[1:6]:
+    for name in EXACT[1:7]:
         yield Invalid(name, ValueError, "missing", put(name, None))
     for name in ("exact_keys", "exact_values", "new_keys", "new_values"):
         yield Invalid(name, TypeError, "another dtype", change(name, torch.Tensor.half))
         yield Invalid(name, ValueError, "a dimension too few", change(name, lambda x: x[0]))
         yield Invalid(name, ValueError, "a head fewer", change(name, lambda x: x[..., 1:, :]))
         yield Invalid(name, ValueError, "columns apart", change(name, columns_apart))
-    for name in ("exact_slots", "exact_starts"):
+    for name in ("exact_slots", "exact_starts", "exact_sink_slots"):
         yield Invalid(name, TypeError, "floats", change(name, torch.Tensor.float))
         yield Invalid(name, ValueError, "a sequence fewer", change(name, lambda x: x[1:]))
-    no_rows: Call = dict.fromkeys(EXACT[:6])
+    no_rows: Call = dict.fromkeys(EXACT[:7])
     for name, other, most in (("exact_sinks", "tail", 10), ("tail", "exact_sinks", 8)):
         yield Invalid(name, ValueError, "negative", put(name, -1))
         yield Invalid(name, ValueError, "more than the rows", put(name, most + 1))
@@ -480,6 +485,6 @@ register(
         heads={"out": 1},
         operations=operations_of_attention,
         invalid=wrong_coded,
-        hostile=(*OUTSIDE, Hostile("exact_slots", [LARGE, -LARGE, 4])),
+        hostile=(*OUTSIDE, *(Hostile(name, [LARGE, -LARGE, 4]) for name in ("exact_slots", "exact_sink_slots"))),
     ),
 )

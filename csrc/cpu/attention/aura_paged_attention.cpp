@@ -22,6 +22,7 @@ class ExactTokens {
         lengths_(sequences.seq_lens),
         slots_(*exact.slots),
         starts_(*exact.starts),
+        sink_slots_(*exact.sink_slots),
         keys_(*exact.keys),
         values_(*exact.values),
         new_keys_(*exact.new_keys),
@@ -35,16 +36,18 @@ class ExactTokens {
       (of_keys ? new_keys_ : new_values_).read(boundaries_[n] + p - first_query, head, D_, row);
       return true;
     }
-    if (slots_[n] < 0 || p < starts_[n] || (p >= exact_.sinks && p < first_query - exact_.tail)) return false;
-    const int64_t at = p < exact_.sinks ? p : exact_.sinks + p % (exact_.keys->size(1) - exact_.sinks);
-    (of_keys ? keys_ : values_).read(slots_[n], at, head, D_, row);
+    const bool is_sink = p < exact_.sinks;
+    const int64_t slot = is_sink ? sink_slots_[n] : slots_[n];
+    if (slot < 0 || (!is_sink && (p < starts_[n] || p < first_query - exact_.tail))) return false;
+    const int64_t at = is_sink ? p : exact_.sinks + p % (exact_.keys->size(1) - exact_.sinks);
+    (of_keys ? keys_ : values_).read(slot, at, head, D_, row);
     return true;
   }
 
  private:
   const PagedExactRows<int64_t>& exact_;
   int64_t D_;
-  Indices boundaries_, lengths_, slots_, starts_;
+  Indices boundaries_, lengths_, slots_, starts_, sink_slots_;
   Pages keys_, values_;
   Tokens new_keys_, new_values_;
 };

@@ -34,15 +34,18 @@ Launch launch_paged_rotate(const PagedCall& call, const Tensor& in, const Tensor
           kAuraThreads};
 }
 
-ExactRowsParameters exact_parameters(const PagedExactRows<int64_t>& exact, const Tensor& slots, const Tensor& starts) {
+ExactRowsParameters exact_parameters(const PagedExactRows<int64_t>& exact, const Tensor& slots, const Tensor& starts,
+                                     const Tensor& sink_slots) {
   return {page_strides(*exact.keys),
           page_strides(*exact.values),
           token_strides(*exact.new_keys),
           token_strides(*exact.new_values),
           slots.stride(0),
           starts.stride(0),
+          sink_slots.stride(0),
           int32_t(slots.element_size()),
           int32_t(starts.element_size()),
+          int32_t(sink_slots.element_size()),
           int32_t(std::min<int64_t>(exact.keys->size(0), INT32_MAX)),
           int32_t(exact.keys->size(1) - exact.sinks),
           int32_t(exact.sinks),
@@ -52,11 +55,12 @@ ExactRowsParameters exact_parameters(const PagedExactRows<int64_t>& exact, const
 Launch launch_aura_paged_attention(const AuraPagedAttention<int64_t>& op, const PagedCall& call) {
   const auto& exact = op.exact;
   const auto slots = index_array(op.q.device(), exact.slots), starts = index_array(op.q.device(), exact.starts);
+  const auto sink_slots = index_array(op.q.device(), exact.sink_slots);
   AuraPagedParameters parameters{call.parameters, page_strides(op.key.norms), page_strides(op.value.norms), {}};
   const int64_t simdgroups = call.plan.rows / kPrefillRows;
   TemplateArguments arguments = {op.key_bits, op.value_bits, call.head_size(), simdgroups};
   if (exact.present()) {
-    parameters.exact = exact_parameters(exact, *slots, *starts);
+    parameters.exact = exact_parameters(exact, *slots, *starts, *sink_slots);
     arguments[4] = exact.keys->scalar_type();
     arguments[5] = true;
   }
@@ -84,6 +88,7 @@ Launch launch_aura_paged_attention(const AuraPagedAttention<int64_t>& op, const 
            exact.values,
            slots,
            starts,
+           sink_slots,
            exact.new_keys,
            exact.new_values,
            exact.present() ? op.key_signs.contiguous() : Tensor(),

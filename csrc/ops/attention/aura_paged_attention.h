@@ -13,8 +13,8 @@ struct AuraPagedAttention {
       "Tensor key_signs, Tensor value_codes, Tensor value_norms, Tensor value_codebook, Tensor value_signs, "
       "Tensor block_table, Tensor cu_seqlens, Tensor seq_lens, *, SymInt max_query_len, SymInt max_seq_len, "
       "float? scale=None, bool causal=True, int window=0, Tensor? sinks=None, Tensor? exact_keys=None, "
-      "Tensor? exact_values=None, Tensor? exact_slots=None, Tensor? exact_starts=None, Tensor? new_keys=None, "
-      "Tensor? new_values=None, SymInt exact_sinks=0, SymInt tail=0) -> ()";
+      "Tensor? exact_values=None, Tensor? exact_slots=None, Tensor? exact_starts=None, Tensor? exact_sink_slots=None, "
+      "Tensor? new_keys=None, Tensor? new_values=None, SymInt exact_sinks=0, SymInt tail=0) -> ()";
 
   // Codes [blocks, block_size, HK, words], norms [blocks, block_size, HK]; no means.
   Tensor out, q;
@@ -32,8 +32,8 @@ struct AuraPagedAttention {
     auto& [block_table, cu_seqlens, seq_lens, max_query_len, max_seq_len, causal, window] = sequences;
     return std::tie(out, q, key.codes, key.norms, key.codebook, key_signs, value.codes, value.norms, value.codebook,
                     value_signs, block_table, cu_seqlens, seq_lens, max_query_len, max_seq_len, scale, causal, window,
-                    sinks, exact.keys, exact.values, exact.slots, exact.starts, exact.new_keys, exact.new_values,
-                    exact.sinks, exact.tail);
+                    sinks, exact.keys, exact.values, exact.slots, exact.starts, exact.sink_slots, exact.new_keys,
+                    exact.new_values, exact.sinks, exact.tail);
   }
 
   void check() {
@@ -48,8 +48,8 @@ struct AuraPagedAttention {
     value_bits = check_coded(check, "value_codes", "value_norms", "value_codebook", "value_signs", value, value_signs);
     check_sequences_of_pages(check, s, sequences);
     check_sinks(check, s, sinks);
-    check_exact_rows(check, s, q, exact);
     if constexpr (is_run<Int>) check_pages(check.op(), s, sequences);
+    check_exact_rows(check, s, q, sequences.cu_seqlens, exact);
   }
 
   void outputs() const {}

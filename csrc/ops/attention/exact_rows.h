@@ -5,28 +5,43 @@
 
 namespace torch_gdn {
 
-// Sequence n has slot slots[n]; a negative one has none. Its first `sinks` tokens have the slot's first rows. The other
-// rows are a ring: token p has row sinks + p % (rows - sinks). The `tail` tokens before the queries and the sinks are
-// read from there, but for tokens before starts[n]. The queries' own tokens are rows of new_keys and new_values.
+// A slot has `sinks` rows of first tokens and a ring of others. The first tokens of sequence n are those of slot
+// sink_slots[n]. Its token p has row sinks + p % (rows - sinks) of slot slots[n], if it is one of the `tail` tokens
+// before the queries and none before starts[n]. A negative slot has no rows. The queries' own tokens are rows of
+// new_keys and new_values.
 template <typename Int>
 struct PagedExactRows {
   optional<Tensor> keys, values;          // [slots, rows, HK, D]
   optional<Tensor> slots, starts;         // [N], int32 or int64
+  optional<Tensor> sink_slots;            // [N], likewise
   optional<Tensor> new_keys, new_values;  // [T, HK, D], packed like q
   Int sinks = 0, tail = 0;
 
   bool present() const { return keys.has_value(); }
 };
 
+// Of sequences with queries. The kernel checks slots on the device.
 template <typename Int>
-void check_exact_rows(const Check<Int>& check, const PagedShape<Int>& s, const Tensor& q,
+void check_cpu_slots(const Check<Int>& check, const char* argument, const Tensor& slots, const Tensor& cu_seqlens,
+                     int64_t count) {
+  if (!slots.is_cpu() || !cu_seqlens.is_cpu()) return;
+  const Indices at(slots), boundaries(cu_seqlens);
+  for (int64_t n = 0; n < slots.size(0); ++n) {
+    if (boundaries[n] == boundaries[n + 1]) continue;
+    check.value(at[n] < count, argument, "slots of exact_keys", at[n], " for ", count, " slots");
+  }
+}
+
+template <typename Int>
+void check_exact_rows(const Check<Int>& check, const PagedShape<Int>& s, const Tensor& q, const Tensor& cu_seqlens,
                       const PagedExactRows<Int>& exact) {
-  const auto& [keys, values, slots, starts, new_keys, new_values, sinks, tail] = exact;
+  const auto& [keys, values, slots, starts, sink_slots, new_keys, new_values, sinks, tail] = exact;
   const auto together = [&](const char* argument, const optional<Tensor>& x) {
     check.value(x.has_value() == keys.has_value(), argument, "a tensor where exact_keys is one, else None",
                 x.has_value() ? "a tensor" : "None");
   };
   together("exact_values", values), together("exact_slots", slots), together("exact_starts", starts);
+  together("exact_sink_slots", sink_slots);
   together("new_keys", new_keys), together("new_values", new_values);
   if (!exact.present()) {
     check.value(sym_eq(sinks, Int(0)), "exact_sinks", "0 without exact_keys", sinks);
@@ -48,11 +63,13 @@ void check_exact_rows(const Check<Int>& check, const PagedShape<Int>& s, const T
   const auto check_numbers = [&](const char* argument, const Tensor& x) {
     check.is_index(argument, x);
     check.on_device_or_cpu(argument, x);
-    check.value(x.dim() == 1 && holds(sym_eq(size_of<Int>(x, 0), s.N)), argument, "shape [N]", sizes_of<Int>(x));
+    check.value(x.dim() == 1 && holds(sym_eq(size_of<Int>(x, 0), s.N)), argument, "shape [N]", sizes_of<Int>(x),
+                " for ", s.N, " sequences");
   };
   check.in_range("exact_keys", "slots of at most 2^30 rows", rows, 0, kMostKeys);
   check_cache("exact_keys", *keys), check_cache("exact_values", *values);
   check_numbers("exact_slots", *slots), check_numbers("exact_starts", *starts);
+  check_numbers("exact_sink_slots", *sink_slots);
   check_new("new_keys", *new_keys), check_new("new_values", *new_values);
   check.value(sym_ge(sinks, Int(0)), "exact_sinks", "at least 0", sinks);
   check.value(sym_le(sinks, rows), "exact_sinks", "at most the rows of a slot", sinks, " for ", rows);
@@ -60,11 +77,8 @@ void check_exact_rows(const Check<Int>& check, const PagedShape<Int>& s, const T
   check.value(sym_le(tail, rows - sinks), "tail", "at most the rows of a slot after the sinks", tail, " for ",
               rows - sinks);
   if constexpr (is_run<Int>) {
-    if (!slots->is_cpu()) return;  // the kernel checks slots on the device
-    const Indices at(*slots);
-    for (int64_t n = 0; n < s.N; ++n) {
-      check.value(at[n] < count, "exact_slots", "slots of exact_keys", at[n], " for ", count, " slots");
-    }
+    check_cpu_slots(check, "exact_slots", *slots, cu_seqlens, count);
+    check_cpu_slots(check, "exact_sink_slots", *sink_slots, cu_seqlens, count);
   }
 }
 

@@ -1,10 +1,10 @@
 """The tail and sinks of requests whose pages hold codes: rows of keys and values as the model computed them.
 
-Each layer has a pool [slots, rows, KV heads, D], and a request has the same slot in all of them. The first rows of a
-slot are the request's first tokens, the sinks; the others are a ring of its newest tokens. Every token has codes in its
-pages too, so a slot may be lost at any time: the request's next tokens fill another one, and older tokens are read from
-codes. This happens to a preempted request whose slot others took, to the tokens of a cached prefix, and to the requests
-of a batch that has more of them than there are slots.
+Each layer has a pool [slots, rows, KV heads, D], and a request has the same slots in all of them. The first rows of a
+slot are sinks, the first tokens of a prompt. They belong to the block of these tokens, so that requests with one prefix
+share them. The other rows are a ring of a request's newest tokens. Every token has codes in its pages too, so a slot
+may be lost at any time: older tokens are then read from codes. This happens to a preempted request whose slot others
+took, and to the requests of a batch that has more of them than there are slots. A cached prefix has no ring.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 import torch_gdn
 
 TAIL, SINKS, REQUESTS = 128, 4, 32  # defaults of additional_config
-MOST_TOKENS, MOST_REQUESTS = 4096, 1 << 16
+MOST_TAIL, MOST_SINKS, MOST_REQUESTS = 4096, 16, 1 << 16  # a block has 16 tokens or more: all sinks are in the first
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def layout_of(vllm_config: Any) -> Layout | None:
         return value
 
     options = vllm_config.additional_config
-    tail, sinks = option("aura_tail", TAIL, 0, MOST_TOKENS), option("aura_sinks", SINKS, 0, MOST_TOKENS)
+    tail, sinks = option("aura_tail", TAIL, 0, MOST_TAIL), option("aura_sinks", SINKS, 0, MOST_SINKS)
     requests = min(option("aura_requests", REQUESTS, 1, MOST_REQUESTS), vllm_config.scheduler_config.max_num_seqs)
     speculative = vllm_config.speculative_config
     drafts = speculative.num_speculative_tokens if speculative is not None else 0
@@ -63,7 +63,18 @@ class Step:
 
     slots: Tensor  # [N]
     starts: Tensor  # [N]
+    sink_slots: Tensor  # [N]
     new_rows: Tensor  # [T]: where the tokens of the batch go in a pool [slots * rows, ..]; negative: nowhere
+
+
+@dataclass
+class Scheduled:
+    """A request of a batch."""
+
+    name: str
+    first: int  # tokens before this step
+    count: int  # tokens of this step
+    block: int  # of its first token; 0: none
 
 
 @dataclass
@@ -73,59 +84,83 @@ class Held:
     end: int  # behind the last one
 
 
+class Owners:
+    """Which of `count` slots each owner has. The owner that was used least recently comes first."""
+
+    def __init__(self, count: int) -> None:
+        self.free = list(range(count))
+        self.slots: dict[Any, int] = {}
+
+    def touch(self, owners: Iterable[Any]) -> None:
+        for each in owners:
+            if each in self.slots:
+                self.slots[each] = self.slots.pop(each)
+
+    def release(self, owner: Any) -> None:
+        if owner in self.slots:
+            self.free.append(self.slots.pop(owner))
+
+    def take(self, owner: Any, batch: set[Any]) -> int:
+        """Gives a free slot or the oldest one to an owner that has none. Returns -1 if the batch has all of them."""
+        if owner not in self.slots:
+            oldest = next(iter(self.slots), None)
+            if not self.free and oldest in batch:
+                return -1
+            self.slots[owner] = self.free.pop() if self.free else self.slots.pop(oldest)
+        return self.slots[owner]
+
+
 class Slots:
-    """Which request has which slot."""
+    """Which request has which ring, and which block has which sinks."""
 
     def __init__(self, layout: Layout, most: int, device: torch.device) -> None:
         """`most`: requests of a batch."""
         self.layout = layout
-        self.free = list(range(layout.slots))
-        self.held: dict[str, Held] = {}  # the request that was scheduled least recently comes first
-        self.numbers = torch.full((2 * most,), -1, dtype=torch.int32, device=device)  # slots, then starts, of a batch
+        self.rings, self.sinks = Owners(layout.slots), Owners(layout.slots)
+        self.held: dict[str, Held] = {}
+        self.numbers = torch.full((3 * most,), -1, dtype=torch.int32, device=device)  # the parts of a Step, of a batch
 
     def release(self, requests: Iterable[str]) -> None:
         for request in requests:
-            if request in self.held:
-                self.free.append(self.held.pop(request).slot)
+            self.rings.release(request)
+            self.held.pop(request, None)
 
-    def begin_step(self, batch: Sequence[tuple[str, int, int]]) -> None:
-        """Gives each request of the batch a slot, if there are enough.
+    def begin_step(self, batch: Sequence[Scheduled]) -> None:
+        """Gives each request of the batch a ring, and its first block sinks, if there are enough."""
+        names, blocks = {each.name for each in batch}, {each.block for each in batch}
+        self.rings.touch(each.name for each in batch)
+        self.sinks.touch(each.block for each in batch)
+        held = [self.ring_of(each, names) for each in batch]
+        sinks = [self.sinks_of(each, blocks) for each in batch]
+        numbers = [each.slot for each in held] + [each.start for each in held] + sinks
+        torch_gdn.copy_from_host_(self.numbers[: len(numbers)], torch.tensor(numbers, dtype=torch.int32))
 
-        `batch` has names, tokens before this step, and tokens of this step. A request keeps the tokens of its slot if
-        it goes on where it stopped, or a few rejected drafts before.
-        """
-        names = {request for request, _, _ in batch}
-        for request, _, _ in batch:
-            if request in self.held:
-                self.held[request] = self.held.pop(request)
-        slots, starts = [], []
-        for request, first, count in batch:
-            held = self.held.get(request)
-            if held is None:
-                held = Held(self.take(names), first, first)
-                if held.slot >= 0:
-                    self.held[request] = held
-            elif not held.end - self.layout.drafts <= first <= held.end:
-                held.start = first
-            held.end = first + count
-            slots.append(held.slot)
-            starts.append(held.start)
-        torch_gdn.copy_from_host_(self.numbers[: 2 * len(slots)], torch.tensor(slots + starts, dtype=torch.int32))
+    def ring_of(self, request: Scheduled, names: set[str]) -> Held:
+        """A request keeps the tokens of its ring if it goes on where it stopped, or a few rejected drafts before."""
+        held = self.held.get(request.name) if request.name in self.rings.slots else None
+        slot, first = self.rings.take(request.name, names), request.first
+        if held is None or not held.end - self.layout.drafts <= first <= held.end:
+            held = self.held[request.name] = Held(slot, first, first)
+        held.end = first + request.count
+        return held
 
-    def take(self, batch: set[str]) -> int:
-        """Returns a free slot, or that of the request that waits longest; -1 if the batch has all slots."""
-        if self.free:
-            return self.free.pop()
-        oldest = next(iter(self.held))
-        return -1 if oldest in batch else self.held.pop(oldest).slot
+    def sinks_of(self, request: Scheduled, blocks: set[int]) -> int:
+        """A request from the start writes its block's sinks; another one finds those that the block has."""
+        if request.block == 0:
+            return -1
+        if request.first > 0:
+            return self.sinks.slots.get(request.block, -1)
+        return self.sinks.take(request.block, blocks)
 
     def step(self, cu_seqlens: Tensor, seq_lens: Tensor, tokens: int) -> Step:
         """Returns what the batch of the last `begin_step` needs, for the last tokens of its requests."""
-        slots, starts = self.numbers[: 2 * seq_lens.shape[0]].chunk(2)
-        return Step(slots, starts, rows_of(cu_seqlens, seq_lens, slots, tokens, self.layout))
+        slots, starts, sink_slots = self.numbers[: 3 * seq_lens.shape[0]].chunk(3)
+        return Step(slots, starts, sink_slots, rows_of(cu_seqlens, seq_lens, slots, sink_slots, tokens, self.layout))
 
 
-def rows_of(cu_seqlens: Tensor, seq_lens: Tensor, slots: Tensor, tokens: int, layout: Layout) -> Tensor:
+def rows_of(
+    cu_seqlens: Tensor, seq_lens: Tensor, slots: Tensor, sink_slots: Tensor, tokens: int, layout: Layout
+) -> Tensor:
     """Returns the row of each token, an index into [slots * rows]: -1 if the request has no slot or newer tokens take
     the row."""
     token = torch.arange(tokens, dtype=cu_seqlens.dtype, device=cu_seqlens.device)
@@ -135,7 +170,7 @@ def rows_of(cu_seqlens: Tensor, seq_lens: Tensor, slots: Tensor, tokens: int, la
     position = seq_lens[request] - from_end
     is_sink = position < layout.sinks
     row = torch.where(is_sink, position, layout.sinks + position % layout.ring)
-    slot = slots[request]
+    slot = torch.where(is_sink, sink_slots[request], slots[request])
     is_kept = (slot >= 0) & (from_end > 0) & (is_sink | (from_end <= layout.ring))
     return torch.where(is_kept, slot.long() * layout.rows + row, -1)
 
@@ -155,6 +190,7 @@ class LayerRows:
             "exact_values": self.values,
             "exact_slots": step.slots,
             "exact_starts": step.starts,
+            "exact_sink_slots": step.sink_slots,
             "new_keys": key,
             "new_values": value,
             "exact_sinks": self.slots.layout.sinks,
@@ -195,6 +231,17 @@ def allocate(vllm_config: Any, device: torch.device) -> Slots | None:
     return slots
 
 
+def group_with_first_blocks(vllm_config: Any, kv_cache_config: Any) -> int | None:
+    """Returns a group of layers that see all tokens. Layers with a window lose their first blocks."""
+    layers = vllm_config.compilation_config.static_forward_context
+    coded = coded_layers(vllm_config)
+    for i, group in enumerate(kv_cache_config.kv_cache_groups):
+        impls: list[Any] = [getattr(layers.get(name), "impl", None) for name in group.layer_names]
+        if any(each in coded and each.window == 0 for each in impls):
+            return i
+    return None
+
+
 class KeepsExactRows:
     """A base class that precedes vLLM's V1 model runner."""
 
@@ -202,18 +249,31 @@ class KeepsExactRows:
     device: torch.device
     input_batch: Any
     exact_slots: Slots | None = None
+    group_of_sinks: int | None = None
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         runner: Any = super()
         runner.initialize_kv_cache(*args, **kwargs)
+        own: Any = self
         self.exact_slots = allocate(self.vllm_config, self.device)
+        self.group_of_sinks = group_with_first_blocks(self.vllm_config, own.kv_cache_config)
 
     def _update_states(self, scheduler_output: Any) -> Any:
         runner: Any = super()
         found = runner._update_states(scheduler_output)
         if self.exact_slots is not None:
             self.exact_slots.release(scheduler_output.finished_req_ids)
-            requests, counts = self.input_batch.req_ids, scheduler_output.num_scheduled_tokens
-            computed = self.input_batch.num_computed_tokens_cpu[: len(requests)].tolist()
-            self.exact_slots.begin_step([(r, n, counts[r]) for r, n in zip(requests, computed, strict=True)])
+            if getattr(scheduler_output, "kv_cache_block_copies", None):  # a block may have a copy of others' tokens
+                self.exact_slots.sinks = Owners(self.exact_slots.layout.slots)
+            self.exact_slots.begin_step(self.scheduled(scheduler_output.num_scheduled_tokens))
         return found
+
+    def scheduled(self, counts: dict[str, int]) -> list[Scheduled]:
+        names = self.input_batch.req_ids
+        computed = self.input_batch.num_computed_tokens_cpu[: len(names)].tolist()
+        if self.group_of_sinks is None:
+            blocks = [0] * len(names)
+        else:
+            table = self.input_batch.block_table[self.group_of_sinks].get_numpy_array()
+            blocks = table[: len(names), 0].tolist()
+        return [Scheduled(r, n, counts[r], block) for r, n, block in zip(names, computed, blocks, strict=True)]

@@ -30,6 +30,7 @@ def aura_paged_attention(
     exact_values: Tensor | None = None,
     exact_slots: Tensor | None = None,
     exact_starts: Tensor | None = None,
+    exact_sink_slots: Tensor | None = None,
     new_keys: Tensor | None = None,
     new_values: Tensor | None = None,
     exact_sinks: int = 0,
@@ -38,9 +39,9 @@ def aura_paged_attention(
     """Computes `paged_attention` on pages of AURA codes (`aura_encode`), which the kernels dequantise tile by tile.
 
     With `exact_keys`, some tokens are read as the model computed them, and their codes are not read. These are the
-    queries' own tokens, the `tail` tokens before them, and the first `exact_sinks` tokens. Sequence n has the slot
-    `exact_slots[n]`. Token p has row p of the slot if p < exact_sinks, and else row
-    exact_sinks + p % (rows - exact_sinks).
+    queries' own tokens, the `tail` tokens before them, and the first `exact_sinks` tokens. Token p of sequence n has
+    row p of slot exact_sink_slots[n] if p < exact_sinks, and else row exact_sinks + p % (rows - exact_sinks) of slot
+    exact_slots[n].
 
     Source: see `aura_attention` and `paged_attention`.
 
@@ -59,12 +60,13 @@ def aura_paged_attention(
         value_signs: [D], float32. The signs that the values were encoded with.
         block_table, cu_seqlens, seq_lens, scale, causal, window, sinks: See `paged_attention`.
         max_query_len, max_seq_len, out: See `paged_attention`.
-        exact_keys, exact_values: [slots, rows, HK, D], q's dtype. The last stride must be 1. If one of the six tensors
-            of exact rows is given, all are. Default: None.
-        exact_slots: [N], int32 or int64. A sequence with a negative slot reads its own tokens alone as exact rows.
+        exact_keys, exact_values: [slots, rows, HK, D], q's dtype. The last stride must be 1. If one of the seven
+            tensors of exact rows is given, all are. Default: None.
+        exact_slots: [N], int32 or int64. A sequence with a negative slot has no exact tail. Default: None.
+        exact_starts: [N], int32 or int64. The tail has no tokens before exact_starts[n], for example those of a prefix
+            that another request computed. Default: None.
+        exact_sink_slots: [N], int32 or int64. A sequence with a negative one reads its first tokens from codes.
             Default: None.
-        exact_starts: [N], int32 or int64. Tokens before exact_starts[n] are read from codes, for example those of a
-            prefix that another request computed. Default: None.
         new_keys, new_values: [T, HK, D], q's dtype. Keys and values of the queries' own tokens, packed as q. The last
             stride must be 1. Default: None.
         exact_sinks: The number of first tokens that have rows of their own, at most `rows`. Default: 0.
@@ -116,6 +118,7 @@ def aura_paged_attention(
         exact_values=exact_values,
         exact_slots=exact_slots,
         exact_starts=exact_starts,
+        exact_sink_slots=exact_sink_slots,
         new_keys=new_keys,
         new_values=new_values,
         exact_sinks=exact_sinks,
