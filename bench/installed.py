@@ -9,7 +9,7 @@ from pathlib import Path
 
 def library_folder(package: str, variable: str, inside: str = "") -> Path | None:
     """Returns the folder that `variable` names, else the folder `inside` an installed package, else None."""
-    if variable in os.environ:
-        return Path(os.environ[variable])
+    if named := os.environ.get(variable):
+        return Path(named).expanduser()
     found = importlib.util.find_spec(package)
     return None if found is None or found.origin is None else Path(found.origin).parent / inside

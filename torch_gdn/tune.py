@@ -74,14 +74,9 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--repeats", type=positive, default=5, metavar="N", help="number of timings per case; the median is used"
     )
-    found.add_argument(
-        "--file", type=Path, help=f"the file to write; default: ${tuning_cache.VARIABLE}, else {default_file()}"
-    )
+    default = f"${tuning_cache.VARIABLE}, else ~/.config/torch_gdn/tuning_cache.json"
+    found.add_argument("--file", type=Path, help=f"the file to write; default: {default}")
     return found
-
-
-def default_file() -> Path | None:
-    return tuning_cache.path()
 
 
 def measure(
@@ -134,9 +129,12 @@ def lines(rows: Sequence[Row]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
-    file = options.file or default_file()
+    try:
+        file = options.file.expanduser() if options.file else tuning_cache.path()
+    except (ValueError, RuntimeError) as error:  # of an unknown user's home
+        sys.exit(f"--file: {error}")
     if file is None:
-        sys.exit(f"--file: expected a file to write, since ${tuning_cache.VARIABLE} is empty")
+        sys.exit(f"--file: expected a file to write, since ${tuning_cache.VARIABLE} is empty, or you have no home")
     reason = why_no_mps("-m torch_gdn.tune")
     if reason:
         sys.exit(f"torch_gdn.tune: {reason}")

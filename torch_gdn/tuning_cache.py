@@ -43,15 +43,28 @@ def key() -> str:
 
 
 def path() -> Path | None:
-    """Returns the file, or None if the variable is empty."""
+    """Returns the file, or None if the variable is empty, or if it is unset and the user has no home.
+
+    Raises:
+        ValueError: If the variable names the home of a user that does not exist.
+    """
     named = os.environ.get(VARIABLE)
-    if named is not None:
-        return Path(named).expanduser() if named else None
-    return folder() / "tuning_cache.json"
+    if named == "":
+        return None
+    try:
+        return folder() / "tuning_cache.json" if named is None else Path(named).expanduser()
+    except RuntimeError as error:  # of pathlib
+        if named is None:
+            return None
+        raise ValueError(f"{VARIABLE}: expected a path, got {named!r}: {error}") from None
 
 
 def folder() -> Path:
-    """Returns the folder for this machine's files, unless a variable names another place."""
+    """Returns the folder for this machine's files, unless a variable names another place.
+
+    Raises:
+        RuntimeError: If the user has no home.
+    """
     return Path.home() / ".config" / "torch_gdn"
 
 
@@ -118,10 +131,9 @@ def install(table: Table) -> None:
 
 def install_file() -> None:
     """Installs the rows of this machine's file. Importing torch_gdn calls it."""
-    file = path()
-    if file is None or not file.is_file():
-        return
     try:
-        install(read(file))
-    except ValueError as error:
+        file = path()
+        if file is not None and file.exists():
+            install(read(file))
+    except (ValueError, OSError) as error:
         warnings.warn(f"torch_gdn: the heuristic picks prefill algorithms: {error}", stacklevel=2)

@@ -49,7 +49,8 @@ class Wheel:
 
 def cache_directory() -> Path:
     """$TORCH_GDN_CACHE or ~/.cache/torch_gdn, as for everything that is built."""
-    return Path(os.environ.get("TORCH_GDN_CACHE") or Path.home() / ".cache" / "torch_gdn")
+    named = os.environ.get("TORCH_GDN_CACHE")
+    return (Path(named).expanduser() if named else Path.home() / ".cache" / "torch_gdn").absolute()
 
 
 @contextmanager

@@ -14,8 +14,10 @@ from tqdm import tqdm
 from proof.checks import Progress
 from proof.mutate.faults import CHECKOUT, Fault, all_faults, sample
 from proof.mutate.page import PAGE, RECORD, page_text, record_text, recorded
+from proof.mutate.rates import RECORD as DRAWN
+from proof.mutate.rates import read_record
 from proof.mutate.scratch import Scratch
-from proof.mutate.trial import CAUGHT, State, Verdict, confirm, try_fault
+from proof.mutate.trial import CAUGHT, State, Verdict, confirm, line_of, try_fault
 
 FOLDER = CHECKOUT / "build" / "mutate"
 
@@ -37,12 +39,6 @@ class Bar:
 
     def close(self) -> None:
         self._bar.close()
-
-
-def line_of(fault: Fault, verdict: Verdict) -> str:
-    by = f" by {verdict.test}" if verdict.test else ""
-    reason = "" if verdict.word in (CAUGHT, "") or not verdict.reason else f"\n    {verdict.reason}"
-    return f"{verdict.word}: {fault.id}{by} ({verdict.seconds:.0f} s){reason}"
 
 
 def run_all(
@@ -100,7 +96,11 @@ def write_record(faults: Sequence[Fault]) -> None:
     state = State(FOLDER / "state.json", CHECKOUT)
     new = {fault.id: verdict for fault in faults if (verdict := state.of(fault))}
     RECORD.write_text(record_text(faults, recorded(RECORD.read_text()) | new))
-    PAGE.write_text(page_text(faults, recorded(RECORD.read_text())))
+    write_page()
+
+
+def write_page() -> None:
+    PAGE.write_text(page_text(all_faults(), recorded(RECORD.read_text()), read_record(DRAWN.read_text())))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,13 +1,17 @@
-"""The check of planted faults, as the table of `python -m proof` shows it."""
+"""The check of planted faults and of drawn mutants, as the table of `python -m proof` shows it."""
 
 from __future__ import annotations
 
 from proof.checks import Finding, Progress, check
-from proof.mutate.__main__ import line_of, run_all
+from proof.mutate.__main__ import run_all
+from proof.mutate.drawn import new_seed, run_drawn
 from proof.mutate.faults import all_faults, sample
-from proof.mutate.trial import CAUGHT
+from proof.mutate.mutants import draw
+from proof.mutate.rates import COUNT as DRAWN
+from proof.mutate.trial import CAUGHT, MISSED, line_of
 
-COUNT = 10  # all of them take hours
+COUNT = 10  # planted faults: all of them take hours
+ALLOWED = 5  # drawn mutants that pass the tests: some of them no program can see
 
 
 @check("mutation-sample", "a fault that is planted in shaders, host code, contracts or CPU kernels fails a test")
@@ -15,4 +19,11 @@ def mutation_sample_check(progress: Progress) -> Finding:
     faults = sample(all_faults(), COUNT)
     verdicts = run_all(faults, progress)
     problems = [line_of(fault, verdicts[fault.id]) for fault in faults if verdicts[fault.id].word != CAUGHT]
-    return Finding(len(faults), problems)
+    seed = new_seed()
+    drawn = draw(DRAWN, seed)
+    verdicts = run_drawn(drawn, seed, progress)
+    passed = [line_of(fault, verdicts[fault.id]) for fault in drawn if verdicts[fault.id].word == MISSED]
+    notes = [f"mutants of seed {seed}: python -m proof.mutate.drawn {DRAWN} --seed {seed} repeats them", *passed]
+    problems += passed if len(passed) > ALLOWED else []
+    kinds = {"planted": len(faults), "drawn": len(drawn)}
+    return Finding(len(faults) + len(drawn), problems, notes, kinds=kinds)

@@ -30,6 +30,7 @@ PARTS = {
     "metal": "host code of Metal",
     "ops": "contracts",
     "cpu": "CPU kernels",
+    "python": "Python",
 }
 KINDS = {
     "barrier": "a barrier dropped or weakened",
@@ -55,6 +56,7 @@ class Fault:
     text: str
     replacement: str
     tests: tuple[str, ...]
+    words: str = ""  # pytest's -k: what the names of tests must have
 
     @property
     def id(self) -> str:

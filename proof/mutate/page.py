@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from proof.mutate.faults import CHECKOUT, KINDS, PARTS, Fault
+from proof.mutate.rates import Row, section
 from proof.mutate.trial import CAUGHT, NOT_RUN, Verdict
 
 PAGE = CHECKOUT / "docs" / "lab" / "mutation.md"
@@ -22,8 +23,8 @@ TEXT = """\
 {rows}
 
 `python -m proof.mutate` tests the tests. It plants these faults one at a time in a copy of the checkout, in the
-shaders, the host code of Metal, the contracts, and the CPU kernels. It then runs the tests for the broken file until
-one fails.
+shaders, the host code of Metal, the contracts, the CPU kernels, and the Python code. It then runs the tests for the
+broken file until one fails.
 
     python -m proof.mutate                  # every fault that is new, or whose file or tests changed
     python -m proof.mutate --only barrier   # faults with this word in name, kind or file; --list only lists them
@@ -51,7 +52,7 @@ def recorded(text: str) -> dict[str, Verdict]:
     return {fault: Verdict(word, test) for fault, _, word, test in cells}
 
 
-def page_text(faults: Sequence[Fault], verdicts: Mapping[str, Verdict]) -> str:
+def page_text(faults: Sequence[Fault], verdicts: Mapping[str, Verdict], drawn: Sequence[Row] = ()) -> str:
     counts = Counter(verdicts[fault.id].word for fault in faults)
     words = ", ".join(f"{count} {word}" for word, count in counts.most_common())
     found = Counter((fault.kind, fault.part) for fault in faults)
@@ -62,4 +63,5 @@ def page_text(faults: Sequence[Fault], verdicts: Mapping[str, Verdict]) -> str:
     missed = [f"- {fault.id}: {verdicts[fault.id].word}" for fault in faults if verdicts[fault.id].word != CAUGHT]
     page = TEXT.format(count=len(faults), words=words, parts=" | ".join(PARTS.values()), rules="---|" * len(PARTS),
                        rows="\n".join(rows))  # fmt: skip
-    return page + ("\n## Not caught\n\n" + "\n".join(missed) + "\n" if missed else "")
+    page += "\n## Not caught\n\n" + "\n".join(missed) + "\n" if missed else ""
+    return page + section(drawn)

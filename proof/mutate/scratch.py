@@ -34,8 +34,10 @@ class Finished:
 
 
 class Scratch:
-    def __init__(self, folder: Path, checkout: Path = CHECKOUT, name: str = "tree") -> None:
+    def __init__(self, folder: Path, checkout: Path = CHECKOUT, name: str = "tree", seconds: int = 0) -> None:
         self.checkout = checkout
+        self.seconds = seconds or SECONDS
+        self.sweeps = "all"  # the cases of the tests' sweeps: every one, or a sample by this seed
         self.tree = folder / name
         self._kept = folder / "extensions"
         self._built = folder / f"{name}.built"
@@ -109,12 +111,12 @@ class Scratch:
             "PYTHONPATH": str(self.tree),
             "COLUMNS": "1000",
             "PYTHONDONTWRITEBYTECODE": "1",
-            "TORCH_GDN_SWEEPS": "all",  # every case of the tests' sweeps
+            "TORCH_GDN_SWEEPS": self.sweeps,
         }
         command = [sys.executable, *arguments]
         try:
             finished = subprocess.run(
-                command, cwd=self.tree, env=environment, text=True, timeout=SECONDS,
+                command, cwd=self.tree, env=environment, text=True, timeout=self.seconds,
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired as late:

@@ -18,7 +18,7 @@ CAUGHT, MISSED, NOT_RUN = "caught", "MISSED", "not run"
 BROKEN, FALSE, LATE = "does not build", "fails without it too", "took too long"
 PROOF = "proof "  # before the name of a check, in a fault's list of tests
 # A fault of a shader shows where the shader runs, and one of a CPU kernel on the CPU.
-SELECTION = {"shaders": "not cpu", "metal": "not cpu", "ops": "", "cpu": "not mps"}
+SELECTION = {"shaders": "not cpu", "metal": "not cpu", "ops": "", "cpu": "not mps", "python": ""}
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,19 @@ class Verdict:
     is_confirmed: bool = False  # the test passes without the fault
 
 
+def line_of(fault: Fault, verdict: Verdict) -> str:
+    by = f" by {verdict.test}" if verdict.test else ""
+    reason = "" if verdict.word in (CAUGHT, "") or not verdict.reason else f"\n    {verdict.reason}"
+    return f"{verdict.word}: {fault.id}{by} ({verdict.seconds:.0f} s){reason}"
+
+
 def key_of(fault: Fault, checkout: Path) -> str:
     """Changes with the fault, the file that it breaks, and the tests that may find it."""
     digest = hashlib.sha256(json.dumps(asdict(fault)).encode())
     files = [fault.file, *(test.partition("::")[0] for test in fault.tests if not test.startswith(PROOF))]
     for name in files:
-        digest.update((checkout / name).read_bytes())
+        for path in [*sorted((checkout / name).rglob("*.py")), checkout / name]:
+            digest.update(path.read_bytes() if path.is_file() else b"")
     return digest.hexdigest()
 
 
@@ -52,8 +59,9 @@ def failed_test(finished: Finished) -> tuple[str, str]:
     return (begun[-1].strip() if begun else ""), f"the tests did not end: status {finished.status}"
 
 
-def run_tests(scratch: Scratch, tests: Sequence[str], part: str, *options: str) -> Finished:
-    selection = ["-k", SELECTION[part]] if SELECTION[part] else []
+def run_tests(scratch: Scratch, tests: Sequence[str], part: str, *options: str, words: str = "") -> Finished:
+    wanted = " and ".join(each for each in (SELECTION[part], f"({words})" if words else "") if each)
+    selection = ["-k", wanted] if wanted else []
     return scratch.run("-m", "pytest", "-v", "--no-header", "--tb=line", "-rfE", "-p", "no:cacheprovider",
                        *options, *selection, *tests)  # fmt: skip
 
@@ -75,7 +83,7 @@ def find(scratch: Scratch, fault: Fault) -> Verdict:
         return Verdict(BROKEN, reason=str(error)[-500:])
     tests = [test for test in fault.tests if not test.startswith(PROOF)]
     if tests:
-        finished = run_tests(scratch, tests, fault.part, "-x")
+        finished = run_tests(scratch, tests, fault.part, "-x", words=fault.words)
         if finished.status == 5:
             raise ValueError(f"{fault.id}: pytest found no test among {tests}")
         if finished.status != 0:

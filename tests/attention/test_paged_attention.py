@@ -144,15 +144,6 @@ def test_one_tensor_without_alignment(device: torch.device, name: str, which: st
     check(device, call)
 
 
-@pytest.mark.parametrize("queries", [1, 40])
-def test_blocks_before_the_window_are_not_read(device: torch.device, queries: int) -> None:
-    """Query 0 of 40 sees from key 51 on, the one query from key 90: in blocks 3 and 5."""
-    call = make_call([queries], [100]) | {"window": 10}
-    expected = exact(call)
-    call["block_table"][0, : (3 if queries == 40 else 5)] = -1
-    assert_close("o", attend(device, call), expected, BOUND[torch.float32], head_dim=1)
-
-
 @pytest.mark.parametrize("name", ["decode", "prompt"])
 def test_scale(device: torch.device, name: str) -> None:
     check(device, make_call(*SEQUENCES[name]) | {"scale": 0.3})

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.gdn.test_gdn_decode import in_three_ops
 from tests.helpers.entries import assert_exact, fields_of
 from tests.helpers.errors import assert_close, assert_same_bits
 from torch_gdn.testing import REGISTRY
@@ -129,3 +130,24 @@ def test_what_a_checkpoint_of_no_tokens_points_at_is_not_looked_at(device: torch
         torch.mps.synchronize()
     for name, x in found.items():
         assert_same_bits(name, x, expected[name])
+
+
+@pytest.mark.parametrize("null", [-1, 0])
+def test_rows_of_a_layer_that_are_partly_null(device: torch.device, null: int) -> None:
+    """A layer's step has the bits of its three ops, of which the convolution has the first column's slot."""
+    entry = REGISTRY["gdn_decode_"]
+    for accepted in (1, 2, 3):
+        indices = rows(null)
+        call = entry.call(replace(entry.small, batch=len(indices), tokens=3, W=4)) | {"null_index": null}
+        call |= {"state_pool": torch.randn(3 * len(PATTERNS) + 1, *call["state_pool"].shape[1:])}
+        call |= {"conv_pool": torch.randn(len(call["state_pool"]), call["conv_weight"].shape[0], 6)}
+        call |= {"state_indices": indices, "has_initial_state": torch.arange(len(indices)) % 4 != 3}
+        call |= {"num_accepted_tokens": torch.full((len(indices),), accepted), "allow_neg_eigval": True}
+        call |= {"norm_activation": "silu", "norm_eps": 1e-6, "round_norm": False}
+        one, three = to_device(call, device), to_device(call, device)
+        o, expected = entry.run(one), in_three_ops(three)
+        assert_same_bits("state_pool", one["state_pool"], three["state_pool"])
+        assert_same_bits("conv_pool", one["conv_pool"], three["conv_pool"])
+        assert_close("o", o.cpu(), expected.cpu().double(), 1e-6)
+        absent = [n for n, row in enumerate(indices.tolist()) if row[accepted - 1] <= null]
+        assert absent and (o[absent] == 0).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -72,3 +73,20 @@ def test_states_of_drafts(device: torch.device, op: str, K: int, V: int) -> None
     there = to_device(call, device)
     assert_close("o", entry.run(there), o, BOUND)
     assert_close("state_pool", there["state_pool"], pool, BOUND, head_dim=1)
+
+
+CONVOLUTIONS = [op for op, entry in REGISTRY.items() if {"W", "by_channel"} <= fields_of(entry)]
+LENGTHS = (1, 3, 31, 0, 32, 33, 2, 63, 64, 65, 16, 17)  # around what a threadgroup convolves
+
+
+@pytest.mark.parametrize("W", [2, 3, 4])
+@pytest.mark.parametrize("op", CONVOLUTIONS)
+def test_boundaries_within_the_tiles_of_a_convolution(device: torch.device, op: str, W: int) -> None:
+    """Sequences and segments that end at each side of a tile's end and within it; tokens or channels are adjacent."""
+    entry, boundaries = REGISTRY[op], (0, *itertools.accumulate(LENGTHS))
+    runs = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS)).expand(2, -1)
+    for by_channel, from_state in itertools.product((False, True), (False, True)):
+        point = replace(entry.small, W=W, by_channel=by_channel, from_state=from_state, tokens=boundaries[-1])
+        assert_exact(entry, point, entry.call(replace(point, boundaries=boundaries)), device)
+        if "seq_idx" in entry.arguments and not from_state:
+            assert_exact(entry, point, entry.call(point) | {"seq_idx": runs}, device)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from proof.checks import Silent
-from proof.mutate import scratch
+from proof.mutate import mutants, scratch
 from proof.mutate.__main__ import run_all
 from proof.mutate.faults import CHECKOUT, KINDS, PARTS, Fault, all_faults, sample
 from proof.mutate.page import PAGE, RECORD, page_text, record_text, recorded
+from proof.mutate.rates import RECORD as DRAWN
+from proof.mutate.rates import Row, rates, read_record, with_verdicts
+from proof.mutate.rates import record_text as drawn_text
 from proof.mutate.scratch import Finished
 from proof.mutate.trial import BROKEN, CAUGHT, FALSE, LATE, MISSED, NOT_RUN, PROOF, Verdict, failed_test
 from tests.proof.needs import needs_simulated_device
@@ -153,7 +157,9 @@ def test_a_failed_test_with_spaces_in_its_name(line: str, test: str, reason: str
 def test_the_record_and_the_page_have_every_fault() -> None:
     found = recorded(RECORD.read_text())
     assert RECORD.read_text() == record_text(FAULTS, found)
-    assert PAGE.read_text() == page_text(FAULTS, found)
+    drawn = read_record(DRAWN.read_text())
+    assert DRAWN.read_text() == drawn_text(drawn)
+    assert PAGE.read_text() == page_text(FAULTS, found, drawn)
 
 
 def test_the_record_and_the_page_say_what_is_missed() -> None:
@@ -161,6 +167,39 @@ def test_the_record_and_the_page_say_what_is_missed() -> None:
     found = recorded(record_text([new, missed], {missed.id: Verdict(MISSED)}))
     assert found == {new.id: Verdict(NOT_RUN)} | {missed.id: Verdict(MISSED)}
     assert f"- {missed.id}: MISSED\n" in page_text([new, missed], found)
+
+
+@pytest.mark.parametrize("folder", ["shaders/layers", "torch_gdn/aura", "csrc/cpu/aura"])
+def test_mutants_are_drawn(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A seed gives the same ones each time. Each fits the tree, changes it, and has tests."""
+    monkeypatch.setattr(mutants, "ops_of_shaders", dict)  # takes longer than all else
+    (source,) = (replace(each, folder=folder) for each in mutants.SOURCES if folder.startswith(each.folder))
+    found = mutants.draw(3, "1", [source])
+    assert found == mutants.draw(4, "1", [source])[:3] != mutants.draw(3, "2", [source])
+    for fault in found:
+        text = (CHECKOUT / fault.file).read_text()
+        assert fault.plant(text) != text and fault.file.startswith(f"{folder}/")
+        assert fault.tests and all((CHECKOUT / test).exists() for test in fault.tests)
+
+
+def test_a_mutant_that_changes_a_text_alone_is_none() -> None:
+    for one, other in (("'a 1'", "'a 2'"), ("x: int = 1", "x: str = 1"), ("x = f'{y} 1'", "x = f'{y} 2'")):
+        assert mutants.without_texts(one) == mutants.without_texts(other)
+    fault = Fault("valid", "drawn", "python", "setup.py", "import os\n", "import sys\n", ())
+    assert mutants.means_something_else(fault)
+    assert not mutants.means_something_else(replace(fault, replacement="import (\n"))
+
+
+def test_the_rate_is_of_mutants_that_build_and_can_be_seen() -> None:
+    words = [(CAUGHT, ""), (CAUGHT, ""), (MISSED, "equivalent: no reader"), (MISSED, ""), (BROKEN, "")]
+    words += [(MISSED, "caught since by a test"), (LATE, "")]
+    rows = [
+        Row("1", f"shaders/shaders/gdn/a.metal:{n}: x -> y", *(word, "", why)) for n, (word, why) in enumerate(words)
+    ]
+    assert rates(rows).splitlines()[-1] == "| all | 6 | 1 | 3 | 1 | 1 | 75 % |"
+    again = Fault(rows[3].mutant.removeprefix("shaders/"), "drawn", "shaders", "", "", "", ())
+    kept = with_verdicts([replace(rows[3], judged="why")], "2", [again], {again.id: Verdict(MISSED)})
+    assert kept == [replace(rows[3], seed="2", judged="why")]
 
 
 def test_the_checkout_says_what_the_simulated_device_builds() -> None:

@@ -208,17 +208,6 @@ def test_a_file_that_cannot_be_used(content: Any, words: str, tmp_path: Path, mo
         tuning_cache.install_file()
 
 
-def test_where_the_file_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(tuning_cache.VARIABLE, str(tmp_path / "algorithms.json"))
-    assert tuning_cache.path() == tmp_path / "algorithms.json"
-    tuning_cache.install_file()  # there is none yet
-    monkeypatch.setenv(tuning_cache.VARIABLE, "")
-    assert tuning_cache.path() is None
-    monkeypatch.delenv(tuning_cache.VARIABLE)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert tuning_cache.path() == tmp_path / ".config" / "torch_gdn" / "tuning_cache.json"
-
-
 def test_the_import_reads_the_file(tmp_path: Path) -> None:
     file = tmp_path / "algorithms.json"
     tuning_cache.write(file, {KEY: [Row(64, 128, 128, "chunked")]})

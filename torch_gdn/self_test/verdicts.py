@@ -70,22 +70,22 @@ def path(key: str) -> Path:
 
 
 def read(key: str) -> Verdicts:
-    """Returns None for a file that cannot be read or that another version wrote."""
+    """Returns nothing for a file that cannot be read or that another version wrote."""
     try:
         content = json.loads(path(key).read_text(encoding="utf-8"))
         if (content["format"], content["machine"]) != (FORMAT, key):
             return {}
         return {name: Verdict(**row) for name, row in content["verdicts"].items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError):
         return {}
 
 
 def write(key: str, verdicts: Verdicts) -> None:
-    """Writes the file. If the folder cannot be written, the next process tests again."""
+    """Writes the file. If there is no folder or it cannot be written, the next process tests again."""
     content = {"format": FORMAT, "machine": key, "verdicts": {name: asdict(x) for name, x in verdicts.items()}}
     try:
         write_whole(path(key), json.dumps(content, indent=1) + "\n")
-    except OSError:
+    except (OSError, ValueError, RuntimeError):
         return
 
 

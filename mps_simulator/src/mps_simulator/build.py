@@ -32,7 +32,8 @@ class BuildError(RuntimeError):
 
 def cache_directory() -> Path:
     """Returns the folder for everything built: $MPS_SIMULATOR_CACHE, else ~/.cache/mps_simulator."""
-    return Path(os.environ.get("MPS_SIMULATOR_CACHE") or Path.home() / ".cache" / "mps_simulator").absolute()
+    named = os.environ.get("MPS_SIMULATOR_CACHE")
+    return (Path(named).expanduser() if named else Path.home() / ".cache" / "mps_simulator").absolute()
 
 
 def check_tools() -> None:

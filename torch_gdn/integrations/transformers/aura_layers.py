@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, NamedTuple
 
 import torch
@@ -45,6 +46,13 @@ class AuraLayer(CacheLayerMixin):
             raise ValueError(f"AuraCache: config: expected {expected}, got {size} in layer {index}")
         self.config, self.options, self.capacity, self.index = config, options, capacity, index
         self.cache: KVCache | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AuraLayer:
+        """Copies all but the configuration: a copy too must read which attention the model has."""
+        found = object.__new__(type(self))
+        memo |= {id(self): found, id(self.config): self.config}
+        found.__dict__ |= copy.deepcopy(self.__dict__, memo)
+        return found
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         if key_states.shape != value_states.shape:

@@ -225,7 +225,6 @@ class ConversationCache:
         """
         from safetensors import safe_open
 
-        self.clear()
         device = str(self.model.device)
         with safe_open(os.fspath(path), "pt", device=device) as file:
             about = file.metadata() or {}
@@ -233,6 +232,7 @@ class ConversationCache:
                 raise ValueError(f"load: path: expected a file of {FORMAT!r}, got {about.get('format')!r}")
             if about["model"] != (expected := identity(self.model)):
                 raise ValueError(f"load: path: expected conversations of model {expected}, got {about['model']}")
+            self.clear()
             names: dict[int, list[tuple[int, str]]] = {}
             for name in file.keys():  # noqa: SIM118
                 n, layer, part = name.split(".")

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from threading import RLock
 from types import ModuleType
 
 import torch
@@ -35,6 +36,7 @@ from torch_gdn.integrations.transformers.patches import (
     unknown_to,
 )
 
+lock = RLock()  # one thread at a time enables or disables
 applied: dict[str, list[Patch]] = {}  # by model or feature; empty while disabled
 SERVED_VERSION = "5.23"  # the features below know this version's generation and caches
 # What the enabled models call.
@@ -155,13 +157,14 @@ def enable(*, continuous_batching: bool = False, rollback: bool = False) -> Stat
     """
     self_test.mode()
     version = transformers_version()
-    if not applied:
-        enable_models(version)
-    for feature, wanted in (("continuous batching", continuous_batching), ("rollback", rollback)):
-        if wanted and feature not in applied:
-            enable_feature(feature, version)
-    tested.test(called_ops(), dtypes_of_models() if torch.backends.mps.is_available() else ())
-    return status()
+    with lock:
+        if not applied:
+            enable_models(version)
+        for feature, wanted in (("continuous batching", continuous_batching), ("rollback", rollback)):
+            if wanted and feature not in applied:
+                enable_feature(feature, version)
+        tested.test(called_ops(), dtypes_of_models() if torch.backends.mps.is_available() else ())
+        return status()
 
 
 def called_ops() -> list[str]:
@@ -229,14 +232,15 @@ def disable() -> Status:
     Returns:
         status: What `status()` returns. The counts stay until the next `enable()`.
     """
-    for found in reversed(applied.values()):  # a feature may wrap what another one put there
-        for patch in reversed(found):
-            if not patch.revert():
-                warnings.warn(
-                    f"torch_gdn does not restore {patch}: something else replaced it in the meantime", stacklevel=2
-                )
-    applied.clear()
-    return status()
+    with lock:
+        for found in reversed(applied.values()):  # a feature may wrap what another one put there
+            for patch in reversed(found):
+                if not patch.revert():
+                    warnings.warn(
+                        f"torch_gdn does not restore {patch}: something else replaced it in the meantime", stacklevel=2
+                    )
+        applied.clear()
+        return status()
 
 
 def status() -> Status:

@@ -1,0 +1,190 @@
+"""Mutants that nobody chose: universalmutator applies the rules in proof/mutate/rules/ to every line of the sources."""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import io
+import random
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+from proof.mutate.faults import CHECKOUT, TABLES, Fault, read_table, tests_of
+from proof.mutate.scratch import included_shaders
+
+T = TypeVar("T")
+RULES = Path(__file__).parent / "rules"
+DRAWN = "drawn"  # the kind of such a fault
+CLASSES = "tests/classes"
+MOST = 4  # files of tests that one mutant runs because of its file's or an op's name
+
+
+@dataclass(frozen=True)
+class Source:
+    """A folder of sources, and how many mutants of a round are its own."""
+
+    folder: str
+    suffixes: tuple[str, ...]
+    rules: str
+    share: int
+    left_out: tuple[str, ...] = ()
+
+
+# The check alone runs the probes, the engines' integrations run in environments of their own, and torch_gdn/testing is
+# a part of the tests. A mutant of csrc/ takes a build.
+SOURCES = (
+    Source("shaders", (".metal", ".h"), "c.rules", 4, ("shaders/probes/",)),
+    Source(
+        "torch_gdn", (".py",), "python.rules", 3,
+        ("torch_gdn/integrations/vllm/", "torch_gdn/integrations/sglang/", "torch_gdn/testing/"),
+    ),
+    Source("csrc", (".cpp", ".h", ".mm"), "c.rules", 1),
+)  # fmt: skip
+
+
+def files_of(source: Source) -> list[str]:
+    listed = subprocess.run(
+        ["git", "ls-files", source.folder], cwd=CHECKOUT, capture_output=True, text=True, check=True
+    )
+    names = [name for name in listed.stdout.splitlines() if name.endswith(source.suffixes)]
+    return [name for name in names if not name.startswith(source.left_out)] if source.left_out else names
+
+
+def lines_of(file: str, rules: str) -> Iterator[tuple[int, str, str]]:
+    """Yields the number of a line, the line, and what a mutant has in its place."""
+    from universalmutator.mutator import mutants_regexp
+
+    lines = (CHECKOUT / file).read_text().splitlines(keepends=True)
+    with redirect_stdout(io.StringIO()):
+        found = mutants_regexp(lines, [str(RULES / rules)], ignorePatterns=[], ignoreStringOnly=True)
+    for number, mutant, *_ in found:
+        yield number, lines[number - 1], mutant
+
+
+def means_something_else(fault: Fault) -> bool:
+    """Returns whether a mutant of Python is valid, and differs in more than texts and annotations."""
+    if fault.part != "python":
+        return True
+    source = (CHECKOUT / fault.file).read_text()
+    try:
+        return without_texts(source) != without_texts(fault.plant(source))
+    except SyntaxError:
+        return False
+
+
+def without_texts(source: str) -> str:
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            node.value = ""
+        for name in ("annotation", "returns"):
+            if getattr(node, name, None) is not None:
+                setattr(node, name, None)
+    return ast.dump(tree)
+
+
+def fault_of(file: str, number: int, line: str, mutant: str) -> Fault:
+    """The text of the fault is the line, and as many lines before it as make it occur once."""
+    lines = (CHECKOUT / file).read_text().splitlines(keepends=True)
+    first = number - 1
+    while first > 0 and "".join(lines).count("".join(lines[first:number])) > 1:
+        first -= 1
+    before = "".join(lines[first : number - 1])
+    name = f"{file}:{number}: {line.strip()} -> {mutant.strip()}"
+    part = "python" if file.endswith(".py") else "shaders" if file.startswith("shaders/") else file.split("/")[1]
+    part = part if part in ("python", "shaders", "metal", "ops", "cpu") else "ops"
+    tests, words = tests_that_see(file)
+    return Fault(name, DRAWN, part, file, before + line, before + mutant, tests, words)
+
+
+@cache
+def tests_that_see(file: str) -> tuple[tuple[str, ...], str]:
+    """Returns files of tests, and what their names must have. The classes' tests are those of the file's ops alone."""
+    if file.endswith(".py"):
+        return tests_of_module(file), ""
+    ops = ops_of_shaders().get(file, []) if file.startswith("shaders/") else ops_named(Path(file).stem)
+    paths = [path for op in ops for path in sorted(CHECKOUT.glob(f"tests/*/test_{op.rstrip('_')}.py"))]
+    named = [str(path.relative_to(CHECKOUT)) for path in paths[:MOST]]
+    files = dict.fromkeys([*tests_of(file, read_table(TABLES / "tests.toml"), CHECKOUT), *named])
+    words = [Path(each).stem for each in files] + ops
+    return (*files, *([CLASSES] if ops else [])), " or ".join(words)
+
+
+def ops_named(stem: str) -> list[str]:
+    from torch_gdn.testing import REGISTRY
+
+    return [op for op in REGISTRY if op.rstrip("_") == stem]
+
+
+@cache
+def ops_of_shaders() -> dict[str, list[str]]:
+    """Returns the ops that launch a kernel of a file, or of a file that includes it, by the registry's points."""
+    import mps_simulator
+    from torch_gdn.check.fake_mps import fake_mps
+    from torch_gdn.testing.registry import computed, launches_at
+
+    mps_simulator.activate()
+    found: dict[str, dict[str, None]] = {}
+    for entry, point in computed(quick=False):
+        for file in {f"shaders/{launch.variant.file}" for launch in launches_at(entry, point, fake_mps())}:
+            found.setdefault(file, {})[entry.name] = None
+    for file, ops in [*found.items()]:
+        for header in included_shaders(CHECKOUT, [CHECKOUT / file]):
+            found.setdefault(str(header.relative_to(CHECKOUT)), {}).update(ops)
+    return {file: list(ops) for file, ops in found.items()}
+
+
+def tests_of_module(file: str) -> tuple[str, ...]:
+    """Returns the files of tests that claim a module, then those that name the most of it or of what it defines."""
+    claims = read_table(TABLES / "tests.toml")
+    claimed: list[str] = next((tests for pattern, tests in claims.items() if fnmatch.fnmatch(file, pattern)), [])
+    module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    tree = ast.parse((CHECKOUT / file).read_text())
+    defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    public = [name for name in defined if not name.startswith("_") and len(name) > 3]
+    scores = {}
+    for path in tests_in(CHECKOUT / "tests"):
+        text = path.read_text()
+        score = sum(re.search(rf"\b{name}\b", text) is not None for name in public)
+        score += 3 * (re.search(rf"\b{re.escape(module)}\b", text) is not None)
+        score += 3 * (Path(file).stem in path.stem and Path(file).parent.name in str(path))
+        if score:
+            scores[str(path.relative_to(CHECKOUT))] = score
+    named = sorted(scores, key=lambda name: -scores[name])[: MOST - len(claimed)]
+    return tuple(dict.fromkeys([*claimed, *named])) or ("tests/tools/test_docstrings.py",)
+
+
+def tests_in(folder: Path) -> list[Path]:
+    engines = ("vllm_engine", "sglang_engine")
+    return [path for path in sorted(folder.rglob("test_*.py")) if path.parent.name not in engines]
+
+
+def all_mutants(source: Source) -> list[tuple[str, int, str, str]]:
+    return [(file, *each) for file in files_of(source) for each in lines_of(file, source.rules)]
+
+
+def iter_pop(pile: list[T]) -> Iterator[T]:
+    while pile:
+        yield pile.pop()
+
+
+def draw(count: int, seed: str, sources: Sequence[Source] = SOURCES) -> list[Fault]:
+    """Draws mutants of all folders in turn. A larger count begins with those of a smaller one."""
+    piles = []
+    for source in sources:
+        pile = all_mutants(source)
+        random.Random(f"{seed} {source.folder}").shuffle(pile)
+        piles.append(pile)
+    taken: list[Fault] = []
+    while len(taken) < count and any(piles):
+        for source, pile in zip(sources, piles, strict=True):
+            drawn = (fault for each in iter_pop(pile) if means_something_else(fault := fault_of(*each)))
+            taken += islice(drawn, source.share)
+    return taken[:count]
