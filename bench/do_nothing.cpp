@@ -19,6 +19,7 @@ class NoLauncher final : public Launcher {
   std::vector<PipelineFacts> pipelines() const override { return device_.pipelines(); }
   void clear_pipelines() override { device_.clear_pipelines(); }
   const DeviceFacts& device() const override { return device_.device(); }
+  double wait_and_time() override { return device_.wait_and_time(); }
 
  private:
   Launcher& device_;

@@ -329,7 +329,7 @@ class Evaluation(ABC):
             return Memory(replace(whole.address, lanes=None if name else whole.address.lanes))
         if not name:  # of the library's own classes
             return whole
-        return replace(whole, member=name) if not whole.member else replace(whole, is_part=True)
+        return replace(whole, member=f"{whole.member}.{name}" if whole.member else name)
 
     def _find_ArraySubscriptExpr(self, node: Node) -> Place | Memory:
         array, index = children(node)

@@ -297,7 +297,8 @@ class Layout:
         return self._record(name)
 
     def _record(self, name: str) -> tuple[int, int]:
-        named = [path for path in self._records if path == name or path.endswith(f"::{name}")]
+        dumped = re.sub(r"\bfalse\b", "0", re.sub(r"\btrue\b", "-1", name))  # as clang names records
+        named = [path for path in self._records if path == dumped or path.endswith(f"::{dumped}")]
         if len(named) != 1:
             raise NotUnderstood(f"the size of the type {metal_terms(name)!r} is not known")
         record = self._records[named[0]]

@@ -1,15 +1,13 @@
-"""Mutants that nobody chose: universalmutator applies the rules in proof/mutate/rules/ to every line of the sources."""
+"""Mutants that nobody chose: the rules in proof/mutate/rules/, applied to every line of the sources."""
 
 from __future__ import annotations
 
 import ast
 import fnmatch
-import io
 import random
 import re
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -57,15 +55,48 @@ def files_of(source: Source) -> list[str]:
     return [name for name in names if not name.startswith(source.left_out)] if source.left_out else names
 
 
-def lines_of(file: str, rules: str) -> Iterator[tuple[int, str, str]]:
-    """Yields the number of a line, the line, and what a mutant has in its place."""
-    from universalmutator.mutator import mutants_regexp
+@dataclass(frozen=True)
+class Rules:
+    """What a file of rules says: `PATTERN ==> REPLACEMENT` per line.
 
-    lines = (CHECKOUT / file).read_text().splitlines(keepends=True)
-    with redirect_stdout(io.StringIO()):
-        found = mutants_regexp(lines, [str(RULES / rules)], ignorePatterns=[], ignoreStringOnly=True)
-    for number, mutant, *_ in found:
-        yield number, lines[number - 1], mutant
+    The replacement DO_NOT_MUTATE leaves out lines that have the pattern, and SKIP_MUTATING_REST what follows it.
+    """
+
+    replacements: tuple[tuple[re.Pattern[str], str], ...]
+    lines_left_out: tuple[re.Pattern[str], ...]
+    ends: tuple[re.Pattern[str], ...]
+
+    @staticmethod
+    @cache
+    def read(name: str) -> Rules:
+        lines = (line for line in (RULES / name).read_text().splitlines() if not line.startswith("#"))
+        pairs = [line.split(" ==> ", 1) for line in lines if " ==> " in line]
+        rules = [(re.compile(pattern), replacement) for pattern, replacement in pairs]
+        special = {"DO_NOT_MUTATE", "SKIP_MUTATING_REST"}
+        return Rules(
+            tuple((pattern, replacement) for pattern, replacement in rules if replacement not in special),
+            tuple(pattern for pattern, replacement in rules if replacement == "DO_NOT_MUTATE"),
+            tuple(pattern for pattern, replacement in rules if replacement == "SKIP_MUTATING_REST"),
+        )
+
+    def mutants(self, line: str) -> Iterator[str]:
+        """Yields the line with one match of one rule replaced, outside texts."""
+        if any(pattern.search(line) for pattern in self.lines_left_out):
+            return
+        end = min((found.start() for pattern in self.ends if (found := pattern.search(line))), default=len(line))
+        for pattern, replacement in self.replacements:
+            for match in pattern.finditer(line):
+                is_in_a_text = line.count('"', 0, match.start()) % 2 == 1
+                if match.start() < end and not is_in_a_text:
+                    expanded = match.expand(replacement.replace("\\n", "\n"))
+                    yield line[: match.start()] + expanded + line[match.end() :]
+
+
+def lines_of(file: str, rules: str) -> Iterator[tuple[int, str, str]]:
+    """Yields the number of a line, the line, and a mutant of it."""
+    for number, line in enumerate((CHECKOUT / file).read_text().splitlines(keepends=True), 1):
+        for mutant in Rules.read(rules).mutants(line):
+            yield number, line, mutant if mutant.endswith("\n") else mutant + "\n"
 
 
 def means_something_else(fault: Fault) -> bool:

@@ -19,7 +19,7 @@ CAUGHT_SINCE = "caught since"  # begins one that names a newer test, or one that
 TEXT = """
 ## Mutants that nobody chose
 
-`python -m proof.mutate.drawn 20 --seed 7` draws mutants. universalmutator applies the rules in `proof/mutate/rules/` to
+`python -m proof.mutate.drawn 20 --seed 7` draws mutants. It applies the rules in `proof/mutate/rules/` to
 the shaders, the Python code and `csrc/`: another comparison, a bound off by one, a dropped barrier, a dropped guard,
 swapped strides, a wrong constant. A mutant runs the tests that can see it, first with a sample of their sweeps, then
 with every case. `make proof` draws {count} new ones each time, and prints their seed. `proof/mutate/drawn.tsv` has each

@@ -132,6 +132,7 @@ template <int key_bits, int value_bits, int D, int kSimdgroups, typename E = flo
     pages.exact.op = &parameters.paged.op;
     pages.exact.parameters = &parameters.exact;
     pages.exact.sources = sources;
+    pages.exact.simdgroup = simdgroup;
   }
   attend<float, D>(
       q, block_table, cu_seqlens, seq_lens, sinks, out, o_partials, m_partials, l_partials, errors, parameters.paged,

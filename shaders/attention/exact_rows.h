@@ -27,6 +27,7 @@ struct ExactTokens {
   constant OpName* op;
   constant ExactRowsParameters* parameters;
   threadgroup int* sources;  // [keys of a tile]
+  uint simdgroup;
 
   // Called by the thread of a key of the tile. Returns false if the token has codes alone.
   METAL_FUNC bool locate(
@@ -85,12 +86,12 @@ struct ExactTokens {
       threadgroup const int64_t* offsets,
       device const float* signs,
       uint thread_index) const {
-    constexpr int kRows = 32 / lanes_of(D);  // of a simdgroup
+    constexpr int kRows = 32 / lanes_of(D);  // per simdgroup
     constexpr int kOwn = D / lanes_of(D);
     static_assert(kKeys % kRows == 0, "the lanes of a simdgroup have rows of one tile");
     const uint lane = thread_index % 32;
     const float factor = 1.0f / sqrt(float(D));
-    for (int first = int(thread_index) / 32 * kRows; first < kKeys; first += kThreads / 32 * kRows) {
+    for (int first = int(simdgroup) * kRows; first < kKeys; first += kThreads / 32 * kRows) {
       const int key = first + int(lane) / lanes_of(D);
       const int source = sources[key];
       if (!simd_any(source != kFromCodes)) continue;

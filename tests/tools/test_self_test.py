@@ -356,7 +356,8 @@ def test_ops_have_cases_in_the_dtype_and_sizes_of_a_call() -> None:
         entry = REGISTRY[op]
         with cases_of_calls() as calls:
             entry.run(entry.call(entry.small), entry.small)
-        assert [case.op for case in calls.cases] == [op] * len(cases_of([op]))
+        assert {case.op for case in calls.cases} == {op}
+        assert len(calls.cases) <= len(cases_of([op]))  # points that differ in what a call decides become one
         for case in calls.cases:
             drawn = entry.call(case.point)
             assert drawn[entry.first].dtype == entry.call(entry.small)[entry.first].dtype
