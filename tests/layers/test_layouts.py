@@ -27,7 +27,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 @each_op
 def test_any_strides(device: torch.device, op: str, layout: str) -> None:
-    """Of each tensor in turn, while the others are contiguous."""
+    """Gives each tensor in turn other strides, while the others are contiguous."""
     call = REGISTRY[op].call(POINT)
     for name in tensors_of(call):
         view = LAYOUTS[layout](call[name])

@@ -536,7 +536,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_read(
 
 
 def test_a_step_copies_little_to_the_device_where_the_kernels_are_tested(tmp_path: Path) -> None:
-    """Of prompts and of tokens that follow them. The self-test passes for every kernel that the model needs."""
+    """Counts copies for prompts and for later tokens. The self-test passes for every kernel that the model needs."""
     texts = [list(range(1, 20)), list(range(3, 40))]
     scenario = {
         "model": str(model_of("qwen3_next", tmp_path)),

@@ -20,7 +20,7 @@ struct PagedExactRows {
   bool present() const { return keys.has_value(); }
 };
 
-// Of sequences with queries. The kernel checks slots on the device.
+// Checks the slots of sequences with queries. The kernel checks slots on the device.
 template <typename Int>
 void check_cpu_slots(const Check<Int>& check, const char* argument, const Tensor& slots, const Tensor& cu_seqlens,
                      int64_t count) {
