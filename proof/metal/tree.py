@@ -137,7 +137,7 @@ class Tree:
         elif kind in RECORDS or kind == "NamespaceDecl":
             name = f"{path}::{node['name']}" if path else str(node.get("name", ""))
             name += _arguments(node)
-            if kind in RECORDS and any(child["kind"] == "FieldDecl" for child in inner):
+            if kind in RECORDS and node.get("completeDefinition"):
                 self.records[name] = node
             for child in inner:
                 self._collect(child, name)

@@ -20,7 +20,7 @@ struct CodedPages {
   threadgroup float* norms;      // likewise
   constant AuraPagedParameters* parameters;
   enum { kKeys = keys_of_tile<float, D>() };
-  ExactTokens<E, D, kKeys, kThreads> exact;  // set with kExact
+  ExactTokens<kExact, E, D, kKeys, kThreads> exact;
 
   METAL_FUNC void report(int sequence) const {
     if constexpr (kExact) exact.report(sequence);

@@ -12,8 +12,12 @@ GDN_CONSTANT int kFromCodes = 0;
 GDN_CONSTANT int kFromSlot = 1;
 GDN_CONSTANT int kFromNew = 2;
 
+// Holds nothing for a kernel without exact rows.
+template <bool kExact, typename E, int D, int kKeys, int kThreads>
+struct ExactTokens {};
+
 template <typename E, int D, int kKeys, int kThreads>
-struct ExactTokens {
+struct ExactTokens<true, E, D, kKeys, kThreads> {
   device const E* keys;
   device const E* values;
   device const E* new_keys;
