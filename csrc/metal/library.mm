@@ -38,8 +38,10 @@ using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 std::string names_of(id<MTLLibrary> library) {
+  NSArray<NSString*>* found = [library functionNames];
   std::string names;
-  for (NSString* name in [library functionNames]) names += std::string(names.empty() ? "" : ", ") + [name UTF8String];
+  for (NSUInteger i = 0; i < [found count]; ++i)
+    names += (i ? ", " : "") + std::string([[found objectAtIndex:i] UTF8String]);
   return names.empty() ? "none" : names;
 }
 

@@ -40,6 +40,8 @@ typedef struct _NSRange {
 @end
 
 @interface NSArray<__covariant ObjectType> : NSObject <NSCopying>
+@property(readonly) NSUInteger count;
+- (ObjectType)objectAtIndex:(NSUInteger)index;
 @end
 
 @interface NSDictionary<__covariant KeyType, __covariant ObjectType> : NSObject <NSCopying>
