@@ -17,7 +17,7 @@ struct Slot {
   bool is_outside, is_taken;
 };
 
-// Only rows that are apart take the division of 64 bits.
+// Only rows with a gap between them pay for the 64-bit division.
 METAL_FUNC int64_t slot_index(device const int* indices, constant SlotParameters& slots, int64_t entry) {
   int64_t position = entry * slots.index_stride;
   if (slots.row_gap != 0) position += entry / slots.columns * slots.row_gap;

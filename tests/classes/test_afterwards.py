@@ -35,8 +35,8 @@ WAYS: dict[str, Callable[[KVCache, Path], KVCache]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_cache_of_codes(device: torch.device, tmp_path: Path, way: str) -> None:
-    """From no token to a full tail, and from crops into the codes and the sinks. Both caches go on with the same bits
-    and apart from each other: tokens become codes, the cache is cropped, and its rows change places."""
+    """Starts from no token, from a full tail, and from crops into the codes and the sinks. Both caches then continue
+    with the same bits and share nothing: tokens become codes, the cache is cropped, and its rows change places."""
     k, v = torch.randn(2, 2, 2, 60, 64).to(device)
     q = torch.randn(2, 4, 3, 64).to(device)
     for tokens, kept in ((0, 0), (1, 1), (9, 9), (30, 30), (30, 12), (30, 1)):
@@ -63,7 +63,7 @@ def test_a_cache_of_codes(device: torch.device, tmp_path: Path, way: str) -> Non
 
 @torch.no_grad()
 def next_logits(model: Any, cache: Any, *lengths: int) -> Tensor:
-    """Runs the model on so many more tokens at a time, which are the same ones after as many."""
+    """Runs the model on `lengths` more tokens at a time. A token depends on its position alone."""
     found = []
     for length in lengths:
         seen = cache.get_seq_length()
@@ -74,8 +74,8 @@ def next_logits(model: Any, cache: Any, *lengths: int) -> Tensor:
 
 @pytest.mark.parametrize("kind", ["window", "qwen3_next"])
 def test_a_models_cache(kind: str, tmp_path: Path) -> None:
-    """A copy, a file and a pickled cache go on as the cache does, past the window and a tile. After a reset each is as
-    a new one."""
+    """A copy, a loaded file and a pickled cache continue as the cache does, past the window and a tile. After a reset,
+    each behaves like a new one."""
     model = model_of(kind)
     cache = aura_cache(model, "8v4")
     first = next_logits(model, cache, 7, 1, 2)

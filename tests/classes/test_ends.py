@@ -31,7 +31,7 @@ def test_sinks_far_above_and_below_the_scores(device: torch.device, op: str, siz
         assert_exact(entry, point, call, device, OF_A_HUNDRED)
 
 
-# What an op's outputs are proportional to, all at once.
+# An op's outputs are proportional to these arguments together.
 PROPORTIONAL = {"v", "u", "v_new", "h", "initial_state", "state_pool", "value_cache", "value", "up"}
 SCALED = [op for op, entry in REGISTRY.items() if PROPORTIONAL & set(entry.arguments) and "W" not in fields_of(entry)]
 

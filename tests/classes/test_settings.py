@@ -35,7 +35,7 @@ PLACES: dict[str, tuple[Place, str | None]] = {  # by variable: what it names, a
 
 @pytest.mark.parametrize("variable", PLACES)
 def test_a_path(variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is read anew when it is needed."""
+    """Each variable is read again when it is needed."""
     place, otherwise = PLACES[variable]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -67,7 +67,7 @@ def test_a_table_that_cannot_be_read_is_a_warning(tmp_path: Path, monkeypatch: p
 
 
 def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container whose user has no entry: there is no file, and nothing warns of it."""
+    """A container may have a user without an entry. There is then no file, and nothing warns of it."""
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.delenv(tuning_cache.VARIABLE)
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: {}[uid])

@@ -84,7 +84,7 @@ def test_features_in_both_orders(first: str) -> None:
 
 
 def test_two_caches_of_two_models() -> None:
-    """Steps of two models, each with two caches, in turn: as those of one cache by itself."""
+    """Two models, each with two caches, take steps in turn, and get the logits of one cache by itself."""
     models = [model_of("window"), model_of("qwen3")]
     expected = [next_logits(model, aura_cache(model, "8v4"), 6, 1, 3, 1, 2) for model in models]
     caches = [(model, aura_cache(model, "8v4")) for model in models for _ in range(2)]

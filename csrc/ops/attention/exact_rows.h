@@ -5,10 +5,10 @@
 
 namespace torch_gdn {
 
-// A slot has `sinks` rows of first tokens and a ring of others. The first tokens of sequence n are those of slot
-// sink_slots[n]. Its token p has row sinks + p % (rows - sinks) of slot slots[n], if it is one of the `tail` tokens
-// before the queries and none before starts[n]. A negative slot has no rows. The queries' own tokens are rows of
-// new_keys and new_values.
+// A slot has `sinks` rows for first tokens, and a ring for later ones. Sequence n finds its first tokens in slot
+// sink_slots[n]. Token p of the `tail` tokens before the queries, from starts[n] on, is in row
+//     sinks + p % (rows - sinks)
+// of slot slots[n]. A negative slot has no rows. The queries' own tokens are rows of new_keys and new_values.
 template <typename Int>
 struct PagedExactRows {
   optional<Tensor> keys, values;          // [slots, rows, HK, D]
@@ -37,7 +37,7 @@ void check_exact_rows(const Check<Int>& check, const PagedShape<Int>& s, const T
                       const PagedExactRows<Int>& exact) {
   const auto& [keys, values, slots, starts, sink_slots, new_keys, new_values, sinks, tail] = exact;
   const auto together = [&](const char* argument, const optional<Tensor>& x) {
-    check.value(x.has_value() == keys.has_value(), argument, "a tensor where exact_keys is one, else None",
+    check.value(x.has_value() == keys.has_value(), argument, "a tensor if exact_keys is one, else None",
                 x.has_value() ? "a tensor" : "None");
   };
   together("exact_values", values), together("exact_slots", slots), together("exact_starts", starts);

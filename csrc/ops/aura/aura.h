@@ -160,7 +160,7 @@ struct CachedAttention {
   void check_exact(const Check<Int>& check, const Tensor& q, const ExactRows<Int>& exact) {
     auto& s = shape;
     const auto& [keys, values, sinks, length] = exact;
-    check.value(keys.has_value() == values.has_value(), "exact_values", "a tensor where exact_keys is one, else None",
+    check.value(keys.has_value() == values.has_value(), "exact_values", "a tensor if exact_keys is one, else None",
                 values.has_value() ? "a tensor" : "None");
     if (keys.has_value()) {
       check.dimensions("exact_keys", *keys, 4, "[B, HK, rows, D]");

@@ -34,8 +34,8 @@ struct AuraFlashP1 : CachedAttention<Int> {
     check.is_float32("q_rot", q_rot);
     this->check_cache(check, "q_rot", q_rot);
     auto& s = this->shape;
-    check.value(q_sums.has_value() == this->key.means.has_value(), "q_sums",
-                "a tensor where key_means is one, else None", q_sums.has_value() ? "a tensor" : "None");
+    check.value(q_sums.has_value() == this->key.means.has_value(), "q_sums", "a tensor if key_means is one, else None",
+                q_sums.has_value() ? "a tensor" : "None");
     if (q_sums.has_value()) {
       check.is_float32("q_sums", *q_sums);
       check.shape("q_sums", *q_sums, "[B, HQ, L]", {s.B, s.HQ, s.L});

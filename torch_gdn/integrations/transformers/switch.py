@@ -163,7 +163,7 @@ def enable(*, continuous_batching: bool = False, rollback: bool = False) -> Stat
         for feature, wanted in (("continuous batching", continuous_batching), ("rollback", rollback)):
             if wanted and feature not in applied:
                 enable_feature(feature, version)
-        tested.test(called_ops(), dtypes_of_models() if torch.backends.mps.is_available() else ())
+        tested.test(called_ops(), dtypes_of_models)
         return status()
 
 

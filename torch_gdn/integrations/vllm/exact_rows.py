@@ -74,14 +74,14 @@ class Scheduled:
     name: str
     first: int  # tokens before this step
     count: int  # tokens of this step
-    block: int  # of its first token; 0: none
+    block: int  # the block of its first token, or 0 if it is unknown
 
 
 @dataclass
 class Held:
     slot: int
     start: int  # the first token that was written into the slot
-    end: int  # behind the last one
+    end: int  # the token after the last one
 
 
 class Owners:
