@@ -66,6 +66,7 @@ def test_enabling_tests_the_ops_that_models_call(monkeypatch: pytest.MonkeyPatch
     """The models here are not of Kimi Delta Attention, and generate by themselves."""
     asked: list[Any] = []
     monkeypatch.setattr(switch.self_test, "ensure", asked.append)
+    monkeypatch.setattr(switch, "dtypes_of_models", set)  # other tests hold models on mps
     monkeypatch.setattr(tested, "forms", {(tested.USUAL_DTYPE, tested.USUAL_SIZES)})
     monkeypatch.setitem(switch.self_test.replaced, "l2norm", "y: error 1; the CPU's kernel runs instead, on copies")
     status = transformers.enable(continuous_batching=True)
