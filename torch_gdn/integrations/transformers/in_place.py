@@ -24,7 +24,7 @@ def forward_with_cached_state(original: Callable[..., Any], rule: Any) -> Callab
     """`rule` is the patch of the module's function that the layer calls. If rebound since, it may lack the option."""
 
     def forward(layer: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or torch.is_grad_enabled():
+        if torch.is_grad_enabled():
             return original(layer, hidden_states, *args, **kwargs)
         cache = kwargs.get("cache_params")
         if cache is not None and hidden_states.shape[1] == 1 and "layer_states" not in kwargs and rule.is_applied():
@@ -59,7 +59,8 @@ def decode(
         return None
     if decoding.decode_reason(layer, hidden_states, conv_state, state):
         return None
-    dispatch.count(decoding.NAME, "")
+    if not torch.compiler.is_compiling():  # a graph that counts would be recompiled for each count
+        dispatch.count(decoding.NAME, "")
     return decoding.run_decode(layer, hidden_states, conv_state, state)
 
 
