@@ -16,8 +16,11 @@ from transformers.cache_utils import Cache, LinearAttentionLayer
 from torch_gdn.integrations.transformers import decoding, dispatch
 from torch_gdn.integrations.transformers.functions import CACHED_STATE
 
-WRITE = "update_recurrent_state"
-COPIES = {owner: vars(owner)[WRITE] for owner in (Cache, LinearAttentionLayer)}
+METHODS = ("get_conv_state", "get_recurrent_state", "update_conv_state", "update_recurrent_state")
+THEIRS = {
+    owner: {name: vars(owner)[name] for name in METHODS if name in vars(owner)}
+    for owner in (Cache, LinearAttentionLayer)
+}
 
 
 def forward_with_cached_state(original: Callable[..., Any], rule: Any) -> Callable[..., Any]:
@@ -66,15 +69,18 @@ def decode(
 
 def overwritten_state(cache: Any, layer_idx: int) -> Tensor | None:
     """Returns the state that the layer's call finally overwrites, or None if it may be kept or another be written."""
-    if not copies(cache, Cache):
+    if not uses_their_code(cache, Cache):
         return None
     layer = cache.layers[layer_idx]
-    if not copies(layer, LinearAttentionLayer) or layer.record_past:
+    if not uses_their_code(layer, LinearAttentionLayer) or layer.record_past:
         return None
     state: Tensor | None = layer.recurrent_states[0]
     return state if type(state) is Tensor and state.dtype == torch.float32 else None
 
 
-def copies(holder: Any, owner: type) -> bool:
-    """Returns whether it writes states by transformers' own code, which copies over the old ones."""
-    return getattr(type(holder), WRITE, None) is COPIES[owner] and WRITE not in vars(holder)
+def uses_their_code(holder: Any, owner: type) -> bool:
+    """Returns whether it hands out and writes states by transformers' own code, which copies over the old ones."""
+    return all(
+        getattr(type(holder), name, None) is theirs and name not in vars(holder)
+        for name, theirs in THEIRS[owner].items()
+    )
