@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bench import launches
+from bench.launch_counter import ONCE
 from torch_gdn.integrations import transformers
 
 FULL, LINEAR = "full_attention", "linear_attention"
@@ -55,7 +56,7 @@ def step(name: str, kinds: tuple[str, ...], batch: int) -> Counter[str]:
 
 
 def generate(model: Any, ids: Tensor) -> tuple[Tensor, Counter[str]]:
-    """Returns the tokens that the model generates with a compiled forward, and the launches of its last but one step."""
+    """Returns the tokens that a compiled model generates, and the launches of its last but one step."""
     import mps_simulator
 
     profiles: list[Any] = []
@@ -86,7 +87,7 @@ def launched(profile: Any) -> Counter[str]:
 
 
 def count(name: str, batch: int) -> dict[str, int]:
-    """Returns the launches of one layer of each kind, those outside of layers, and those of the whole published model."""
+    """Returns the launches of a layer of each kind, those outside of layers, and those of the whole published model."""
     transformers.enable()
     try:
         with torch.no_grad():
@@ -97,4 +98,4 @@ def count(name: str, batch: int) -> dict[str, int]:
     each = {LINEAR: linear - both, FULL: full - both}
     once = both - sum(each.values())
     parts = {f"{kinds.count(kind)} {kind.split('_')[0]} layers": number for kind, number in each.items()}
-    return {launches.ONCE: once, **parts, launches.TOTAL: once + sum(each[kind] for kind in kinds)}
+    return {ONCE: once, **parts, launches.TOTAL: once + sum(each[kind] for kind in kinds)}
