@@ -29,7 +29,7 @@ bool Wait::same_as(const Wait& other) const {
 
 // Returns true for the last lane of the simdgroup.
 [[gnu::always_inline]] inline bool Worker::arrive_in_simdgroup(Simdgroup& simdgroup, const Wait& wait,
-                                                             simulator_combine combine) {
+                                                               simulator_combine combine) {
   if (simdgroup.arrived == 0) {
     simdgroup.wait = wait;
     simdgroup.combine = combine;
