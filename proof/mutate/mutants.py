@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import fnmatch
-import random
+import hashlib
 import re
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -201,18 +201,22 @@ def all_mutants(source: Source) -> list[tuple[str, int, str, str]]:
     return [(file, *each) for file in files_of(source) for each in lines_of(file, source.rules)]
 
 
+def place_of(mutant: tuple[str, int, str, str], seed: str) -> bytes:
+    file, _, line, replacement = mutant
+    return hashlib.sha256(f"{seed} {file} {line} {replacement}".encode()).digest()
+
+
 def iter_pop(pile: list[T]) -> Iterator[T]:
     while pile:
         yield pile.pop()
 
 
 def draw(count: int, seed: str, sources: Sequence[Source] = SOURCES) -> list[Fault]:
-    """Draws mutants of all folders in turn. A larger count begins with those of a smaller one."""
-    piles = []
-    for source in sources:
-        pile = all_mutants(source)
-        random.Random(f"{seed} {source.folder}").shuffle(pile)
-        piles.append(pile)
+    """Draws mutants of all folders in turn. A larger count begins with those of a smaller one.
+
+    A change to the sources draws no others of the lines that it leaves.
+    """
+    piles = [sorted(all_mutants(source), key=lambda mutant: place_of(mutant, seed)) for source in sources]
     taken: list[Fault] = []
     while len(taken) < count and any(piles):
         for source, pile in zip(sources, piles, strict=True):
