@@ -79,13 +79,13 @@ def serve() -> None:
 
 
 def status_of(child: int, seconds: float) -> int | None:
-    """Waits for a program, and ends what it started."""
+    """Waits for a program, and ends what it started. Input that can be read then is the end of who would ask more."""
     handle = os.pidfd_open(child)
-    has_ended, _, _ = select.select([handle], [], [], seconds)
+    ready, _, _ = select.select([handle, sys.stdin], [], [], seconds)
     os.close(handle)
     os.killpg(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status) if has_ended else None
+    return os.waitstatus_to_exitcode(status) if handle in ready else None
 
 
 def enter(folder: str, environment: dict[str, str], output: str) -> None:
