@@ -54,7 +54,9 @@ def failed_test(finished: Finished) -> tuple[str, str]:
     """The first test that pytest's summary calls failed, with its message; of a crash the last that was begun."""
     output = finished.output
     summary = re.search(r"^(?:FAILED|ERROR) (\S+::.*)$", output, flags=re.MULTILINE)
-    begun = re.findall(r"^(\S+::.*?)(?: (?:PASSED|FAILED|ERROR|SKIPPED).*)?$", output, flags=re.MULTILINE)
+    begun = re.findall(
+        r"^(\S+::.*?)(?: (?:PASSED|FAILED|ERROR|SKIPPED|Fatal Python error).*)?$", output, flags=re.MULTILINE
+    )
     if summary:
         line = summary.group(1)
         test = max((name for name in begun if line.startswith(name)), key=len, default=line)  # names may have spaces

@@ -189,6 +189,11 @@ def test_a_failed_test_with_spaces_in_its_name(line: str, test: str, reason: str
     assert failed_test(finished) == (test, reason)
 
 
+def test_a_crash_is_of_the_test_that_was_begun_last() -> None:
+    name = "tests/a.py::test_b[8-4]"
+    assert failed_test(Finished(-11, f"{name} Fatal Python error: Segmentation fault\n\nThread 1:\n"))[0] == name
+
+
 def test_the_record_and_the_page_have_every_fault() -> None:
     found = recorded(RECORD.read_text())
     assert RECORD.read_text() == record_text(FAULTS, found)
