@@ -77,12 +77,12 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {  # the model, and what is speci
 UNTRIED = {"glm5_next"}  # the part of a model of images
 
 
-def random_model(kind: str) -> Any:
+def random_model(kind: str, **sizes: Any) -> Any:
     name, special = KINDS[kind]
     package, module = importlib.import_module(f"transformers.models.{kind}"), modeling_module(kind)
     configuration = getattr(package, f"{name}{'TextConfig' if kind.startswith('inkling') else 'Config'}")
     torch.manual_seed(0)
-    return getattr(module, f"{name}ForCausalLM")(configuration(**{**SIZES, **special})).eval()
+    return getattr(module, f"{name}ForCausalLM")(configuration(**{**SIZES, **special, **sizes})).eval()
 
 
 def logits(model: Any) -> Tensor:
