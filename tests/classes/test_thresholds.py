@@ -76,7 +76,7 @@ def test_gates_of_the_rules(device: torch.device, op: str) -> None:
 
 
 def rows_at_the_ends(D: int, dtype: torch.dtype, eps: float = 1e-6) -> Tensor:
-    """Returns rows of zeros; whose squares add to eps; of the smallest numbers; of the largest beside zeros."""
+    """Returns rows of zeros; whose squares add to eps; of the smallest numbers; of the largest next to zeros."""
     info = torch.finfo(dtype)
     largest = info.max if dtype == torch.float16 else 2.0**60  # squares are still finite in float32
     rows = torch.zeros(6, D, dtype=torch.float64)
