@@ -81,14 +81,6 @@ class PackedMLXConfig(OfFiles, QuantizationConfig):
     def get_name(self) -> Any:
         return "mlx"
 
-    @classmethod
-    def get_min_capability(cls) -> int:
-        return 0
-
-    @staticmethod
-    def get_config_filenames() -> list[str]:
-        return []
-
     def get_quant_method(self, layer: Any, prefix: str) -> Any:
         if not isinstance(layer, (LinearBase, VocabParallelEmbedding, RoutedExperts)):
             return None

@@ -57,6 +57,14 @@ class OfFiles:
     def get_supported_act_dtypes(cls) -> list[torch.dtype]:
         return DTYPES
 
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return 0
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        return []
+
     @staticmethod
     def get_checkpoint_weight_mapper() -> WeightsMapper:
         return WeightsMapper()
@@ -68,14 +76,6 @@ class LayoutOfFiles(OfFiles, QuantizationConfig):
     def __init__(self, checkpoint_format: str, is_awq: bool = False) -> None:
         super().__init__()
         self.checkpoint_format, self.is_awq = checkpoint_format, is_awq
-
-    @classmethod
-    def get_min_capability(cls) -> int:
-        return 0
-
-    @staticmethod
-    def get_config_filenames() -> list[str]:
-        return []
 
     def get_quant_method(self, layer: Any, prefix: str) -> Any:
         if not isinstance(layer, (LinearBase, VocabParallelEmbedding, RoutedExperts)):
