@@ -40,7 +40,7 @@ def assert_near(name: str, x: Tensor, exact: Tensor, least: Tensor | float = LEA
 
 @pytest.mark.parametrize("op", ["gdn_gating", "fused_kda_gate"])
 def test_gates(device: torch.device, op: str) -> None:
-    """Each number for itself. A_log reaches both ends too, for one head each."""
+    """Compares each number for itself. A_log reaches each end in one head."""
     entry, values = REGISTRY[op], around(OF_GATES)
     point = replace(entry.small, tokens=len(values), heads=4, batch=1, **({"D": 1} if op != "gdn_gating" else {}))
     call = entry.call(point)
@@ -61,7 +61,7 @@ RULES = [op for op, entry in REGISTRY.items() if "use_gate_in_kernel" in entry.a
 
 @pytest.mark.parametrize("op", RULES)
 def test_gates_of_the_rules(device: torch.device, op: str) -> None:
-    """Log decays at the thresholds, and raw gates; between them the state is kept."""
+    """Puts log decays or raw gates at the thresholds, and keeps the state between them."""
     entry, values = REGISTRY[op], torch.cat([OF_GATES, -OF_GATES])
     values = torch.stack([values, torch.full_like(values, -0.1)], 1).flatten()
     small = replace(entry.small, K=16, V=8, H=1, HV=2, tokens=len(values), batch=1)
@@ -76,7 +76,7 @@ def test_gates_of_the_rules(device: torch.device, op: str) -> None:
 
 
 def rows_at_the_ends(D: int, dtype: torch.dtype, eps: float = 1e-6) -> Tensor:
-    """Returns rows of zeros; whose squares add to eps; of the smallest numbers; of the largest next to zeros."""
+    """Returns rows that are zero, whose squares add to eps, and that have the smallest or the largest numbers."""
     info = torch.finfo(dtype)
     largest = info.max if dtype == torch.float16 else 2.0**60  # squares are still finite in float32
     rows = torch.zeros(6, D, dtype=torch.float64)

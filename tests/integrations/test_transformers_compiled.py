@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.skipif(not version("transformers").startswith("5.23."), reason="other versions launch other operators"),
     pytest.mark.skipif(on_a_mac(), reason="the simulated device counts launches"),
 ]
-# Between the projections of a linear layer two launches, and around attention two. Nothing copies a state.
+# A linear layer launches two between its projections, and an attention layer two around its attention.
 OURS = {
     "causal_conv1d_update": 1,
     "gdn_decode": 1,
@@ -29,11 +29,11 @@ OURS = {
 
 
 def test_a_compiled_model_generates_the_same_tokens_in_few_launches() -> None:
-    """One graph for the prompt, one for the first token and one for every other, with no break."""
+    """The prompt has a graph, the first token has one, and all further tokens share one. None of them breaks."""
     ready("mps")
     model = launches.small_model("Qwen3-Next-80B-A3B", torch.float32, (compiled.LINEAR, compiled.FULL)).to("mps")
     ids = torch.randint(1, launches.SMALL["vocab_size"], (2, launches.PROMPT)).to("mps")
-    counters.clear()  # of other tests in this process
+    counters.clear()  # other tests of this process counted too
     with torch.no_grad():
         expected = model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=compiled.TOKENS, do_sample=False

@@ -1,4 +1,4 @@
-"""What a decode step of vLLM's engine launches on mps, counted on models with published heads and four small layers."""
+"""Counts what a decode step of vLLM's engine launches on mps, with published heads and four small layers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def of_step(step: list[list[Any]]) -> dict[str, Counter[str]]:
 
 @pytest.mark.parametrize("name", TOTALS)
 def test_a_decode_step(name: str, tmp_path: Path) -> None:
-    """The same launches for one sequence and for eight, one copy to the device, and one wait."""
+    """A step launches the same for one sequence and for eight. It copies to the device once, and waits once."""
     mlp, total = TOTALS[name]
     model = launches.small_model(name, torch.bfloat16)
     model.config.eos_token_id = model.config.bos_token_id = 0

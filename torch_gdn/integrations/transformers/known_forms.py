@@ -69,5 +69,5 @@ def is_on_another_device(layer: Any, *args: Any, **kwargs: Any) -> bool:
 
 
 def is_elsewhere(layer: Any, *args: Any, **kwargs: Any) -> bool:
-    """The same, and in a compiled graph, whose Inductor fuses the layer."""
+    """Returns whether it does so, or is in a compiled graph, where Inductor fuses the layer."""
     return is_on_another_device(layer, *args, **kwargs) or torch.compiler.is_compiling()

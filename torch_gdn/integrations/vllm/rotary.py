@@ -1,4 +1,4 @@
-"""vLLM's rotary embeddings, SwiGLU and Qwen's gated attention on mps: fewer launches than vLLM's own operators."""
+"""Runs vLLM's rotary embeddings, SwiGLU and Qwen's gated attention on mps in fewer launches than vLLM's operators."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ def angles_of_step(rotary: TorchGdnRotaryEmbedding | TorchGdnMRotaryEmbedding, p
     """Returns the angles of a step's tokens, which the step's first layer computes and the others find."""
     if not is_forward_context_available():
         return rotary.angles(positions, x)
-    known: dict[object, Angles] = vars(get_forward_context()).setdefault(ANGLES, {})
+    known: dict[object, tuple[Angles, Tensor]] = vars(get_forward_context()).setdefault(ANGLES, {})
     key = (rotary, positions.data_ptr(), positions.shape, x.dtype)
     if key not in known:
-        known[key] = rotary.angles(positions, x)
-    return known[key]
+        known[key] = rotary.angles(positions, x), positions  # kept alive, so that no other positions get its address
+    return known[key][0]
 
 
 # ---- Qwen's attention, whose projection of q has a gate for the output ----
