@@ -6,6 +6,7 @@
 // block:
 //     m = max of scale q k,    l = sum of exp(scale q k - m),    o = sum of exp(scale q k - m) v.
 #include "aura/aura_flash_exact.h"
+#include "aura/stage_queries.h"
 #include "aura/visibility.h"
 #include "core/row_attention.h"
 

@@ -20,17 +20,15 @@ struct MergedSums {
   float l, mean;
 };
 
-// Adds kCount blocks of a row: `block`, `block + step`, .. below `blocks`. All of them are loaded before the first is
-// added, because a load takes longer than all additions.
+// Adds blocks `first`, `first + step`, ... of a row. All of them are loaded before the first is added, because a load
+// takes longer than all additions.
 template <int D, int kCount>
 METAL_FUNC void add_blocks(
     thread float* values,
     thread MergedSums& sums,
     Partials partials,
     int64_t first,
-    int block,
-    int step,
-    int blocks,
+    int64_t step,
     float largest,
     uint lane) {
   constexpr int kOwn = D / lanes_of(D);
@@ -39,12 +37,11 @@ METAL_FUNC void add_blocks(
   float mean[kCount];
   float parts[kCount * kOwn];
   UNROLL for (int j = 0; j < kCount; ++j) {
-    const bool is_present = block + j * step < blocks;
-    const int64_t index = first + (is_present ? block + j * step : block);
-    l[j] = is_present ? partials.l[index] : 0.0f;
-    m[j] = partials.m[index];
-    mean[j] = partials.has_means ? partials.mean[index] : 0.0f;
-    UNROLL for (int i = 0; i < kOwn; ++i) parts[j * kOwn + i] = partials.o[index * D + place_of<D>(i, lane)];
+    const int64_t block = first + j * step;
+    l[j] = partials.l[block];
+    m[j] = partials.m[block];
+    mean[j] = partials.has_means ? partials.mean[block] : 0.0f;
+    UNROLL for (int i = 0; i < kOwn; ++i) parts[j * kOwn + i] = partials.o[block * D + place_of<D>(i, lane)];
   }
   UNROLL for (int j = 0; j < kCount; ++j) {
     const float factor = l[j] == 0.0f ? 0.0f : exp(m[j] - largest);
@@ -99,9 +96,13 @@ template <typename T, int D>
   sums.l = 0.0f;
   sums.mean = 0.0f;
   const int coded_blocks = parameters.blocks - parameters.exact_blocks;
-  const int step = int(together);
-  for (int block = int(simdgroup) % step; block < coded_blocks; block += step * kAtOnce) {
-    add_blocks<D, kAtOnce>(values, sums, partials, first, block, step, coded_blocks, largest, lane);
+  const int64_t step = int64_t(together);
+  int64_t block = simdgroup % together;
+  for (; block + step * (kAtOnce - 1) < coded_blocks; block += step * kAtOnce) {
+    add_blocks<D, kAtOnce>(values, sums, partials, first + block, step, largest, lane);
+  }
+  for (; block < coded_blocks; block += step) {
+    add_blocks<D, 1>(values, sums, partials, first + block, step, largest, lane);
   }
 
   if (parameters.together > 1) {
@@ -127,7 +128,7 @@ template <typename T, int D>
   UNROLL for (int i = 0; i < kOwn; ++i) values[i] = fma(values[i], factor, sums.mean);
   partials.has_means = false;
   for (int exact = coded_blocks; exact < parameters.blocks; ++exact) {
-    add_blocks<D, 1>(values, sums, partials, first, exact, 1, parameters.blocks, largest, lane);
+    add_blocks<D, 1>(values, sums, partials, first + exact, 1, largest, lane);
   }
   const float inverse = sums.l == 0.0f ? 0.0f : 1.0f / sums.l;  // a row that saw no key has the result 0
   UNROLL for (int i = 0; i < kOwn; ++i) {

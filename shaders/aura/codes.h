@@ -16,26 +16,14 @@ METAL_FUNC uint code_at(device const uint* words, int d) {
   return value & ((1u << bits) - 1u);
 }
 
-// Returns 8 codes, from a multiple of 8 on: 16, 24, 32 or 64 bits. 24 bits may straddle two words.
+// 8 codes: 16, 24, 32 or 64 bits.
 template <int bits>
 struct EightCodes {
   uint low, high;
 };
 
-template <int bits>
-METAL_FUNC EightCodes<bits> eight_codes(device const uint* words, int first) {
-  const int bit = first * bits;
-  EightCodes<bits> codes;
-  codes.low = words[bit / 32];
-  codes.high = 0;
-  if (bit % 32 + 8 * bits > 32) codes.high = words[bit / 32 + 1];
-  const uint shift = uint(bit % 32);
-  codes.low = shift == 0 ? codes.low : codes.low >> shift | codes.high << (32u - shift);
-  return codes;
-}
-
 // Returns 8 codes, from a multiple of 8 on, of the vector whose words begin at `start`. All indices have 32 bits, so
-// that a simdgroup adds to one address.
+// that a simdgroup adds to one address. 24 bits may straddle two words, so they come as bytes: each is asked for once.
 template <int bits>
 METAL_FUNC EightCodes<bits> eight_codes(device const uint* words, uint start, uint first) {
   EightCodes<bits> codes;

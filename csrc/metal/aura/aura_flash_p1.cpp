@@ -18,7 +18,7 @@ int64_t rows_of_threadgroup(const AuraShape<>& shape) {
   const int64_t rows = shape.L * (shape.HQ / shape.HK);
   if (rows >= kFewestMatrixRows) return kMatrixRows;
   if (rows > flash_most_rows(int(shape.D))) return kEightRows;
-  return rows == 3 ? 4 : rows;
+  return rows == 3 ? 4 : std::max<int64_t>(1, rows);
 }
 
 namespace {
