@@ -58,7 +58,7 @@ struct CodedPages {
       if constexpr (kExact) {
         if (exact.sources[key] != kFromCodes) continue;
       }
-      const EightCodes<bits> eight = eight_codes<bits>(codes + places[key], column);
+      const EightCodes<bits> eight = eight_codes<bits>(codes + places[key], 0, uint(column));
       threadgroup float* target = tile + key * tile_stride<float>(D) + column;
       UNROLL for (int i = 0; i < 8; i += 4) * (threadgroup float4*)(target + i) =
           factors[key] * centroids_of(eight, i, table);

@@ -24,7 +24,8 @@ METAL_FUNC void dequantise(
   for (int item = int(thread_index); item < kMatrixKeys * kEights; item += kAuraThreads) {
     const int key = item / kEights;
     const int column = item % kEights * 8;
-    const EightCodes<bits> eight = eight_codes<bits>(codes + min(key, count - 1) * token_stride, first + column);
+    const EightCodes<bits> eight =
+        eight_codes<bits>(codes + min(key, count - 1) * token_stride, 0, uint(first + column));
     threadgroup float* target = tile + key * tile_stride<float>(kSlice) + column;
     UNROLL for (int i = 0; i < 8; i += 4) * (threadgroup float4*)(target + i) = centroids_of(eight, i, table);
   }

@@ -16,34 +16,54 @@ METAL_FUNC uint code_at(device const uint* words, int d) {
   return value & ((1u << bits) - 1u);
 }
 
-// Returns 8 codes, from a multiple of 8 on: 16, 24, 32 or 64 bits. 24 bits may straddle two words.
+// 8 codes: 16, 24, 32 or 64 bits.
 template <int bits>
 struct EightCodes {
   uint low, high;
 };
 
+// Returns 8 codes, from a multiple of 8 on, of the vector whose words begin at `start`. All indices have 32 bits, so
+// that a simdgroup adds to one address. 24 bits may straddle two words, so they come as bytes: each is asked for once.
 template <int bits>
-METAL_FUNC EightCodes<bits> eight_codes(device const uint* words, int first) {
-  const int bit = first * bits;
+METAL_FUNC EightCodes<bits> eight_codes(device const uint* words, uint start, uint first) {
   EightCodes<bits> codes;
-  codes.low = words[bit / 32];
   codes.high = 0;
-  if (bit % 32 + 8 * bits > 32) codes.high = words[bit / 32 + 1];
-  const uint shift = uint(bit % 32);
-  codes.low = shift == 0 ? codes.low : codes.low >> shift | codes.high << (32u - shift);
+  if constexpr (bits == 2) {
+    codes.low = ((device const ushort*)words)[start * 2u + first / 8u];
+  } else if constexpr (bits == 3) {
+    device const uchar* bytes = (device const uchar*)words;
+    const uint byte = start * 4u + first / 8u * 3u;
+    codes.low = uint(bytes[byte]) | uint(bytes[byte + 1u]) << 8u | uint(bytes[byte + 2u]) << 16u;
+  } else {
+    codes.low = words[start + first / 8u * uint(bits / 4)];
+    if constexpr (bits == 8) codes.high = words[start + first / 8u * 2u + 1u];
+  }
   return codes;
 }
 
-// Returns 4 codes, from a multiple of 4 on, in the low bits: 8, 12, 16 or 32 bits. 12 bits may straddle two words, but
-// they lie in two bytes. With two loads, a simdgroup asks for 4/3 of the codes by bytes, and for 5/3 by words.
+// Sets centroids[i] to the centroid of code i of 8.
 template <int bits>
-METAL_FUNC uint four_codes(device const uint* words, int first) {
-  const int bit = first * bits;
-  if constexpr (32 % (4 * bits) == 0) {
-    return words[bit / 32] >> uint(bit % 32);
+METAL_FUNC void decode_eight(EightCodes<bits> codes, threadgroup const float* table, thread float* centroids) {
+  UNROLL for (int i = 0; i < 8; ++i) {
+    const int place = i * bits;
+    const uint word = place < 32 ? codes.low : codes.high;
+    centroids[i] = table[word >> uint(place % 32) & ((1u << bits) - 1u)];
+  }
+}
+
+// Returns 4 codes in the low bits, from a multiple of 4 on, of the vector whose words begin at `start`. Of 3 bits, two
+// loads of bytes ask for 4/3 of the codes, where words would ask for 5/3.
+template <int bits>
+METAL_FUNC uint four_codes(device const uint* words, uint start, uint first) {
+  if constexpr (bits == 8) {
+    return words[start + first / 4u];
+  } else if constexpr (bits == 4) {
+    return ((device const ushort*)words)[start * 2u + first / 4u];
   } else {
-    device const uchar* bytes = (device const uchar*)words + bit / 8;
-    return (uint(bytes[0]) | uint(bytes[1]) << 8u) >> uint(bit % 8);
+    device const uchar* bytes = (device const uchar*)words + start * 4u;
+    const uint bit = first * uint(bits);
+    if constexpr (bits == 2) return bytes[bit / 8u];
+    return (uint(bytes[bit / 8u]) | uint(bytes[bit / 8u + 1u]) << 8u) >> (bit % 8u);
   }
 }
 
