@@ -212,8 +212,9 @@ def tests_of_module(file: str, definition: str = "") -> tuple[str, ...]:
 
 
 def tests_in(folder: Path) -> list[Path]:
-    engines = ("vllm_engine", "sglang_engine")
-    return [path for path in sorted(folder.rglob("test_*.py")) if path.parent.name not in engines]
+    """Returns files of tests, without those that need an environment of their own or test the proof."""
+    others = ("vllm_engine", "sglang_engine", "proof")
+    return [path for path in sorted(folder.rglob("test_*.py")) if path.parent.name not in others]
 
 
 def all_mutants(source: Source) -> list[tuple[str, int, str, str]]:
