@@ -90,7 +90,9 @@ def aura(
         nearest = trellis.decode(planes, labels, bits)
     else:
         book = codebooks.codebook(bits, D)
-        planes = pack(torch.bucketize(rotated, codebooks.boundaries(book)), bits)
+        between = codebooks.boundaries(book)
+        assert between is not None  # no trellis
+        planes = pack(torch.bucketize(rotated, between), bits)
         nearest = book[unpack(planes)]
     scale = (norm / nearest.norm(dim=-1, keepdim=True)).to(norms)
     decoded = torch_gdn.aura_rotate(nearest, signs, inverse=True) * scale.float()

@@ -8,7 +8,7 @@
 #include "attention/tiles.h"
 #include "aura/codes.h"
 
-template <int key_bits, int value_bits, int D, int kThreads, typename E, bool kExact>
+template <int key_code, int value_code, int D, int kThreads, typename E, bool kExact>
 struct CodedPages {
   device const uint* key_codes;
   device const half* key_norms;
@@ -35,15 +35,15 @@ struct CodedPages {
     norms[kKeys + key] = float(value_norms[offset_of(parameters->value_norms, place, kv_head)]);
   }
   METAL_FUNC void stage_keys(threadgroup float* tile, uint thread_index) const {
-    stage<key_bits>(tile, key_codes, offsets, norms, key_table, thread_index);
+    stage<key_code>(tile, key_codes, offsets, norms, key_table, thread_index);
     if constexpr (kExact) exact.stage_keys(tile, offsets, thread_index);
   }
   METAL_FUNC void stage_values(threadgroup float* tile, uint thread_index) const {
-    stage<value_bits>(tile, value_codes, offsets + kKeys, norms + kKeys, value_table, thread_index);
+    stage<value_code>(tile, value_codes, offsets + kKeys, norms + kKeys, value_table, thread_index);
     if constexpr (kExact) exact.stage_values(tile, offsets, thread_index);
   }
 
-  template <int bits>
+  template <int code>
   METAL_FUNC void stage(
       threadgroup float* tile,
       device const uint* codes,
@@ -58,7 +58,7 @@ struct CodedPages {
       if constexpr (kExact) {
         if (exact.sources[key] != kFromCodes) continue;
       }
-      const EightCodes<bits> eight = eight_codes<bits>(codes + places[key], column);
+      const EightCodes<code> eight = eight_codes<code, D>(codes + places[key], column);
       threadgroup float* target = tile + key * tile_stride<float>(D) + column;
       UNROLL for (int i = 0; i < 8; i += 4) * (threadgroup float4*)(target + i) =
           factors[key] * centroids_of(eight, i, table);
@@ -66,7 +66,7 @@ struct CodedPages {
   }
 };
 
-template <int key_bits, int value_bits, int D, int kSimdgroups, typename E = float, bool kExact = false>
+template <int key_code, int value_code, int D, int kSimdgroups, typename E = float, bool kExact = false>
 [[kernel]] void aura_paged_attention(
     device const float* q [[buffer(0)]],
     device const uint* key_codes [[buffer(1)]],
@@ -103,12 +103,12 @@ template <int key_bits, int value_bits, int D, int kSimdgroups, typename E = flo
   alignas(16) threadgroup float tile[size_of_tile<float, D>()];
   threadgroup int64_t offsets[2 * kKeys];
   threadgroup float norms[2 * kKeys];
-  threadgroup float key_table[1 << key_bits];
-  threadgroup float value_table[1 << value_bits];
-  stage_table(key_table, key_codebook, 1 << key_bits, thread_index, kThreads);
-  stage_table(value_table, value_codebook, 1 << value_bits, thread_index, kThreads);
+  threadgroup float key_table[entries_of(key_code)];
+  threadgroup float value_table[entries_of(value_code)];
+  stage_table(key_table, key_codebook, entries_of(key_code), thread_index, kThreads);
+  stage_table(value_table, value_codebook, entries_of(value_code), thread_index, kThreads);
   threadgroup int sources[kExact ? kKeys : 1];
-  CodedPages<key_bits, value_bits, D, kThreads, E, kExact> pages;
+  CodedPages<key_code, value_code, D, kThreads, E, kExact> pages;
   pages.key_codes = key_codes;
   pages.key_norms = key_norms;
   pages.value_codes = value_codes;

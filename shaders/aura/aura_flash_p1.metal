@@ -9,23 +9,28 @@
 #include "aura/visibility.h"
 
 // Adds q . centroids of kCount codes of a key, whose words are all read first. `first` is a multiple of 16, so that the
-// codes are whole words but for 3 bits, whose 16 codes end within one.
-template <int bits, int kCount, int D, int kRows>
+// codes are whole words, except for 3 and 5 bits, whose 16 codes end within one. The windows of a trellis code reach
+// into the word behind the codes.
+template <int code, int kCount, int D, int kRows>
 METAL_FUNC void add_scores(
     thread float* scores,
     device const uint* words,
     int first,
     threadgroup const float* q,
     threadgroup const float* table) {
-  constexpr int kWords = words_of(kCount, bits);
-  uint held[kWords];
+  constexpr int bits = bits_of(code);
+  constexpr int needed = bits_of_windows(4, code);
+  constexpr int kWords = words_of(kCount, code);
+  constexpr bool kReaches = code > kTrellis && kCount * bits % 32 == 0;
+  uint held[kWords + (kReaches ? 1 : 0)];
+  if constexpr (kReaches) held[kWords] = words[word_behind<code, D>(first * bits / 32 + kWords - 1)];
   words += first * bits / 32;  // once: that words[i] are neighbours then shows, and 4 are a load
   UNROLL for (int i = 0; i < kWords; ++i) held[i] = words[i];
   UNROLL for (int d = 0; d < kCount; d += 4) {
     const int bit = d * bits;
     uint codes = held[bit / 32] >> uint(bit % 32);
-    if (bit % 32 + 4 * bits > 32) codes |= held[bit / 32 + 1] << uint(32 - bit % 32);
-    const float4 centroids = centroids_of<bits>(codes, table);
+    if (bit % 32 + needed > 32) codes |= held[bit / 32 + 1] << uint(32 - bit % 32);
+    const float4 centroids = centroids_of<code>(codes, table);
     UNROLL for (int row = 0; row < kRows; ++row) {
       const float4 query = *(threadgroup const float4*)(q + row * D + first + d);
       UNROLL for (int i = 0; i < 4; ++i) scores[row] = fma(query[i], centroids[i], scores[row]);
@@ -34,16 +39,16 @@ METAL_FUNC void add_scores(
 }
 
 // q . centroids of one key, for each row.
-template <int bits, int D, int kRows>
+template <int code, int D, int kRows>
 METAL_FUNC void dot_products(
     thread float* scores, device const uint* words, threadgroup const float* q, threadgroup const float* table) {
   UNROLL for (int row = 0; row < kRows; ++row) scores[row] = 0.0f;
-  constexpr int kCount = bits == 8 ? 32 : 64;  // of at most 8 words
+  constexpr int kCount = code == 8 ? 32 : 64;  // of at most 10 words
   for (int first = 0; first + kCount <= D; first += kCount) {
-    add_scores<bits, kCount, D, kRows>(scores, words, first, q, table);
+    add_scores<code, kCount, D, kRows>(scores, words, first, q, table);
   }
-  if constexpr (D % kCount >= 32) add_scores<bits, 32, D, kRows>(scores, words, D / kCount * kCount, q, table);
-  if constexpr (D % 32 != 0) add_scores<bits, 16, D, kRows>(scores, words, D - 16, q, table);
+  if constexpr (D % kCount >= 32) add_scores<code, 32, D, kRows>(scores, words, D / kCount * kCount, q, table);
+  if constexpr (D % 32 != 0) add_scores<code, 16, D, kRows>(scores, words, D - 16, q, table);
 }
 
 // Scores of a row and tile -> weights of the values' centroids; a masked score is -inf, its weight 0. Returns what o so
@@ -81,7 +86,7 @@ METAL_FUNC float online_softmax(
 
 // o += weights . centroids for a thread's 4 columns, over its slice of the tile's keys: 4 of each kSlices * 4 from
 // `first` on. Weights past the tile's `count` keys are 0.
-template <int bits, int kRows, int kSlices>
+template <int code, int D, int kRows, int kSlices>
 METAL_FUNC void add_values(
     thread float4* o,
     threadgroup const float* weights,
@@ -96,13 +101,13 @@ METAL_FUNC void add_values(
     uint codes[kHeld];
     UNROLL for (int i = 0; i < kHeld; ++i) {
       const int key = start + i / 4 * 4 * kSlices + i % 4;
-      codes[i] = four_codes<bits>(words + min(key, count - 1) * token_stride, column);
+      codes[i] = four_codes<code, D>(words + min(key, count - 1) * token_stride, column);
     }
     UNROLL for (int i = 0; i < kHeld; i += 4) {
       const int key = start + i * kSlices;
       if (key < count) {
         float4 centroids[4];
-        UNROLL for (int j = 0; j < 4; ++j) centroids[j] = centroids_of<bits>(codes[i + j], table);
+        UNROLL for (int j = 0; j < 4; ++j) centroids[j] = centroids_of<code>(codes[i + j], table);
         UNROLL for (int row = 0; row < kRows; ++row) {
           const float4 weight = *(threadgroup const float4*)(weights + row * kFlashKeys + key);
           UNROLL for (int j = 0; j < 4; ++j) o[row] += weight[j] * centroids[j];
@@ -112,7 +117,7 @@ METAL_FUNC void add_values(
   }
 }
 
-template <int key_bits, int value_bits, int D, int kRows>
+template <int key_code, int value_code, int D, int kRows>
 [[kernel]] void aura_flash_p1(
     device const float* q_rot [[buffer(0)]],
     device const float* q_sums [[buffer(1)]],
@@ -144,8 +149,8 @@ template <int key_bits, int value_bits, int D, int kRows>
       threadgroup float q[(kRows < kSlices ? kSlices - 1 : kRows) * D];  // then a row of o of each slice but one
   alignas(16) threadgroup float scores[kRows * kFlashKeys];
   threadgroup float norms[2 * kFlashKeys];  // of the values, and their means
-  threadgroup float key_table[1 << key_bits];
-  threadgroup float value_table[1 << value_bits];
+  threadgroup float key_table[entries_of(key_code)];
+  threadgroup float value_table[entries_of(value_code)];
   threadgroup float decays[kRows];
 
   const int rows = parameters.rows;
@@ -154,8 +159,8 @@ template <int key_bits, int value_bits, int D, int kRows>
   const int kv_head = int(group.y) / row_tiles;
   const int first_row = int(group.y) % row_tiles * kRows;
   const int batch = int(group.z);
-  stage_table(key_table, key_codebook, 1 << key_bits, thread_index, kFlashKeys);
-  stage_table(value_table, value_codebook, 1 << value_bits, thread_index, kFlashKeys);
+  stage_table(key_table, key_codebook, entries_of(key_code), thread_index, kFlashKeys);
+  stage_table(value_table, value_codebook, entries_of(value_code), thread_index, kFlashKeys);
   for (int row = 0; row < kRows; ++row) {
     const RowPlace place = row_place(parameters, batch, kv_head, min(first_row + row, rows - 1));
     device const float* source = q_rot + offset_of(parameters.q, batch, place.head, place.query);
@@ -178,7 +183,7 @@ template <int key_bits, int value_bits, int D, int kRows>
     const int count = min(kFlashKeys, needed.last - first);
     const int key = first + min(int(thread_index), count - 1);
     float dots[kRows];
-    dot_products<key_bits, D, kRows>(
+    dot_products<key_code, D, kRows>(
         dots, key_codes + offset_of(parameters.key_codes, batch, kv_head, key), q, key_table);
     const float key_norm = float(key_norms[offset_of(parameters.key_norms, batch, kv_head, key)]);
     const float key_mean = mean_at(key_means, parameters.key_means, parameters.has_key_means, batch, kv_head, key);
@@ -207,7 +212,7 @@ template <int key_bits, int value_bits, int D, int kRows>
 
     UNROLL for (int row = 0; row < kRows; ++row) o[row] *= decays[row];
     if (slice < kSlices) {
-      add_values<value_bits, kRows, kSlices>(
+      add_values<value_code, D, kRows, kSlices>(
           o, scores, value_codes + offset_of(parameters.value_codes, batch, kv_head, first),
           parameters.value_codes.token, slice * 4, count, column, value_table);
     }

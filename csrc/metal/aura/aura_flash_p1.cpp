@@ -65,7 +65,7 @@ Launch launch_aura_flash_p1(const AuraFlashP1<int64_t>& op, const Partials& part
 
   const int64_t rows = rows_of_threadgroup(s), row_tiles = ceil_div(int64_t(parameters.rows), rows);
   const bool is_matrix = rows == kMatrixRows;
-  TemplateArguments arguments = {s.key_bits, s.value_bits, s.D};
+  TemplateArguments arguments = {number_of(s.key_code), number_of(s.value_code), s.D};
   if (!is_matrix) arguments[3] = rows;
   const int64_t column_groups = is_matrix ? ceil_div(s.D, kMatrixColumns) : 1;
   return {is_matrix ? "aura_flash_p1_matrix" : "aura_flash_p1",
