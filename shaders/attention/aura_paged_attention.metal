@@ -58,10 +58,10 @@ struct CodedPages {
       if constexpr (kExact) {
         if (exact.sources[key] != kFromCodes) continue;
       }
-      const EightCodes<code> eight = eight_codes<code, D>(codes + places[key], column);
+      float4 centroids[2];
+      decode_eight(eight_codes<code, D>(codes + places[key], 0, uint(column)), table, centroids);
       threadgroup float* target = tile + key * tile_stride<float>(D) + column;
-      UNROLL for (int i = 0; i < 8; i += 4) * (threadgroup float4*)(target + i) =
-          factors[key] * centroids_of(eight, i, table);
+      UNROLL for (int i = 0; i < 2; ++i) * (threadgroup float4*)(target + i * 4) = factors[key] * centroids[i];
     }
   }
 };

@@ -6,6 +6,7 @@
 // block:
 //     m = max of scale q k,    l = sum of exp(scale q k - m),    o = sum of exp(scale q k - m) v.
 #include "aura/aura_flash_exact.h"
+#include "aura/stage_queries.h"
 #include "aura/visibility.h"
 #include "core/row_attention.h"
 
@@ -52,30 +53,6 @@ struct ExactRows {
     return float2(float(source[0]), float(source[1]));
   }
 };
-
-// Stages q for StagedQuery: fragments 2 i and 2 i + 1 have the even and the odd columns of 16.
-template <typename T, int D>
-METAL_FUNC void stage_queries(
-    threadgroup float2* staged,
-    device const T* q,
-    constant ExactParameters& parameters,
-    int batch,
-    int kv_head,
-    int first_row,
-    uint thread_index) {
-  for (int item = int(thread_index); item < D * 4; item += kAuraThreads) {
-    const LanePosition at = lane_position(uint(item % 32));
-    const int part = item / 32;
-    const int column = part / 2 * 16 + at.row * 2 + part % 2;
-    float2 both;
-    UNROLL for (int i = 0; i < 2; ++i) {
-      const int row = min(first_row + at.column + i, parameters.rows - 1);
-      const RowPlace place = row_place(parameters, batch, kv_head, row);
-      both[i] = float(q[offset_of(parameters.q, batch, place.head, place.query) + column]);
-    }
-    staged[item] = both;
-  }
-}
 
 template <typename T, int D>
 [[kernel]] void aura_flash_exact(

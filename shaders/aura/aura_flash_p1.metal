@@ -1,117 +1,270 @@
-// One threadgroup owns kRows query rows of one KV head and one block of keys, in tiles of 128: for scores a thread owns
-// a key, for the softmax a simdgroup every fourth row, for the output a thread 4 columns of a slice of the keys. In
-// registers: kRows scores, then o [kRows, 4] of the slice; the slices' sum is taken after the last tile. Codes are read
-// many words at once, before any is used: a read from memory lasts longer than the work on a tile.
-// Layout: codes [B, HK, T, words], norms and means [B, HK, T], q_rot [B, HQ, L, D], all with strides; o_partials
-// [B, HQ, L, NB, D], m, l and mean [B, HQ, L, NB] f32, contiguous. Norms are f16, means and q_rot f32.
+// One threadgroup owns kRows query rows of one KV head and one block of keys. The simdgroups take tiles of keys in
+// turn, and meet once, after the last key. A lane owns 8 columns, or 16 of 512, of every key that it reads: of q and of
+// o, in registers. So a simdgroup decodes each code once for all rows, and reads whole rows of codes. A score is a sum
+// over columns: lanes exchange their parts, until each has one row's scores of some keys. The weights lie in
+// threadgroup memory. o is multiplied only where a row's largest score grows. Layout: codes [B, HK, T, words], norms
+// and means [B, HK, T], q_rot [B, HQ, L, D], all with strides; o_partials [B, HQ, L, NB, D], m, l and mean [B, HQ, L,
+// NB] f32, contiguous. Norms are f16, means and q_rot f32.
 #include "aura/aura_flash_p1.h"
 #include "aura/codes.h"
 #include "aura/visibility.h"
 
-// Adds q . centroids of kCount codes of a key, whose words are all read first. `first` is a multiple of 16, so that the
-// codes are whole words, except for 3 and 5 bits, whose 16 codes end within one. The windows of a trellis code reach
-// into the word behind the codes.
-template <int code, int kCount, int D, int kRows>
-METAL_FUNC void add_scores(
-    thread float* scores,
-    device const uint* words,
-    int first,
-    threadgroup const float* q,
-    threadgroup const float* table) {
-  constexpr int bits = bits_of(code);
-  constexpr int needed = bits_of_windows(4, code);
-  constexpr int kWords = words_of(kCount, code);
-  constexpr bool kReaches = code > kTrellis && kCount * bits % 32 == 0;
-  uint held[kWords + (kReaches ? 1 : 0)];
-  if constexpr (kReaches) held[kWords] = words[word_behind<code, D>(first * bits / 32 + kWords - 1)];
-  words += first * bits / 32;  // once: that words[i] are neighbours then shows, and 4 are a load
-  UNROLL for (int i = 0; i < kWords; ++i) held[i] = words[i];
-  UNROLL for (int d = 0; d < kCount; d += 4) {
-    const int bit = d * bits;
-    uint codes = held[bit / 32] >> uint(bit % 32);
-    if (bit % 32 + needed > 32) codes |= held[bit / 32 + 1] << uint(32 - bit % 32);
-    const float4 centroids = centroids_of<code>(codes, table);
-    UNROLL for (int row = 0; row < kRows; ++row) {
-      const float4 query = *(threadgroup const float4*)(q + row * D + first + d);
-      UNROLL for (int i = 0; i < 4; ++i) scores[row] = fma(query[i], centroids[i], scores[row]);
+GDN_CONSTANT int kFlashSimdgroups = kAuraThreads / 32;
+
+// Lane l owns columns [8 l', 8 l' + 8) of part 0, with l' = l % kLanes, and of part 1 those kLanes * 8 further on.
+// Lanes from D / 8 on own nothing: their q is 0, and they read the last columns.
+template <int D, int kRows>
+struct Columns {
+  enum { kLanes = D == 64 ? 8 : D <= 128 ? 16 : 32 };  // that share a key
+  enum { kParts = D == 512 ? 2 : 1 };
+  enum { kAtOnce = 32 / kLanes };                  // keys that a simdgroup reads at once
+  enum { kBatch = kLanes / kRows };                // keys of a lane whose scores are exchanged together
+  enum { kScores = kBatch < 8 ? 8 / kBatch : 1 };  // of a lane, of one row with different keys
+  enum { kKeys = 32 / kRows * kScores };           // of a tile
+  enum { kOfLane = kKeys / kAtOnce };              // of a tile, that a lane reads
+  enum { kHeld = kOfLane < 4 ? kOfLane : 4 };      // whose codes are read at once
+  enum { kHolds = kOfLane / kHeld };
+  static_assert(D % 8 == 0 && D <= kLanes * kParts * 8, "lanes own all columns");
+  static_assert(kRows <= flash_most_rows(D) && kLanes % kRows == 0, "q and o take 64 registers at most");
+
+  METAL_FUNC static bool owns(uint lane) { return int(lane) % kLanes < D / 8; }
+  METAL_FUNC static int first(int part, uint lane) { return (part * kLanes + min(int(lane) % kLanes, D / 8 - 1)) * 8; }
+  METAL_FUNC static int key(int i, uint lane) { return i * kAtOnce + int(lane) / kLanes; }  // the i-th one of a lane
+};
+
+// A simdgroup stages a row of q.
+template <int D, int kRows>
+METAL_FUNC void stage_query(
+    threadgroup float* staged,
+    device const float* q_rot,
+    constant FlashParameters& parameters,
+    int batch,
+    int kv_head,
+    int first_row,
+    uint simdgroup,
+    uint lane) {
+  if (int(simdgroup) >= kRows) return;
+  const RowPlace place = row_place(parameters, batch, kv_head, min(first_row + int(simdgroup), parameters.rows - 1));
+  device const float* source = q_rot + offset_of(parameters.q, batch, place.head, place.query);
+  UNROLL for (int start = 0; start < D; start += 32) {
+    const int d = start + int(lane);
+    if (D % 32 == 0 || d < D) staged[int(simdgroup) * D + d] = source[d];
+  }
+}
+
+// q of a lane's columns: register `row` has row `row ^ lane % kRows`, so that an exchange needs no selection.
+template <int D, int kRows>
+METAL_FUNC void load_query(thread float4* q, threadgroup const float* staged, uint lane) {
+  typedef Columns<D, kRows> Own;
+  UNROLL for (int row = 0; row < kRows; ++row) {
+    threadgroup const float* source = staged + (row ^ int(lane) % kRows) * D;
+    UNROLL for (int i = 0; i < Own::kParts * 2; ++i) {
+      float4 four = *(threadgroup const float4*)(source + Own::first(i / 2, lane) + i % 2 * 4);
+      if (!Own::owns(lane)) four = float4(0.0f);
+      q[row * Own::kParts * 2 + i] = four;
     }
   }
 }
 
-// q . centroids of one key, for each row.
+// Sums values[i] over the lanes whose numbers differ in bits kStep, 2 kStep, .. below kLast, where a lane's value i is
+// of item i * kStep ^ lane. A lane ends with the sum of the item that is its number.
+template <int kStep, int kLast>
+METAL_FUNC float sum_of_own_item(thread float* values) {
+  UNROLL for (int step = kStep; step < kLast; step *= 2) {
+    UNROLL for (int i = 0; i < kLast / kStep; i += 2 * step / kStep) {
+      values[i] += simd_shuffle_xor(values[i + step / kStep], ushort(step));
+    }
+  }
+  return values[0];
+}
+
+// Does the same where value i is of item i * kStep in all lanes.
+template <int kStep, int kLast>
+METAL_FUNC float sum_of_selected_item(thread float* values, uint lane) {
+  UNROLL for (int step = kStep; step < kLast; step *= 2) {
+    const bool is_second = (int(lane) & step) != 0;
+    UNROLL for (int i = 0; i < kLast / kStep; i += 2 * step / kStep) {
+      const float first = values[i];
+      const float second = values[i + step / kStep];
+      values[i] = (is_second ? second : first) + simd_shuffle_xor(is_second ? first : second, ushort(step));
+    }
+  }
+  return values[0];
+}
+
+// Codes of kHeld keys of a lane: its columns.
+template <int code, int D, int kRows>
+struct HeldCodes {
+  typedef Columns<D, kRows> Own;
+  EightCodes<code> codes[Own::kHeld * Own::kParts];
+
+  // Reads keys kHeld * hold .. of a lane from a tile with `count` keys. Later keys repeat the last one.
+  METAL_FUNC void load(device const uint* tile, uint token_words, int hold, int count, uint lane) {
+    UNROLL for (int i = 0; i < Own::kHeld; ++i) {
+      const uint key = uint(min(Own::key(hold * Own::kHeld + i, lane), count - 1));
+      UNROLL for (int part = 0; part < Own::kParts; ++part) {
+        codes[i * Own::kParts + part] = eight_codes<code, D>(tile, key * token_words, uint(Own::first(part, lane)));
+      }
+    }
+  }
+  METAL_FUNC EightCodes<code> at(int i, int part) const { return codes[i * Own::kParts + part]; }
+};
+
+// dots = q . centroids of one key, over a lane's columns.
 template <int code, int D, int kRows>
 METAL_FUNC void dot_products(
-    thread float* scores, device const uint* words, threadgroup const float* q, threadgroup const float* table) {
-  UNROLL for (int row = 0; row < kRows; ++row) scores[row] = 0.0f;
-  constexpr int kCount = code == 8 ? 32 : 64;  // of at most 10 words
-  for (int first = 0; first + kCount <= D; first += kCount) {
-    add_scores<code, kCount, D, kRows>(scores, words, first, q, table);
-  }
-  if constexpr (D % kCount >= 32) add_scores<code, 32, D, kRows>(scores, words, D / kCount * kCount, q, table);
-  if constexpr (D % 32 != 0) add_scores<code, 16, D, kRows>(scores, words, D - 16, q, table);
-}
-
-// Scores of a row and tile -> weights of the values' centroids; a masked score is -inf, its weight 0. Returns what o so
-// far is multiplied by. Every lane calls.
-METAL_FUNC float online_softmax(
-    threadgroup float* scores,
-    thread RowSums& sums,
-    threadgroup const float* value_norms,
-    threadgroup const float* value_means,
-    uint lane) {
-  float largest = sums.m;
-  UNROLL for (int part = 0; part < kFlashKeys / 32; ++part) {
-    const float score = scores[part * 32 + int(lane)];
-    if (score > largest) largest = score;
-  }
-  largest = simd_max(largest);
-  const bool any = largest > -INFINITY;
-  const float decay = any ? exp(sums.m - largest) : 1.0f;
-  float sum = 0.0f;
-  float mean = 0.0f;
-  UNROLL for (int part = 0; part < kFlashKeys / 32; ++part) {
-    const int key = part * 32 + int(lane);
-    const float score = scores[key];
-    const bool seen = score != -INFINITY;
-    const float weight = seen ? exp(score - largest) : 0.0f;
-    sum += weight;
-    if (seen) mean += weight * value_means[key];
-    scores[key] = seen ? weight * value_norms[key] : 0.0f;
-  }
-  sums.m = largest;
-  sums.l = sums.l * decay + simd_sum(sum);
-  sums.mean = sums.mean * decay + simd_sum(mean);
-  return decay;
-}
-
-// o += weights . centroids for a thread's 4 columns, over its slice of the tile's keys: 4 of each kSlices * 4 from
-// `first` on. Weights past the tile's `count` keys are 0.
-template <int code, int D, int kRows, int kSlices>
-METAL_FUNC void add_values(
-    thread float4* o,
-    threadgroup const float* weights,
-    device const uint* words,
-    int64_t token_stride,
-    int first,
-    int count,
-    int column,
+    thread float* dots,
+    thread const float4* q,
+    thread const HeldCodes<code, D, kRows>& held,
+    int i,
     threadgroup const float* table) {
-  constexpr int kHeld = kRows <= 4 ? 8 : 4;  // keys whose codes are read at once
-  for (int start = first; start < count; start += kHeld * kSlices) {
-    uint codes[kHeld];
-    UNROLL for (int i = 0; i < kHeld; ++i) {
-      const int key = start + i / 4 * 4 * kSlices + i % 4;
-      codes[i] = four_codes<code, D>(words + min(key, count - 1) * token_stride, column);
+  typedef Columns<D, kRows> Own;
+  UNROLL for (int row = 0; row < kRows; ++row) dots[row] = 0.0f;
+  UNROLL for (int part = 0; part < Own::kParts; ++part) {
+    float4 centroids[2];
+    decode_eight(held.at(i, part), table, centroids);
+    UNROLL for (int row = 0; row < kRows; ++row) {
+      thread const float4* query = q + (row * Own::kParts + part) * 2;
+      UNROLL for (int d = 0; d < 8; ++d) dots[row] = fma(query[d / 4][d % 4], centroids[d / 4][d % 4], dots[row]);
     }
-    UNROLL for (int i = 0; i < kHeld; i += 4) {
-      const int key = start + i * kSlices;
-      if (key < count) {
-        float4 centroids[4];
-        UNROLL for (int j = 0; j < 4; ++j) centroids[j] = centroids_of<code>(codes[i + j], table);
-        UNROLL for (int row = 0; row < kRows; ++row) {
-          const float4 weight = *(threadgroup const float4*)(weights + row * kFlashKeys + key);
-          UNROLL for (int j = 0; j < 4; ++j) o[row] += weight[j] * centroids[j];
+  }
+}
+
+// Reduces over the lanes that have scores of the same row.
+template <int kRows>
+METAL_FUNC float max_of_row(float x) {
+  UNROLL for (int step = kRows; step < 32; step *= 2) x = fmax(x, simd_shuffle_xor(x, ushort(step)));
+  return x;
+}
+
+template <int kCount>
+METAL_FUNC float largest_of(threadgroup const float* values) {
+  float largest = values[0];
+  UNROLL for (int i = 1; i < kCount; ++i) largest = fmax(largest, values[i]);
+  return largest;
+}
+
+template <int kRows>
+METAL_FUNC float sum_of_row(float x) {
+  UNROLL for (int step = kRows; step < 32; step *= 2) x += simd_shuffle_xor(x, ushort(step));
+  return x;
+}
+
+// Returns exp(before - largest), the factor of a sum whose largest score grows. Without a score, the sum is 0.
+METAL_FUNC float growth(float before, float largest) { return largest > -INFINITY ? exp(before - largest) : 1.0f; }
+
+template <int kRows>
+METAL_FUNC void load_weights(thread float* weights, threadgroup const float* source) {
+  if constexpr (kRows == 1) {
+    weights[0] = source[0];
+  } else {
+    const vec<float, kRows> whole = *(threadgroup const vec<float, kRows>*)source;
+    UNROLL for (int row = 0; row < kRows; ++row) weights[row] = whole[row];
+  }
+}
+
+// o += weights . centroids of one key, for a lane's columns. The key's weights are those of its rows.
+template <int code, int D, int kRows>
+METAL_FUNC void add_value(
+    thread float4* o,
+    thread const float* weights,
+    thread const HeldCodes<code, D, kRows>& held,
+    int i,
+    threadgroup const float* table) {
+  typedef Columns<D, kRows> Own;
+  UNROLL for (int part = 0; part < Own::kParts; ++part) {
+    float4 centroids[2];
+    decode_eight(held.at(i, part), table, centroids);
+    UNROLL for (int row = 0; row < kRows; ++row) {
+      thread float4* sums = o + (row * Own::kParts + part) * 2;
+      UNROLL for (int d = 0; d < 8; ++d) sums[d / 4][d % 4] =
+          fma(weights[row], centroids[d / 4][d % 4], sums[d / 4][d % 4]);
+    }
+  }
+}
+
+// Multiplies o and the sums where a row's largest score grows. It goes through memory, so that compilers keep the
+// branch around it: to select between both o costs more than the branch saves.
+template <int D, int kRows>
+METAL_FUNC void grow(thread float4* o, thread RowSums& sums, float largest, threadgroup float* exchange, uint lane) {
+  constexpr int kOwn = Columns<D, kRows>::kParts * 2;
+  const float decay = growth(sums.m, largest);
+  sums.m = largest;
+  sums.l *= decay;
+  sums.mean *= decay;
+  if (int(lane) < kRows) exchange[lane] = decay;
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+  float decays[kRows];
+  load_weights<kRows>(decays, exchange);
+  UNROLL for (int row = 0; row < kRows; ++row) {
+    UNROLL for (int i = 0; i < kOwn; ++i) o[row * kOwn + i] *= decays[row];
+  }
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+}
+
+// Merges the simdgroups, and stores the block's partials. Every thread calls it.
+template <int D, int kRows>
+METAL_FUNC void store_merged(
+    thread const float4* o,
+    RowSums sums,
+    threadgroup float* shared,
+    threadgroup float* states,
+    device float* o_partials,
+    device float* m_partials,
+    device float* l_partials,
+    device float* mean_partials,
+    constant FlashParameters& parameters,
+    int batch,
+    int kv_head,
+    int first_row,
+    int block,
+    uint thread_index) {
+  typedef Columns<D, kRows> Own;
+  constexpr int kSlices = kFlashSimdgroups * Own::kAtOnce;
+  constexpr int kStates = kFlashSimdgroups * kRows;
+  const int lane = int(thread_index) % 32;
+  const int simdgroup = int(thread_index) / 32;
+  sums.l = sum_of_row<kRows>(sums.l);
+  sums.mean = sum_of_row<kRows>(sums.mean);
+  if (lane < kRows) {
+    threadgroup float* own = states + lane * kFlashSimdgroups + simdgroup;
+    own[0] = sums.m;
+    own[kStates] = sums.l;
+    own[2 * kStates] = sums.mean;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (Own::owns(uint(lane))) {
+    const int slice = simdgroup * Own::kAtOnce + lane / Own::kLanes;
+    UNROLL for (int row = 0; row < kRows; ++row) {
+      threadgroup const float* largest = states + row * kFlashSimdgroups;
+      const float factor = growth(largest[simdgroup], largest_of<kFlashSimdgroups>(largest));
+      UNROLL for (int i = 0; i < Own::kParts * 2; ++i) {
+        *(threadgroup float4*)(shared + (slice * kRows + row) * D + Own::first(i / 2, uint(lane)) + i % 2 * 4) =
+            o[row * Own::kParts * 2 + i] * factor;
+      }
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (int item = int(thread_index); item < kRows * D / 4; item += kAuraThreads) {
+    const int row = item / (D / 4);
+    const int column = item % (D / 4) * 4;
+    if (first_row + row < parameters.rows) {
+      const int64_t target = row_place(parameters, batch, kv_head, first_row + row).index * parameters.blocks + block;
+      float4 sum = float4(0.0f);
+      UNROLL for (int slice = 0; slice < kSlices; ++slice) {
+        sum += *(threadgroup const float4*)(shared + (slice * kRows + row) * D + column);
+      }
+      UNROLL for (int i = 0; i < 4; ++i) o_partials[target * D + column + i] = sum[i];
+      if (column == 0) {
+        threadgroup const float* own = states + row * kFlashSimdgroups;
+        RowSums total = no_sums();
+        total.m = largest_of<kFlashSimdgroups>(own);
+        UNROLL for (int i = 0; i < kFlashSimdgroups; ++i) {
+          const float factor = growth(own[i], total.m);
+          total.l += own[kStates + i] * factor;
+          total.mean += own[2 * kStates + i] * factor;
         }
+        store_sums(total, m_partials, l_partials, mean_partials, target, parameters.has_value_means);
       }
     }
   }
@@ -139,19 +292,16 @@ template <int key_code, int value_code, int D, int kRows>
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  static_assert(
-      kRows == 1 || kRows == 2 || kRows == 4 || kRows == kFlashMostRows, "rows come in powers of two up to 8");
-  static_assert(D % 16 == 0 && D >= 64 && D <= 512, "a row of q is whole float4");
-  constexpr int kOwners = D / 4;                 // of a key's columns
-  constexpr int kSlices = kFlashKeys / kOwners;  // of a tile's keys
-  constexpr int kRowsOfSimdgroup = (kRows + 3) / 4;
-  alignas(16)
-      threadgroup float q[(kRows < kSlices ? kSlices - 1 : kRows) * D];  // then a row of o of each slice but one
-  alignas(16) threadgroup float scores[kRows * kFlashKeys];
-  threadgroup float norms[2 * kFlashKeys];  // of the values, and their means
+  static_assert(kRows == 1 || kRows == 2 || kRows == 4, "rows come in powers of two");
+  typedef Columns<D, kRows> Own;
+  constexpr int kSlices = kFlashSimdgroups * Own::kAtOnce;  // of the keys, each with its o
+  constexpr int kStates = kFlashSimdgroups * kRows;
+  constexpr int kRound = kFlashSimdgroups * Own::kKeys;  // keys
+  alignas(16) threadgroup float weights[kFlashSimdgroups * Own::kKeys * kRows];
+  alignas(16) threadgroup float shared[kSlices * kRows * D];  // q, then o of each slice
+  alignas(16) threadgroup float states[3 * kStates];          // largest scores, l and means
   threadgroup float key_table[entries_of(key_code)];
   threadgroup float value_table[entries_of(value_code)];
-  threadgroup float decays[kRows];
 
   const int rows = parameters.rows;
   const int row_tiles = (rows + kRows - 1) / kRows;
@@ -159,81 +309,105 @@ template <int key_code, int value_code, int D, int kRows>
   const int kv_head = int(group.y) / row_tiles;
   const int first_row = int(group.y) % row_tiles * kRows;
   const int batch = int(group.z);
-  stage_table(key_table, key_codebook, entries_of(key_code), thread_index, kFlashKeys);
-  stage_table(value_table, value_codebook, entries_of(value_code), thread_index, kFlashKeys);
-  for (int row = 0; row < kRows; ++row) {
-    const RowPlace place = row_place(parameters, batch, kv_head, min(first_row + row, rows - 1));
-    device const float* source = q_rot + offset_of(parameters.q, batch, place.head, place.query);
-    for (int d = int(thread_index); d < D; d += kFlashKeys) q[row * D + d] = source[d];
-  }
+  stage_table(key_table, key_codebook, entries_of(key_code), thread_index, kAuraThreads);
+  stage_table(value_table, value_codebook, entries_of(value_code), thread_index, kAuraThreads);
+  stage_query<D, kRows>(shared, q_rot, parameters, batch, kv_head, first_row, simdgroup, lane);
 
-  // The keys that any row sees.
+  // The keys that any row sees, and those that the lane's row sees.
   const KeyRange whole = block_range(parameters, block);
   const KeyRange needed = range_of_rows(parameters, starts, batch, first_row, min(first_row + kRows, rows) - 1, whole);
+  const int own_row = min(first_row + int(lane) % kRows, rows - 1);
+  const KeyRange seen = visible_range(parameters, starts, batch, own_row, whole);
+  const RowPlace own_place = row_place(parameters, batch, kv_head, own_row);
+  const float q_sum =
+      mean_at(q_sums, parameters.q_sums, parameters.has_key_means, batch, own_place.head, own_place.query);
 
-  RowSums sums[kRowsOfSimdgroup];
-  UNROLL for (int i = 0; i < kRowsOfSimdgroup; ++i) sums[i] = no_sums();
-  float4 o[kRows];
-  UNROLL for (int row = 0; row < kRows; ++row) o[row] = float4(0.0f);
-  const int slice = int(thread_index) / kOwners;  // past the last where the owners are no power of two
-  const int column = int(thread_index) % kOwners * 4;
+  RowSums sums = no_sums();  // of the lane's row; l and mean of the lane's keys alone
+  float4 o[kRows * Own::kParts * 2];
+  UNROLL for (int i = 0; i < kRows * Own::kParts * 2; ++i) o[i] = float4(0.0f);
+  const int key_of_batch = int(lane) % Own::kLanes / kRows * Own::kAtOnce + int(lane) / Own::kLanes;
+  int base = min(needed.first + int(simdgroup) * Own::kKeys, needed.last - 1);  // a tile may lie past the last key
+  device const uint* tile_keys = key_codes + offset_of(parameters.key_codes, batch, kv_head, base);
+  device const uint* tile_values = value_codes + offset_of(parameters.value_codes, batch, kv_head, base);
+  const uint key_words = uint(parameters.key_codes.token);
+  const uint value_words = uint(parameters.value_codes.token);
+  device const half* own_key_norms = key_norms + offset_of(parameters.key_norms, batch, kv_head, 0);
+  device const half* own_value_norms = value_norms + offset_of(parameters.value_norms, batch, kv_head, 0);
+  threadgroup float* own_weights = weights + int(simdgroup) * Own::kKeys * kRows;
   threadgroup_barrier(mem_flags::mem_threadgroup);
+  float4 q[kRows * Own::kParts * 2];
+  load_query<D, kRows>(q, shared, lane);
 
-  for (int first = needed.first; first < needed.last; first += kFlashKeys) {
-    const int count = min(kFlashKeys, needed.last - first);
-    const int key = first + min(int(thread_index), count - 1);
-    float dots[kRows];
-    dot_products<key_code, D, kRows>(
-        dots, key_codes + offset_of(parameters.key_codes, batch, kv_head, key), q, key_table);
-    const float key_norm = float(key_norms[offset_of(parameters.key_norms, batch, kv_head, key)]);
-    const float key_mean = mean_at(key_means, parameters.key_means, parameters.has_key_means, batch, kv_head, key);
-    UNROLL for (int row = 0; row < kRows; ++row) {
-      const int index = min(first_row + row, rows - 1);
-      const KeyRange seen = visible_range(parameters, starts, batch, index, whole);
-      const RowPlace place = row_place(parameters, batch, kv_head, index);
-      const float q_sum = mean_at(q_sums, parameters.q_sums, parameters.has_key_means, batch, place.head, place.query);
-      const float score = fma(dots[row], key_norm, key_mean * q_sum);
-      const bool is_seen = int(thread_index) < count && key >= seen.first && key < seen.last;
-      scores[row * kFlashKeys + int(thread_index)] = is_seen ? score : -INFINITY;
+  for (int round = needed.first; round < needed.last; round += kRound) {
+    const int first = round + int(simdgroup) * Own::kKeys;
+    const int count = needed.last - base;
+
+    // Scores
+    half key_scales[Own::kScores];
+    half value_scales[Own::kScores];
+    UNROLL for (int i = 0; i < Own::kScores; ++i) {
+      const int present = min(first + i * Own::kBatch * Own::kAtOnce + key_of_batch, needed.last - 1);
+      key_scales[i] = own_key_norms[present * parameters.key_norms.token];
+      value_scales[i] = own_value_norms[present * parameters.value_norms.token];
     }
-    norms[thread_index] = float(value_norms[offset_of(parameters.value_norms, batch, kv_head, key)]);
-    norms[kFlashKeys + int(thread_index)] =
-        mean_at(value_means, parameters.value_means, parameters.has_value_means, batch, kv_head, key);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-
-    UNROLL for (int i = 0; i < kRowsOfSimdgroup; ++i) {
-      const int row = i * 4 + int(simdgroup);
-      if (row < kRows) {
-        const float decay = online_softmax(scores + row * kFlashKeys, sums[i], norms, norms + kFlashKeys, lane);
-        if (lane == 0) decays[row] = decay;
+    float scores[Own::kScores];
+    float dots[Own::kBatch * Own::kScores];
+    HeldCodes<value_code, D, kRows> held_values;
+    UNROLL for (int hold = 0; hold < Own::kHolds; ++hold) {
+      HeldCodes<key_code, D, kRows> held;
+      held.load(tile_keys, key_words, hold, count, lane);
+      if (hold + 1 == Own::kHolds) held_values.load(tile_values, value_words, 0, count, lane);
+      UNROLL for (int i = 0; i < Own::kHeld; ++i) {
+        float of_rows[kRows];
+        dot_products<key_code, D, kRows>(of_rows, q, held, i, key_table);
+        dots[hold * Own::kHeld + i] = sum_of_own_item<1, kRows>(of_rows);
       }
     }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
+    float largest = sums.m;
+    UNROLL for (int i = 0; i < Own::kScores; ++i) {
+      const int key = first + i * Own::kBatch * Own::kAtOnce + key_of_batch;
+      const float key_mean =
+          mean_at(key_means, parameters.key_means, parameters.has_key_means, batch, kv_head, min(key, needed.last - 1));
+      const float dot = sum_of_selected_item<kRows, Own::kLanes>(dots + i * Own::kBatch, lane);
+      const bool is_seen = key < needed.last && key >= seen.first && key < seen.last;
+      scores[i] = is_seen ? fma(dot, float(key_scales[i]), key_mean * q_sum) : -INFINITY;
+      if (scores[i] > largest) largest = scores[i];
+    }
 
-    UNROLL for (int row = 0; row < kRows; ++row) o[row] *= decays[row];
-    if (slice < kSlices) {
-      add_values<value_code, D, kRows, kSlices>(
-          o, scores, value_codes + offset_of(parameters.value_codes, batch, kv_head, first),
-          parameters.value_codes.token, slice * 4, count, column, value_table);
+    // Softmax
+    largest = max_of_row<kRows>(largest);
+    if (simd_any(largest > sums.m)) {
+      grow<D, kRows>(o, sums, largest, own_weights, lane);
     }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
+    UNROLL for (int i = 0; i < Own::kScores; ++i) {
+      const bool is_seen = scores[i] != -INFINITY;
+      const float weight = is_seen ? exp(scores[i] - sums.m) : 0.0f;
+      sums.l += weight;
+      const int key = i * Own::kBatch * Own::kAtOnce + key_of_batch;
+      own_weights[key * kRows + int(lane) % kRows] = is_seen ? weight * float(value_scales[i]) : 0.0f;
+      if (is_seen && parameters.has_value_means != 0) {
+        sums.mean += weight * value_means[offset_of(parameters.value_means, batch, kv_head, first + key)];
+      }
+    }
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+
+    // Output
+    UNROLL for (int hold = 0; hold < Own::kHolds; ++hold) {
+      if (hold > 0) held_values.load(tile_values, value_words, hold, count, lane);
+      UNROLL for (int i = 0; i < Own::kHeld; ++i) {
+        float of_rows[kRows];
+        load_weights<kRows>(of_rows, own_weights + Own::key(hold * Own::kHeld + i, lane) * kRows);
+        add_value<value_code, D, kRows>(o, of_rows, held_values, i, value_table);
+      }
+    }
+    const int advance = min(kRound, count - 1);
+    base += advance;
+    tile_keys += advance * parameters.key_codes.token;
+    tile_values += advance * parameters.value_codes.token;
+    simdgroup_barrier(mem_flags::mem_threadgroup);
   }
 
-  UNROLL for (int row = 0; row < kRows; ++row) {
-    if (slice > 0 && slice < kSlices) *(threadgroup float4*)(q + (slice - 1) * D + column) = o[row];
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (slice == 0 && first_row + row < rows) {
-      UNROLL for (int i = 0; i < kSlices - 1; ++i) o[row] += *(threadgroup const float4*)(q + i * D + column);
-      const int64_t target = row_place(parameters, batch, kv_head, first_row + row).index * parameters.blocks + block;
-      UNROLL for (int i = 0; i < 4; ++i) o_partials[target * D + column + i] = o[row][i];
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-  }
-  UNROLL for (int i = 0; i < kRowsOfSimdgroup; ++i) {
-    const int row = i * 4 + int(simdgroup);
-    if (row < kRows && first_row + row < rows && lane == 0) {
-      const int64_t target = row_place(parameters, batch, kv_head, first_row + row).index * parameters.blocks + block;
-      store_sums(sums[i], m_partials, l_partials, mean_partials, target, parameters.has_value_means);
-    }
-  }
+  store_merged<D, kRows>(
+      o, sums, shared, states, o_partials, m_partials, l_partials, mean_partials, parameters, batch, kv_head, first_row,
+      block, thread_index);
 }

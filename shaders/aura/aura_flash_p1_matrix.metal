@@ -24,9 +24,11 @@ METAL_FUNC void dequantise(
   for (int item = int(thread_index); item < kMatrixKeys * kEights; item += kAuraThreads) {
     const int key = item / kEights;
     const int column = item % kEights * 8;
-    const EightCodes<code> eight = eight_codes<code, D>(codes + min(key, count - 1) * token_stride, first + column);
+    float4 centroids[2];
+    decode_eight(
+        eight_codes<code, D>(codes + min(key, count - 1) * token_stride, 0, uint(first + column)), table, centroids);
     threadgroup float* target = tile + key * tile_stride<float>(kSlice) + column;
-    UNROLL for (int i = 0; i < 8; i += 4) * (threadgroup float4*)(target + i) = centroids_of(eight, i, table);
+    UNROLL for (int i = 0; i < 2; ++i) * (threadgroup float4*)(target + i * 4) = centroids[i];
   }
 }
 

@@ -20,7 +20,8 @@ struct MergedSums {
   float l, mean;
 };
 
-// Adds blocks `first`, `first + step`, ... of a row. All of them are loaded before the first is added.
+// Adds blocks `first`, `first + step`, ... of a row. All of them are loaded before the first is added, because a load
+// takes longer than all additions.
 template <int D, int kCount>
 METAL_FUNC void add_blocks(
     thread float* values,
@@ -66,7 +67,7 @@ template <typename T, int D>
   constexpr int kLanes = lanes_of(D);
   constexpr int kOwn = D / kLanes;
   constexpr int kSimdgroups = kAuraThreads / 32;
-  constexpr int kAtOnce = kOwn <= 4 ? 4 : kOwn == 8 ? 2 : 1;
+  constexpr int kAtOnce = kOwn <= 4 ? 8 : kOwn == 8 ? 4 : 2;
   constexpr int kOfSimdgroup = (kOwn + 2) * 32;
   threadgroup float others[(kSimdgroups - 1) * kOfSimdgroup];  // values, l and mean of each lane
 

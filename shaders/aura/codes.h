@@ -1,6 +1,6 @@
-// Packed codes: the window of value d of a vector, which chooses an entry of its codebook, begins at bit d * bits of a
-// little-endian stream of words. A code without a trellis ends there too. Else the stream is a ring: behind its last
-// word comes the first one, and if it ends within a word, the rest of that word repeats its first bits.
+// Packed codes: value d of a vector has bits [d * bits, (d + 1) * bits) of a little-endian stream of words. The window
+// that chooses its entry of the codebook begins there. A code without a trellis ends there too. Else the window reaches
+// into the next values' bits, and the stream is a ring: behind its last byte comes the first one.
 #pragma once
 #include <metal_stdlib>
 
@@ -13,57 +13,101 @@ METAL_FUNC constexpr int words_of(int D, int code) { return (D * bits_of(code) +
 // Returns the bits of the windows of `count` neighbours.
 METAL_FUNC constexpr int bits_of_windows(int count, int code) { return (count - 1) * bits_of(code) + window_of(code); }
 
+// Returns byte `index` of the ring of the vector whose words begin at `start`. The byte behind the last one is byte 0.
 template <int code, int D>
-METAL_FUNC int word_behind(int index) {
-  return code > kTrellis && index + 1 == words_of(D, code) ? 0 : index + 1;
+METAL_FUNC uint byte_of_ring(device const uint* words, uint start, uint index) {
+  constexpr uint kBytes = uint(D * bits_of(code) / 8);
+  static_assert(D % 8 == 0, "a ring is whole bytes");
+  return ((device const uchar*)words)[start * 4u + (index == kBytes ? 0u : index)];
 }
 
-// Returns the window of one value. It may reach into a second word. That word is read only then.
+// Returns the window in the low bits.
+template <int code>
+METAL_FUNC uint window_in(uint codes) {
+  return codes & (uint(entries_of(code)) - 1u);
+}
+
+// Returns the window of one value.
 template <int code, int D>
 METAL_FUNC uint code_at(device const uint* words, int d) {
-  constexpr int window = window_of(code);
-  const int bit = d * bits_of(code);
-  uint value = words[bit / 32] >> uint(bit % 32);
-  if (32 % window != 0 && bit % 32 + window > 32) value |= words[word_behind<code, D>(bit / 32)] << uint(32 - bit % 32);
-  return value & ((1u << window) - 1u);
+  const uint bit = uint(d * bits_of(code));
+  uint codes = byte_of_ring<code, D>(words, 0, bit / 8u);
+  if constexpr (8 % window_of(code) != 0) codes |= byte_of_ring<code, D>(words, 0, bit / 8u + 1u) << 8u;
+  return window_in<code>(codes >> bit % 8u);
 }
 
-// Returns the windows of 8 values, from a multiple of 8 on: 16 to 64 bits.
+// The windows of 8 values: 16 to 64 bits.
 template <int code>
 struct EightCodes {
   uint low, high;
+
+  METAL_FUNC uint window(int i) const {
+    const int place = i * bits_of(code);
+    if (place >= 32) return window_in<code>(high >> uint(place - 32));
+    uint codes = low >> uint(place);
+    if (place + window_of(code) > 32) codes |= high << uint(32 - place);
+    return window_in<code>(codes);
+  }
 };
 
+// Returns the windows of 8 values, from a multiple of 8 on, of the vector whose words begin at `start`. All indices
+// have 32 bits, so that a simdgroup adds to one address. What may straddle two words comes as bytes: each is asked for
+// once.
 template <int code, int D>
-METAL_FUNC EightCodes<code> eight_codes(device const uint* words, int first) {
-  constexpr int needed = bits_of_windows(8, code);
-  const int bit = first * bits_of(code);
-  const uint shift = uint(bit % 32);
+METAL_FUNC EightCodes<code> eight_codes(device const uint* words, uint start, uint first) {
+  constexpr int bits = bits_of(code);
+  const uint byte = first / 8u * uint(bits);
   EightCodes<code> codes;
-  codes.low = words[bit / 32];
   codes.high = 0;
-  if (bit % 32 + needed > 32) codes.high = words[word_behind<code, D>(bit / 32)];
-  codes.low = shift == 0 ? codes.low : codes.low >> shift | codes.high << (32u - shift);
-  if (bits_of(code) == 5) codes.high >>= shift;  // the other codes need it only where the shift is 0
+  if constexpr (bits == 2) {
+    codes.low = ((device const ushort*)words)[start * 2u + first / 8u];
+  } else if constexpr (bits == 4 || bits == 8) {
+    codes.low = words[start + byte / 4u];
+    if constexpr (bits == 8) codes.high = words[start + byte / 4u + 1u];
+  } else {
+    device const uchar* bytes = (device const uchar*)words + start * 4u;
+    codes.low = uint(bytes[byte]) | uint(bytes[byte + 1u]) << 8u | uint(bytes[byte + 2u]) << 16u;
+    if constexpr (bits == 5) {
+      codes.low |= uint(bytes[byte + 3u]) << 24u;
+      codes.high = uint(bytes[byte + 4u]);
+    }
+  }
+  if constexpr (code > kTrellis) {
+    const uint behind = byte_of_ring<code, D>(words, start, byte + uint(bits));
+    if constexpr (bits < 4) codes.low |= behind << uint(bits * 8);
+    if constexpr (bits == 4) codes.high = behind;
+  }
   return codes;
 }
 
-// Returns the windows of 4 values, from a multiple of 4 on, in the low bits: 8 to 32 bits. The 12 bits of 3-bit codes
-// may straddle two words, but they lie in two bytes. With two loads, a simdgroup asks for 4/3 of the codes by bytes,
-// and for 5/3 by words.
+// Sets `centroids` to the 8 centroids.
+template <int code>
+METAL_FUNC void decode_eight(EightCodes<code> codes, threadgroup const float* table, thread float4* centroids) {
+  UNROLL for (int i = 0; i < 8; ++i) centroids[i / 4][i % 4] = table[codes.window(i)];
+}
+
+// Returns the windows of 4 values in the low bits, from a multiple of 4 on, of the vector whose words begin at `start`.
+// Of 3 bits, two loads of bytes ask for 4/3 of the codes, where words would ask for 5/3.
 template <int code, int D>
-METAL_FUNC uint four_codes(device const uint* words, int first) {
-  constexpr int needed = bits_of_windows(4, code);
-  const int bit = first * bits_of(code);
-  if constexpr (needed == 12 && code == 3) {
-    device const uchar* bytes = (device const uchar*)words + bit / 8;
-    return (uint(bytes[0]) | uint(bytes[1]) << 8u) >> uint(bit % 8);
-  } else {
-    uint codes = words[bit / 32] >> uint(bit % 32);
-    if (32 % needed != 0 && bit % 32 + needed > 32) {
-      codes |= words[word_behind<code, D>(bit / 32)] << uint(32 - bit % 32);
-    }
+METAL_FUNC uint four_codes(device const uint* words, uint start, uint first) {
+  constexpr int bits = bits_of(code);
+  if constexpr (bits == 8) {
+    return words[start + first / 4u];
+  } else if constexpr (bits == 4) {
+    uint codes = ((device const ushort*)words)[start * 2u + first / 4u];
+    if constexpr (code > kTrellis) codes |= byte_of_ring<code, D>(words, start, first / 2u + 2u) << 16u;
     return codes;
+  } else {
+    constexpr int kBytes = (bits * 4 % 8 + bits_of_windows(4, code) + 7) / 8;
+    device const uchar* bytes = (device const uchar*)words + start * 4u;
+    const uint bit = first * uint(bits);
+    uint codes = 0;
+    UNROLL for (int i = 0; i < kBytes; ++i) {
+      const uint index = bit / 8u + uint(i);
+      const bool may_be_behind = code > kTrellis && i + 1 == kBytes;
+      codes |= (may_be_behind ? byte_of_ring<code, D>(words, start, index) : uint(bytes[index])) << uint(i * 8);
+    }
+    return codes >> bit % 8u;
   }
 }
 
@@ -71,19 +115,8 @@ METAL_FUNC uint four_codes(device const uint* words, int first) {
 template <int code>
 METAL_FUNC float4 centroids_of(uint codes, threadgroup const float* table) {
   float4 centroids;
-  UNROLL for (int i = 0; i < 4; ++i) {
-    centroids[i] = table[codes >> uint(i * bits_of(code)) & (uint(entries_of(code)) - 1u)];
-  }
+  UNROLL for (int i = 0; i < 4; ++i) centroids[i] = table[window_in<code>(codes >> uint(i * bits_of(code)))];
   return centroids;
-}
-
-// Returns the centroids of codes i .. i + 3. i is a multiple of 4.
-template <int code>
-METAL_FUNC float4 centroids_of(EightCodes<code> codes, int i, threadgroup const float* table) {
-  const int place = i * bits_of(code);
-  uint four = place < 32 ? codes.low >> uint(place % 32) : codes.high;
-  if (place > 0 && place < 32 && place + bits_of_windows(4, code) > 32) four |= codes.high << uint(32 - place % 32);
-  return centroids_of<code>(four, table);
 }
 
 // Copies centroids or boundaries into threadgroup memory: a thread array with run-time indices would spill.

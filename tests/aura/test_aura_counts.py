@@ -1,28 +1,62 @@
-"""Device bytes of AURA's attention by the simulated device's counts."""
+"""Device bytes of AURA's attention by the simulated device's counts, compared with what each kernel has to read."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 
 import torch_gdn
 from tests.helpers.devices import on_a_mac, ready
+from torch_gdn.testing.attention import aura_pages, make_call
 from torch_gdn.testing.aura import Codec, make_cache
-from torch_gdn.testing.inputs import to_device
+from torch_gdn.testing.inputs import Call, to_device
 
 pytestmark = pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")
+HK, D, T = 2, 128, 1024
+PAGED_TILE = 32  # keys, for each of which the paged kernel reads q again
 
 
-@pytest.mark.parametrize("bits", [(3, 3), (4, 3), (8, 3), (4, 4), (8, 4)])
-def test_a_simdgroup_asks_for_codes_once(bits: tuple[int, int]) -> None:
+def figures_of(op: Any, call: Call) -> dict[str, Any]:
     import mps_simulator
 
-    HK, ratio, D, T = 2, 4, 128, 1024
-    cache = make_cache(Codec(D, bits[0]), Codec(D, bits[1], 4), 1, HK, T)
-    call = to_device({"q": torch.randn(1, HK * ratio, 1, D)} | cache.parts(True), ready("mps"))
+    on_device = to_device(call, ready("mps"))
     with mps_simulator.profile(detailed=True) as profile:
-        torch_gdn.aura_attention(**call)
-    (kernel,) = (figures for name, figures in profile.kernels.items() if "flash_p1" in name)
-    codes_and_norms = HK * T * (sum(bits) * D // 8 + 2 * 2)
-    assert kernel.device_bytes_distinct_read >= codes_and_norms
-    assert kernel.device_bytes_issued_read <= 1.15 * kernel.device_bytes_distinct_read
+        op(**on_device)
+    return dict(profile.kernels)
+
+
+def codes_and_norms(bits: tuple[int, int], keys: int) -> int:
+    return HK * keys * (sum(bits) * D // 8 + 2 * 2)
+
+
+@pytest.mark.parametrize(("bits", "ratio"), [((3, 3), 4), ((8, 4), 4), ((4, 4), 1), ((2, 8), 2), ((4, 3), 8)])
+def test_a_simdgroup_asks_for_codes_once(bits: tuple[int, int], ratio: int) -> None:
+    cache = make_cache(Codec(D, bits[0]), Codec(D, bits[1], 4), 1, HK, T)
+    call = {"q": torch.randn(1, HK * ratio, 1, D), "block_size": 512} | cache.parts(True)
+    figures = figures_of(torch_gdn.aura_attention, call)
+    (first,) = (each for name, each in figures.items() if "flash_p1" in name)
+    (second,) = (each for name, each in figures.items() if "flash_p2" in name)
+    blocks = T // 512
+    queries = HK * ratio * D * 4
+    least = codes_and_norms(bits, T) + blocks * queries
+    assert least <= first.device_bytes_issued_read <= 1.05 * least
+    partials = blocks * HK * ratio * (D + 2) * 4
+    assert first.device_bytes_issued_written == partials
+    vectors = -(-HK * ratio // 4) * 4  # of whole threadgroups; for each of them, the largest scores twice, and signs
+    assert second.device_bytes_issued_read <= vectors * (blocks * (D + 3) * 4 + D * 4)
+
+
+@pytest.mark.parametrize(("bits", "ratio"), [((4, 4), 4), ((8, 3), 8)])
+def test_a_threadgroup_asks_for_coded_pages_once(bits: tuple[int, int], ratio: int) -> None:
+    call: Call = make_call([1], [T], HQ=HK * ratio, HK=HK, D=D, dtype=torch.float32, padding=0)
+    for name, own, seed in (("key", bits[0], 3), ("value", bits[1], 4)):
+        codec = Codec(D, own, seed)
+        pages, _ = aura_pages(codec, call.pop(f"{name}_cache"))
+        call |= {f"{name}_codes": pages[0], f"{name}_norms": pages[1]}
+        call |= {f"{name}_codebook": codec.codebook, f"{name}_signs": codec.signs}
+    figures = figures_of(torch_gdn.aura_paged_attention, call)
+    (kernel,) = (each for name, each in figures.items() if name.startswith("aura_paged_attention"))
+    least = codes_and_norms(bits, T) + T // PAGED_TILE * HK * ratio * D * 4
+    assert least <= kernel.device_bytes_issued_read <= 1.05 * least

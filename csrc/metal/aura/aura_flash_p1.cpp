@@ -3,19 +3,22 @@
 #include "metal/aura/launches.h"
 #include "metal/aura/vectors.h"
 #include "metal/implement.h"
+#include "shaders/aura/aura_flash_p1_eight.h"
 #include "shaders/aura/aura_flash_p1_matrix.h"
 
 namespace torch_gdn {
 
 namespace {
-// From this many query rows of a KV head on pass 1 multiplies 8x8 blocks; below, a key at a time.
+// From this many query rows of a KV head on, the simdgroups of a threadgroup have different rows and share decoded
+// keys.
 constexpr int64_t kFewestMatrixRows = 17;
 }  // namespace
 
 int64_t rows_of_threadgroup(const AuraShape<>& shape) {
   const int64_t rows = shape.L * (shape.HQ / shape.HK);
   if (rows >= kFewestMatrixRows) return kMatrixRows;
-  return rows == 1 ? 1 : rows == 2 ? 2 : rows <= 4 ? 4 : kFlashMostRows;
+  if (rows > flash_most_rows(int(shape.D))) return kEightRows;
+  return rows == 3 ? 4 : std::max<int64_t>(1, rows);
 }
 
 namespace {
@@ -49,14 +52,20 @@ FlashParameters flash_parameters(const AuraFlashP1<int64_t>& op) {
   return parameters;
 }
 
+// Copies codes whose tokens lie so far apart that the words of a tile have no 32-bit indices.
+Tensor near_tokens(const Tensor& codes) {
+  constexpr int64_t kLargestStride = INT32_MAX / kFlashKeys;
+  return codes.stride(2) <= kLargestStride ? codes : codes.contiguous();
+}
+
 }  // namespace
 
 Launch launch_aura_flash_p1(const AuraFlashP1<int64_t>& op, const Partials& partials) {
   const auto& s = op.shape;
   const auto& [o, m, l, mean] = partials;
   const Tensor q_rot = unit_last_stride(op.q_rot, "q_rot");
-  const Tensor key_codes = unit_last_stride(op.key.codes, "key_codes");
-  const Tensor value_codes = unit_last_stride(op.value.codes, "value_codes");
+  const Tensor key_codes = near_tokens(unit_last_stride(op.key.codes, "key_codes"));
+  const Tensor value_codes = near_tokens(unit_last_stride(op.value.codes, "value_codes"));
 
   FlashParameters parameters = flash_parameters(op);
   parameters.q = vector_strides(q_rot);
@@ -64,17 +73,21 @@ Launch launch_aura_flash_p1(const AuraFlashP1<int64_t>& op, const Partials& part
   parameters.value_codes = vector_strides(value_codes);
 
   const int64_t rows = rows_of_threadgroup(s), row_tiles = ceil_div(int64_t(parameters.rows), rows);
-  const bool is_matrix = rows == kMatrixRows;
+  const bool is_matrix = rows == kMatrixRows, is_eight = rows == kEightRows;
   TemplateArguments arguments = {number_of(s.key_code), number_of(s.value_code), s.D};
-  if (!is_matrix) arguments[3] = rows;
-  const int64_t column_groups = is_matrix ? ceil_div(s.D, kMatrixColumns) : 1;
-  return {is_matrix ? "aura_flash_p1_matrix" : "aura_flash_p1",
-          is_matrix ? "aura/aura_flash_p1_matrix.metal" : "aura/aura_flash_p1.metal",
+  if (!is_matrix && !is_eight) arguments[3] = rows;
+  const int64_t columns = is_matrix ? kMatrixColumns : is_eight ? kEightColumns : s.D;
+  return {is_matrix  ? "aura_flash_p1_matrix"
+          : is_eight ? "aura_flash_p1_eight"
+                     : "aura_flash_p1",
+          is_matrix  ? "aura/aura_flash_p1_matrix.metal"
+          : is_eight ? "aura/aura_flash_p1_eight.metal"
+                     : "aura/aura_flash_p1.metal",
           arguments,
           {q_rot, op.q_sums, key_codes, op.key.norms, op.key.means, op.key.codebook.contiguous(), value_codes,
            op.value.norms, op.value.means, op.value.codebook.contiguous(), contiguous(op.visibility.starts), o, m, l,
            mean, Binding::values(parameters)},
-          {size_t(s.NB * column_groups), size_t(s.HK * row_tiles), size_t(s.B)},
+          {size_t(s.NB * ceil_div(s.D, columns)), size_t(s.HK * row_tiles), size_t(s.B)},
           kAuraThreads};
 }
 
