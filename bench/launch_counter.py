@@ -2,8 +2,8 @@
 
 A launch is an operator of PyTorch that computes or copies on the device, or a kernel of torch_gdn. An operator of
 PyTorch counts as one launch, although a Mac may run several kernels for it. Views, allocations and casts that change
-nothing are free. torch_gdn's kernels are recorded and do not run, so that real sizes of heads take no time. Results
-mean nothing.
+nothing are free. torch_gdn's kernels are recorded and do not run, so that real sizes of heads take no time; results
+then mean nothing. An engine needs results, so there they run too.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 from torch_gdn import recording
 
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
+COPIES = ("copy_", "_to_copy", "to")  # the last in inference mode
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "unique", "_unique2")  # the host reads a result
 FACTORIES = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")  # allocate and launch nothing
 ONCE, RESIDUALS = "once", "norms and residuals"
@@ -61,10 +62,12 @@ class LaunchCounter(TorchDispatchMode):
         counts: by place.
         place: where the next operator is.
         excluded: addresses of storages whose bytes do not count.
+        runs: whether torch_gdn's kernels run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, runs: bool = False) -> None:
         super().__init__()
+        self.runs = runs
         self.counts: dict[Place, Counts] = {}
         self.place = Place(None, ONCE)
         self.excluded: set[int] = set()
@@ -88,7 +91,7 @@ class LaunchCounter(TorchDispatchMode):
         counts = self.here()
         counts.launches.update(launch.variant.kernel for launch in recorded.launches)
         counts.bytes += self.bytes_of([*tensors((args, kwargs)), *tensors(found)])
-        return found
+        return func(*args, **kwargs) if self.runs else found
 
     def count(self, func: Any, args: Any, kwargs: Any, found: list[Tensor]) -> None:
         name, given = func.overloadpacket.__name__, list(tensors((args, kwargs)))
@@ -98,12 +101,12 @@ class LaunchCounter(TorchDispatchMode):
         counts = self.here()
         if name in WAITS:
             counts.waits[name] += 1
-        if "cpu" in devices and name in ("copy_", "_to_copy"):
+        if "cpu" in devices and name in COPIES:
             source = given[-1] if name == "copy_" else given[0]
             counts.copies["to the device" if source.device.type == "cpu" else "to the host"] += 1
             is_waited_for = source.device.type == "mps" and not (kwargs.get("non_blocking") or args[2:3] == (True,))
             counts.waits.update([name] * is_waited_for)
-        elif name != "_local_scalar_dense" and not is_view(func, given, found):
+        elif name != "_local_scalar_dense" and not is_view(func, given, found) and any(x.numel() for x in found):
             counts.launches[name] += 1
             counts.bytes += self.bytes_of([*given, *found])
 
@@ -147,9 +150,11 @@ def is_view(func: Any, given: list[Tensor], found: list[Tensor]) -> bool:
 
 
 @contextmanager
-def counting(model: nn.Module, starts: Callable[[], None] = lambda: None) -> Iterator[LaunchCounter]:
+def counting(
+    model: nn.Module, starts: Callable[[], None] = lambda: None, runs: bool = False
+) -> Iterator[LaunchCounter]:
     """Counts each operator inside, by the model's hooks. It calls `starts` when a forward of the model starts."""
-    counter = LaunchCounter()
+    counter = LaunchCounter(runs)
     weights = {x.untyped_storage().data_ptr() for x in (*model.parameters(), *model.buffers())}
 
     def start(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:

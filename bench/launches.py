@@ -1,9 +1,9 @@
 """Counts what one decode step and one prefill of 512 tokens of a published model launch on `mps`, by part of the model.
 
-`launch_counter` counts within `generate`, with transformers' own code and with torch_gdn enabled. The model has four
-layers of random weights (three Gated DeltaNet, one attention), small matrices, and the published model's heads and
-number of chosen experts. A total is what happens once, plus each kind of layer as often as the published model has it.
-Bytes are of the small matrices.
+`launch_counter` counts within `generate`, with transformers' own code and with torch_gdn enabled, and `compiled` with
+a compiled forward. The model has four layers of random weights (three Gated DeltaNet, one attention), small matrices,
+and the published model's heads and number of chosen experts. A total is what happens once, plus each kind of layer as
+often as the published model has it. Bytes are of the small matrices.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch_gdn import fits
 from torch_gdn.check.steps import on_simulated_device
 
 THEIRS = "transformers"
+COMPILED = f"{OURS}, torch.compile"
 TOTAL = "launches in all"
 DECODE, PREFILL = "decode", "prefill"
 PREFILL_TOKENS, PROMPT, QUICK_TOKENS = 512, 8, 80
@@ -59,13 +60,13 @@ def configuration(name: str) -> Any:
     return type(fits.configuration_of(known))(**other)
 
 
-def small_model(name: str, dtype: torch.dtype) -> Any:
+def small_model(name: str, dtype: torch.dtype, kinds: Sequence[str] = KINDS) -> Any:
     published = configuration(name)
     sizes = {**SMALL, **(SMALL_EXPERTS if hasattr(published, "num_experts") else {})}
     kept = {key: value for key, value in published.to_diff_dict().items() if key not in sizes}
     if getattr(published, "head_dim", None) is None:
         kept["head_dim"] = published.hidden_size // published.num_attention_heads
-    few = {"num_hidden_layers": len(KINDS), "layer_types": list(KINDS), "pad_token_id": 0, "eos_token_id": NEVER}
+    few = {"num_hidden_layers": len(kinds), "layer_types": list(kinds), "pad_token_id": 0, "eos_token_id": NEVER}
     small = type(published)(**{**kept, **sizes, **few})
     torch.manual_seed(0)
     auto = importlib.import_module("transformers").AutoModelForCausalLM
@@ -140,11 +141,15 @@ def run(name: str, what: str, batch: int, tokens: int, ceilings: object, seconds
 
         mps_simulator.activate()
     rows = []
+    case = f"{name}, {what}, batch {batch}"
     for contender in (THEIRS, OURS):
-        row = Row("launches", f"{name}, {what}, batch {batch}", "bfloat16", batch, contender, 0)
         parts = count(name, what, batch, contender == OURS, tokens)
-        row.counts = {str(part): part.counts.total for part in parts} | {TOTAL: total(parts)} | sums(parts)
-        rows.append(row)
+        counts = {str(part): part.counts.total for part in parts} | {TOTAL: total(parts)} | sums(parts)
+        rows.append(Row("launches", case, "bfloat16", batch, contender, 0, counts=counts))
+    if what == DECODE and on_simulated_device():
+        from bench import compiled  # which imports this module
+
+        rows.append(Row("launches", case, "bfloat16", batch, COMPILED, 0, counts=compiled.count(name, batch)))
     return rows
 
 

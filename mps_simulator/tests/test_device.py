@@ -531,35 +531,6 @@ def test_autocast(dtype: torch.dtype | None) -> None:
     assert not torch.is_autocast_enabled(MPS)
 
 
-# ---- shaders from Python ----
-
-
-def test_compile_shader() -> None:
-    library = torch.mps.compile_shader(
-        """
-        #include <metal_stdlib>
-        using namespace metal;
-        kernel void full(device float* y [[buffer(0)]], constant float& value [[buffer(1)]],
-                         constant long& n [[buffer(2)]], constant int2& pair [[buffer(3)]],
-                         uint i [[thread_position_in_grid]]) {
-          if (i < n) y[i] = value + pair.x * pair.y;
-        }
-        """
-    )
-    assert dir(library) == ["full"]
-    assert library.full.thread_execution_width == 32
-    x = torch.zeros(40, device=MPS)
-    library.full(x, 3.5, 33, [2, 5], arg_casts={3: "int32"})
-    assert x.tolist() == [13.5] * 33 + [0.0] * 7
-    library.full(x, 1.0, 33, [0, 0], arg_casts={3: "int32"}, threads=[8], group_size=[8])
-    assert x.tolist() == [1.0] * 8 + [13.5] * 25 + [0.0] * 7
-
-
-def test_compile_shader_reports_errors() -> None:
-    with pytest.raises(TypeError, match="Failed to create metal library"):
-        torch.mps.compile_shader("kernel void f() { no_such_thing(); }")
-
-
 # ---- profile() ----
 
 

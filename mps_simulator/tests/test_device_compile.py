@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import mps_simulator
+
 MPS = "mps"
 
 
@@ -31,12 +33,15 @@ def test_compile_aot_eager(dynamic: bool) -> None:
 
 
 @pytest.mark.usefixtures("reset_dynamo")
-def test_compile_inductor_with_extern_kernels() -> None:
-    import torch._inductor.config
-
-    x = torch.randn(4, 8, device=MPS)
-    with torch._inductor.config.patch(fallback_by_default=True):
-        torch.testing.assert_close(torch.compile(activation, fullgraph=True)(x).cpu(), activation(x).cpu())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_inductor_compiles_to_metal(dtype: torch.dtype) -> None:
+    x = torch.randn(4, 70, device=MPS, dtype=dtype)
+    with mps_simulator.settings(all_lanes=False), mps_simulator.profile() as profile:
+        found = torch.compile(activation, fullgraph=True)(x)
+    assert profile.launched("generated_kernel_0") == 1
+    exact = activation(x.cpu().double())
+    one_rounding = torch.finfo(dtype).eps * exact.abs().max().item()  # of the sum, which may cancel in the result
+    torch.testing.assert_close(found.cpu().double(), exact, rtol=2 * torch.finfo(dtype).eps, atol=one_rounding)
 
 
 @pytest.mark.usefixtures("reset_dynamo")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+import mps_simulator
 from metal_programs import run
 from mps_simulator import settings
-from twins import IN_GROUP, PARAMETERS, RACE, RACE_IN_TILE, THREAD, N, Twin, each, ramp, unwritten
+from twins import IN_GROUP, PARAMETERS, RACE, RACE_IN_TILE, SEEDS, THREAD, N, Twin, each, ramp, unwritten
 
 ORDER = [
     Twin(
@@ -341,7 +342,7 @@ def test_the_fault_is_reported(twin: Twin, seed: int) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 @each(TWINS)
-def test_the_mended_twin_passes_and_is_right(twin: Twin, seed: int, workers: int) -> None:
+def test_the_correct_twin_passes(twin: Twin, seed: int, workers: int) -> None:
     twin.must_pass(seed, workers)
 
 
@@ -357,6 +358,32 @@ def test_a_cell_does_not_remember_earlier_dispatches() -> None:
     for turn in range(0, N, 8):
         run(source, [out, turn], threadgroups=8, threads=8)
     assert torch.equal(out.cpu(), (torch.arange(N, dtype=torch.float32) - 56) % N)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("simd operation in an if", {i: i // 32 * 32 + 7 for i in range(N) if i % 32 < 8}),
+        ("early return before a simd operation", {40: float("nan")} | {i: i // 32 * 32 + i % 32 for i in range(40)}),
+        ("simdgroup_barrier in an if", {}),
+    ],
+)
+def test_only_active_lanes_take_part_where_all_lanes_is_off(name: str, changed: dict[int, float], seed: int) -> None:
+    twin = next(twin for twin in DIVERGENCE if twin.name == name)
+    expected = twin.expected()
+    for lane, value in changed.items():
+        expected[lane] = value
+    with settings(all_lanes=False, seed=seed):
+        found = twin.run(faulty=True)
+    written = ~expected.isnan()
+    assert torch.equal(found[written], expected[written])
+
+
+def test_a_barrier_that_threads_miss_is_a_fault_where_all_lanes_is_off() -> None:
+    twin = next(twin for twin in DIVERGENCE if twin.name == "early return before a barrier")
+    with settings(all_lanes=False), pytest.raises(mps_simulator.Fault, match="divergent threadgroup_barrier"):
+        twin.run(faulty=True)
 
 
 def test_unwatched_lets_faults_pass() -> None:

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from pathlib import Path
-from queue import SimpleQueue
+from collections.abc import Sequence
 
 from tqdm import tqdm
 
-from proof.checks import Progress
 from proof.mutate.faults import CHECKOUT, Fault, all_faults, sample
 from proof.mutate.page import PAGE, RECORD, page_text, record_text, recorded
 from proof.mutate.rates import RECORD as DRAWN
 from proof.mutate.rates import read_record
-from proof.mutate.scratch import Scratch
-from proof.mutate.trial import CAUGHT, State, Verdict, confirm, line_of, try_fault
-
-FOLDER = CHECKOUT / "build" / "mutate"
+from proof.mutate.runs import FOLDER, run_all
+from proof.mutate.trial import CAUGHT, State, line_of
 
 
 class Bar:
@@ -39,56 +33,6 @@ class Bar:
 
     def close(self) -> None:
         self._bar.close()
-
-
-def run_all(
-    faults: Sequence[Fault],
-    progress: Progress,
-    *,
-    again: bool = False,
-    jobs: int = 1,
-    folder: Path = FOLDER,
-    checkout: Path = CHECKOUT,
-) -> dict[str, Verdict]:
-    """Verdicts of these faults: kept ones, and those of the faults that are tried now."""
-    state = State(folder / "state.json", checkout)
-    kept = {} if again else {fault.id: found for fault in faults if (found := state.of(fault))}
-    left = [fault for fault in faults if fault.id not in kept]
-    progress.expect(len(left))
-    scratches = [Scratch(folder, checkout, f"tree-{job}" if job else "tree") for job in range(jobs)]
-    if left or not all(verdict.is_confirmed for verdict in kept.values() if verdict.word == CAUGHT):
-        for scratch in scratches:
-            scratch.refresh()
-            scratch.build_clean()
-    for fault, verdict in try_all(scratches, left):
-        kept[fault.id] = state.verdicts[fault.id] = verdict
-        state.save()
-        progress.step(line_of(fault, verdict))
-    confirm(scratches, kept)
-    state.verdicts |= kept
-    state.save()
-    return kept
-
-
-def try_all(scratches: Sequence[Scratch], faults: Sequence[Fault]) -> Iterator[tuple[Fault, Verdict]]:
-    """Yields results in the order in which trials end, with one at a time in each copy."""
-    free = SimpleQueue[Scratch]()
-    for scratch in scratches:
-        free.put(scratch)
-
-    def on_trial(fault: Fault) -> tuple[Fault, Verdict]:
-        scratch = free.get()
-        try:
-            return fault, try_fault(scratch, fault)
-        finally:
-            free.put(scratch)
-
-    pool = ThreadPoolExecutor(len(scratches))
-    try:
-        for trial in as_completed([pool.submit(on_trial, fault) for fault in faults]):
-            yield trial.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def write_record(faults: Sequence[Fault]) -> None:

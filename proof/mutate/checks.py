@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from proof.checks import Finding, Progress, check
-from proof.mutate.__main__ import run_all
-from proof.mutate.drawn import new_seed, run_drawn
+from proof.mutate.drawn import new_seed
 from proof.mutate.faults import all_faults, sample
 from proof.mutate.mutants import draw
 from proof.mutate.rates import COUNT as DRAWN
+from proof.mutate.runs import run_all, run_drawn
 from proof.mutate.trial import CAUGHT, MISSED, line_of
 
 COUNT = 10  # planted faults: all of them take hours

@@ -8,53 +8,15 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 
-from proof.checks import Progress
-from proof.mutate.faults import CHECKOUT, Fault
+from proof.mutate.faults import CHECKOUT
 from proof.mutate.mutants import SOURCES, draw
-from proof.mutate.rates import RECORD, SECONDS, read_record, record_text, with_verdicts
-from proof.mutate.scratch import Scratch
-from proof.mutate.trial import MISSED, State, Verdict, confirm, line_of, try_fault
-
-FOLDER = CHECKOUT / "build" / "mutate"
+from proof.mutate.rates import RECORD, read_record, record_text, with_verdicts
+from proof.mutate.runs import FOLDER, run_drawn
+from proof.mutate.trial import MISSED, State
 
 
 def new_seed() -> str:
     return str(random.SystemRandom().randrange(10**6))
-
-
-def try_mutant(scratch: Scratch, fault: Fault, seed: str) -> Verdict:
-    """Takes a sample of the tests' sweeps first, and every case where that one finds nothing."""
-    for scratch.sweeps in (seed, "all"):
-        verdict = try_fault(scratch, fault)
-        if verdict.word != MISSED:
-            break
-    return verdict
-
-
-def kept(state: State, fault: Fault) -> Verdict | None:
-    """Tests that were added since may find a mutant that passed, and change nothing about any other."""
-    verdict = state.verdicts.get(fault.id)
-    return state.of(fault) if verdict and verdict.word == MISSED else verdict
-
-
-def run_drawn(faults: Sequence[Fault], seed: str, progress: Progress) -> dict[str, Verdict]:
-    """Returns verdicts: those that are kept, and those of the mutants that are tried now."""
-    state = State(FOLDER / "drawn.json", CHECKOUT)
-    found = {fault.id: verdict for fault in faults if (verdict := kept(state, fault))}
-    left = [fault for fault in faults if fault.id not in found]
-    progress.expect(len(left))
-    scratch = Scratch(FOLDER, seconds=SECONDS)
-    scratch.refresh()
-    scratch.build_clean()
-    for fault in left:
-        found[fault.id] = state.verdicts[fault.id] = verdict = try_mutant(scratch, fault, seed)
-        state.save()
-        progress.step(line_of(fault, verdict))
-    scratch.sweeps = "all"
-    confirm([scratch], found)
-    state.verdicts |= found
-    state.save()
-    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--in", dest="folder", choices=[source.folder for source in SOURCES], help="in this folder alone"
     )
+    parser.add_argument("--jobs", metavar="N", type=int, default=1, help="try N at a time, each in its own copy")
     parser.add_argument("--list", action="store_true", help="list the mutants and their tests, and plant none")
     parser.add_argument("--write", action="store_true", help="record the verdicts that there are, and plant none")
     options = parser.parse_args(arguments)
@@ -84,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_page()
         return 0
     bar = Bar()
-    verdicts = run_drawn(faults, options.seed, bar)
+    verdicts = run_drawn(faults, options.seed, bar, options.jobs)
     bar.close()
     print("\n".join(f"{count} {word}" for word, count in Counter(each.word for each in verdicts.values()).items()))
     return 1 if any(verdict.word == MISSED for verdict in verdicts.values()) else 0

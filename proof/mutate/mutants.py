@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import fnmatch
-import random
+import hashlib
 import re
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -131,15 +131,15 @@ def fault_of(file: str, number: int, line: str, mutant: str) -> Fault:
     name = f"{file}:{number}: {line.strip()} -> {mutant.strip()}"
     part = "python" if file.endswith(".py") else "shaders" if file.startswith("shaders/") else file.split("/")[1]
     part = part if part in ("python", "shaders", "metal", "ops", "cpu") else "ops"
-    tests, words = tests_that_see(file)
+    tests, words = tests_that_see(file, definition_at(file, number))
     return Fault(name, DRAWN, part, file, before + line, before + mutant, tests, words)
 
 
 @cache
-def tests_that_see(file: str) -> tuple[tuple[str, ...], str]:
+def tests_that_see(file: str, definition: str = "") -> tuple[tuple[str, ...], str]:
     """Returns files of tests, and what their names must have. The classes' tests are those of the file's ops alone."""
     if file.endswith(".py"):
-        return tests_of_module(file), ""
+        return tests_of_module(file, definition), ""
     ops = ops_of_shaders().get(file, []) if file.startswith("shaders/") else ops_named(Path(file).stem)
     paths = [path for op in ops for path in sorted(CHECKOUT.glob(f"tests/*/test_{op.rstrip('_')}.py"))]
     named = [str(path.relative_to(CHECKOUT)) for path in paths[:MOST]]
@@ -172,24 +172,41 @@ def ops_of_shaders() -> dict[str, list[str]]:
     return {file: list(ops) for file, ops in found.items()}
 
 
-def tests_of_module(file: str) -> tuple[str, ...]:
-    """Returns the files of tests that claim a module, then those that name the most of it or of what it defines."""
-    claims = read_table(TABLES / "tests.toml")
-    claimed: list[str] = next((tests for pattern, tests in claims.items() if fnmatch.fnmatch(file, pattern)), [])
-    module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+@cache
+def definitions_in(file: str) -> dict[str, range]:
+    """Returns the lines of each function and class of a module that are in no other."""
     tree = ast.parse((CHECKOUT / file).read_text())
-    defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
-    public = [name for name in defined if not name.startswith("_") and len(name) > 3]
-    scores = {}
-    for path in tests_in(CHECKOUT / "tests"):
-        text = path.read_text()
-        score = sum(re.search(rf"\b{name}\b", text) is not None for name in public)
-        score += 3 * (re.search(rf"\b{re.escape(module)}\b", text) is not None)
-        score += 3 * (Path(file).stem in path.stem and Path(file).parent.name in str(path))
-        if score:
-            scores[str(path.relative_to(CHECKOUT))] = score
-    named = sorted(scores, key=lambda name: -scores[name])[: MOST - len(claimed)]
-    return tuple(dict.fromkeys([*claimed, *named])) or ("tests/tools/test_docstrings.py",)
+    nodes = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    return {node.name: range(node.lineno, (node.end_lineno or node.lineno) + 1) for node in nodes}
+
+
+def definition_at(file: str, number: int) -> str:
+    if not file.endswith(".py"):
+        return ""
+    return next((name for name, lines in definitions_in(file).items() if number in lines), "")
+
+
+def tests_of_module(file: str, definition: str = "") -> tuple[str, ...]:
+    """Returns the files of tests that are named after what a mutant is in, those that claim its module, and those that
+    name the most of the module: what few files name counts more, and what the mutant is in counts most.
+    """
+    claims = read_table(TABLES / "tests.toml")
+    own = [str(path.relative_to(CHECKOUT)) for path in CHECKOUT.glob(f"tests/*/test_{definition.rstrip('_')}.py")]
+    own += next((tests for pattern, tests in claims.items() if fnmatch.fnmatch(file, pattern)), [])
+    package, _, module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".").rpartition(".")
+    imports = rf"\b{re.escape(package)}\.{module}\b|\bfrom {re.escape(package)} import .*\b{module}\b"
+    texts = {str(path.relative_to(CHECKOUT)): path.read_text() for path in tests_in(CHECKOUT / "tests")}
+    scores = dict.fromkeys(texts, 0.0)
+    for name in [name for name in definitions_in(file) if not name.startswith("_") and len(name) > 3]:
+        naming = [test for test, text in texts.items() if re.search(rf"\b{name}\b", text)]
+        for test in naming:
+            scores[test] += (6 if name == definition else 3) / len(naming)
+    for test, text in texts.items():
+        scores[test] += 3 * (re.search(imports, text) is not None)
+        scores[test] += 3 * (Path(file).stem in Path(test).stem and Path(file).parent.name in test)
+    ranked = sorted(texts, key=lambda test: -scores[test])
+    best = [test for test in ranked if scores[test] >= 1] or ranked[:1]
+    return tuple(dict.fromkeys([*own, *best]))[:MOST]
 
 
 def tests_in(folder: Path) -> list[Path]:
@@ -201,18 +218,22 @@ def all_mutants(source: Source) -> list[tuple[str, int, str, str]]:
     return [(file, *each) for file in files_of(source) for each in lines_of(file, source.rules)]
 
 
+def place_of(mutant: tuple[str, int, str, str], seed: str) -> bytes:
+    file, _, line, replacement = mutant
+    return hashlib.sha256(f"{seed} {file} {line} {replacement}".encode()).digest()
+
+
 def iter_pop(pile: list[T]) -> Iterator[T]:
     while pile:
         yield pile.pop()
 
 
 def draw(count: int, seed: str, sources: Sequence[Source] = SOURCES) -> list[Fault]:
-    """Draws mutants of all folders in turn. A larger count begins with those of a smaller one."""
-    piles = []
-    for source in sources:
-        pile = all_mutants(source)
-        random.Random(f"{seed} {source.folder}").shuffle(pile)
-        piles.append(pile)
+    """Draws mutants of all folders in turn. A larger count begins with those of a smaller one.
+
+    A change to the sources draws no others of the lines that it leaves.
+    """
+    piles = [sorted(all_mutants(source), key=lambda mutant: place_of(mutant, seed)) for source in sources]
     taken: list[Fault] = []
     while len(taken) < count and any(piles):
         for source, pile in zip(sources, piles, strict=True):

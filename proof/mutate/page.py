@@ -34,8 +34,10 @@ broken file until one fails.
 
 `proof/mutate/verdicts.tsv` names each fault and the test that found it first. A fault in `proof/mutate/faults/` is a
 file, a text that occurs in it once, and its replacement. It must change what a program can see. A test that also
-fails without the fault does not count. Sweeps run with every case. `build/mutate/` keeps the verdicts, so you can
-stop a run and continue it.
+fails without the fault does not count. A test that takes two minutes of processors, where it takes seconds without the
+fault, is a catch. The tests run with a sample of their sweeps first. Only what passes then runs the sweeps with every
+case. A run is a fork of a process that has imported PyTorch and transformers (`proof/mutate/forks.py`).
+`build/mutate/` keeps the verdicts, so you can stop a run and continue it.
 """
 
 

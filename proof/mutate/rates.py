@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proof.mutate.faults import Fault
-from proof.mutate.trial import CAUGHT, LATE, MISSED, Verdict
+from proof.mutate.trial import CAUGHT, LATE, MISSED, SAMPLED, Verdict
 
 RECORD = Path(__file__).with_name("drawn.tsv")
 COLUMNS = ("seed", "mutant", "verdict", "found by", "judged")
@@ -21,9 +21,8 @@ TEXT = """
 
 `python -m proof.mutate.drawn 20 --seed 7` draws mutants. It applies the rules in `proof/mutate/rules/` to
 the shaders, the Python code and `csrc/`: another comparison, a bound off by one, a dropped barrier, a dropped guard,
-swapped strides, a wrong constant. A mutant runs the tests that can see it, first with a sample of their sweeps, then
-with every case. `make proof` draws {count} new ones each time, and prints their seed. `proof/mutate/drawn.tsv` has each
-mutant, and a judgement of each that no test caught.
+swapped strides, a wrong constant. A mutant runs the tests that can see it. `make proof` draws {count} new ones each
+time, and prints their seed. `proof/mutate/drawn.tsv` has each mutant, and a judgement of each that no test caught.
 
 {rates}
 
@@ -67,9 +66,9 @@ def with_verdicts(
     """Returns the rows with these verdicts. Judgements stay where a mutant is still not caught."""
     known = {row.mutant: row for row in rows}
     for fault in faults:
-        if verdict := verdicts.get(fault.id):
+        if (verdict := verdicts.get(fault.id)) and verdict.word != SAMPLED:
             old = known.get(fault.id)
-            judged = old.judged if old and verdict.word == MISSED else ""
+            judged = old.judged if old and verdict.word in (MISSED, LATE) else ""
             known[fault.id] = Row(seed, fault.id, verdict.word, verdict.test, judged)
     return list(known.values())
 

@@ -7,13 +7,14 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import cache_from_source
 from pathlib import Path
 
 from proof.mutate.faults import CHECKOUT, Fault, read_table
+from proof.mutate.forks import Forks
 
 EXTENSION = "torch_gdn/_C*.so"
 SECONDS = 1800  # of one run of the tests: a kernel may never end
@@ -38,9 +39,13 @@ class Scratch:
         self.checkout = checkout
         self.seconds = seconds or SECONDS
         self.sweeps = "all"  # the cases of the tests' sweeps: every one, or a sample by this seed
+        self.passing = set[tuple[str, str]]()  # tests that pass without a fault, and with which sweeps
+        self.failing = set[str]()  # tests that fail without one too
         self.tree = folder / name
         self._kept = folder / "extensions"
         self._built = folder / f"{name}.built"
+        self._output = folder / f"{name}.output"
+        self._forks = Forks()
 
     def refresh(self) -> None:
         """Makes the tree what the checkout is now. A file that changes is newer than what was built of it."""
@@ -79,11 +84,11 @@ class Scratch:
     def planted(self, fault: Fault) -> Iterator[None]:
         path = self.tree / fault.file
         clean = path.read_text()
-        path.write_text(fault.plant(clean))
+        write_source(path, fault.plant(clean))
         try:
             yield
         finally:
-            path.write_text(clean)
+            write_source(path, clean)
 
     def build(self) -> None:
         """torch_gdn._C of the tree as it is. Whatever else is compiled, the simulated device compiles at first use."""
@@ -106,23 +111,13 @@ class Scratch:
 
     def run(self, *arguments: str) -> Finished:
         """Python in the tree, which sees the tree's packages and no others of these names."""
-        # Python confuses the bytecode of two versions of equal size that are written within a second.
-        environment = os.environ | {
-            "PYTHONPATH": str(self.tree),
-            "COLUMNS": "1000",
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "TORCH_GDN_SWEEPS": self.sweeps,
-        }
-        command = [sys.executable, *arguments]
-        try:
-            finished = subprocess.run(
-                command, cwd=self.tree, env=environment, text=True, timeout=self.seconds,
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired as late:
-            output = late.stdout or b""
-            raise Late(output.decode() if isinstance(output, bytes) else output) from None
-        return Finished(finished.returncode, finished.stdout)
+        environment = os.environ | {"PYTHONPATH": str(self.tree), "COLUMNS": "1000", "TORCH_GDN_SWEEPS": self.sweeps}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        status = self._forks.run(arguments, self.tree, environment, self._output, self.seconds)
+        output = self._output.read_text(errors="replace")
+        if status is None:
+            raise Late(output)
+        return Finished(status, output)
 
     def _keep(self, extension: Path) -> None:
         self._kept.mkdir(parents=True, exist_ok=True)
@@ -149,6 +144,12 @@ class Scratch:
         for path in self._extension_sources():
             digest.update(str(path.relative_to(self.tree)).encode() + b"\0" + path.read_bytes() + b"\0")
         return digest.hexdigest()
+
+
+def write_source(path: Path, text: str) -> None:
+    path.write_text(text)
+    # Python confuses the bytecode of two versions of equal size that are written within a second.
+    Path(cache_from_source(str(path))).unlink(missing_ok=True)
 
 
 def sources_of_simulated_device(tree: Path) -> set[Path]:

@@ -7,15 +7,18 @@ import json
 import re
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from proof.mutate import forks
 from proof.mutate.faults import Fault
 from proof.mutate.scratch import Finished, Late, NotBuilt, Scratch
 
 CAUGHT, MISSED, NOT_RUN = "caught", "MISSED", "not run"
+SAMPLED = "a sample passed"  # of the tests' sweeps: the other cases are still to run
 BROKEN, FALSE, LATE = "does not build", "fails without it too", "took too long"
+MOST_FAILING = 20  # tests that a run leaves out: with more, it is the machine that fails
+NO_TESTS = 5  # pytest's status
 PROOF = "proof "  # before the name of a check, in a fault's list of tests
 # A fault of a shader shows where the shader runs, and one of a CPU kernel on the CPU.
 SELECTION = {"shaders": "not cpu", "metal": "not cpu", "ops": "", "cpu": "not mps", "python": ""}
@@ -51,86 +54,88 @@ def failed_test(finished: Finished) -> tuple[str, str]:
     """The first test that pytest's summary calls failed, with its message; of a crash the last that was begun."""
     output = finished.output
     summary = re.search(r"^(?:FAILED|ERROR) (\S+::.*)$", output, flags=re.MULTILINE)
-    begun = re.findall(r"^(\S+::.*?)(?: (?:PASSED|FAILED|ERROR|SKIPPED).*)?$", output, flags=re.MULTILINE)
+    begun = re.findall(
+        r"^(\S+::.*?)(?: (?:PASSED|FAILED|ERROR|SKIPPED|Fatal Python error).*)?$", output, flags=re.MULTILINE
+    )
     if summary:
         line = summary.group(1)
         test = max((name for name in begun if line.startswith(name)), key=len, default=line)  # names may have spaces
         return test, line[len(test) :].removeprefix(" - ")
-    return (begun[-1].strip() if begun else ""), f"the tests did not end: status {finished.status}"
+    why = (
+        f"it took {forks.OF_A_TEST} s of processors"
+        if finished.status == forks.ENDLESS
+        else f"status {finished.status}"
+    )
+    return (begun[-1].strip() if begun else ""), f"the tests did not end: {why}"
 
 
 def run_tests(scratch: Scratch, tests: Sequence[str], part: str, *options: str, words: str = "") -> Finished:
     wanted = " and ".join(each for each in (SELECTION[part], f"({words})" if words else "") if each)
     selection = ["-k", wanted] if wanted else []
+    selection += [f"--deselect={test}" for test in scratch.failing]
     return scratch.run("-m", "pytest", "-v", "--no-header", "--tb=line", "-rfE", "-p", "no:cacheprovider",
                        *options, *selection, *tests)  # fmt: skip
 
 
 def try_fault(scratch: Scratch, fault: Fault) -> Verdict:
     start, key = time.monotonic(), key_of(fault, scratch.tree)
-    with scratch.planted(fault):
-        try:
-            verdict = find(scratch, fault)
-        except Late as late:  # on a busy machine every test does: no catch
-            verdict = Verdict(LATE, reason=str(late)[-500:])
+    try:
+        verdict = first_catch(scratch, fault)
+    except Late as late:  # on a busy machine every test does: no catch
+        verdict = Verdict(LATE, reason=str(late)[-500:])
     return replace(verdict, seconds=round(time.monotonic() - start, 1), key=key)
 
 
+def first_catch(scratch: Scratch, fault: Fault) -> Verdict:
+    """A test that fails without the fault too is left out from then on."""
+    while True:
+        with scratch.planted(fault):
+            verdict = find(scratch, fault)
+        if verdict.word != CAUGHT:
+            return verdict
+        if passes_without_a_fault(scratch, verdict.test):
+            return replace(verdict, is_confirmed=True)
+        if verdict.test in scratch.failing or len(scratch.failing) > MOST_FAILING:
+            return replace(verdict, word=FALSE)
+        scratch.failing.add(verdict.test)
+
+
 def find(scratch: Scratch, fault: Fault) -> Verdict:
+    """Runs every test, or, after a sample of their sweeps, the sweeps with every case."""
     try:
         scratch.build()
     except NotBuilt as error:
         return Verdict(BROKEN, reason=str(error)[-500:])
+    is_first = scratch.sweeps != "all"
     tests = [test for test in fault.tests if not test.startswith(PROOF)]
     if tests:
-        finished = run_tests(scratch, tests, fault.part, "-x", words=fault.words)
-        if finished.status == 5:
-            raise ValueError(f"{fault.id}: pytest found no test among {tests}")
-        if finished.status != 0:
+        finished = run_tests(
+            scratch, tests, fault.part, "-x", *(() if is_first else ("-m", "sweep")), words=fault.words
+        )
+        if finished.status not in (0, NO_TESTS):
             test, reason = failed_test(finished)
             is_shader = fault.file.startswith("shaders/")  # the host's may be that no shader compiles
             is_broken = "BuildError" in reason or (is_shader and "Metal could not compile" in reason)
             return Verdict(BROKEN if is_broken else CAUGHT, test, reason)
-    for check in (test.removeprefix(PROOF) for test in fault.tests if test.startswith(PROOF)):
+        if finished.status == NO_TESTS and is_first and any(test.startswith(tuple(tests)) for test in scratch.failing):
+            return Verdict(FALSE)
+    for check in (test.removeprefix(PROOF) for test in fault.tests if is_first and test.startswith(PROOF)):
         finished = scratch.run("-m", "proof", "--only", check)
         wrong = re.search(rf"^{check}: WRONG: (.*)$", finished.output, flags=re.MULTILINE)
         if wrong:
             return Verdict(CAUGHT, PROOF + check, wrong.group(1))
-    return Verdict(MISSED)
+    return Verdict(SAMPLED if is_first else MISSED)
 
 
-def confirm(scratches: Sequence[Scratch], verdicts: dict[str, Verdict]) -> None:
-    """Runs the tests that found a fault once more, without any: one that still fails found nothing."""
-    for scratch in scratches:
-        scratch.build_clean()
-    open_ones = {name: verdict for name, verdict in verdicts.items() if verdict.word == CAUGHT}
-    open_ones = {name: verdict for name, verdict in open_ones.items() if not verdict.is_confirmed}
-    tests = sorted({verdict.test for verdict in open_ones.values() if not verdict.test.startswith(PROOF)})
-    with ThreadPoolExecutor(len(scratches)) as pool:
-        shares = [tests[job :: len(scratches)] for job in range(len(scratches))]
-        runs = list(pool.map(without_fault, scratches, shares))
-    passed = {name for run in runs for name in re.findall(r"^(\S+::.*?) PASSED", run.output, flags=re.MULTILINE)}
-    has_ended = all(run.has_ended for run in runs)
-    for check in {verdict.test for verdict in open_ones.values() if verdict.test.startswith(PROOF)}:
-        if scratches[0].run("-m", "proof", "--only", check.removeprefix(PROOF)).status == 0:
-            passed.add(check)
-    for name, verdict in open_ones.items():
-        holds = verdict.test in passed
-        if holds or has_ended:
-            verdicts[name] = replace(verdict, word=CAUGHT if holds else FALSE, is_confirmed=holds)
-
-
-@dataclass(frozen=True)
-class CleanRun:
-    output: str
-    has_ended: bool
-
-
-def without_fault(scratch: Scratch, tests: Sequence[str]) -> CleanRun:
-    try:
-        return CleanRun(run_tests(scratch, tests, "ops").output if tests else "", True)
-    except Late as late:
-        return CleanRun(str(late), False)
+def passes_without_a_fault(scratch: Scratch, test: str) -> bool:
+    scratch.build_clean()
+    if (test, scratch.sweeps) not in scratch.passing:
+        is_check = test.startswith(PROOF)
+        name = test.removeprefix(PROOF)
+        finished = scratch.run("-m", "proof", "--only", name) if is_check else run_tests(scratch, [name], "ops")
+        if finished.status == 0:
+            scratch.passing.add((test, scratch.sweeps))
+    return (test, scratch.sweeps) in scratch.passing
 
 
 class State:
@@ -145,8 +150,9 @@ class State:
     def of(self, fault: Fault) -> Verdict | None:
         """Returns None if there is no verdict, or if the fault, its file or its tests changed since."""
         verdict = self.verdicts.get(fault.id)
-        is_fresh = verdict and verdict.word != LATE and verdict.key == key_of(fault, self._checkout)
-        return verdict if is_fresh else None
+        if not verdict or verdict.word == LATE or (verdict.word == CAUGHT and not verdict.is_confirmed):
+            return None
+        return verdict if verdict.key == key_of(fault, self._checkout) else None
 
     def save(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -24,6 +24,7 @@ SIZES = [60, 96, 100, 128, 192, 256]
 SIZES_ON_MPS = [(60, 60), (96, 192), (100, 128), (128, 100), (192, 96), (256, 512)]
 
 
+@pytest.mark.sweep(2)
 @each_op("chunked", "recurrent")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("state", [False, True], ids=["from nothing", "from a state"])
@@ -134,6 +135,7 @@ def test_all_pairs_of_head_sizes_on_the_cpu(op: str, K: int, V: int) -> None:
     assert_exact(op, case, run(op, case, torch.device("cpu")))
 
 
+@pytest.mark.sweep(2)
 @each_op("chunked")
 @pytest.mark.parametrize(("K", "V"), [(1, 1), (3, 5), (256, 512)])
 def test_the_smallest_and_the_largest_heads(device: torch.device, op: str, K: int, V: int) -> None:
@@ -151,6 +153,7 @@ def fused_projection(case: Case, offset: int) -> Case:
     return Case(q, k, v, case.g, case.beta, case.initial_state, case.cu_seqlens)
 
 
+@pytest.mark.sweep(2)
 @each_op("chunked", "recurrent")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("offset", [0, 1, 8])
@@ -315,6 +318,7 @@ def test_the_number_of_threads_changes_no_bit_on_the_cpu(op: str) -> None:
 PACKED = [0, 70, 210, 230]  # poisoned: sequence 1, in the second of its three chunks
 
 
+@pytest.mark.sweep(2)
 @each_op("chunked", "recurrent")
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("tensor", ["q", "k", "v", "beta"])

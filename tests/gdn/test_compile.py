@@ -11,8 +11,10 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor import config as inductor_config
 
 from tests.helpers.cases import END_TO_END_OPS, make_case
+from tests.helpers.devices import inductor_runs, ready
 from tests.helpers.prefill import each_op
 from torch_gdn.testing import REGISTRY
+from torch_gdn.testing.inputs import to_device
 
 
 @pytest.fixture(autouse=True)
@@ -32,17 +34,18 @@ def test_fullgraph_gives_the_same_bits(device: torch.device, op: str) -> None:
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("op", END_TO_END_OPS)
-def test_inductor(op: str) -> None:
-    """The default backend, whose buffers follow the fakes' strides; on the CPU alone, where it has a compiler."""
-    case = make_case(70, B=2)
+def test_inductor_on_mps(op: str) -> None:
+    """The default backend, whose buffers follow the fakes' strides. test_compile_layer.py has it on the CPU."""
+    case = make_case(70, B=2).to(ready("mps"))
 
     def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         o, state = END_TO_END_OPS[op](q.transpose(1, 2).transpose(1, 2), k, v, **case.options)
         assert state is not None
         return o + state.sum()
 
-    compiled = torch.compile(layer, fullgraph=True)
-    torch.testing.assert_close(compiled(*case.qkv), layer(*case.qkv), rtol=1e-5, atol=1e-4)
+    with inductor_runs("mps"):
+        found = torch.compile(layer, fullgraph=True)(*case.qkv)
+    torch.testing.assert_close(found, layer(*case.qkv), rtol=1e-5, atol=1e-4)
 
 
 @each_op("chunked")
@@ -79,14 +82,15 @@ def test_an_input_that_requires_grad_is_an_error_when_compiled(device: torch.dev
 def test_inductor_writes_to_the_callers_pool_and_copies_none(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool has gigabytes, and Inductor copies what it cannot show to be safe to write to."""
     entry = REGISTRY[op]
-    call, expected = entry.smallest(), entry.smallest()
+    call, expected = (to_device(entry.smallest(), ready("mps")) for _ in range(2))
     graphs: list[torch.fx.Graph] = []
     monkeypatch.setattr(inductor_config, "post_grad_custom_post_pass", graphs.append)
 
     def layer(pool: Tensor, **others: Any) -> Any:
         return entry.overload(**others, state_pool=pool)
 
-    torch.compile(layer, fullgraph=True)(call["state_pool"], **{k: x for k, x in call.items() if k != "state_pool"})
+    with inductor_runs("mps"):
+        torch.compile(layer, fullgraph=True)(call["state_pool"], **{k: x for k, x in call.items() if k != "state_pool"})
     entry.run(expected)
     assert torch.equal(call["state_pool"], expected["state_pool"])
     (graph,) = graphs

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from tests.helpers.devices import kernels_run, on_a_mac
+from tests.helpers.devices import inductor_runs, kernels_run
 from tests.helpers.layer import KERNELS, Layer, Served, inputs, layer_on
 from torch_gdn.testing import REGISTRY
 
@@ -25,13 +25,11 @@ def _fresh_compiler() -> Iterator[None]:
 
 
 def backends() -> list[Any]:
-    """Inductor makes Metal code for a real mps device alone; with fallback_by_default it calls every op itself."""
-    skipped = pytest.mark.skipif(on_a_mac(), reason="a Mac compiles for itself: python -m torch_gdn.check")
     return [
         pytest.param("cpu", "inductor", id="cpu-inductor"),
         pytest.param("cpu", "aot_eager", id="cpu-aot_eager"),
         pytest.param("mps", "aot_eager", id="mps-aot_eager"),
-        pytest.param("mps", "inductor", id="mps-inductor-fallback_by_default", marks=skipped),
+        pytest.param("mps", "inductor", id="mps-inductor"),
     ]
 
 
@@ -57,9 +55,9 @@ def assert_same(device: torch.device, layer: Layer, compiled: Any, tokens: int) 
 
 @pytest.mark.parametrize(("name", "backend"), backends())
 def test_a_layer_has_no_graph_break_and_at_most_two_graphs(name: str, backend: Backend) -> None:
-    with torch._inductor.config.patch(fallback_by_default=name == "mps"):
-        counter = CompileCounterWithBackend(backend)
-        device, layer, compiled = compiled_layer(name, counter)
+    counter = CompileCounterWithBackend(backend)
+    device, layer, compiled = compiled_layer(name, counter)
+    with inductor_runs(name):
         for tokens in (65, 1, 130, 7, 2, 1, 64):
             assert_same(device, layer, compiled, tokens)
         assert counter.frame_count == 2
@@ -69,8 +67,8 @@ def test_a_layer_has_no_graph_break_and_at_most_two_graphs(name: str, backend: B
 @pytest.mark.parametrize("tokens", [1, 20])
 def test_in_place_ops_between_two_reads(name: str, backend: Backend, tokens: int) -> None:
     """The pools are read before and after the ops that update them: every read sees the right version."""
-    with torch._inductor.config.patch(fallback_by_default=name == "mps"):
-        device, layer, compiled = compiled_layer(name, backend, Served)
+    device, layer, compiled = compiled_layer(name, backend, Served)
+    with inductor_runs(name):
         x, *pools = inputs(tokens, device, batch=3)
         indices = torch.tensor([2, -1, 0], dtype=torch.int32, device=device)
         there, versions = [pool.clone() for pool in pools], [pool._version for pool in pools]

@@ -11,7 +11,7 @@ import torch
 from torch_gdn.testing import REGISTRY, OpEntry
 from torch_gdn.testing.inputs import strided, tensors_of, to_device
 
-pytestmark = pytest.mark.sweep(3)  # a minute of two cores for all
+pytestmark = pytest.mark.sweep(4)  # a minute of two cores for all
 
 ALL = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 # torch itself raises "NYI devices other than CPU/CUDA/XPU" on mps there.

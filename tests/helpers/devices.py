@@ -46,6 +46,22 @@ def on_a_mac() -> bool:
     return sys.platform == "darwin" and torch.backends.mps.is_available()
 
 
+@contextmanager
+def inductor_runs(name: str) -> Iterator[None]:
+    """Lets the simulated device run Inductor's kernels.
+
+    Their reductions leave lanes out, and then all threads write the same result without a barrier.
+    """
+    if name == "cpu" or on_a_mac():
+        yield
+        return
+    import mps_simulator
+
+    ready(name)
+    with mps_simulator.settings(all_lanes=False, watch=False):
+        yield
+
+
 def with_unwritten_rows(x: torch.Tensor, dim: int, rows: slice) -> torch.Tensor:
     """A copy whose rows are memory that was never written, which the simulated device lets no kernel read; on the CPU
     they are NaN."""

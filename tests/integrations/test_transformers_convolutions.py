@@ -74,15 +74,16 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {  # the model, and what is speci
     "zamba": ("Zamba", ZAMBA | {"n_mamba_heads": 2, "attention_head_dim": 32, "mamba_dt_rank": 8}),
     "zamba2": ("Zamba2", ZAMBA | {"n_mamba_heads": 4, "mamba_headdim": 32, "mamba_ngroups": 1}),
 }
+BLOCKS = {"kimi_linear": "KimiLinearMoE.forward", "bailing_hybrid": "BailingHybridMoE.forward"}  # of experts in groups
 UNTRIED = {"glm5_next"}  # the part of a model of images
 
 
-def random_model(kind: str) -> Any:
+def random_model(kind: str, **sizes: Any) -> Any:
     name, special = KINDS[kind]
     package, module = importlib.import_module(f"transformers.models.{kind}"), modeling_module(kind)
     configuration = getattr(package, f"{name}{'TextConfig' if kind.startswith('inkling') else 'Config'}")
     torch.manual_seed(0)
-    return getattr(module, f"{name}ForCausalLM")(configuration(**{**SIZES, **special})).eval()
+    return getattr(module, f"{name}ForCausalLM")(configuration(**{**SIZES, **special, **sizes})).eval()
 
 
 def logits(model: Any) -> Tensor:
@@ -111,4 +112,5 @@ def test_logits_are_those_of_the_fallback(kind: str) -> None:
     assert set(status.taken) == {"causal_conv1d_fn", "causal_conv1d_update", *rule.values()} and not status.left
     assert status.taken["causal_conv1d_update"] == 3 * status.taken["causal_conv1d_fn"]
     functions = {name for name in status.replaced[kind] if not name.endswith(("RMSNorm.forward", "MLP.forward"))}
-    assert functions == {"causal_conv1d_fn", "causal_conv1d_update", *rule}
+    blocks = {BLOCKS[kind]} if kind in BLOCKS else set()
+    assert functions == {"causal_conv1d_fn", "causal_conv1d_update", *rule, *blocks}

@@ -14,6 +14,7 @@ from tests.helpers.errors import assert_close
 from tests.helpers.operations import CountedOperations
 from tests.integrations import models
 from tests.integrations.models import random_model, torch_gdn_enabled
+from tests.integrations.test_transformers_convolutions import random_model as convolving_model
 from torch_gdn.integrations.transformers import experts, supports
 
 SPARSE = {"num_experts": 8, "num_experts_per_tok": 2}
@@ -98,6 +99,57 @@ def test_a_model_chooses_the_implementation_and_disable_forgets_it() -> None:
         assert transformers.status().taken["moe_block"] == 2
         assert "experts: grouped_mm, torch_gdn, batched_mm" in transformers.status().details()
     assert dict(experts.interface().items()) == before
+
+
+GROUPS = {"num_local_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}
+GROUPS |= {"routed_scaling_factor": 2.5, "num_hidden_layers": 2, "first_k_dense_replace": 0, "n_shared_experts": 2}
+GROUPED_KINDS = [kind for kind in ("kimi_linear", "bailing_hybrid") if models.there(kind)]
+
+
+def grouped_block(kind: str, dtype: torch.dtype = torch.float32) -> Any:
+    block = convolving_model(kind, **GROUPS).to(dtype).model.layers[1].mlp
+    assert isinstance(block.gate.e_score_correction_bias, Tensor)
+    for weight in (block.gate.weight, block.gate.e_score_correction_bias):  # every expert is chosen by some token
+        weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(2)))
+    return block
+
+
+@pytest.mark.parametrize("dtype, most", [(torch.float32, 1e-6), (torch.bfloat16, 5e-3)])
+@pytest.mark.parametrize("kind", GROUPED_KINDS)
+@torch.no_grad()
+def test_blocks_with_groups_a_bias_and_a_shared_expert(kind: str, dtype: torch.dtype, most: float) -> None:
+    device, block = ready("mps"), grouped_block(kind, dtype)
+    x = torch.randn(2, 20, 64).to(dtype)
+    exact = copy.deepcopy(block).double()
+    exact.experts.config._experts_implementation = "eager"
+    expected = exact(x.double())
+    block.to(device)
+    with torch_gdn_enabled() as transformers, CountedOperations() as counted:
+        found = block(x.to(device))
+    assert_close("block", found.cpu(), expected, most, head_dim=None)
+    assert transformers.status().taken == {"moe_block": 1}
+    casts = 2 * (dtype != torch.float32)  # of x and the router, which transformers multiplies in float32 too
+    assert sum(counted.calls.values()) == 4 + casts, counted.calls
+
+
+@pytest.mark.skipif(not models.there("glm5_next"), reason="this transformers has no such model")
+@torch.no_grad()
+def test_a_block_with_a_limit_stays_transformers_and_status_says_so() -> None:
+    from transformers.models.glm5_next.configuration_glm5_next import Glm5NextTextConfig
+    from transformers.models.glm5_next.modeling_glm5_next import Glm5NextTextMoE
+
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 32, "n_routed_experts": 8, **GROUPS}
+    configuration = Glm5NextTextConfig(**sizes)
+    configuration._experts_implementation = "batched_mm"
+    device, block = ready("mps"), Glm5NextTextMoE(configuration)
+    for weight in (*block.parameters(), *block.buffers()):
+        torch.nn.init.normal_(weight, std=0.1) if weight.dim() > 1 else weight.zero_()
+    x = torch.randn(1, 3, 64)
+    expected = block(x)
+    block.to(device)
+    with torch_gdn_enabled() as transformers, pytest.warns(UserWarning, match="leaves experts to transformers"):
+        assert_close("block", block(x.to(device)).cpu(), expected.double(), 1e-5, head_dim=None)
+    assert "experts: 1 calls left: Glm5NextTextExperts has its own gate" in str(transformers.status())
 
 
 LEFT = {

@@ -234,8 +234,8 @@ def test_sequences_of_one_prompt_do_not_meet(
     assert found == generated()
 
 
-def test_compiled_layers_compute_out_of_place() -> None:
-    """A graph is kept, and run with whatever caches come."""
+def test_a_compiled_layer_writes_only_into_states_that_it_may_overwrite() -> None:
+    """The graph for one cache is not used for a cache that must keep its states."""
     model = random_model("qwen3_5")
     layer = model.model.layers[0].linear_attn
     graphs: list[torch.fx.GraphModule] = []
@@ -244,13 +244,15 @@ def test_compiled_layers_compute_out_of_place() -> None:
         graphs.append(graph)
         return graph.forward
 
-    cache, other = prompted(model), prompted(model)
-    x = torch.randn(2, 1, model.config.hidden_size)
     torch._dynamo.reset()
-    found = torch.compile(layer, backend=backend)(x, cache_params=cache)
-    expected = layer(x, cache_params=other)
-    targets = [str(node.target) for graph in graphs for node in graph.graph.nodes]
-    assert any(target.endswith(RULE) for target in targets), targets
-    assert not any(target.endswith(f"{RULE}_") for target in targets), targets
-    assert torch.equal(found, expected)
-    assert torch.equal(state_of(cache), state_of(other))
+    compiled = torch.compile(layer, backend=backend, fullgraph=True)
+    x = torch.randn(2, 1, model.config.hidden_size)
+    for cache_for, rule in ((prompted, f"{RULE}_"), (of_another_class, RULE), (of_another_layer, RULE)):
+        cache, other = cache_for(model), cache_for(model)
+        before, kept = state_of(cache), state_of(cache).clone()
+        found, expected = compiled(x, cache_params=cache), layer(x, cache_params=other)
+        targets = {str(node.target).rpartition(".")[2] for node in graphs[-1].graph.nodes}
+        assert {RULE, f"{RULE}_"} & targets == {rule}
+        assert torch.equal(before, kept) == (rule == RULE)
+        assert torch.equal(found, expected)
+        assert torch.equal(state_of(cache), state_of(other))

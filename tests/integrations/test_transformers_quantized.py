@@ -84,7 +84,7 @@ def edit(folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]])
     save_file(changed, path, {"format": "pt"})
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(("kind", "form"), CASES)
 def test_tokens_and_logits_are_those_of_the_numbers(kind: str, form: str, tmp_path: Path) -> None:
     twin = written(kind, tmp_path, form)

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.helpers.devices import ready
 from tests.integrations import models
 from tests.integrations.models import KINDS, distance, random_model
+from tests.integrations.serving import other_version
 from torch_gdn.integrations import transformers
 from torch_gdn.integrations.transformers import dispatch, refusal, supports, switch, tested
 from torch_gdn.integrations.transformers.functions import FUNCTIONS
@@ -77,7 +78,8 @@ def test_enabling_tests_the_ops_that_models_call(monkeypatch: pytest.MonkeyPatch
     of_experts = set(switch.EXPERT_OPS) if "experts" in status.replaced else set()
     wanted |= of_experts
     wanted |= set(switch.KDA_OPS) if set(KDA_MODELS) & status.replaced.keys() else set()
-    wanted |= set(switch.POOL_OPS) if "continuous batching" in status.replaced else set()  # of one version alone
+    assert ("continuous batching" in status.replaced) == (not other_version("continuous batching"))
+    wanted |= set(switch.POOL_OPS) if "continuous batching" in status.replaced else set()
     assert {case.op for case in needed()} == wanted
     device = ready("mps")
     with torch.no_grad(), cases_of_calls() as called:

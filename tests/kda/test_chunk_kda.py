@@ -143,6 +143,7 @@ def test_a_sequence_in_a_batch_has_the_bits_that_it_has_alone(device: torch.devi
         assert_same_bits(f"state of sequence {n}", state[n : n + 1], alone_state)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("v_first", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @by_chunks
@@ -163,6 +164,7 @@ def states_between(inputs: Inputs, device: torch.device, **options: Any) -> tupl
         return torch_gdn.chunk_kda(**to_device(inputs, device), **options, return_intermediate_states=True)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("T", [3, 100])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_the_states_between_chunks(device: torch.device, dtype: torch.dtype, T: int) -> None:

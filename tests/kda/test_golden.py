@@ -52,6 +52,7 @@ def run(function: str, inputs: Inputs, options: dict[str, Any], device: torch.de
     return o.cpu(), state.cpu()
 
 
+@pytest.mark.sweep(2)
 @each_device("chunked", "fused_chunk", "recurrent")
 @pytest.mark.parametrize("name", cases_of("chunk"))
 def test_the_prefill_is_as_exact_as_fla(device: torch.device, name: str) -> None:
@@ -74,6 +75,7 @@ def test_decoding_is_as_exact_as_fla(device: torch.device, name: str) -> None:
     assert_close("final_state", state, case.exact[1], F32, head_dim=1)
 
 
+@pytest.mark.sweep(2)
 @each_device("chunked", "fused_chunk", "recurrent")
 @pytest.mark.parametrize("name", ["safe_gate", "strong_gate", "same_keys"])
 def test_in_float32(device: torch.device, name: str) -> None:

@@ -51,6 +51,7 @@ def fused(inputs: dict[str, Any], chunk_size: int = 0, **options: Any) -> tuple[
     return o, state
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("way", [*WAYS[:2], WAYS[-1]], ids=str)
 def test_dtypes(way: Way, dtype: torch.dtype) -> None:
@@ -63,12 +64,14 @@ def test_dtypes(way: Way, dtype: torch.dtype) -> None:
         assert_exact(way, kda_inputs(70, 64, 48, B=2, H=2, HV=4, dtype=dtype))
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("K", "V"), [(1, 1), (33, 65), (60, 100), (96, 33), (128, 32), (255, 9), (256, 9)])
 @each_algorithm
 def test_sizes(algorithm: str, K: int, V: int) -> None:
     assert_exact((algorithm, 0), kda_inputs(19 if algorithm == "fused_chunk" else 70, K, V))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("T", [1, 8, 9, 16, 65])
 @each_way
 def test_lengths(way: Way, T: int) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from proof.checks import Silent
-from proof.mutate import mutants, scratch
-from proof.mutate.__main__ import run_all
+from proof.mutate import forks, mutants, scratch
 from proof.mutate.faults import CHECKOUT, KINDS, PARTS, Fault, all_faults, sample
 from proof.mutate.page import PAGE, RECORD, page_text, record_text, recorded
 from proof.mutate.rates import RECORD as DRAWN
 from proof.mutate.rates import Row, rates, read_record, with_verdicts
 from proof.mutate.rates import record_text as drawn_text
+from proof.mutate.runs import run_all
 from proof.mutate.scratch import Finished
 from proof.mutate.trial import BROKEN, CAUGHT, FALSE, LATE, MISSED, NOT_RUN, PROOF, Verdict, failed_test
 from tests.proof.needs import needs_simulated_device
@@ -53,7 +53,9 @@ def test_a_text_that_is_not_there_once_is_an_error() -> None:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(forks, "MODULES", ("pytest",))  # these tests want no others
+    monkeypatch.setattr(forks, "OF_A_TEST", 2)
     root = tmp_path / "project"
     (root / "tests").mkdir(parents=True)
     (root / "product.py").write_text("def product(a, b):\n    return a * b\n\n\ndef unused():\n    return 1\n")
@@ -117,9 +119,42 @@ def test_a_process_that_ends_by_itself_names_the_test_it_was_in(project: Path) -
 
 
 def test_tests_that_do_not_end_in_time_catch_nothing(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scratch, "SECONDS", 5)
+    monkeypatch.setattr(scratch, "SECONDS", 3)
     verdict = verdict_of(project, planted("return a * b", "import time; time.sleep(60)"))
     assert (verdict.word, verdict.test) == (LATE, "")
+
+
+def test_a_test_that_never_ends_is_a_catch(project: Path) -> None:
+    verdict = verdict_of(project, planted("return a * b", "\n    while True: pass"))
+    assert (verdict.word, verdict.test) == (CAUGHT, "tests/test_product.py::test_zero")
+    assert "2 s of processors" in verdict.reason
+
+
+def test_a_test_that_fails_without_the_fault_hides_no_other(project: Path) -> None:
+    with (project / "tests" / "test_product.py").open("a") as tests:
+        tests.write("\n\ndef test_zero_too():\n    assert product(0, 1) == 0\n")
+    fault = replace(planted("a * b", "a + b"), tests=("tests/test_never.py", "tests/test_product.py::test_zero_too"))
+    assert verdict_of(project, fault).test == "tests/test_product.py::test_zero_too"
+
+
+SWEEP = """import os, pytest
+from product import product
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("a", [0, 2] if os.environ["TORCH_GDN_SWEEPS"] == "all" else [0])
+def test_sweep(a):
+    assert product(a, 3) == 3 * a
+@pytest.mark.parametrize("a", [0, 2])
+def test_classes(a):
+    assert product(a, 3) == 3 * a
+"""
+
+
+def test_sweeps_run_after_other_tests_and_with_every_case_where_a_sample_passes(project: Path) -> None:
+    (project / "pytest.ini").write_text("[pytest]\nmarkers = sweep")
+    (project / "tests" / "test_sweep.py").write_text(SWEEP)
+    file = "tests/test_sweep.py"
+    assert verdict_of(project, planted("a * b", "0", file)).test == f"{file}::test_classes[2]"
+    assert verdict_of(project, planted("a * b", "0 ", f"{file}::test_sweep")).test == f"{file}::test_sweep[2]"
 
 
 def test_a_verdict_is_kept_until_the_file_or_a_test_changes(project: Path) -> None:
@@ -152,6 +187,11 @@ def test_a_build_that_a_fault_breaks_is_no_catch(project: Path) -> None:
 def test_a_failed_test_with_spaces_in_its_name(line: str, test: str, reason: str) -> None:
     finished = Finished(1, f"tests/a.py::test_b[x - y] FAILED  [ 50%]\n{line}\n")
     assert failed_test(finished) == (test, reason)
+
+
+def test_a_crash_is_of_the_test_that_was_begun_last() -> None:
+    name = "tests/a.py::test_b[8-4]"
+    assert failed_test(Finished(-11, f"{name} Fatal Python error: Segmentation fault\n\nThread 1:\n"))[0] == name
 
 
 def test_the_record_and_the_page_have_every_fault() -> None:

@@ -25,9 +25,9 @@ pytestmark = [needs_clang, pytest.mark.xdist_group("strict")]
 
 @pytest.fixture(scope="module")
 def launches() -> list[Launch]:
-    """Returns the launches of models for one kernel in five."""
+    """Returns the launches of models for one kernel in eight."""
     kernels = sorted({launch.variant.kernel for launch in model_launches()})
-    kept = set(share_of(kernels, 5))
+    kept = set(share_of(kernels, 8))
     return [launch for launch in model_launches() if launch.variant.kernel in kept]
 
 

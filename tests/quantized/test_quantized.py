@@ -167,6 +167,7 @@ MIXED = [
 ]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("op", EXPERTS)
 @pytest.mark.parametrize("point", MIXED, ids=lambda point: point.name)
 def test_packed_experts(device: torch.device, op: str, point: ExpertPoint) -> None:

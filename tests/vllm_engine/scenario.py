@@ -11,6 +11,8 @@ A round is {"prompts": [tokens, ...], "tokens": how many to generate}, and may h
     "sleep": true        the engine sleeps and wakes up before
     "abort": [i, ...]    these prompts are aborted after "abort_after" steps of the engine
     "sampling": {...}    arguments of vllm.SamplingParams, over those of greedy sampling; a list has one for each prompt
+
+"launches": true counts what each step launches, by layer and part of the model.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ def run(scenario: dict[str, Any]) -> dict[str, Any]:
         "seed": 0,
     }
     llm = LLM(model=scenario["model"], **{**options, **scenario["options"]})
+    launches = launches_per_step(llm) if scenario.get("launches") else []
     compiled, copies = pipelines(), copies_per_step(llm)
     results = [run_round(llm, each) | {"metrics": metrics(llm)} for each in scenario["rounds"]]
     return {
@@ -42,6 +45,7 @@ def run(scenario: dict[str, Any]) -> dict[str, Any]:
         "pool": pool(llm),
         "compiled late": sorted(pipelines() - compiled),
         "copies per step": copies,
+        "launches": launches,
         "version": version(),
     }
 
@@ -73,6 +77,27 @@ def copies_per_step(llm: Any) -> list[int]:
 
     llm.llm_engine.step = counted
     return counts
+
+
+def launches_per_step(llm: Any) -> list[list[Any]]:
+    """Returns a list that gets, for each step, lists of layer, part, launches by name, copies and waits."""
+    from bench.launch_counter import counting
+
+    model, step = model_runner(llm).model, llm.llm_engine.step
+    steps: list[list[Any]] = []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        with counting(model, runs=True) as counter:
+            result = step(*args, **kwargs)
+        steps.append([[*place, x.launches, x.copies, x.waits] for place, x in counter.counts.items()])
+        return result
+
+    llm.llm_engine.step = counted
+    return steps
+
+
+def model_runner(llm: Any) -> Any:
+    return llm.llm_engine.model_executor.driver_worker.worker.model_runner
 
 
 def run_round(llm: Any, each: dict[str, Any]) -> dict[str, Any]:
@@ -142,7 +167,7 @@ def run_with_aborts(llm: Any, each: dict[str, Any], prompts: list[Any], sampling
 
 def force_drafts(llm: Any, each: dict[str, Any]) -> None:
     """vLLM's n-gram proposer gives what was proposed here: the reference's next tokens, wrong from the n-th on."""
-    runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
+    runner = model_runner(llm)
     counts = iter(each["accept"] * 10_000)
     texts = [prompt + tail for prompt, tail in zip(each["prompts"], each["continuations"], strict=True)]
 

@@ -16,7 +16,7 @@ ALIGNED = {
     "enable_prefix_caching": True,
     "mamba_cache_mode": "align",
 }
-TEXTS = prompts(6, 130)
+TEXTS, CLIENTS = prompts(6, 130), prompts(32, 130)
 EXPERTS_ONLY = rf"{PLAIN}|self_attn|linear_attn|shared_expert"  # as published files of mixtures have it
 
 
@@ -25,8 +25,9 @@ def packed(family: str, how: Format, folder: Path, name: str) -> tuple[Path, Pat
     return packed_model(model_of(family, folder), how, folder / f"{family} {name}")
 
 
-def scenario(model: Path, options: dict[str, Any], *rounds: dict[str, Any]) -> dict[str, Any]:
-    plain = {"prompts": TEXTS, "tokens": GREEDY_TOKENS}
+def scenario(model: Path, options: dict[str, Any], *rounds: dict[str, Any], texts: Any = TEXTS) -> dict[str, Any]:
+    plain = {"prompts": texts, "tokens": GREEDY_TOKENS}
+    options = {"max_num_seqs": len(texts), **options}
     return {"model": str(model), "options": options, "rounds": [plain | each for each in rounds or ({},)]}
 
 
@@ -37,19 +38,24 @@ DENSE = {
     "auto-round": ("qwen3_5", Format("auto-round")),
     "mlx": (
         "qwen3_5",
-        Format("mlx", plain="conv1d", eight="o_proj"),
+        Format("mlx", plain="conv1d", eight="o_proj", wrapped=True),
     ),  # the embedding, which is the head too, is packed
 }
+MANY = ("compressed-tensors", "awq")  # served to 32 clients
 
 
 def test_dense_models(folder: Path) -> None:
-    """One drafts by its packed prediction layer, one has adapters, one reads its second round from cached prefixes."""
+    """One drafts by its packed prediction layer, one has adapters, one reads its second round from cached prefixes, and
+    one is the text part of a model that sees.
+    """
     models = {name: packed(family, how, folder, name) for name, (family, how) in DENSE.items()}
-    wanted = {name: [generated(numbers, TEXTS, GREEDY_TOKENS)[0]] for name, (_, numbers) in models.items()}
+    texts = {name: CLIENTS if name in MANY else TEXTS for name in models}
+    wanted = {name: [generated(numbers, texts[name], GREEDY_TOKENS)[0]] for name, (_, numbers) in models.items()}
     scenarios = {name: scenario(model, CHUNKS) for name, (model, _) in models.items()}
     drafts = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}}
-    scenarios["compressed-tensors"] = scenario(models["compressed-tensors"][0], CHUNKS | drafts)
-    scenarios["awq"] = scenario(models["awq"][0], ALIGNED, {}, {})
+    scenarios["compressed-tensors"] = scenario(models["compressed-tensors"][0], CHUNKS | drafts, texts=CLIENTS)
+    scenarios["awq"] = scenario(models["awq"][0], ALIGNED, {}, {}, texts=CLIENTS)
+    scenarios["mlx"]["options"]["hf_overrides"] = {"architectures": ["Qwen3_5ForCausalLM"]}
     wanted["awq"] *= 2
     adapter, merged = adapter_of(models["gptq"][1], folder / "qwen3_5 gptq", 1)
     options = {**CHUNKS, "enable_lora": True, "max_loras": 1, "max_lora_rank": 8}
@@ -70,18 +76,21 @@ def test_dense_models(folder: Path) -> None:
 
 MIXTURES = {
     "compressed-tensors": ("qwen3_next_moe", Format("compressed-tensors", bits=8, group=None, is_symmetric=True)),
-    "gptq": ("qwen3_5_moe", Format("gptq", is_symmetric=True, plain=EXPERTS_ONLY)),
-    "awq": ("qwen3_next_moe", Format("awq")),
-    "auto-round": ("qwen3_5_moe", Format("auto-round", plain=EXPERTS_ONLY)),
+    "gptq": ("qwen3_5_moe", Format("gptq", is_symmetric=True, is_second=True, plain=EXPERTS_ONLY, wrapped=True)),
+    "awq": ("qwen3_next_moe", Format("awq", plain=PLAIN.replace("|lm_head", ""))),  # the head is packed
+    "auto-round": ("qwen3_5_moe", Format("auto-round", plain=EXPERTS_ONLY, is_packed_as_awq=True)),
     "mlx": ("qwen3_next_moe", Format("mlx", plain="conv1d", eight=r"\.gate$|shared_expert")),
 }
 
 
 def test_mixtures_of_experts(folder: Path) -> None:
-    """Experts alone, or with the other layers and the shared expert."""
+    """Experts alone, or with the other layers and the shared expert. 32 clients are served by a model that sees."""
     models = {name: packed(family, how, folder, name) for name, (family, how) in MIXTURES.items()}
-    wanted = {name: generated(numbers, TEXTS, GREEDY_TOKENS)[0] for name, (_, numbers) in models.items()}
-    results = run_engines("mps", [scenario(model, CHUNKS) for model, _ in models.values()])
+    texts = {name: CLIENTS if how.wrapped else TEXTS for name, (_, how) in MIXTURES.items()}
+    wanted = {name: generated(numbers, texts[name], GREEDY_TOKENS)[0] for name, (_, numbers) in models.items()}
+    scenarios = {name: scenario(model, CHUNKS, texts=texts[name]) for name, (model, _) in models.items()}
+    scenarios["gptq"]["options"] |= {"limit_mm_per_prompt": {"image": 0, "video": 0}}
+    results = run_engines("mps", list(scenarios.values()))
     got = {name: result["rounds"][0]["tokens"] for name, result in zip(models, results, strict=True)}
     assert got == wanted
     assert [result["compiled late"] for result in results] == [[]] * len(results)

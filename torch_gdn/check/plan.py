@@ -11,6 +11,7 @@ from tqdm import tqdm
 from torch_gdn import _C
 from torch_gdn._recorder import Launch
 from torch_gdn.check import (
+    builtin,
     device,
     first_call,
     golden,
@@ -151,6 +152,10 @@ def timings(quick: bool) -> list[Step]:
         for model in TIMED[:1] if quick else TIMED:
             run = partial(timing.check_timing, shape=MODELS[model], tokens=tokens, repeats=repeats, calls=in_a_row)
             found.append(Step("timing", kind, model, run))
+    for number in (1, 8) if quick else (1, 8, 64, 512):
+        experts = partial(builtin.check_experts, tokens=number)
+        found.append(Step("timing", "experts", f"{number} tokens", experts))
+        found.append(Step("timing", "4 bits", f"{number} rows", partial(builtin.check_packed, rows=number)))
     return [
         *found,
         Step("model", "tokens per second", "small Qwen3-Next", models.check_model),

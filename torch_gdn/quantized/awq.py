@@ -27,16 +27,29 @@ def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor, *, bits: int = 4) 
     expect("from_awq: bits", bits == 4, "4", bits)
     words = checked_words("from_awq", "qweight", qweight, bits)
     stored = checked_words("from_awq", "qzeros", qzeros, bits)
-    *experts, K, of_rows = words.shape
+    *_, K, of_rows = words.shape
     groups, N = scales.shape[-2:]
     expect("from_awq: scales", 8 * of_rows == N, f"{8 * of_rows} rows", N)
     expect("from_awq: qzeros", stored.shape[-2:] == (groups, of_rows), f"{[groups, of_rows]}", list(stored.shape))
     expect("from_awq: qweight", K % 8 == 0, "a multiple of 8 columns", K)
+    return assemble("from_awq", packed_along_columns(words), scales.mT, in_order(stored).mT, bits)
+
+
+def packed_along_columns(words: Tensor) -> Tensor:
+    """[..., K, N / 8] words of an AWQ file to [..., N, K / 8] words with the columns in order"""
+    *experts, K, of_rows = words.shape
+    N = 8 * of_rows
     weight = torch.empty(*experts, N, K // 8, dtype=torch.int32, device=words.device)
     for rows in blocks(N, multiple=8):
-        codes = in_order(words[..., rows.start // 8 : rows.stop // 8])
-        weight[..., rows, :] = pack(codes.mT, bits)
-    return assemble("from_awq", weight, scales.mT, in_order(stored).mT, bits)
+        weight[..., rows, :] = pack(in_order(words[..., rows.start // 8 : rows.stop // 8]).mT, 4)
+    return weight
+
+
+def as_gptq_v2(name: str, tensor: Tensor) -> Tensor:
+    """Returns a tensor of an AWQ file, of this name, as files of the format gptq_v2 have it."""
+    if name == "qweight":
+        return packed_along_columns(tensor).mT
+    return pack(in_order(tensor), 4) if name == "qzeros" else tensor
 
 
 def in_order(words: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ NORMS_PLUS_ONE = tuple(
     f"{name}.weight" for name in ("input_layernorm", "post_attention_layernorm", "model.norm", "q_norm", "k_norm")
 )
 
+VISION = ("vision_tower.", "model.visual.")  # prefixes of a vision part's tensors in files of mlx-vlm
+
 
 def from_mlx(weight: Tensor, scales: Tensor, biases: Tensor, *, bits: int) -> PackedWeight:
     """Makes the packed weight of a layer: a view, since MLX's layout is torch_gdn's.

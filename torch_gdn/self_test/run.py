@@ -11,6 +11,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_gdn import _C
 from torch_gdn._recorder import launching
@@ -117,6 +118,7 @@ def problem_of(case: Case) -> str:
     entry, point, mps = REGISTRY[case.op], case.point, torch.device("mps")
     with ExitStack() as settings:
         settings.enter_context(launching())  # whatever the program records
+        settings.enter_context(_disable_current_modes())  # whatever the program makes of operators
         settings.enter_context(torch.device("cpu"))  # whatever the program's default device
         default = torch.get_default_dtype()
         settings.callback(torch.set_default_dtype, default)

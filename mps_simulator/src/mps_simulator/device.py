@@ -66,12 +66,13 @@ class Settings:
     seed: order of lanes and simdgroups, 0 is ascending. perturb: noise within the Metal specification's ULP table,
     shuffled reductions, flushed denormals. workers: threads, 0 means one per core. parts: runs only
     the last of so many equal parts of each dispatch's threadgroups. strict: shaders are C++14, as
-    Metal 3.1 is; off, features of C++17 pass, which Apple's compiler takes with a warning. run_at: "wait" (commands run
-    when the host waits for them) or "commit". encoder: "serial", or "concurrent": dispatches between two memory
+    Metal 3.1 is; off, features of C++17 pass, which Apple's compiler takes with a warning. all_lanes: every lane of a
+    simdgroup must reach a simdgroup operation; off, it takes the lanes that do, as Metal does. run_at: "wait" (commands
+    run when the host waits for them) or "commit". encoder: "serial", or "concurrent": dispatches between two memory
     barriers then run in reverse order.
     """
 
-    _names = ("watch", "detailed", "seed", "perturb", "workers", "parts", "strict")
+    _names = ("watch", "detailed", "seed", "perturb", "workers", "parts", "strict", "all_lanes")
     _every = (*_names, "run_at", "encoder")
 
     def __getattr__(self, name: str) -> Any:

@@ -1,4 +1,5 @@
-"""Runs mixtures of experts: transformers' experts functions, and the whole block of Qwen's models.
+"""Runs mixtures of experts: transformers' experts functions, and whole blocks of Qwen's models and of those with Kimi
+Delta Attention.
 
 A model whose experts are decorated with `use_experts_implementation` calls a function by the name in its
 configuration: "grouped_mm", which `generate` replaces by "batched_mm" for decoding. Both go to torch_gdn on `mps`. On
@@ -7,15 +8,18 @@ the CPU they stay transformers' own, unless the configuration names "torch_gdn".
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
-from types import ModuleType
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from torch_gdn.integrations.transformers import known_forms
 from torch_gdn.integrations.transformers.functions import Function, common_reason
 from torch_gdn.integrations.transformers.packed_layers import PackedExperts, PackedLinear
 from torch_gdn.integrations.transformers.refusal import experts_refusal, is_plain
@@ -23,6 +27,17 @@ from torch_gdn.integrations.transformers.refusal import experts_refusal, is_plai
 NAME = "torch_gdn"
 IMPLEMENTATIONS = ("grouped_mm", "batched_mm")  # whose calls on mps are taken
 SILU = ("SiLU", "SiLUActivation")
+GROUPED = {  # sizes of the block that a trial builds
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 1,
+    "_experts_implementation": "eager",
+}
 DEFAULT_GATE = "_default_apply_gate"  # act_fn(gate) * up, of experts without a method of their own
 
 
@@ -75,7 +90,7 @@ def run_experts(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_
     return y
 
 
-# ---- the block of Qwen3-Next, Qwen3.5 and Qwen4 ----------------------------------------------------------------------
+# ---- blocks of Qwen3-Next, Qwen3.5 and Qwen4, and with DeepSeek-V3's router ------------------------------------------
 
 
 def has_known_block(module: ModuleType, block: type) -> bool:
@@ -84,20 +99,38 @@ def has_known_block(module: ModuleType, block: type) -> bool:
     return returned in (Tensor, "torch.Tensor") and any(name.endswith("TopKRouter") for name in vars(module))
 
 
+def grouped_block_classes(module: ModuleType) -> Iterator[type]:
+    """Yields the module's blocks with a sigmoid router whose experts are in groups, and a shared expert of weight 1."""
+    return (owner for owner in known_forms.classes(module, "MoE") if has_grouped_block(owner))
+
+
+@functools.cache
+def has_grouped_block(owner: type) -> bool:
+    """Tries a block with groups, and one whose weights are not divided by their sum."""
+
+    def build(configuration: Any, **sizes: Any) -> Any:
+        block = owner(SimpleNamespace(**vars(configuration) | GROUPED | sizes))
+        block.gate.e_score_correction_bias.normal_()
+        return block
+
+    builds = (build, functools.partial(build, norm_topk_prob=False, n_group=1, topk_group=1))
+    return all(known_forms.has_form(each, lambda: ((torch.randn(2, 5, 32),), {}), run_block) for each in builds)
+
+
 def is_block_elsewhere(block: Any, hidden_states: Tensor, **options: Any) -> bool:
     chosen = getattr(getattr(block.experts, "config", None), "_experts_implementation", None)
     return chosen != NAME and (chosen not in IMPLEMENTATIONS or is_elsewhere(block.experts, hidden_states))
 
 
 def block_reason(block: Any, hidden_states: Tensor, residual: Tensor | None = None) -> str:
-    experts, shared = block.experts, block.shared_expert
+    experts, (shared, *gates) = block.experts, shared_of(block)
     projections = (shared.gate_proj, shared.up_proj, shared.down_proj)
-    for module in (block.gate, experts, shared, *projections, block.shared_expert_gate):
+    for module in (block.gate, experts, shared, *projections, *gates):
         if not is_plain(module):
             return f"a hook of {type(module).__name__} must be called"
     packed = isinstance(experts, PackedExperts)
-    for module in (*projections, block.shared_expert_gate):
-        if not is_known_linear(module, packed or module is block.shared_expert_gate):
+    for module in (*projections, *gates):
+        if not is_known_linear(module, packed or module in gates):
             return f"the shared expert has a {type(module).__name__} that is not a plain linear layer"
     if type(shared.act_fn).__name__ not in SILU:
         return f"the shared expert's activation is {type(shared.act_fn).__name__}, not silu"
@@ -109,9 +142,35 @@ def block_reason(block: Any, hidden_states: Tensor, residual: Tensor | None = No
     return common_reason(hidden_states, block.gate.weight, *weights) or experts_refusal(
         (hidden_states.shape[2:], hidden_states.dtype),
         ((block.gate.top_k,), torch.int32, torch.float32),
-        (block.gate.weight.shape[:1], block.gate.weight.dtype),
+        (block.gate.weight.shape[:1], block.gate.weight.dtype, *groups_of(block.gate)),
         *((weight.shape, weight.stride(), weight.dtype) for weight in weights),
     )
+
+
+def shared_of(block: Any) -> tuple[Any, ...]:
+    """Returns the shared expert, and the layer that computes its weight if there is one."""
+    if hasattr(block, "shared_experts"):
+        return (block.shared_experts,)
+    return block.shared_expert, block.shared_expert_gate
+
+
+def groups_of(gate: Any) -> tuple[int, int]:
+    """Returns the number of groups, and of those whose experts can be chosen."""
+    return getattr(gate, "num_group", 1), getattr(gate, "topk_group", 1)
+
+
+def route(gate: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns each token's weights and experts. DeepSeek's router multiplies in float32, whatever the model's dtype."""
+    if not hasattr(gate, "e_score_correction_bias"):
+        renormalize = getattr(gate, "norm_topk_prob", True)
+        chosen: tuple[Tensor, Tensor] = torch.ops.gdn.moe_router(
+            linear(x, gate.weight), gate.top_k, renormalize=renormalize
+        )
+        return chosen
+    logits = linear(x.float(), gate.weight.float())
+    options = (*groups_of(gate), gate.norm_topk_prob, gate.routed_scaling_factor)
+    chosen = torch.ops.gdn.moe_router(logits, gate.top_k, "sigmoid", gate.e_score_correction_bias, *options)
+    return chosen
 
 
 def is_known_linear(module: Any, may_be_packed: bool) -> bool:
@@ -121,9 +180,8 @@ def is_known_linear(module: Any, may_be_packed: bool) -> bool:
 
 
 def run_block(block: Any, hidden_states: Tensor, residual: Tensor | None = None) -> Tensor:
-    x, experts, shared = hidden_states.flatten(0, 1), block.experts, block.shared_expert
-    renormalize = getattr(block.gate, "norm_topk_prob", True)
-    weights, ids = torch.ops.gdn.moe_router(linear(x, block.gate.weight), block.gate.top_k, renormalize=renormalize)
+    x, experts, (shared, *gates) = hidden_states.flatten(0, 1), block.experts, shared_of(block)
+    weights, ids = route(block.gate, x)
     hidden, shared_hidden = torch.ops.gdn.moe_gate_up(
         x,
         experts.gate_up_proj,
@@ -141,7 +199,7 @@ def run_block(block: Any, hidden_states: Tensor, residual: Tensor | None = None)
         ids,
         shared_hidden,
         shared.down_proj.weight,
-        block.shared_expert_gate(x),
+        *([gate(x) for gate in gates] or [None]),
         *scales_of(experts, "down_proj_"),
         *scales_of(shared.down_proj),
         None if residual is None else residual.flatten(0, 1),

@@ -16,15 +16,18 @@ from transformers.cache_utils import Cache, LinearAttentionLayer
 from torch_gdn.integrations.transformers import decoding, dispatch
 from torch_gdn.integrations.transformers.functions import CACHED_STATE
 
-WRITE = "update_recurrent_state"
-COPIES = {owner: vars(owner)[WRITE] for owner in (Cache, LinearAttentionLayer)}
+METHODS = ("get_conv_state", "get_recurrent_state", "update_conv_state", "update_recurrent_state")
+THEIRS = {
+    owner: {name: vars(owner)[name] for name in METHODS if name in vars(owner)}
+    for owner in (Cache, LinearAttentionLayer)
+}
 
 
 def forward_with_cached_state(original: Callable[..., Any], rule: Any) -> Callable[..., Any]:
     """`rule` is the patch of the module's function that the layer calls. If rebound since, it may lack the option."""
 
     def forward(layer: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or torch.is_grad_enabled():
+        if torch.is_grad_enabled():
             return original(layer, hidden_states, *args, **kwargs)
         cache = kwargs.get("cache_params")
         if cache is not None and hidden_states.shape[1] == 1 and "layer_states" not in kwargs and rule.is_applied():
@@ -59,21 +62,25 @@ def decode(
         return None
     if decoding.decode_reason(layer, hidden_states, conv_state, state):
         return None
-    dispatch.count(decoding.NAME, "")
+    if not torch.compiler.is_compiling():  # a graph that counts would be recompiled for each count
+        dispatch.count(decoding.NAME, "")
     return decoding.run_decode(layer, hidden_states, conv_state, state)
 
 
 def overwritten_state(cache: Any, layer_idx: int) -> Tensor | None:
     """Returns the state that the layer's call finally overwrites, or None if it may be kept or another be written."""
-    if not copies(cache, Cache):
+    if not uses_their_code(cache, Cache):
         return None
     layer = cache.layers[layer_idx]
-    if not copies(layer, LinearAttentionLayer) or layer.record_past:
+    if not uses_their_code(layer, LinearAttentionLayer) or layer.record_past:
         return None
     state: Tensor | None = layer.recurrent_states[0]
     return state if type(state) is Tensor and state.dtype == torch.float32 else None
 
 
-def copies(holder: Any, owner: type) -> bool:
-    """Returns whether it writes states by transformers' own code, which copies over the old ones."""
-    return getattr(type(holder), WRITE, None) is COPIES[owner] and WRITE not in vars(holder)
+def uses_their_code(holder: Any, owner: type) -> bool:
+    """Returns whether it hands out and writes states by transformers' own code, which copies over the old ones."""
+    return all(
+        getattr(type(holder), name, None) is theirs and name not in vars(holder)
+        for name, theirs in THEIRS[owner].items()
+    )

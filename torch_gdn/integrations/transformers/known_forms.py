@@ -63,7 +63,11 @@ def first(result: Any) -> Any:
     return result[0] if isinstance(result, tuple) else result
 
 
+def is_on_another_device(layer: Any, *args: Any, **kwargs: Any) -> bool:
+    """Returns whether the call silently goes to transformers' own layer, because it is not on mps."""
+    return next(each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)).device.type != "mps"
+
+
 def is_elsewhere(layer: Any, *args: Any, **kwargs: Any) -> bool:
-    """Returns whether the call silently goes to transformers' own layer: on another device, or in a compiled graph."""
-    x = next(each for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
-    return x.device.type != "mps" or torch.compiler.is_compiling()
+    """Returns whether it does so, or is in a compiled graph, where Inductor fuses the layer."""
+    return is_on_another_device(layer, *args, **kwargs) or torch.compiler.is_compiling()

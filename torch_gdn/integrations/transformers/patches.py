@@ -146,13 +146,15 @@ def patches_of(module: ModuleType) -> Iterator[Patch]:
 
 
 def kda_patches(module: ModuleType) -> Iterator[Patch]:
-    """Patches a model of Kimi Delta Attention: its rule, its norms and its short convolutions."""
+    """Patches a model of Kimi Delta Attention: its rule, norms, short convolutions and blocks."""
     for name, function in KDA_IN_THE_MODULE.items():
         if name in vars(module):
             yield patch(module, name, function)
     yield from norm_patches(module)
     yield from layer_patches(module)
     yield from convolution_patches(module)
+    for owner in experts.grouped_block_classes(module):
+        yield patch(owner, "forward", "moe_block")
 
 
 def norm_patches(module: ModuleType) -> Iterator[Patch]:

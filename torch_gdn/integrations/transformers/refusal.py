@@ -120,12 +120,12 @@ Weight = tuple[Sizes, Sizes, torch.dtype]  # sizes, strides and dtype
 def experts_refusal(
     x: tuple[Sizes, torch.dtype],
     choice: tuple[Sizes, torch.dtype, torch.dtype],
-    router: tuple[Sizes, torch.dtype] | None,
+    router: tuple[Sizes, torch.dtype, int, int] | None,
     gate_up: Weight,
     down: Weight,
     *shared: Weight,
 ) -> str:
-    """`x` [D], `choice` [k] with the dtypes of ids and weights; `shared`: gate, up and down; `router`: [E]."""
+    """`x` [D], `choice` [k] with the dtypes of ids and weights; `shared`: gate, up, down; `router`: [E] and groups."""
     (row, dtype), (chosen, ids_dtype, weights_dtype) = x, choice
     w_gate_up, w_down, *of_shared = (
         torch.empty_strided(sizes, strides, dtype=of_weight, device="meta")
@@ -140,4 +140,6 @@ def experts_refusal(
     refusal = refusal or refused("moe_down", w_down=w_down, **call, **of_down)
     if refusal or router is None:
         return refusal
-    return refused("moe_router", router_logits=meta((1, *router[0]), router[1]), top_k=chosen[0])
+    row, dtype, n_group, topk_group = router
+    groups = {"n_group": n_group, "topk_group": topk_group}
+    return refused("moe_router", router_logits=meta((1, *row), dtype), top_k=chosen[0], **groups)

@@ -169,6 +169,32 @@ def replace_expert_routing() -> None:
     fused_topk_router.vllm_topk_softmax = moe.topk_softmax
 
 
+@cache
+def replace_gated_attention() -> None:
+    """Qwen3-Next's and Qwen3.5's attention calls eight operators around the attention itself. Wraps it once."""
+    from vllm.model_executor.models.qwen3_next import Qwen3NextAttention
+
+    from torch_gdn.integrations.vllm import rotary
+
+    Qwen3NextAttention.forward = rotary.gated_attention(Qwen3NextAttention.forward)
+
+
+@cache
+def replace_embedding() -> None:
+    """vLLM converts tokens to int64 first, which neither an embedding nor packed rows need. Wraps it once."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    original = VocabParallelEmbedding.forward
+
+    def forward(layer: Any, tokens: Tensor) -> Tensor:
+        if layer.tp_size > 1 or tokens.device.type != "mps":  # an engine on the CPU in the same process
+            return original(layer, tokens)
+        rows: Tensor = layer.quant_method.embedding(layer, tokens)
+        return rows
+
+    VocabParallelEmbedding.forward = forward
+
+
 def replace_grammar_masks() -> None:
     """On mps, xgrammar compiles a function that applies masks with Inductor at the first request. This uses its PyTorch
     one."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,27 +15,23 @@ from torch import Tensor
 from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
-from vllm.model_executor.layers.quantization.utils.gptq_utils import is_layer_gptq_quantized
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
-from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.models.utils import WeightsMapper
-from vllm.transformers_utils.config import get_safetensors_params_metadata
 
 from torch_gdn import quantized
+from torch_gdn.integrations.vllm.packed_loader import PackedLoader
 from torch_gdn.integrations.vllm.quantized_layers import (
-    DTYPES,
-    PackedLinearMethod,
     Packing,
-    matrices_of,
     packed_method,
     plain_method,
     refusal,
     the_same,
 )
-from torch_gdn.quantized.mlx import NORMS_PLUS_ONE
+from torch_gdn.integrations.vllm.stored_layers import OfFiles
+from torch_gdn.quantized.mlx import NORMS_PLUS_ONE, VISION
 
-LOAD_FORMAT = "torch_gdn_mlx"
 MODELS = ("qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe")  # others may be changed in other ways
+TEXT_PARTS = {"qwen3_5": "Qwen3_5ForCausalLM", "qwen3_5_moe": "Qwen3_5MoeForCausalLM"}  # of models with a vision part
 NUMBERS = re.compile(r"\.(gate|shared_expert_gate)$")  # modules to dequantise: vLLM makes most of them plain
 
 
@@ -45,12 +40,12 @@ def name_of(stored: str) -> str:
     return re.sub(r"^language_model\.", "", stored).replace(".switch_mlp.", ".experts.0.")
 
 
-class PackedMLXConfig(QuantizationConfig):
+class PackedMLXConfig(OfFiles, QuantizationConfig):
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
         self.bits, self.group_size = config["bits"], config["group_size"]
-        self.own = {name_of(name): own for name, own in config.items() if isinstance(own, dict)}
-        self.packed_modules: list[str] = []
+        # A dot ends the names: some models rename "lm_head." with it.
+        self.own = {f"{name_of(name)}.": own for name, own in config.items() if isinstance(own, dict)}
         self.is_tied = False
 
     @classmethod
@@ -69,95 +64,47 @@ class PackedMLXConfig(QuantizationConfig):
 
     def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
         kind = hf_config.model_type.removesuffix("_text")
-        if kind not in MODELS or getattr(hf_config, "vision_config", None) is not None:
+        if kind not in MODELS:
             raise refusal(f"an MLX file of {kind} (supported text models: {', '.join(MODELS)})")
-        stored = get_safetensors_params_metadata(model_name, revision=revision)
-        self.packed_modules = [name_of(name.removesuffix(".scales")) for name in stored if name.endswith(".scales")]
-        self.is_tied = not any(name_of(name).startswith("lm_head.") for name in stored)
+        text, sees = TEXT_PARTS.get(kind), getattr(hf_config, "vision_config", None) is not None
+        if sees and getattr(hf_config, "architectures", None) != [text]:
+            option = f'--hf-overrides \'{{"architectures": ["{text}"]}}\''
+            raise refusal(f"an MLX file of {kind} with a vision part; its text part runs with {option}")
+        super().maybe_update_config(model_name, hf_config, revision)
+        self.shapes = {name_of(name): shape for name, shape in self.shapes.items()}
+        self.is_tied = not any(name.startswith("lm_head.") for name in self.shapes)
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: WeightsMapper) -> None:
-        self.packed_modules = hf_to_vllm_mapper.apply_list(self.packed_modules)
+        super().apply_vllm_mapper(hf_to_vllm_mapper)
         self.own = hf_to_vllm_mapper.apply_dict(self.own)
 
     def get_name(self) -> Any:
         return "mlx"
 
-    def get_supported_act_dtypes(self) -> list[torch.dtype]:
-        return DTYPES
-
-    @classmethod
-    def get_min_capability(cls) -> int:
-        return 0
-
-    @staticmethod
-    def get_config_filenames() -> list[str]:
-        return []
-
     def get_quant_method(self, layer: Any, prefix: str) -> Any:
         if not isinstance(layer, (LinearBase, VocabParallelEmbedding, RoutedExperts)):
             return None
-        names, fused = matrices_of(layer, prefix), self.packed_modules_mapping
+        names = self.names_of(layer, prefix)
         if isinstance(layer, ParallelLMHead) and self.is_tied:
             names = ["model.embed_tokens"]
-        are_packed = [is_layer_gptq_quantized(name, self.packed_modules, fused) for name in names]
-        if NUMBERS.search(prefix) or not the_same(prefix, are_packed):
+        is_packed = the_same(prefix, [f"{name}.scales" in self.shapes for name in names])
+        if NUMBERS.search(prefix) or not is_packed:
             return plain_method(layer)
-        stem, _, last = prefix.rpartition(".")
-        if last in fused:
-            names = [f"{stem}.{part}" for part in fused[last]]
         bits, group = the_same(prefix, [self.packing_of(name) for name in names])
         return packed_method(layer, prefix, Packing("mlx", bits, group))
 
     def packing_of(self, name: str) -> tuple[int, int]:
-        own = self.own.get(name, {})
+        own = self.own.get(f"{name}.", {})
         return own.get("bits", self.bits), own.get("group_size", self.group_size)
 
 
-class MLXLoader(DefaultModelLoader):
-    def __init__(self, load_config: Any) -> None:
-        super().__init__(replace(load_config, load_format="safetensors"))
-
-    def load_weights(self, model: Any, model_config: Any) -> None:
-        pack_embeddings(model, config_of(model_config))
-        super().load_weights(model, model_config)
-
+class MLXLoader(PackedLoader):
     def get_all_weights(self, model_config: Any, model: Any) -> Iterator[tuple[str, Tensor]]:
-        stored = get_safetensors_params_metadata(model_config.model, revision=model_config.revision)
-        has_shifted_norms = any(name.endswith(".conv1d.weight") and of["shape"][-1] == 1 for name, of in stored.items())
-        return tensors_of_models(
-            super().get_all_weights(model_config, model), config_of(model_config), has_shifted_norms
+        config = self.configuration(model_config)
+        has_shifted_norms = any(
+            name.endswith(".conv1d.weight") and shape[-1] == 1 for name, shape in config.shapes.items()
         )
-
-
-def config_of(model_config: Any) -> PackedMLXConfig:
-    config = PackedMLXConfig.from_config(model_config.model_arch_config.quantization_config)
-    config.maybe_update_config(model_config.model, model_config.hf_config, model_config.revision)
-    return config
-
-
-def pack_embeddings(model: Any, config: PackedMLXConfig) -> None:
-    """Packs embedding and head, which vLLM makes for some models without the configuration. A head may be tied."""
-    layers = {name: each for name, each in model.named_modules() if isinstance(each, VocabParallelEmbedding)}
-    for name, layer in layers.items():
-        if name not in config.packed_modules or isinstance(layer.quant_method, PackedLinearMethod):
-            continue
-        plain = layer.weight
-        del layer.weight
-        layer.quant_method = packed_method(layer, name, Packing("mlx", *config.packing_of(name)))
-        with plain.device:
-            layer.quant_method.create_weights(
-                layer,
-                layer.input_size_per_partition,
-                layer.output_partition_sizes,
-                layer.input_size,
-                layer.output_size,
-                layer.params_dtype,
-                weight_loader=layer.weight_loader,
-            )
-        for other, head in layers.items():
-            if getattr(head, "weight", None) is plain:
-                owner, _, attribute = other.rpartition(".")
-                setattr(model.get_submodule(owner), attribute, layer)
+        return tensors_of_models(super().get_all_weights(model_config, model), config, has_shifted_norms)
 
 
 def tensors_of_models(
@@ -165,6 +112,8 @@ def tensors_of_models(
 ) -> Iterator[tuple[str, Tensor]]:
     parts: dict[str, dict[str, Tensor]] = {}  # of modules to dequantise
     for name, tensor in stored:
+        if name.startswith(VISION):
+            continue
         module, _, part = name_of(name).rpartition(".")
         if tensor.dtype == torch.uint32:
             tensor = tensor.view(torch.int32)

@@ -139,11 +139,12 @@ class MpsPlatform(Platform):
 
         kv_cache_dtype.move_to_additional_config(vllm_config)
         model = vllm_config.model_config
-        if model is not None and model.quantization == "mlx":
-            from torch_gdn.integrations.vllm.mlx_files import LOAD_FORMAT
+        if model is not None and model.quantization is not None:
+            from torch_gdn.integrations.vllm import quantized
 
-            vllm_config.load_config.load_format = LOAD_FORMAT
-        elif model is not None and model.quantization is None and model.model_arch_config.quantization_config:
+            load = vllm_config.load_config
+            load.load_format = quantized.load_format_of(model.quantization, load.load_format)
+        elif model is not None and model.model_arch_config.quantization_config:
             cls.verify_quantization("a quantization_config without a quant_method")
         parallel = vllm_config.parallel_config
         if parallel.world_size > 1:

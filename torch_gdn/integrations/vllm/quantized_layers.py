@@ -26,6 +26,7 @@ from vllm.model_executor.utils import set_weight_attrs
 from torch_gdn import quantized
 from torch_gdn.integrations.vllm import moe
 from torch_gdn.integrations.vllm.layers import TorchGdnFusedMoEMethod, check_experts
+from torch_gdn.quantized.awq import as_gptq_v2
 
 
 class Stored(NamedTuple):
@@ -43,19 +44,20 @@ class Stored(NamedTuple):
         return (columns, rows) if self.is_transposed else (rows, columns)
 
     def empty(self, *shape: int) -> Tensor:
-        """Returns an empty tensor. Floats are NaN until they are loaded."""
+        """Returns an empty tensor. Floats are NaN until they are loaded.
+
+        Rows of the weights are rows in memory, as torch_gdn's ops take them: most conversions then copy nothing.
+        """
         dtype = torch.float32 if self.packed is None else torch.int32
-        return torch.full(shape, 0 if self.packed else math.nan, dtype=dtype)
+        *experts, first, last = shape
+        sizes = (*experts, last, first) if self.is_transposed else shape
+        filled = torch.full(sizes, 0 if self.packed else math.nan, dtype=dtype)
+        return filled.mT if self.is_transposed else filled
 
 
 LAYOUTS = {
     "gptq": (
         Stored("qweight", True, False, "columns"),
-        Stored("qzeros", True, True, "rows"),
-        Stored("scales", True, True, None),
-    ),
-    "awq": (
-        Stored("qweight", True, False, "rows"),
         Stored("qzeros", True, True, "rows"),
         Stored("scales", True, True, None),
     ),
@@ -71,7 +73,6 @@ LAYOUTS = {
     ),
 }
 CONVERTERS: dict[str, Callable[..., quantized.PackedWeight]] = {
-    "awq": quantized.from_awq,
     "compressed-tensors": quantized.from_compressed_tensors,
     "mlx": quantized.from_mlx,
 }
@@ -87,6 +88,7 @@ class Packing:
     is_symmetric: bool = False
     is_ordered: bool = False  # the tensor g_idx gives a column's group
     checkpoint_format: str = "gptq"  # for GPTQ's layout: how its zero points are stored
+    is_awq: bool = False  # the files have AWQ's words, which become those of gptq_v2 as they are loaded
 
     @property
     def per_word(self) -> int:
@@ -115,6 +117,16 @@ class Packing:
                 f"{name}: expected matrices whose numbers of rows are multiples of {self.per_word} in the layout "
                 f"{self.layout}, got {parts}"
             )
+
+    def loading(self, name: str, load: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns `load` for the files' tensors of this name, which it gets in the layout."""
+        if not self.is_awq:
+            return load
+
+        def translated(param: Any, loaded_weight: Tensor, *args: Any, **options: Any) -> Any:
+            return load(param, as_gptq_v2(name, loaded_weight), *args, **options)
+
+        return translated
 
     def convert(self, name: str, stored: dict[str, Tensor], lacking: set[str]) -> quantized.PackedWeight:
         """Converts a layer. `lacking` tensors were not loaded; vLLM ignores them in a quantised checkpoint."""
@@ -179,7 +191,11 @@ class PackedLinearMethod(LinearMethodBase):
         for each in self.packing.tensors():
             data = each.empty(*each.shape(sum(output_partition_sizes), columns, self.packing))
             dims = {"input_dim": 1 - each.is_transposed, "output_dim": int(each.is_transposed)}
-            options = {"data": data, "weight_loader": self.loaded.noting(each.name, load), **dims}
+            options = {
+                "data": data,
+                "weight_loader": self.loaded.noting(each.name, self.packing.loading(each.name, load)),
+                **dims,
+            }
             if each.packed is None:
                 layer.register_parameter(each.name, GroupQuantScaleParameter(**options))
                 continue
@@ -231,8 +247,6 @@ class PackedExpertsMethod(FusedMoEMethodBase):
     def __init__(self, packing: Packing, name: str, config: Any) -> None:
         super().__init__(config)
         check_experts(config)
-        if packing.is_ordered:
-            raise ValueError(f"{name}: expected experts whose columns are in order on mps, got desc_act with a g_idx")
         self.packing, self.name, self.loaded = packing, name, Loaded()
 
     def create_weights(
@@ -251,11 +265,13 @@ class PackedExpertsMethod(FusedMoEMethodBase):
         for matrix, rows, columns in (("w13", 2 * width, hidden_size), ("w2", hidden_size, width)):
             for each in self.packing.tensors():
                 data = each.empty(num_experts, *each.shape(rows, columns, self.packing))
-                name, load = f"{matrix}_{each.name}", functools.partial(self.load, int(each.is_transposed))
+                load = self.packing.loading(each.name, functools.partial(self.load, int(each.is_transposed)))
+                name = f"{matrix}_{each.name}"
                 layer.register_parameter(name, as_parameter(data))
                 set_weight_attrs(getattr(layer, name), {"weight_loader": self.loaded.noting(name, load)})
-            layer.register_parameter(f"{matrix}_bias", as_parameter(torch.zeros(0)))
-            set_weight_attrs(getattr(layer, f"{matrix}_bias"), {"weight_loader": self.refuse_biases})
+            for name, check in (("bias", self.refuse_biases), ("g_idx", self.refuse_order)):
+                layer.register_parameter(f"{matrix}_{name}", as_parameter(torch.zeros(0)))
+                set_weight_attrs(getattr(layer, f"{matrix}_{name}"), {"weight_loader": check})
 
     def load(
         self,
@@ -282,6 +298,12 @@ class PackedExpertsMethod(FusedMoEMethodBase):
             raise ValueError(f"{self.name}: expected experts without biases on mps, got {weight_name}")
         return True
 
+    def refuse_order(self, param: Tensor, loaded_weight: Tensor, weight_name: str, *_: Any, **options: Any) -> bool:
+        """Refuses the order of GPTQ's desc_act. Files of GPTQ have a g_idx in any case."""
+        if (loaded_weight.diff() < 0).any():
+            raise ValueError(f"{self.name}: expected experts without act-order (desc_act) on mps, got {weight_name}")
+        return True
+
     def process_weights_after_loading(self, layer: Any) -> None:
         for matrix in ("w13", "w2"):
             taken = take(layer, [f"{matrix}_{each.name}" for each in self.packing.tensors()])
@@ -290,7 +312,7 @@ class PackedExpertsMethod(FusedMoEMethodBase):
             packed = self.packing.convert(self.name, stored, lacking)
             for name, tensor in (("weight", packed.weight), *matching(packed, self.dtype)):
                 layer.register_parameter(f"{matrix}_{name}", as_parameter(tensor))
-            take(layer, [f"{matrix}_bias"])
+            take(layer, [f"{matrix}_bias", f"{matrix}_g_idx"])
 
     def get_fused_moe_quant_config(self, layer: Any) -> None:
         return None
@@ -352,5 +374,5 @@ def matrices_of(layer: Any, name: str) -> list[str]:
 
 def the_same(name: str, found: list[Any]) -> Any:
     if any(each != found[0] for each in found):
-        raise ValueError(f"{name}: expected experts whose matrices are all quantised the same way, got {found}")
+        raise ValueError(f"{name}: expected matrices that are all quantised the same way, got {found}")
     return found[0]

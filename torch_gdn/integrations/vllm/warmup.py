@@ -71,7 +71,10 @@ def call_norms(runner: Any) -> None:
 
 
 def call_rotary(runner: Any) -> None:
-    """Calls each kind of rotary embedding, and SwiGLU."""
+    """Calls each kind of rotary embedding, Qwen's gated attention, and SwiGLU."""
+    from vllm.model_executor.models.qwen3_next import Qwen3NextAttention
+
+    from torch_gdn.integrations.vllm import rotary
     from torch_gdn.integrations.vllm.rotary import (
         TorchGdnMRotaryEmbedding,
         TorchGdnRotaryEmbedding,
@@ -88,6 +91,9 @@ def call_rotary(runner: Any) -> None:
         elif isinstance(module, TorchGdnSiluAndMul):
             columns = getattr(runner.model_config.hf_text_config, "intermediate_size", None) or 4
             module(torch.zeros(1, 2 * columns, **options))
+        elif isinstance(module, Qwen3NextAttention) and rotary.is_taken(module, position):
+            *_, gate = rotary.project(module, torch.zeros(1, 2 * (module.q_size + module.kv_size), **options), position)
+            rotary.gated(torch.zeros_like(gate), gate)
 
 
 def call_experts(runner: Any) -> None:

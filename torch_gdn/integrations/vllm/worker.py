@@ -54,6 +54,8 @@ class MpsWorker(Worker):
         compat.replace_accelerator_functions()
         compat.replace_uniform_probabilities()
         compat.replace_expert_routing()
+        compat.replace_gated_attention()
+        compat.replace_embedding()
         compat.replace_grammar_masks()
         compat.replace_copies()
         compat.replace_convolution_metadata()

@@ -114,6 +114,7 @@ struct Settings {
   unsigned workers = 0;   // operating-system threads; 0 for one per core
   uint64_t parts = 1;     // runs only the last of so many equal parts of each dispatch's threadgroups
   bool strict = true;     // refuses what C++14 lacks; Apple's compiler accepts some of C++17 with a warning
+  bool all_lanes = true;  // refuses a simdgroup operation that some lanes do not reach; Metal leaves those lanes out
 };
 Settings& settings();
 

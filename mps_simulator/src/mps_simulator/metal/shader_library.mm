@@ -87,10 +87,16 @@ DynamicMetalShaderLibrary::~DynamicMetalShaderLibrary() = default;
 
 MTLLibrary_t MetalShaderLibrary::compileLibrary(const std::string& source) {
   @autoreleasepool {
+    MTLCompileOptions* options = compile_options;
+    if (!options) {  // PyTorch's own choice on macOS 14
+      options = [[MTLCompileOptions new] autorelease];
+      options.languageVersion = MTLLanguageVersion3_1;
+      options.fastMathEnabled = NO;
+    }
     NSError* error = nil;
     MTLLibrary_t compiled =
         [at::mps::MPSDevice::getInstance()->device() newLibraryWithSource:[NSString stringWithUTF8String:source.c_str()]
-                                                                  options:compile_options
+                                                                  options:options
                                                                     error:&error];
     const std::string text = error ? [[error localizedDescription] UTF8String] : "";
     TORCH_CHECK_TYPE(compiled, "Failed to create metal library, error: ", text);

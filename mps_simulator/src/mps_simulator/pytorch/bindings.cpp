@@ -63,7 +63,8 @@ void bind_engine(py::module_& module) {
       .def_readwrite("seed", &Settings::seed)
       .def_readwrite("workers", &Settings::workers)
       .def_readwrite("parts", &Settings::parts)
-      .def_readwrite("strict", &Settings::strict);
+      .def_readwrite("strict", &Settings::strict)
+      .def_readwrite("all_lanes", &Settings::all_lanes);
   module.def("settings", &settings, py::return_value_policy::reference);
   module.def("set_directories", &set_directories);
   module.def("set_tools", &set_tools);

@@ -56,7 +56,7 @@ std::string cast_of(const py::object& casts, unsigned index) {
 }
 
 void launch(MetalKernelFunction& kernel, const py::args& arguments, const py::object& threads,
-            const py::object& group_size, const py::object& casts) {
+            const py::object& group_size, const py::object& casts, std::optional<unsigned> error_buffer) {
   std::vector<uint64_t> grid, group;
   if (!threads.is_none()) grid = lengths_of(threads);
   if (!group_size.is_none()) group = lengths_of(group_size);
@@ -68,6 +68,7 @@ void launch(MetalKernelFunction& kernel, const py::args& arguments, const py::ob
       if (grid.empty() && THPVariable_Check(arguments[i].ptr()))
         grid.push_back(THPVariable_Unpack(arguments[i].ptr()).numel());
     }
+    if (error_buffer) kernel.setErrorBufferIndex(*error_buffer);
     TORCH_CHECK(!grid.empty(), "threads must be given where no argument is a tensor");
     kernel.dispatch(grid, group.empty() ? c10::OptionalArrayRef<uint64_t>() : c10::OptionalArrayRef<uint64_t>(group));
   });
@@ -78,7 +79,7 @@ void launch(MetalKernelFunction& kernel, const py::args& arguments, const py::ob
 void bind_shaders(py::module_& module) {
   py::class_<MetalKernelFunction, std::shared_ptr<MetalKernelFunction>>(module, "ShaderKernel")
       .def("__call__", torch::wrap_pybind_function(launch), py::arg("threads") = py::none(),
-           py::arg("group_size") = py::none(), py::arg("arg_casts") = py::none())
+           py::arg("group_size") = py::none(), py::arg("arg_casts") = py::none(), py::arg("error_buf_idx") = py::none())
       .def_property_readonly("max_threads_per_threadgroup", &MetalKernelFunction::getMaxThreadsPerThreadgroup)
       .def_property_readonly("thread_execution_width", &MetalKernelFunction::getThreadExecutionWidth)
       .def_property_readonly("static_thread_group_memory_length",

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <utility>
 
 #include "mps_simulator/engine/kernel_abi.h"
 #include "worker.h"
@@ -17,7 +18,7 @@ bool Wait::same_as(const Wait& other) const {
 // Runs other threads until this one is ready and chosen.
 [[gnu::always_inline]] inline void Worker::go_on() {
   const uint32_t mine = current_;
-  if (!choose_next()) [[unlikely]]
+  if (!find_next()) [[unlikely]]
     fail(stuck());
   if (current_ == mine) return;
   Lane& next = lanes_[current_];
@@ -27,9 +28,11 @@ bool Wait::same_as(const Wait& other) const {
 }
 
 // Returns true for the last lane of the simdgroup.
-[[gnu::always_inline]] inline bool Worker::arrive_in_simdgroup(Simdgroup& simdgroup, const Wait& wait) {
+[[gnu::always_inline]] inline bool Worker::arrive_in_simdgroup(Simdgroup& simdgroup, const Wait& wait,
+                                                               simulator_combine combine) {
   if (simdgroup.arrived == 0) {
     simdgroup.wait = wait;
+    simdgroup.combine = combine;
   } else if (!simdgroup.wait.same_as(wait)) [[unlikely]] {
     fail(diverged(wait, simdgroup.wait, current_ / 32 * 32 + uint32_t(std::countr_zero(simdgroup.arrived))));
   }
@@ -38,20 +41,43 @@ bool Wait::same_as(const Wait& other) const {
   return simdgroup.arrived == simdgroup.lanes;
 }
 
-[[gnu::always_inline]] inline void Worker::complete_simdgroup(Simdgroup& simdgroup) {
-  simdgroup.arrived = 0;
+// Does what the lanes that arrived wait for, and lets them go on.
+[[gnu::always_inline]] inline void Worker::complete_simdgroup(uint32_t index) {
+  Simdgroup& simdgroup = simdgroups_[index];
+  if (simdgroup.combine) {
+    ++figures_.collectives;
+    simdgroup.combine(scratch().slots[index]);
+  } else {
+    watch_.simdgroup_barrier(index, simdgroup.wait.scope);
+  }
+  const uint32_t lanes = std::exchange(simdgroup.arrived, 0);
   ++simdgroup.rendezvous;
-  watch_.simdgroup_together(current_ / 32, simdgroup.wait.operation, simdgroup.wait.site);
-  make_ready(current_ / 32);
+  watch_.simdgroup_together(index, simdgroup.wait.operation, simdgroup.wait.site);
+  make_ready(index, lanes);
   if (seed_ != 0 && random_.next() % 2 == 0) leave_simdgroup();
+}
+
+// Called when no thread can continue. Returns whether some now can: those of one simdgroup, if the settings allow an
+// operation without the lanes that wait elsewhere or have returned.
+bool Worker::complete_with_active_lanes() {
+  if (settings().all_lanes) return false;
+  for (uint32_t index = 0; index * 32 < lane_count_; ++index) {
+    const uint32_t active = simdgroups_[index].arrived;
+    if (active == 0) continue;
+    current_ = index * 32 + uint32_t(std::countr_zero(active));
+    for (uint32_t lane = 0; lane < 32; ++lane) {
+      if (!(active >> lane & 1)) scratch().slots[index][lane] = nullptr;
+    }
+    complete_simdgroup(index);
+    return true;
+  }
+  return false;
 }
 
 [[gnu::always_inline]] inline void Worker::simdgroup_barrier(uint32_t scope, const void* site) {
   Simdgroup& simdgroup = simdgroups_[current_ / 32];
-  if (arrive_in_simdgroup(simdgroup, {Wait::simdgroup_barrier, "simdgroup_barrier", site, scope})) {
-    watch_.simdgroup_barrier(current_ / 32, scope);
-    complete_simdgroup(simdgroup);
-  }
+  const Wait wait{Wait::simdgroup_barrier, "simdgroup_barrier", site, scope};
+  if (arrive_in_simdgroup(simdgroup, wait, nullptr)) complete_simdgroup(current_ / 32);
   go_on();
 }
 
@@ -60,10 +86,8 @@ bool Wait::same_as(const Wait& other) const {
   Simdgroup& simdgroup = simdgroups_[current_ / 32];
   void** slots = scratch().slots[current_ / 32];
   slots[current_ % 32] = slot;
-  if (arrive_in_simdgroup(simdgroup, {Wait::collective, operation, site, 0})) {
-    ++figures_.collectives;
-    combine(slots);
-    complete_simdgroup(simdgroup);
+  if (arrive_in_simdgroup(simdgroup, {Wait::collective, operation, site, 0}, combine)) {
+    complete_simdgroup(current_ / 32);
   }
   go_on();
 }
@@ -81,7 +105,7 @@ bool Wait::same_as(const Wait& other) const {
     at_barrier_ = 0;
     ++figures_.barriers;
     watch_.threadgroup_barrier(scope);
-    for (uint32_t i = 0; i * 32 < lane_count_; ++i) make_ready(i);
+    for (uint32_t i = 0; i * 32 < lane_count_; ++i) make_ready(i, simdgroups_[i].lanes);
     leave_simdgroup();
   }
   go_on();

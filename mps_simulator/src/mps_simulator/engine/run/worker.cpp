@@ -82,7 +82,7 @@ void Worker::run_threadgroup(uint64_t index) {
   for (uint32_t i = 0; i < simdgroup_count; ++i) {
     simdgroups_[i] = {};
     simdgroups_[i].lanes = first_bits(lane_count_ - i * 32);
-    make_ready(i);
+    make_ready(i, simdgroups_[i].lanes);
   }
   memory_.poison();
   watch_.begin_threadgroup(index);
@@ -111,7 +111,7 @@ void Worker::run_lanes() {
     lane.fiber = nullptr;
     ++returned_;
     make_unready(current_);
-    if (!choose_next()) {
+    if (!find_next()) {
       fibers_.give_back(fiber);
       switch_fiber(*fiber, main_);
     } else if (lanes_[current_].fiber) {

@@ -69,6 +69,7 @@ class Worker {
     uint32_t lanes = 0, ready = 0, arrived = 0;  // one bit for each lane
     LaneOrder order;
     Wait wait;
+    simulator_combine combine = nullptr;  // what the lanes wait for, if it is not a barrier
     uint64_t rendezvous = 0;
   };
   // Memory that kernels reach through the runtime's pointers: inside the fiber pool's mapping.
@@ -86,12 +87,13 @@ class Worker {
   void run_threadgroup(uint64_t index);
 
   Scratch& scratch() const { return *reinterpret_cast<Scratch*>(fibers_.scratch()); }
-  bool arrive_in_simdgroup(Simdgroup& simdgroup, const Wait& wait);
-  void complete_simdgroup(Simdgroup& simdgroup);
+  bool arrive_in_simdgroup(Simdgroup& simdgroup, const Wait& wait, simulator_combine combine);
+  void complete_simdgroup(uint32_t simdgroup);
+  bool complete_with_active_lanes();
   void go_on();
 
-  void make_ready(uint32_t simdgroup) {
-    simdgroups_[simdgroup].ready = simdgroups_[simdgroup].lanes;
+  void make_ready(uint32_t simdgroup, uint32_t lanes) {
+    simdgroups_[simdgroup].ready = lanes;
     simdgroups_[simdgroup].order.restart(seed_ == 0 ? 0 : random_.next());
     ready_simdgroups_ |= 1u << simdgroup;
   }
@@ -105,6 +107,7 @@ class Worker {
         seed_ == 0 ? uint32_t(std::countr_zero(ready_simdgroups_)) : random_.pick_bit(ready_simdgroups_);
   }
   // Sets current_. Returns false if no thread can continue.
+  bool find_next() { return choose_next() || (complete_with_active_lanes() && choose_next()); }
   bool choose_next() {
     if (ready_simdgroups_ == 0) return false;
     if (simdgroups_[current_simdgroup_].ready == 0) leave_simdgroup();

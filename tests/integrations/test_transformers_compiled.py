@@ -1,0 +1,46 @@
+"""`enable()` and `torch.compile` on mps: Inductor's Metal code and torch_gdn's kernels in one graph."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from bench import compiled, launches
+from tests.helpers.devices import on_a_mac, ready
+
+pytestmark = [
+    pytest.mark.usefixtures("enabled"),
+    pytest.mark.skipif(not version("transformers").startswith("5.23."), reason="other versions launch other operators"),
+    pytest.mark.skipif(on_a_mac(), reason="the simulated device counts launches"),
+]
+# A linear layer launches two between its projections, and an attention layer two around its attention.
+OURS = {
+    "causal_conv1d_update": 1,
+    "gdn_decode": 1,
+    "qk_norm_rope": 1,
+    "act_and_mul": 1,
+    "moe_router": 2,
+    "moe_gate_up": 2,
+    "moe_down": 2,
+}
+
+
+def test_a_compiled_model_generates_the_same_tokens_in_few_launches() -> None:
+    """The prompt has a graph, the first token has one, and all further tokens share one. None of them breaks."""
+    ready("mps")
+    model = launches.small_model("Qwen3-Next-80B-A3B", torch.float32, (compiled.LINEAR, compiled.FULL)).to("mps")
+    ids = torch.randint(1, launches.SMALL["vocab_size"], (2, launches.PROMPT)).to("mps")
+    counters.clear()  # other tests of this process counted too
+    with torch.no_grad():
+        expected = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=compiled.TOKENS, do_sample=False
+        )
+        found, step = compiled.generate(model, ids)
+    assert found.tolist() == expected.tolist()
+    assert counters["stats"]["unique_graphs"] == 3 and not counters["graph_break"]
+    kernels = {name: sum(n for each, n in step.items() if each.startswith(f"{name}_")) for name in OURS}
+    assert kernels == OURS
+    assert (step["aten::mm"], step["generated"], step["copy"]) == (12, 12, 3), step

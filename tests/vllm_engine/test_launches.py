@@ -1,0 +1,72 @@
+"""Counts what a decode step of vLLM's engine launches on mps, with published heads and four small layers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench import launches
+from tests.vllm_engine.conftest import run_engine
+
+ONCE = {
+    "copy_from_host": 10,  # four block tables, and six arrays of vLLM's runner
+    "fill_": 3,
+    "to": 3,
+    "add": 2,
+    "copy_": 2,
+    "index": 2,
+    "sub": 1,
+    "compute_slot_mapping": 1,
+    "embedding": 1,
+    "rms_norm": 1,
+    "linear": 1,
+    "argmax": 1,
+    "index_select": 1,  # the angles, which the first attention layer looks up
+}
+NORMS = {"rms_norm": 2}
+LINEAR = {"linear": 3, "causal_conv1d_update": 1, "gdn_decode": 1}
+FULL = {"linear": 2, "qk_norm_rope": 1, "reshape_and_cache": 1, "paged_attention_decode": 1, "act_and_mul": 1}
+EXPERTS = {"linear": 2, "moe_router": 1, "moe_gate_up": 1, "moe_down": 1}
+DENSE = {"linear": 2, "act_and_mul": 1}
+TOTALS = {"Qwen3.5-35B-A3B": (EXPERTS, 519), "Qwen3-Next-80B-A3B": (EXPERTS, 617), "Qwen3.5-0.8B": (DENSE, 275)}
+
+
+def of_step(step: list[list[Any]]) -> dict[str, Counter[str]]:
+    """Returns the launches outside of layers, of a linear layer and of the attention layer; linear layers are alike."""
+    found: dict[str, Counter[str]] = {"once": Counter()}
+    for layer, _, counts, *_ in step:
+        found.setdefault("once" if layer is None else str(layer), Counter()).update(counts)
+    angles = Counter(index_select=found["3"].pop("index_select"))
+    assert found["0"] == found["1"] == found["2"]
+    return {"once": found["once"] + angles, "linear": found["0"], "full": found["3"]}
+
+
+@pytest.mark.parametrize("name", TOTALS)
+def test_a_decode_step(name: str, tmp_path: Path) -> None:
+    """A step launches the same for one sequence and for eight. It copies to the device once, and waits once."""
+    mlp, total = TOTALS[name]
+    model = launches.small_model(name, torch.bfloat16)
+    model.config.eos_token_id = model.config.bos_token_id = 0
+    model.save_pretrained(tmp_path)
+    rounds = [{"prompts": [list(range(1, 9))] * batch, "tokens": 4} for batch in (1, 8)]
+    options = {"dtype": "bfloat16", "max_num_seqs": 16}
+    scenario = {"model": str(tmp_path), "options": options, "rounds": rounds, "launches": True}
+    steps = run_engine("mps", scenario)["launches"]
+    for step in (steps[2], steps[-2]):
+        found = of_step(step)
+        assert found == {"once": ONCE, "linear": sums(NORMS, LINEAR, mlp), "full": sums(NORMS, FULL, mlp)}
+        assert sums(*(each[3] for each in step)) == {"to the device": 1, "to the host": 1}
+        assert sum(sums(*(each[4] for each in step)).values()) == 1
+    kinds = Counter(kind.split("_")[0] for kind in launches.configuration(name).layer_types)
+    assert found["once"].total() + sum(n * found[kind].total() for kind, n in kinds.items()) == total
+
+
+def sums(*counts: dict[str, int]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for each in counts:
+        found.update(each)
+    return found
