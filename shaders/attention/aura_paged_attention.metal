@@ -22,6 +22,36 @@ struct CodedPages {
   enum { kKeys = keys_of_tile<float, D>() };
   ExactTokens<kExact, E, D, kKeys, kThreads> exact;
 
+  METAL_FUNC void set_exact(
+      device const E* keys,
+      device const E* values,
+      device const int* slots,
+      device const int* starts,
+      device const int* sink_slots,
+      device const E* new_keys,
+      device const E* new_values,
+      device const float* key_signs,
+      device const float* value_signs,
+      device ErrorLog* errors,
+      threadgroup int* sources,
+      uint simdgroup) {
+    if constexpr (kExact) {
+      exact.keys = keys;
+      exact.values = values;
+      exact.slots = slots;
+      exact.starts = starts;
+      exact.sink_slots = sink_slots;
+      exact.new_keys = new_keys;
+      exact.new_values = new_values;
+      exact.key_signs = key_signs;
+      exact.value_signs = value_signs;
+      exact.errors = errors;
+      exact.op = &parameters->paged.op;
+      exact.parameters = &parameters->exact;
+      exact.sources = sources;
+      exact.simdgroup = simdgroup;
+    }
+  }
   METAL_FUNC void report(int sequence) const {
     if constexpr (kExact) exact.report(sequence);
   }
@@ -118,22 +148,9 @@ template <int key_code, int value_code, int D, int kSimdgroups, typename E = flo
   pages.offsets = offsets;
   pages.norms = norms;
   pages.parameters = &parameters;
-  if constexpr (kExact) {
-    pages.exact.keys = exact_keys;
-    pages.exact.values = exact_values;
-    pages.exact.slots = exact_slots;
-    pages.exact.starts = exact_starts;
-    pages.exact.sink_slots = exact_sink_slots;
-    pages.exact.new_keys = new_keys;
-    pages.exact.new_values = new_values;
-    pages.exact.key_signs = key_signs;
-    pages.exact.value_signs = value_signs;
-    pages.exact.errors = errors;
-    pages.exact.op = &parameters.paged.op;
-    pages.exact.parameters = &parameters.exact;
-    pages.exact.sources = sources;
-    pages.exact.simdgroup = simdgroup;
-  }
+  pages.set_exact(
+      exact_keys, exact_values, exact_slots, exact_starts, exact_sink_slots, new_keys, new_values, key_signs,
+      value_signs, errors, sources, simdgroup);
   attend<float, D>(
       q, block_table, cu_seqlens, seq_lens, sinks, out, o_partials, m_partials, l_partials, errors, parameters.paged,
       pages, tile, group, thread_index, lane, simdgroup);

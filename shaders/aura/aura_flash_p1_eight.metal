@@ -27,7 +27,8 @@ struct CodedRows {
   }
   METAL_FUNC float4 four(int key, int column) const { return centroids_of<code>(codes_at(key, column), table); }
   METAL_FUNC float2 two(int key, int column) const {
-    return centroids_of<code>(codes_at(key, column / 4 * 4) >> uint(column % 4 * bits_of(code)), table).xy;
+    const uint codes = codes_at(key, column / 4 * 4) >> uint(column % 4 * bits_of(code));
+    return float2(table[window_in<code>(codes)], table[window_in<code>(codes >> uint(bits_of(code)))]);
   }
 };
 

@@ -87,7 +87,7 @@ METAL_FUNC void decode_eight(EightCodes<code> codes, threadgroup const float* ta
 }
 
 // Returns the windows of 4 values in the low bits, from a multiple of 4 on, of the vector whose words begin at `start`.
-// Of 3 bits, two loads of bytes ask for 4/3 of the codes, where words would ask for 5/3.
+// Two loads of bytes ask for 4/3 of the codes of 3 bits, where words would ask for 5/3.
 template <int code, int D>
 METAL_FUNC uint four_codes(device const uint* words, uint start, uint first) {
   constexpr int bits = bits_of(code);

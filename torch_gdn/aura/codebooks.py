@@ -33,8 +33,8 @@ def codebook(bits: int, D: int, table: str = "lloyd-max") -> Tensor:
             there, or "trellis". Default: "lloyd-max".
 
     Returns:
-        codebook: [2 ** bits], float32. In ascending order, on the CPU. Of a trellis [2 ** bits, 2 ** (6 - bits)]: entry
-            w, row by row, is the label of window w.
+        codebook: [2 ** bits], float32. In ascending order, on the CPU. A trellis has [2 ** bits, 2 ** (6 - bits)]:
+            entry w, row by row, is the label of window w.
 
     Raises:
         ValueError: bits, D or table that is not one of those.
