@@ -29,6 +29,10 @@ struct Columns {
 
   METAL_FUNC static bool owns(uint lane) { return int(lane) % kLanes < D / 8; }
   METAL_FUNC static int first(int part, uint lane) { return (part * kLanes + min(int(lane) % kLanes, D / 8 - 1)) * 8; }
+  METAL_FUNC static ushort next(uint lane) {  // the lane that owns the columns behind
+    const int own = int(lane) % kLanes;
+    return ushort(int(lane) - own + (own < D / 8 - 1 ? own + 1 : 0));
+  }
   METAL_FUNC static int key(int i, uint lane) { return i * kAtOnce + int(lane) / kLanes; }  // the i-th one of a lane
 };
 
@@ -98,12 +102,19 @@ struct HeldCodes {
   typedef Columns<D, kRows> Own;
   EightCodes<code> codes[Own::kHeld * Own::kParts];
 
-  // Reads keys kHeld * hold .. of a lane from a tile with `count` keys. Later keys repeat the last one.
+  // Reads keys kHeld * hold .. of a lane from a tile with `count` keys. Later keys repeat the last one. The bits behind
+  // a lane's columns come from the next lane. Those behind the last lane's are in the first lane's other part.
   METAL_FUNC void load(device const uint* tile, uint token_words, int hold, int count, uint lane) {
+    const bool is_first = int(lane) % Own::kLanes == 0;
     UNROLL for (int i = 0; i < Own::kHeld; ++i) {
       const uint key = uint(min(Own::key(hold * Own::kHeld + i, lane), count - 1));
+      EightCodes<code> own[Own::kParts];
       UNROLL for (int part = 0; part < Own::kParts; ++part) {
-        codes[i * Own::kParts + part] = eight_codes<code, D>(tile, key * token_words, uint(Own::first(part, lane)));
+        own[part] = bits_of_eight<code>(tile, key * token_words, uint(Own::first(part, lane)));
+      }
+      UNROLL for (int part = 0; part < Own::kParts; ++part) {
+        codes[i * Own::kParts + part] =
+            with_bits_behind(own[part], is_first ? own[Own::kParts - 1 - part] : own[part], Own::next(lane));
       }
     }
   }

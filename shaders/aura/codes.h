@@ -41,6 +41,15 @@ template <int code>
 struct EightCodes {
   uint low, high;
 
+  // Adds the bits behind the 8 values, which the windows of a trellis reach into.
+  METAL_FUNC void append(uint behind) {
+    static_assert(bits_of(code) <= 4, "windows of 8 values take two words at most");
+    if (bits_of(code) == 4) {
+      high = behind;
+    } else {
+      low |= behind << uint(bits_of(code) * 8 % 32);
+    }
+  }
   METAL_FUNC uint window(int i) const {
     const int place = i * bits_of(code);
     if (place >= 32) return window_in<code>(high >> uint(place - 32));
@@ -50,11 +59,10 @@ struct EightCodes {
   }
 };
 
-// Returns the windows of 8 values, from a multiple of 8 on, of the vector whose words begin at `start`. All indices
-// have 32 bits, so that a simdgroup adds to one address. What may straddle two words comes as bytes: each is asked for
-// once.
-template <int code, int D>
-METAL_FUNC EightCodes<code> eight_codes(device const uint* words, uint start, uint first) {
+// Returns the bits of 8 values, from a multiple of 8 on, of the vector whose words begin at `start`. All indices have
+// 32 bits, so that a simdgroup adds to one address. What may straddle two words comes as bytes: each is asked for once.
+template <int code>
+METAL_FUNC EightCodes<code> bits_of_eight(device const uint* words, uint start, uint first) {
   constexpr int bits = bits_of(code);
   const uint byte = first / 8u * uint(bits);
   EightCodes<code> codes;
@@ -72,11 +80,23 @@ METAL_FUNC EightCodes<code> eight_codes(device const uint* words, uint start, ui
       codes.high = uint(bytes[byte + 4u]);
     }
   }
+  return codes;
+}
+
+// Returns the windows of 8 values, likewise.
+template <int code, int D>
+METAL_FUNC EightCodes<code> eight_codes(device const uint* words, uint start, uint first) {
+  EightCodes<code> codes = bits_of_eight<code>(words, start, first);
   if constexpr (code > kTrellis) {
-    const uint behind = byte_of_ring<code, D>(words, start, byte + uint(bits));
-    if constexpr (bits < 4) codes.low |= behind << uint(bits * 8);
-    if constexpr (bits == 4) codes.high = behind;
+    codes.append(byte_of_ring<code, D>(words, start, (first / 8u + 1u) * uint(bits_of(code))));
   }
+  return codes;
+}
+
+// Returns the windows of 8 values from their bits, where lane `next` has the values behind. They are its `behind`.
+template <int code>
+METAL_FUNC EightCodes<code> with_bits_behind(EightCodes<code> codes, EightCodes<code> behind, ushort next) {
+  if constexpr (code > kTrellis) codes.append(simd_shuffle(behind.low, next));
   return codes;
 }
 
