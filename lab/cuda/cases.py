@@ -150,8 +150,9 @@ def timed_layer(name: str, batch: int, v_first: bool, writer: Writer) -> CaseRec
 
 
 def timed_attention(scheme: str, rows: int, keys: int, writer: Writer) -> CaseRecord:
-    """`rows` query heads attend to each of 8 KV heads of 128. The host would choose larger blocks for the simulated
-    device, which has fewer cores than this GPU."""
+    """`rows` query heads attend to each of 8 KV heads of 128. The keys are split into 64 blocks, which gives each of
+    this GPU's cores four threadgroups. The host would choose fewer blocks for the simulated device, which has fewer
+    cores."""
     HK, D, cached = 8, 128, Scheme(scheme)
     q = torch.empty(1, HK * rows, 1, D, dtype=BF16, device=MPS)
     cache: dict[str, Any] = {}
@@ -165,7 +166,7 @@ def timed_attention(scheme: str, rows: int, keys: int, writer: Writer) -> CaseRe
         cache[f"{which}_signs"] = torch.empty(D, device=MPS)
         moved += [codes, norms]
     trace = Trace(attention_case(scheme, rows, keys), writer, runs=False, keeps=False)
-    trace.call(lambda: torch_gdn.aura_attention(q, **cache, block_size=512))
+    trace.call(lambda: torch_gdn.aura_attention(q, **cache, block_size=keys // 64))
     trace.case.floor_bytes = sum(each.nbytes for each in moved)
     writer.add(trace.case)
     return trace.case
