@@ -31,7 +31,7 @@ struct Columns {
   METAL_FUNC static int first(int part, uint lane) { return (part * kLanes + min(int(lane) % kLanes, D / 8 - 1)) * 8; }
   METAL_FUNC static ushort next(uint lane) {  // the lane that owns the columns behind
     const int own = int(lane) % kLanes;
-    return ushort(int(lane) - own + (own < D / 8 - 1 ? own + 1 : 0));
+    return ushort(int(lane) - own + (own + 1 < min(int(kLanes), D / 8) ? own + 1 : 0));
   }
   METAL_FUNC static int key(int i, uint lane) { return i * kAtOnce + int(lane) / kLanes; }  // the i-th one of a lane
 };
