@@ -95,22 +95,22 @@ def logprobs(path: Any, texts: list[Any], tokens: list[Any]) -> list[torch.Tenso
     return values
 
 
-def test_states_kept_every_64_tokens(reference: Any, tmp_path: Path) -> None:
+def test_states_kept_every_64_tokens(packed: Any) -> None:
     """SGLang's extra_buffer: states are kept within prompts and while requests decode, and shared by prefixes. The
-    model is named as Qwen3.5's released ones are."""
-    path, texts, tokens, _ = reference("qwen3_5")
-    long = [list(TEXT[first : first + 200]) for first in (0, 300)]
-    replies, _ = generated(path, long, 80)
+    model is named as Qwen3.5's released ones are, and packed."""
+    path, numbers = packed("qwen3_5", Format("compressed-tensors", wrapped=True))
+    texts, long = prompts(12, 130), [list(TEXT[first : first + 200]) for first in (0, 300)]
+    tokens, _ = generated(numbers, texts, GREEDY_TOKENS)
+    replies, _ = generated(numbers, long, 80)
     turns = next_turns(long, replies)
-    answers, _ = generated(path, turns, GREEDY_TOKENS)
+    answers, _ = generated(numbers, turns, GREEDY_TOKENS)
     rounds = [
         {"prompts": texts, "tokens": GREEDY_TOKENS},
         {"prompts": long, "tokens": 80},
         {"prompts": turns, "tokens": GREEDY_TOKENS},
     ]
     options = {"mamba_radix_cache_strategy": "extra_buffer", "mamba_track_interval": 64, "chunked_prefill_size": 128}
-    model = str(as_released(path, tmp_path))
-    result = run_engine({"model": model, "options": {"dtype": "float32", **options}, "rounds": rounds})
+    result = run_engine({"model": str(path), "options": {"dtype": "float32", **options}, "rounds": rounds})
     assert [each["tokens"] for each in result["rounds"]] == [tokens, replies, answers]
     assert min(result["rounds"][2]["cached"]) >= 256  # past the prompt's 200
     assert any(name.startswith("batch_copy") for name in result["launched"])

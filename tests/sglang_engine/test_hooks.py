@@ -81,6 +81,8 @@ def test_what_is_not_supported_is_refused_before_a_model_is_loaded(model: Any, t
         {"device": "cpu"},
     ]
     wanted = [f"{name}: torch_gdn's SGLang plugin " for name in (next(iter(given)) for given in arguments)]
+    arguments.append({"quantization": "awq"})
+    wanted.append(f"quantization: expected {packed.SUPPORTED}, on mps, got --quantization awq of an unquantised")
     for method, settings in REFUSED_FORMATS.items():
         folder = shutil.copytree(model("qwen3_5"), tmp_path / method)
         config = json.loads((folder / "config.json").read_text())

@@ -335,6 +335,7 @@ class OneScheme(NamedTuple):
     def packing_of(self, shapes: dict[str, Sizes], name: str) -> Packing | None:
         if f"{name}.weight_packed" not in shapes:
             return None
+        refuse_order_of_compressed_tensors(shapes, name)
         is_symmetric = f"{name}.weight_zero_point" not in shapes
         return Packing("compressed-tensors", self.bits, self.group_size, is_symmetric)
 
@@ -378,6 +379,12 @@ def compressed_tensors(config: dict[str, Any]) -> OneScheme:
     if kind != "int" or bits not in (4, 8) or strategy not in ("group", "channel"):
         raise refusal(f"compressed-tensors with {bits}-bit {kind} weights by {strategy}")
     return OneScheme(bits, (size or 0) if strategy == "group" else -1)
+
+
+def refuse_order_of_compressed_tensors(shapes: dict[str, Sizes], name: str) -> None:
+    """Newer files have no order of columns."""
+    if f"{name}.weight_g_idx" in shapes:
+        raise refusal(f"{name} in compressed-tensors with act-order (weight_g_idx)")
 
 
 def packing_of_layer(

@@ -21,6 +21,7 @@ from sglang.srt.layers.quantization import QUANTIZATION_METHODS
 from sglang.srt.layers.quantization.base_config import FusedMoEMethodBase, LinearMethodBase, QuantizationConfig
 from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from sglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from sglang.srt.model_loader.checkpoint_quantization import resolve_checkpoint_quant_spec
 from torch import Tensor
 
 from torch_gdn.integrations import packed
@@ -184,11 +185,15 @@ def without_written_shapes(theirs: Callable[..., Iterator[tuple[str, Tensor]]], 
 
 
 def allow_packed_weights(theirs: Callable[..., None], model_config: Any, **options: Any) -> None:
-    """validate_mps_model_config: refuses the formats that have no kernels, and no others."""
+    """validate_mps_model_config: refuses the formats that have no kernels, before a model is loaded."""
     method = model_config.quantization
-    if method in FORMATS:
+    if method not in (None, "unquant"):
+        written = resolve_checkpoint_quant_spec(model_config.hf_config)
+        if written is None:
+            raise packed.refusal(f"--quantization {method} of an unquantised checkpoint")
+        if method not in FORMATS:
+            raise packed.refusal(method)
+        FORMATS[method](written.config)
         model_config = copy.copy(model_config)
         model_config.quantization = None
-    elif method not in (None, "unquant"):
-        raise packed.refusal(method)
     theirs(model_config, **options)

@@ -59,6 +59,8 @@ class PackedCompressedTensorsConfig(OfFiles, CompressedTensorsConfig):
             raise refusal(f"{prefix} in compressed-tensors' {scheme['format']} with {kind}{also}")
         if not is_stored:
             return plain_method(layer)
+        for name in self.names_of(layer, prefix):
+            packed.refuse_order_of_compressed_tensors(self.shapes, name)
         group = weights.group_size if weights.strategy == "group" else -1
         return packed_method(
             layer, prefix, Packing("compressed-tensors", weights.num_bits, group, is_symmetric=weights.symmetric)
