@@ -24,11 +24,21 @@ UNAPPLIED = (
 )
 REFUSED = """
 from sglang.srt.server_args import ServerArgs
-for each in {arguments}:
+from torch_gdn.integrations.packed import Layout
+from torch_gdn.integrations.sglang.quantized import LinearBase, PackedConfig
+
+def refused(call):
     try:
-        ServerArgs(**{{"model_path": {path!r}, "device": "mps", **each}}).resolve_once()
+        call()
     except ValueError as error:
         print("ValueError", error)
+
+for each in {arguments}:
+    refused(lambda: ServerArgs(**{{"model_path": {path!r}, "device": "mps", **each}}).resolve_once())
+config = PackedConfig(Layout("gptq"))
+config.shapes = {{"lm_head.qweight": (8, 64)}}
+refused(config.check_that_all_is_loaded)
+refused(lambda: config.get_quant_method(object.__new__(LinearBase), "a.b"))
 """
 REFUSED_FORMATS: dict[str, dict[str, Any]] = {
     "fp8": {"activation_scheme": "dynamic"},
@@ -90,9 +100,11 @@ def test_what_is_not_supported_is_refused_before_a_model_is_loaded(model: Any, t
         (folder / "config.json").write_text(json.dumps(config))
         arguments.append({"model_path": str(folder)})
         wanted.append(f"quantization: expected {packed.SUPPORTED}, on mps, got {method}")
+    wanted.append("lm_head: expected a weight of numbers for this layer in SGLang, got a packed one")
+    wanted.append("a.b: expected a weight of a.b in the files, got none")
     done = load(after=REFUSED.format(path=str(model("qwen3_5")), arguments=arguments))
     said = [line for line in done.stdout.splitlines() if line.startswith("ValueError")]
-    assert len(said) == len(arguments), done.stdout + done.stderr
+    assert len(said) == len(wanted), done.stdout + done.stderr
     for line, sentence in zip(said, wanted, strict=True):
         assert line.startswith(f"ValueError {sentence}")
 

@@ -20,7 +20,6 @@ from sglang.srt.layers.moe.token_dispatcher import StandardCombineInput
 from sglang.srt.layers.quantization import QUANTIZATION_METHODS
 from sglang.srt.layers.quantization.base_config import FusedMoEMethodBase, LinearMethodBase, QuantizationConfig
 from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
-from sglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from sglang.srt.model_loader.checkpoint_quantization import resolve_checkpoint_quant_spec
 from torch import Tensor
 
@@ -95,6 +94,7 @@ class PackedConfig(QuantizationConfig):
         super().__init__()
         self.layout = layout
         self.shapes: dict[str, packed.Sizes] = {}
+        self.loaded: set[str] = set()  # the names of the matrices that layers load packed
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> PackedConfig:
@@ -118,17 +118,14 @@ class PackedConfig(QuantizationConfig):
         return []
 
     def get_quant_method(self, layer: Any, prefix: str) -> Any:
-        if not isinstance(layer, (LinearBase, FusedMoE, VocabParallelEmbedding)):
+        if not isinstance(layer, (LinearBase, FusedMoE)):
             return None
         name = plain_name(prefix)
         names = self.names_of(layer, name)
         packing = packed.packing_of_layer(self.layout, self.shapes, prefix, names)
-        if packing is not None and isinstance(layer, VocabParallelEmbedding):
-            raise ValueError(f"{prefix}: expected an embedding and a head of numbers, got {packing.bits} bits")
         if packing is not None:
+            self.loaded |= set(names)
             return (PackedExpertsMethod if isinstance(layer, FusedMoE) else PackedLinearMethod)(packing, prefix)
-        if isinstance(layer, VocabParallelEmbedding):
-            return None
         if f"{name}.gate_up_proj" not in self.shapes and any(f"{each}.weight" not in self.shapes for each in names):
             raise ValueError(f"{prefix}: expected a weight of {', '.join(names)} in the files, got none")
         return UnquantizedLinearMethod() if isinstance(layer, LinearBase) else None
@@ -140,6 +137,14 @@ class PackedConfig(QuantizationConfig):
         stem, _, last = name.rpartition(".")
         is_fused = any(f"{name}.{tensor}" in self.shapes for tensor in ("weight", "qweight", "weight_packed"))
         return [name] if is_fused or last not in PARTS else [f"{stem}.{part}" for part in PARTS[last]]
+
+    def check_that_all_is_loaded(self) -> None:
+        """Refuses packed matrices that no layer takes, such as an embedding. SGLang would log them and continue."""
+        stored = [name.rpartition(".") for name in self.shapes]
+        packed_in_files = {name for name, _, tensor in stored if tensor in ("qweight", "weight_packed")}
+        firsts = {re.sub(r"\.experts\.\d+\.", ".experts.0.", name) for name in packed_in_files}
+        if left := sorted(firsts - self.loaded):
+            raise ValueError(f"{left[0]}: expected a weight of numbers for this layer in SGLang, got a packed one")
 
 
 FORMATS = {
@@ -160,6 +165,7 @@ def with_shapes(theirs: Callable[..., Any], model_config: Any, load_config: Any)
     config = theirs(model_config, load_config)
     if isinstance(config, PackedConfig):
         config.shapes = shapes_of(model_config, load_config)
+        model_config.torch_gdn_packed = config
     return config
 
 
@@ -179,9 +185,15 @@ def shapes_of(model_config: Any, load_config: Any) -> dict[str, packed.Sizes]:
     return shapes
 
 
-def without_written_shapes(theirs: Callable[..., Iterator[tuple[str, Tensor]]], *given: Any) -> Any:
+def without_written_shapes(
+    theirs: Callable[..., Iterator[tuple[str, Tensor]]], loader: Any, model_config: Any, model: Any
+) -> Iterator[tuple[str, Tensor]]:
     """DefaultModelLoader._get_all_weights: drops the shapes that compressed-tensors stores as tensors."""
-    return ((name, tensor) for name, tensor in theirs(*given) if not name.endswith(".weight_shape"))
+    if (config := getattr(model_config, "torch_gdn_packed", None)) is not None:
+        config.check_that_all_is_loaded()
+    return (
+        (name, tensor) for name, tensor in theirs(loader, model_config, model) if not name.endswith(".weight_shape")
+    )
 
 
 def allow_packed_weights(theirs: Callable[..., None], model_config: Any, **options: Any) -> None:
