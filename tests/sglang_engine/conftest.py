@@ -111,13 +111,13 @@ def as_released(path: Path, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def reference(model: Callable[[str], Path]) -> Callable[..., tuple[Path, list[Any], list[Any], list[Any]]]:
-    """(model's folder, prompts, transformers' tokens, their margins) of a family."""
+def reference(model: Callable[[str], Path]) -> Callable[[str], tuple[Path, list[Any], list[Any]]]:
+    """(model's folder, prompts, transformers' tokens in float32) of a family."""
 
     @cache
-    def of(family: str, dtype: str = "float32") -> Any:
+    def of(family: str) -> Any:
         texts = prompts(12, 130)
-        return (model(family), texts, *generated(model(family), texts, GREEDY_TOKENS, dtype))
+        return model(family), texts, generated(model(family), texts, GREEDY_TOKENS)[0]
 
     return of
 

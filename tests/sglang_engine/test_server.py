@@ -70,7 +70,7 @@ async def ask(port: int, texts: list[list[int]]) -> list[list[int]]:
 
 
 def test_streams(reference: Any, tmp_path: Path) -> None:
-    path, texts, tokens, _ = reference("qwen3_5")
+    path, texts, tokens = reference("qwen3_5")
     server = Server(path, tmp_path / "log")
     try:
         server.wait()
