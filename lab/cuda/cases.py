@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 import torch_gdn
-from lab.cuda.peers import BATCHES, decode_case, layer_case, linear_case
-from lab.cuda.peers_linear import ROWS, SIZES
-from lab.cuda.record import CaseRecord, Writer
+from lab.cuda.peers import BATCHES, decode_case, experts_case, layer_case, linear_case
+from lab.cuda.peers_experts import TOKENS, D, I, K
+from lab.cuda.peers_linear import GROUP, ROWS, SIZES
+from lab.cuda.record import CaseRecord, Fill, Writer
 from lab.cuda.trace import Trace
 from torch_gdn.check import golden
 from torch_gdn.prefill import prefill_algorithm
@@ -101,6 +102,9 @@ def timed() -> Iterator[tuple[str, Recorder]]:
     for size, rows in itertools.product(SIZES, ROWS):
         name = linear_case(size, rows)
         yield name, partial(timed_linear, name, size, rows)
+    for tokens in TOKENS:
+        yield experts_case("gate and up", tokens), partial(timed_experts, "gate and up", tokens)
+        yield experts_case("down", tokens), partial(timed_experts, "down", tokens)
 
 
 def timed_decode(name: str, batch: int, v_first: bool, writer: Writer) -> CaseRecord:
@@ -155,12 +159,40 @@ def timed_attention(name: str, keys: int, writer: Writer) -> CaseRecord:
 
 
 def timed_linear(name: str, size: int, rows: int, writer: Writer) -> CaseRecord:
-    """Groups of 64 with a scale and a bias in bfloat16."""
     x = torch.empty(rows, size, dtype=BF16, device=MPS)
-    weight = torch.empty(size, size * 4 // 32, dtype=torch.int32, device=MPS)
-    scales, biases = (torch.empty(size, size // 64, dtype=BF16, device=MPS) for _ in range(2))
+    weight, scales, biases = packed(size, size)
     trace = Trace(name, writer, runs=False, keeps=False)
     trace.call(lambda: torch_gdn.quantized_linear(x, weight, scales, biases))
     trace.case.floor_bytes = weight.nbytes + 2 * scales.nbytes + 2 * x.nbytes
+    writer.add(trace.case)
+    return trace.case
+
+
+def packed(*shape: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes of 4 bits, with a scale and a bias in bfloat16 for each group."""
+    *rows, columns = shape
+    scales, biases = (torch.empty(*rows, columns // GROUP, dtype=BF16, device=MPS) for _ in range(2))
+    return torch.empty(*rows, columns * 4 // 32, dtype=torch.int32, device=MPS), scales, biases
+
+
+def timed_experts(part: str, tokens: int, writer: Writer) -> CaseRecord:
+    """One token chooses each of the experts."""
+    ids = torch.arange(tokens * K, dtype=torch.int32).view(tokens, K)
+    there = ids.to(MPS)
+    trace = Trace(experts_case(part, tokens), writer, runs=False, keeps=False)
+    if part == "down":
+        x, weights = torch.empty(tokens, K, I, dtype=BF16, device=MPS), packed(tokens * K, D, I)
+        chosen = torch.empty(tokens, K, device=MPS)
+        trace.call(
+            lambda: torch.ops.gdn.moe_down(x, weights[0], chosen, there, w_scales=weights[1], w_biases=weights[2])
+        )
+        outputs = tokens * D
+    else:
+        x, weights = torch.empty(tokens, D, dtype=BF16, device=MPS), packed(tokens * K, 2 * I, D)
+        trace.call(lambda: torch.ops.gdn.moe_gate_up(x, weights[0], there, w_scales=weights[1], w_biases=weights[2]))
+        outputs = tokens * K * I
+    content = ids.numpy().tobytes()
+    trace.case.fills.append(Fill(0, trace.number_of(there), [[0, len(content)]], writer.keep(content)))
+    trace.case.floor_bytes = x.nbytes + sum(each.nbytes for each in weights) + 2 * outputs
     writer.add(trace.case)
     return trace.case

@@ -75,6 +75,10 @@ def linear_case(size: int, rows: int) -> str:
     return f"linear layer of 4 bits, {size} x {size}, {rows} rows"
 
 
+def experts_case(part: str, tokens: int) -> str:
+    return f"{part} of experts of 4 bits, {tokens} tokens"
+
+
 def versions() -> list[str]:
     """Returns the versions of what is installed, as the wheels name them."""
     found = []

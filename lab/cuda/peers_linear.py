@@ -7,9 +7,10 @@ from __future__ import annotations
 import ctypes
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from lab.cuda.compiling import compile_cuda
@@ -20,7 +21,7 @@ from lab.cuda.replay import CACHE_BYTES, FINITE
 from proof.dialects import without_comments
 
 HEADER = "quantized.h"
-SIZES, ROWS = (2048, 4096, 8192), (1, 4, 8)  # of lab.cuda.cases.timed_linear
+SIZES, ROWS = (2048, 4096, 8192), (1, 2, 4, 8)  # of lab.cuda.cases.timed_linear
 GROUP, BITS = 64, 4
 FUNCTIONS = (
     "get_pack_factor",
@@ -81,7 +82,8 @@ def variants_for(rows: int) -> Iterator[Variant]:
         yield from (Variant(vectors, lanes) for lanes in (4, 8, 16, 32))
 
 
-def source() -> str:
+def functions() -> str:
+    """Returns MLX's functions as CUDA, with what they need."""
     text = without_comments(mlx_header(HEADER))
     found = []
     for name in FUNCTIONS:
@@ -92,9 +94,12 @@ def source() -> str:
             raise NotInstalled(f"MLX: expected a function {name}, got a header without it")
         found.append(re.sub(r"^inline ", "METAL_FUNC ", function[0], flags=re.MULTILINE))
     kernels = re.sub(r" \[\[[^\]]*\]\]", "", "\n".join(found)).replace("const constant", "constant")
+    return MLX_TYPES + PRELUDE + translated(kernels)
+
+
+def source() -> str:
     variants = {each.name: each for rows in ROWS for each in variants_for(rows)}
-    entries = "".join(ENTRY.format(name=name, call=each.call) for name, each in variants.items())
-    return MLX_TYPES + PRELUDE + translated(kernels) + entries
+    return functions() + "".join(ENTRY.format(name=name, call=each.call) for name, each in variants.items())
 
 
 def linear_times(folder: Path, architecture: str) -> list[PeerTime]:
@@ -114,20 +119,35 @@ def linear_times(folder: Path, architecture: str) -> list[PeerTime]:
 
 
 def time_of(gpu: Gpu, cubin: Path, variant: Variant, size: int, rows: int) -> float:
-    function: Any = gpu.function(cubin, variant.name)
     vector = 2 * rows * size
     scales = 2 * size * size // GROUP
     sizes = (size * size * BITS // 8, scales, scales, vector, vector)
+    return mlx_time(gpu, cubin, variant.name, variant.threadgroups(size, rows), sizes, (size, size, rows))
+
+
+def mlx_time(
+    gpu: Gpu,
+    cubin: Path,
+    kernel: str,
+    threadgroups: tuple[int, int, int],
+    sizes: tuple[int, ...],
+    numbers: tuple[int, ...],
+    contents: Mapping[int, bytes] = MappingProxyType({}),
+) -> float:
+    """Returns the microseconds of a kernel that takes buffers of these sizes, then numbers. Buffers without contents
+    hold small numbers."""
+    function: Any = gpu.function(cubin, kernel)
     copies = max(1, math.ceil(CACHE_BYTES / sum(sizes)))
     work, held = [], []
     for _ in range(copies):
         buffers = [gpu.buffer(each) for each in sizes]
-        for buffer in buffers:
+        for place, buffer in enumerate(buffers):
             buffer.fill(FINITE)
+            if place in contents:
+                buffer.write(contents[place])
         held += buffers
         arguments = [ctypes.c_uint64(buffer.address.value) for buffer in buffers]
-        numbers = [ctypes.c_int32(each) for each in (size, size, rows)]
-        work.append(Prepared(function, variant.threadgroups(size, rows), 64, [*arguments, *numbers], 0))
+        work.append(Prepared(function, threadgroups, 64, [*arguments, *(ctypes.c_int32(each) for each in numbers)], 0))
     whole = gpu.microseconds(work, max(1, 200 // copies)) / copies
     for buffer in held:
         buffer.free()

@@ -180,6 +180,8 @@ def timed(session: Session, case: CaseRecord, rate: float) -> Timed:
         buffers = [gpu.buffer(size) for size in case.buffers]
         for buffer in buffers:
             buffer.fill(FINITE)
+        for fill in case.fills:
+            session.fill(fill, buffers)
         held += buffers
         work.append([session.prepared(launch, buffers) for launch in case.launches])
     passes = max(1, 200 // copies)

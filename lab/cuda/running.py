@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lab.cuda import compiling, conflicts, peers, peers_linear, replay, sanitizer
+from lab.cuda import compiling, conflicts, peers, peers_experts, peers_linear, replay, sanitizer
 from lab.cuda.gpu import Gpu
 from proof.checks import Progress
 
@@ -105,7 +105,8 @@ def times(session: replay.Session, found: dict[str, Any]) -> None:
 
 def peers_beside(cubins: Path, found: dict[str, Any]) -> None:
     found["peers"], found["peer_versions"] = [], peers.versions()
-    mlx = [partial(times, cubins, ARCHITECTURE) for times in (peers.mlx_times, peers_linear.linear_times)]
+    of_mlx = (peers.mlx_times, peers_linear.linear_times, peers_experts.experts_times)
+    mlx = [partial(times, cubins, ARCHITECTURE) for times in of_mlx]
     asked: list[Callable[[], list[peers.PeerTime]]] = [*mlx, peers.fla_times]
     for ask in asked:
         try:

@@ -12,14 +12,25 @@ from torch_gdn.testing.inputs import to_device
 pytestmark = pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")
 
 
-def counted(point: ExpertPoint) -> tuple[float, list[str]]:
-    """Issued bytes per byte of the active experts' weights, and the kernels that ran."""
+def counted(point: ExpertPoint) -> tuple[int, int, int, list[str]]:
+    """Returns the bytes issued, those of the active experts' weights, those of the inputs, and the kernels that ran.
+
+    Each threadgroup reads its experts' vectors anew for 32 rows, and each of its simdgroups reads topk_ids.
+    """
     import mps_simulator
 
     gate_up, down = draw_gate_up(point), draw_down(point)
-    down["topk_ids"] = gate_up["topk_ids"]
-    active = len(gate_up["topk_ids"].clamp(min=-1).unique()) - (-1 in gate_up["topk_ids"])
-    weights = 3 * point.D * (active * point.I + point.IS) * point.dtype.itemsize
+    ids = down["topk_ids"] = gate_up["topk_ids"]
+    active = ids[ids >= 0].unique().long()
+    weights = [
+        (x[active] if name.startswith("w_") else x).nbytes
+        for call in (gate_up, down)
+        for name, x in call.items()
+        if name.startswith("w_") or name.endswith(("_proj", "_scales", "_biases"))
+    ]
+    pairs, size = int((ids >= 0).sum()), point.dtype.itemsize
+    inputs = size * (pairs * 2 * point.D * point.I + point.T * 2 * point.D * point.IS) // 32
+    inputs += ids.nbytes * (16 * ids.numel() * point.I + 8 * point.D) // 32
     device = ready("mps")
     with mps_simulator.profile(detailed=True) as profile:
         for op, call in (("moe_gate_up", gate_up), ("moe_down", down)):
@@ -27,25 +38,30 @@ def counted(point: ExpertPoint) -> tuple[float, list[str]]:
     figures = profile.kernels.items()
     issued = sum(each.device_bytes_issued_read + each.device_bytes_issued_written for _, each in figures)
     kernels = [name.partition("_bfloat")[0] for name, each in figures for _ in range(each.dispatches)]
-    return issued / weights, kernels
+    return issued, sum(weights), inputs, kernels
 
 
 @pytest.mark.parametrize(
-    ("T", "E", "most"),
+    ("T", "E", "bits", "most"),
     [
-        (1, 16, 1.05),
-        (8, 64, 1.05),
-        (8, 8, 1.14),  # 4 tokens an expert, whose vectors are read for every 32 rows; the weights are read once
+        (1, 16, 0, 1.05),
+        (8, 64, 0, 1.05),
+        (8, 8, 0, 1.14),  # 4 tokens an expert
+        (1, 16, 4, 1.10),
+        (8, 8, 4, 1.50),
     ],
 )
-def test_a_step_reads_the_weights_of_active_experts_once(T: int, E: int, most: float) -> None:
-    issued, kernels = counted(ExpertPoint(torch.bfloat16, T=T, E=E, k=4, D=1024, I=256, IS=256))
-    assert 1.0 <= issued <= most
+def test_a_step_reads_the_weights_of_active_experts_once(T: int, E: int, bits: int, most: float) -> None:
+    """`most`: of all bytes, the inputs' included."""
+    point = ExpertPoint(torch.bfloat16, T=T, E=E, k=4, D=1024, I=256, IS=256, bits=bits, shared_bits=bits, group=64)
+    issued, weights, inputs, kernels = counted(point)
+    assert 1.0 <= (issued - inputs) / weights <= 1.05
+    assert issued / weights <= most
     assert sorted(kernels) == ["moe_down", "moe_gate_up"]
 
 
 def test_a_prompt_reads_them_once_for_32_pairs() -> None:
     """8 experts of 31 or 32 pairs each take 16 tiles at most, and the shared expert 2."""
-    issued, kernels = counted(ExpertPoint(torch.bfloat16, T=64, E=8, k=4, D=512, I=128, IS=128))
-    assert 1.0 <= issued <= 2.5
+    issued, weights, _, kernels = counted(ExpertPoint(torch.bfloat16, T=64, E=8, k=4, D=512, I=128, IS=128))
+    assert 1.0 <= issued / weights <= 2.5
     assert sorted(kernels) == ["moe_align_32", "moe_align_32", "moe_down_tiles", "moe_gate_up_tiles", "moe_sum"]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import torch_gdn
-from lab.cuda import compiling, conflicts, dialect, page, peers, peers_linear, replay, running, sanitizer
+from lab.cuda import compiling, conflicts, dialect, page, peers, peers_experts, peers_linear, replay, running, sanitizer
 from lab.cuda.peers_linear import FUNCTIONS
 from lab.cuda.record import (
     Binding,
@@ -297,6 +297,7 @@ def test_the_functions_of_linear_layers_alone_are_taken_from_a_header(monkeypatc
     source = peers_linear.source()
     assert "another" not in source and "METAL_FUNC float qdot(const float* x, const int& n)" in source
     assert "qmv_wide_impl<InputFloat, 64, 4, 4, 8>(" in source and "qmv_fast_impl<InputFloat, 64, 4>(" in source
+    assert peers_experts.source().endswith(peers_experts.ENTRY)
     monkeypatch.setattr(peers_linear, "mlx_header", lambda name: "".join(own[1:]))
     with pytest.raises(peers.NotInstalled, match=f"expected a function {FUNCTIONS[0]}"):
         peers_linear.source()

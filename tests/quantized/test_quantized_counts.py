@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from tests.helpers.devices import on_a_mac, ready
-from torch_gdn.testing.experts import ExpertPoint, draw_down, draw_gate_up
 from torch_gdn.testing.inputs import Call, bytes_of, to_device
 from torch_gdn.testing.quantized import QuantizedPoint, draw_linear
 
@@ -54,17 +53,3 @@ def test_many_rows_read_it_once_for_32(bits: int) -> None:
     assert figures.matrix_multiplies * 512 == product
     decoding = sum(figures.operations_issued[kind] for kind in ("fma", "add", "mul"))
     assert decoding <= 0.1 * product
-
-
-def test_a_step_reads_packed_experts_once() -> None:
-    """One token of 4 experts, whose vectors are read for each 32 rows."""
-    point = ExpertPoint(BF16, T=1, E=16, k=4, D=1024, I=256, IS=256, bits=4, shared_bits=4, group=64)
-    for op, draw in (("moe_gate_up", draw_gate_up), ("moe_down", draw_down)):
-        call = draw(point)
-        ((_, figures),) = counted(op, call).items()
-        packed = sum(
-            x[call["topk_ids"][0].long()].nbytes if x.dim() == 3 and name.startswith("w_") else x.nbytes
-            for name, x in call.items()
-            if name.startswith("w_") or name.endswith(("_proj", "_scales", "_biases"))
-        )
-        assert 1.0 <= (figures.device_bytes_issued_read + figures.device_bytes_issued_written) / packed <= 1.15
