@@ -140,9 +140,10 @@ def test_small_pools_retract_requests_and_evict_states(packed: Any) -> None:
     assert result["compiled late"] == []
 
 
-def test_bfloat16_is_nearly_as_exact_as_transformers(reference: Any) -> None:
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_next_moe", "qwen3_5_moe"])
+def test_bfloat16_is_nearly_as_exact_as_transformers(family: str, reference: Any) -> None:
     """The log probabilities of what SGLang generates, compared with those in float32."""
-    path, texts, _ = reference("qwen3_5_moe")
+    path, texts, _ = reference(family)
     rounds = [{"prompts": texts, "tokens": GREEDY_TOKENS, "logprobs": True}]
     result = run_engine({"model": str(path), "options": {"dtype": "bfloat16", **CHUNKS}, "rounds": rounds})
     answer = result["rounds"][0]
