@@ -29,7 +29,7 @@ from tests.helpers.devices import kernels_run, ready
 from tests.helpers.errors import relative_error
 from torch_gdn import reference
 from torch_gdn.aura import KVCache, Scheme, codebooks
-from torch_gdn.integrations.transformers.aura import AuraCache, Codes, aura_attention, warn_of_tensors
+from torch_gdn.integrations.transformers.aura import AuraCache, Codes, aura_attention, could_be_codes, warn_of_tensors
 
 COMMON = {
     "vocab_size": 64,
@@ -439,6 +439,7 @@ def test_attention_without_the_cache_warns(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(model.config, "attention_chunk_size", 4, raising=False)
         model(PROMPT)
         call(model_of("gpt_oss"), None)
+    assert could_be_codes(torch.nn.Module(), None, None)  # a layer that does not say what it is
 
 
 def test_the_example_runs() -> None:

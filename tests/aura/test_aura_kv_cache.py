@@ -184,6 +184,11 @@ def test_keys_values_and_layers_have_signs_of_their_own() -> None:
     assert all(map(torch.equal, signs, expected))
 
 
+def test_a_scheme_is_shown_as_it_is_made() -> None:
+    scheme = Scheme("4v2", means=True)
+    assert eval(repr(scheme)) == scheme
+
+
 @pytest.mark.parametrize(
     ("scheme", "bytes_per_token", "ratio"),
     [
