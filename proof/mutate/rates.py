@@ -26,7 +26,9 @@ time, and prints their seed. `proof/mutate/drawn.tsv` has each mutant, and a jud
 
 {rates}
 
-The rate is that of mutants that build, that a program can see, and whose tests end in {minutes} minutes.
+The rate is that of mutants that build, that a program can see, and whose tests end in {minutes} minutes. New tests
+were written for those of seed 40 that passed. The mutants of other seeds were drawn afterwards.
+The tests caught {seeds}.
 """
 
 
@@ -86,11 +88,19 @@ def rates(rows: Sequence[Row]) -> str:
     for folder in [*sorted({folder for folder, _ in counted} - {"all"}), "all"]:
         equivalent, caught, late, missed = (counted[folder, word] for word in (EQUIVALENT, CAUGHT, LATE, MISSED))
         seen = caught + missed
-        rate = f"{100 * caught / seen:.0f} %" if seen else ""
+        rate = f"{100 * caught // seen} %" if seen else ""
         cells = (folder, seen + equivalent + late, equivalent or "", caught or "", late or "", missed or "", rate)
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
 
+def by_seed(rows: Sequence[Row]) -> str:
+    counted = Counter((row.seed, row.counts_as) for row in rows)
+    found = {seed: (counted[seed, CAUGHT], counted[seed, MISSED]) for seed in dict.fromkeys(row.seed for row in rows)}
+    return ", ".join(f"{caught} of {caught + missed} of seed {seed}" for seed, (caught, missed) in found.items())
+
+
 def section(rows: Sequence[Row]) -> str:
-    return TEXT.format(count=COUNT, rates=rates(rows), minutes=SECONDS // 60) if rows else ""
+    if not rows:
+        return ""
+    return TEXT.format(count=COUNT, rates=rates(rows), minutes=SECONDS // 60, seeds=by_seed(rows))
