@@ -134,9 +134,20 @@ class Packing:
             has_gaps = each.packed is None and not stored[each.name].isfinite().all()
             if has_gaps or each.name in lacking:
                 raise ValueError(f"{name}: expected finite {each.name} for all groups, which the checkpoint lacks")
+        floats = {each.name: stored[each.name] for each in self.tensors() if each.packed is None}
+        dtype = smallest_exact(list(floats.values()))
+        stored = stored | {each: x.to(dtype) for each, x in floats.items()}
         if self.layout == "gptq":
             return quantized.from_gptq(**stored, bits=self.bits, checkpoint_format=self.checkpoint_format)
         return CONVERTERS[self.layout](**stored, bits=self.bits)
+
+
+def smallest_exact(tensors: list[Tensor]) -> torch.dtype:
+    """Returns a dtype of 16 bits that holds numbers of float32 exactly, else float32."""
+    for dtype in (torch.float16, torch.bfloat16):
+        if all(torch.equal(x.to(dtype).float(), x) for x in tensors):
+            return dtype
+    return torch.float32
 
 
 def as_parameter(x: Tensor) -> Parameter:
@@ -219,8 +230,8 @@ class PackedLinearMethod(LinearMethodBase):
     def process_weights_after_loading(self, layer: Any) -> None:
         names = [each.name for each in self.packing.tensors()] + ["g_idx"] * self.packing.is_ordered
         packed = self.packing.convert(self.name, take(layer, names), self.loaded.lacking())
-        for name, tensor in (("weight", packed.weight), *matching(packed, self.dtype)):
-            layer.register_parameter(name, as_parameter(tensor))
+        for name in ("weight", "scales", "biases"):
+            layer.register_parameter(name, as_parameter(getattr(packed, name)))
         layer.order = packed.order
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -310,8 +321,8 @@ class PackedExpertsMethod(FusedMoEMethodBase):
             stored = {name.removeprefix(f"{matrix}_"): tensor for name, tensor in taken.items()}
             lacking = {name.removeprefix(f"{matrix}_") for name in self.loaded.lacking()}
             packed = self.packing.convert(self.name, stored, lacking)
-            for name, tensor in (("weight", packed.weight), *matching(packed, self.dtype)):
-                layer.register_parameter(f"{matrix}_{name}", as_parameter(tensor))
+            for name in ("weight", "scales", "biases"):
+                layer.register_parameter(f"{matrix}_{name}", as_parameter(getattr(packed, name)))
             take(layer, [f"{matrix}_bias", f"{matrix}_g_idx"])
 
     def get_fused_moe_quant_config(self, layer: Any) -> None:
@@ -329,14 +340,6 @@ def take(layer: Any, names: list[str]) -> dict[str, Tensor]:
     for name in names:
         delattr(layer, name)
     return taken
-
-
-def matching(packed: quantized.PackedWeight, dtype: torch.dtype) -> list[tuple[str, Tensor]]:
-    """Returns scales and biases in the activations' dtype if that is exact for all of them, else in float32."""
-    pair = [("scales", packed.scales), ("biases", packed.biases)]
-    if all(torch.equal(x.to(dtype).float(), x.float()) for _, x in pair):
-        return [(name, x.to(dtype)) for name, x in pair]
-    return [(name, x.float()) for name, x in pair]
 
 
 # Helpers for the configurations of all formats.
