@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from tests.helpers.devices import kernels_run, ready
 from tests.helpers.errors import assert_close
+from tests.helpers.wide import write_wide_model
 from tests.integrations.models import random_model, random_tokens, torch_gdn_enabled
 from tests.integrations.test_transformers_convolutions import random_model as convolving_model
 from torch_gdn import self_test
@@ -205,6 +206,22 @@ def test_bfloat16(form: str, tmp_path: Path) -> None:
     assert found.dtype == model.dtype == torch.bfloat16
     assert {x.scales.dtype for x in model.modules() if isinstance(x, PackedLinear)} == {torch.float16}
     assert_close("logits", found.float(), exact_logits(twin), 3e-2, head_dim=None)
+
+
+@pytest.mark.parametrize(("kind", "form"), [(DENSE, "gptq"), (MIXTURE, "awq")])
+def test_loading_holds_little_more_than_the_file(kind: str, form: str, tmp_path: Path) -> None:
+    """A layer's tensors are freed as they are converted. Layers have published widths."""
+    ready("mps")
+    gc.collect()
+    stored = write_wide_model(tmp_path / "model", kind, form, layers=4)
+    with torch_gdn_enabled():
+        before = torch.mps.current_allocated_memory()
+        torch.accelerator.reset_peak_memory_stats()
+        model = load(tmp_path / "model", torch.bfloat16)
+        held, most = torch.mps.current_allocated_memory(), torch.accelerator.max_memory_allocated()
+    assert any(isinstance(x, PackedLinear) for x in model.modules())
+    assert 0.99 <= (held - before) / stored <= 1.01
+    assert (most - before) / stored <= 1.15
 
 
 def test_a_base_model_needs_no_head(tmp_path: Path) -> None:
