@@ -29,7 +29,7 @@ MAKE = HERE / "make_compiler.sh"
 MESA = re.findall(r"^mesa=(.*)$", MAKE.read_text(), re.MULTILINE)[0]
 SPACE_NEEDED = 4 << 30
 SOURCES = [
-    HERE.parent / "dialects.py",
+    HERE.parents[1] / "proof/dialects.py",
     *(HERE / f"{name}.py" for name in ("compiler", "dialect", "issue", "rules", "spaces")),
 ]
 

@@ -90,13 +90,22 @@ def aura(
         nearest = trellis.decode(planes, labels, bits)
     else:
         book = codebooks.codebook(bits, D)
-        planes = pack(torch.bucketize(rotated, codebooks.boundaries(book)), bits)
+        between = codebooks.boundaries(book)
+        assert between is not None  # no trellis
+        planes = pack(torch.bucketize(rotated, between), bits)
         nearest = book[unpack(planes)]
     scale = (norm / nearest.norm(dim=-1, keepdim=True)).to(norms)
     decoded = torch_gdn.aura_rotate(nearest, signs, inverse=True) * scale.float()
     if means:
         decoded = (decoded.unflatten(-2, (-1, TILE)) + mean.float()).flatten(-3, -2)
     return Stored((planes, scale, *kept), decoded)
+
+
+def cached(x: Tensor, bits: int, seed: int, table: str) -> Stored:
+    """Codes as a cache does."""
+    book, signs = codebooks.codebook(bits, x.shape[-1], table), codebooks.aura_signs(x.shape[-1], seed)
+    codes, norms, _ = torch_gdn.aura_encode(x.contiguous(), signs, codebooks.boundaries(book), book)
+    return Stored((codes, norms), torch_gdn.aura_decode(codes, norms, book, signs))
 
 
 class Aura(NamedTuple):
@@ -116,6 +125,10 @@ class Aura(NamedTuple):
     def part(self, what: str, bits: int) -> Part:
         window = 0 if bits == 8 else self.window
         means = self.means and what == "keys"
+        if self.scheme.endswith("t"):
+            table = "trellis" if bits <= 4 else "lloyd-max"
+            code = partial(cached, bits=bits, seed=SEEDS[what], table=table)
+            return Part(f"{what} {bits} bits {table}", code, TILE, self.tail or 0, sinks=4, slow=True)
         label = f"{what} {bits} bits" + f" trellis {window}" * bool(window) + " means" * means
         if self.tail is None:
             code = partial(aura, bits=bits, seed=SEEDS[what], norms=torch.float32)
@@ -124,9 +137,10 @@ class Aura(NamedTuple):
         return Part(label, code, TILE, self.tail, sinks=4, slow=window > 0)
 
     def format(self) -> Format:
-        keys, values = (int(bits) for bits in self.scheme.split("v"))
+        keys, values = (int(bits) for bits in self.scheme.removesuffix("t").split("v"))
         family = "AURA" if self.tail is None else "AURA with a tail"
         family += ", means" * self.means + f", trellis {self.window}" * bool(self.window)
+        family += ", trellis" * self.scheme.endswith("t")
         return Format(self.name, family, self.part("keys", keys), self.part("values", values))
 
 
@@ -246,5 +260,6 @@ def all_formats() -> dict[str, Format]:
     for scheme in ("3v3", "2v2", "4v2", "3v2", "8v4", "8v8"):
         every += [Aura(scheme).format(), Aura(scheme, 64).format(), Aura(scheme, 64, True).format()]
     every += [Aura(s, tail, True, 8).format() for tail in (32, 128) for s in ("4v4", "3v3", "2v2")]
+    every += [Aura(s, 128).format() for s in ("4v4t", "3v3t", "2v2t", "8v4t", "5v5", "8v4", "3v3", "2v2")]
     every += [with_rotation("fp8 e4m3", cache_formats.fp8), Aura("4v4", 64, False, 8).format()]
     return {form.name: form for form in every}

@@ -146,7 +146,7 @@ def model_launches() -> list[Launch]:
     awkward: list[tuple[str, Point]] = [("aura_encode", CodecPoint(DTYPES[0], D=80, tokens=2))]
     for D, form in ((80, 8), (512, 17)):
         awkward.append(("aura_attention", AuraPoint(DTYPES[0], bits=(3, 3), D=D, ratio=form, queries=1, batch=1)))
-    kept = ("aura_encode_bfloat_3_80", "aura_flash_p1_3_3_80_8", "aura_flash_p1_matrix_3_3_512")
+    kept = ("aura_encode_bfloat_3_80", "aura_flash_p1_eight_3_3_80", "aura_flash_p1_matrix_3_3_512")
     found = launches((REGISTRY[op], point) for op, point in awkward)
     return [
         *launches(itertools.chain.from_iterable(wanted)),

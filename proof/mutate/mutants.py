@@ -191,7 +191,9 @@ def tests_of_module(file: str, definition: str = "") -> tuple[str, ...]:
     name the most of the module: what few files name counts more, and what the mutant is in counts most.
     """
     claims = read_table(TABLES / "tests.toml")
-    own = [str(path.relative_to(CHECKOUT)) for path in CHECKOUT.glob(f"tests/*/test_{definition.rstrip('_')}.py")]
+    names = (definition.rstrip("_"), Path(file).stem, f"{Path(file).parent.name}_{Path(file).stem}")
+    paths = [path for name in names for path in sorted(CHECKOUT.glob(f"tests/*/test_{name}.py"))]
+    own = [str(path.relative_to(CHECKOUT)) for path in paths]
     own += next((tests for pattern, tests in claims.items() if fnmatch.fnmatch(file, pattern)), [])
     package, _, module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".").rpartition(".")
     imports = rf"\b{re.escape(package)}\.{module}\b|\bfrom {re.escape(package)} import .*\b{module}\b"
@@ -210,8 +212,9 @@ def tests_of_module(file: str, definition: str = "") -> tuple[str, ...]:
 
 
 def tests_in(folder: Path) -> list[Path]:
-    engines = ("vllm_engine", "sglang_engine")
-    return [path for path in sorted(folder.rglob("test_*.py")) if path.parent.name not in engines]
+    """Returns files of tests, without those that need an environment of their own or test the proof."""
+    others = ("vllm_engine", "sglang_engine", "proof")
+    return [path for path in sorted(folder.rglob("test_*.py")) if path.parent.name not in others]
 
 
 def all_mutants(source: Source) -> list[tuple[str, int, str, str]]:

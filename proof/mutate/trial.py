@@ -50,8 +50,10 @@ def key_of(fault: Fault, checkout: Path) -> str:
     return digest.hexdigest()
 
 
-def failed_test(finished: Finished) -> tuple[str, str]:
-    """The first test that pytest's summary calls failed, with its message; of a crash the last that was begun."""
+def failed_test(finished: Finished, tests: Sequence[str]) -> tuple[str, str]:
+    """The first test that pytest's summary calls failed, with its message; of a crash the last that was begun, or the
+    first file of tests if none was.
+    """
     output = finished.output
     summary = re.search(r"^(?:FAILED|ERROR) (\S+::.*)$", output, flags=re.MULTILINE)
     begun = re.findall(
@@ -66,7 +68,7 @@ def failed_test(finished: Finished) -> tuple[str, str]:
         if finished.status == forks.ENDLESS
         else f"status {finished.status}"
     )
-    return (begun[-1].strip() if begun else ""), f"the tests did not end: {why}"
+    return (begun[-1].strip() if begun else tests[0]), f"the tests did not end: {why}"
 
 
 def run_tests(scratch: Scratch, tests: Sequence[str], part: str, *options: str, words: str = "") -> Finished:
@@ -113,7 +115,7 @@ def find(scratch: Scratch, fault: Fault) -> Verdict:
             scratch, tests, fault.part, "-x", *(() if is_first else ("-m", "sweep")), words=fault.words
         )
         if finished.status not in (0, NO_TESTS):
-            test, reason = failed_test(finished)
+            test, reason = failed_test(finished, tests)
             is_shader = fault.file.startswith("shaders/")  # the host's may be that no shader compiles
             is_broken = "BuildError" in reason or (is_shader and "Metal could not compile" in reason)
             return Verdict(BROKEN if is_broken else CAUGHT, test, reason)

@@ -8,7 +8,7 @@
 #include "attention/tiles.h"
 #include "aura/codes.h"
 
-template <int key_bits, int value_bits, int D, int kThreads, typename E, bool kExact>
+template <int key_code, int value_code, int D, int kThreads, typename E, bool kExact>
 struct CodedPages {
   device const uint* key_codes;
   device const half* key_norms;
@@ -22,6 +22,36 @@ struct CodedPages {
   enum { kKeys = keys_of_tile<float, D>() };
   ExactTokens<kExact, E, D, kKeys, kThreads> exact;
 
+  METAL_FUNC void set_exact(
+      device const E* keys,
+      device const E* values,
+      device const int* slots,
+      device const int* starts,
+      device const int* sink_slots,
+      device const E* new_keys,
+      device const E* new_values,
+      device const float* key_signs,
+      device const float* value_signs,
+      device ErrorLog* errors,
+      threadgroup int* sources,
+      uint simdgroup) {
+    if constexpr (kExact) {
+      exact.keys = keys;
+      exact.values = values;
+      exact.slots = slots;
+      exact.starts = starts;
+      exact.sink_slots = sink_slots;
+      exact.new_keys = new_keys;
+      exact.new_values = new_values;
+      exact.key_signs = key_signs;
+      exact.value_signs = value_signs;
+      exact.errors = errors;
+      exact.op = &parameters->paged.op;
+      exact.parameters = &parameters->exact;
+      exact.sources = sources;
+      exact.simdgroup = simdgroup;
+    }
+  }
   METAL_FUNC void report(int sequence) const {
     if constexpr (kExact) exact.report(sequence);
   }
@@ -35,15 +65,15 @@ struct CodedPages {
     norms[kKeys + key] = float(value_norms[offset_of(parameters->value_norms, place, kv_head)]);
   }
   METAL_FUNC void stage_keys(threadgroup float* tile, uint thread_index) const {
-    stage<key_bits>(tile, key_codes, offsets, norms, key_table, thread_index);
+    stage<key_code>(tile, key_codes, offsets, norms, key_table, thread_index);
     if constexpr (kExact) exact.stage_keys(tile, offsets, thread_index);
   }
   METAL_FUNC void stage_values(threadgroup float* tile, uint thread_index) const {
-    stage<value_bits>(tile, value_codes, offsets + kKeys, norms + kKeys, value_table, thread_index);
+    stage<value_code>(tile, value_codes, offsets + kKeys, norms + kKeys, value_table, thread_index);
     if constexpr (kExact) exact.stage_values(tile, offsets, thread_index);
   }
 
-  template <int bits>
+  template <int code>
   METAL_FUNC void stage(
       threadgroup float* tile,
       device const uint* codes,
@@ -58,15 +88,15 @@ struct CodedPages {
       if constexpr (kExact) {
         if (exact.sources[key] != kFromCodes) continue;
       }
-      const EightCodes<bits> eight = eight_codes<bits>(codes + places[key], 0, uint(column));
+      float4 centroids[2];
+      decode_eight(eight_codes<code, D>(codes + places[key], 0, uint(column)), table, centroids);
       threadgroup float* target = tile + key * tile_stride<float>(D) + column;
-      UNROLL for (int i = 0; i < 8; i += 4) * (threadgroup float4*)(target + i) =
-          factors[key] * centroids_of(eight, i, table);
+      UNROLL for (int i = 0; i < 2; ++i) * (threadgroup float4*)(target + i * 4) = factors[key] * centroids[i];
     }
   }
 };
 
-template <int key_bits, int value_bits, int D, int kSimdgroups, typename E = float, bool kExact = false>
+template <int key_code, int value_code, int D, int kSimdgroups, typename E = float, bool kExact = false>
 [[kernel]] void aura_paged_attention(
     device const float* q [[buffer(0)]],
     device const uint* key_codes [[buffer(1)]],
@@ -103,12 +133,12 @@ template <int key_bits, int value_bits, int D, int kSimdgroups, typename E = flo
   alignas(16) threadgroup float tile[size_of_tile<float, D>()];
   threadgroup int64_t offsets[2 * kKeys];
   threadgroup float norms[2 * kKeys];
-  threadgroup float key_table[1 << key_bits];
-  threadgroup float value_table[1 << value_bits];
-  stage_table(key_table, key_codebook, 1 << key_bits, thread_index, kThreads);
-  stage_table(value_table, value_codebook, 1 << value_bits, thread_index, kThreads);
+  threadgroup float key_table[entries_of(key_code)];
+  threadgroup float value_table[entries_of(value_code)];
+  stage_table(key_table, key_codebook, entries_of(key_code), thread_index, kThreads);
+  stage_table(value_table, value_codebook, entries_of(value_code), thread_index, kThreads);
   threadgroup int sources[kExact ? kKeys : 1];
-  CodedPages<key_bits, value_bits, D, kThreads, E, kExact> pages;
+  CodedPages<key_code, value_code, D, kThreads, E, kExact> pages;
   pages.key_codes = key_codes;
   pages.key_norms = key_norms;
   pages.value_codes = value_codes;
@@ -118,22 +148,9 @@ template <int key_bits, int value_bits, int D, int kSimdgroups, typename E = flo
   pages.offsets = offsets;
   pages.norms = norms;
   pages.parameters = &parameters;
-  if constexpr (kExact) {
-    pages.exact.keys = exact_keys;
-    pages.exact.values = exact_values;
-    pages.exact.slots = exact_slots;
-    pages.exact.starts = exact_starts;
-    pages.exact.sink_slots = exact_sink_slots;
-    pages.exact.new_keys = new_keys;
-    pages.exact.new_values = new_values;
-    pages.exact.key_signs = key_signs;
-    pages.exact.value_signs = value_signs;
-    pages.exact.errors = errors;
-    pages.exact.op = &parameters.paged.op;
-    pages.exact.parameters = &parameters.exact;
-    pages.exact.sources = sources;
-    pages.exact.simdgroup = simdgroup;
-  }
+  pages.set_exact(
+      exact_keys, exact_values, exact_slots, exact_starts, exact_sink_slots, new_keys, new_values, key_signs,
+      value_signs, errors, sources, simdgroup);
   attend<float, D>(
       q, block_table, cu_seqlens, seq_lens, sinks, out, o_partials, m_partials, l_partials, errors, parameters.paged,
       pages, tile, group, thread_index, lane, simdgroup);

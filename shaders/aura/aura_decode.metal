@@ -6,7 +6,7 @@
 #include "aura/codes.h"
 #include "aura/rotation.h"
 
-template <typename T, int bits, int D, bool kRotated>
+template <typename T, int code, int D, bool kRotated>
 [[kernel]] void aura_decode(
     device const uint* codes [[buffer(0)]],
     device const half* norms [[buffer(1)]],
@@ -19,11 +19,10 @@ template <typename T, int bits, int D, bool kRotated>
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  static_assert(bits == 2 || bits == 3 || bits == 4 || bits == 8, "a code has 2, 3, 4 or 8 bits");
-  constexpr int kLevels = 1 << bits;
+  constexpr int kEntries = entries_of(code);
   constexpr int kOwn = D / lanes_of(D);
-  threadgroup float centroids[kLevels];
-  stage_table(centroids, codebook, kLevels, thread_index, kAuraThreads);
+  threadgroup float centroids[kEntries];
+  stage_table(centroids, codebook, kEntries, thread_index, kAuraThreads);
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
   const VectorPlace place = vector_place<D>(parameters.vectors, group.x, simdgroup, lane);
@@ -31,7 +30,7 @@ template <typename T, int bits, int D, bool kRotated>
   float values[kOwn];
   float ones[kOwn];  // factors of a mean
   UNROLL for (int i = 0; i < kOwn; ++i) {
-    values[i] = centroids[code_at<bits>(words, place_of<D>(i, lane))];
+    values[i] = centroids[code_at<code, D>(words, place_of<D>(i, lane))];
     ones[i] = 1.0f;
   }
   const float root = sqrt(float(D));

@@ -1,6 +1,9 @@
 #pragma once
 #include "aura/parameters.h"
 
+// Returns the vectors of a simdgroup that encodes a trellis code: a lane has one of 2^(6 - bits) states of one vector.
+inline constexpr int trellis_vectors(int bits) { return 32 >> (kWindowBits - bits); }
+
 struct EncodeParameters {
   VectorParameters vectors;
   VectorStrides x, codes, norms, means;

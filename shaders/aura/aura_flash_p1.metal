@@ -29,6 +29,10 @@ struct Columns {
 
   METAL_FUNC static bool owns(uint lane) { return int(lane) % kLanes < D / 8; }
   METAL_FUNC static int first(int part, uint lane) { return (part * kLanes + min(int(lane) % kLanes, D / 8 - 1)) * 8; }
+  METAL_FUNC static ushort next(uint lane) {  // the lane that owns the columns behind
+    const int own = int(lane) % kLanes;
+    return ushort(int(lane) - own + (own + 1 < min(int(kLanes), D / 8) ? own + 1 : 0));
+  }
   METAL_FUNC static int key(int i, uint lane) { return i * kAtOnce + int(lane) / kLanes; }  // the i-th one of a lane
 };
 
@@ -93,39 +97,46 @@ METAL_FUNC float sum_of_selected_item(thread float* values, uint lane) {
 }
 
 // Codes of kHeld keys of a lane: its columns.
-template <int bits, int D, int kRows>
+template <int code, int D, int kRows>
 struct HeldCodes {
   typedef Columns<D, kRows> Own;
-  EightCodes<bits> codes[Own::kHeld * Own::kParts];
+  EightCodes<code> codes[Own::kHeld * Own::kParts];
 
-  // Reads keys kHeld * hold .. of a lane from a tile with `count` keys. Later keys repeat the last one.
+  // Reads keys kHeld * hold .. of a lane from a tile with `count` keys. Later keys repeat the last one. The bits behind
+  // a lane's columns come from the next lane. Those behind the last lane's are in the first lane's other part.
   METAL_FUNC void load(device const uint* tile, uint token_words, int hold, int count, uint lane) {
+    const bool is_first = int(lane) % Own::kLanes == 0;
     UNROLL for (int i = 0; i < Own::kHeld; ++i) {
       const uint key = uint(min(Own::key(hold * Own::kHeld + i, lane), count - 1));
+      EightCodes<code> own[Own::kParts];
       UNROLL for (int part = 0; part < Own::kParts; ++part) {
-        codes[i * Own::kParts + part] = eight_codes<bits>(tile, key * token_words, uint(Own::first(part, lane)));
+        own[part] = bits_of_eight<code>(tile, key * token_words, uint(Own::first(part, lane)));
+      }
+      UNROLL for (int part = 0; part < Own::kParts; ++part) {
+        codes[i * Own::kParts + part] =
+            with_bits_behind(own[part], is_first ? own[Own::kParts - 1 - part] : own[part], Own::next(lane));
       }
     }
   }
-  METAL_FUNC EightCodes<bits> at(int i, int part) const { return codes[i * Own::kParts + part]; }
+  METAL_FUNC EightCodes<code> at(int i, int part) const { return codes[i * Own::kParts + part]; }
 };
 
 // dots = q . centroids of one key, over a lane's columns.
-template <int bits, int D, int kRows>
+template <int code, int D, int kRows>
 METAL_FUNC void dot_products(
     thread float* dots,
     thread const float4* q,
-    thread const HeldCodes<bits, D, kRows>& held,
+    thread const HeldCodes<code, D, kRows>& held,
     int i,
     threadgroup const float* table) {
   typedef Columns<D, kRows> Own;
   UNROLL for (int row = 0; row < kRows; ++row) dots[row] = 0.0f;
   UNROLL for (int part = 0; part < Own::kParts; ++part) {
-    float centroids[8];
+    float4 centroids[2];
     decode_eight(held.at(i, part), table, centroids);
     UNROLL for (int row = 0; row < kRows; ++row) {
       thread const float4* query = q + (row * Own::kParts + part) * 2;
-      UNROLL for (int d = 0; d < 8; ++d) dots[row] = fma(query[d / 4][d % 4], centroids[d], dots[row]);
+      UNROLL for (int d = 0; d < 8; ++d) dots[row] = fma(query[d / 4][d % 4], centroids[d / 4][d % 4], dots[row]);
     }
   }
 }
@@ -164,20 +175,21 @@ METAL_FUNC void load_weights(thread float* weights, threadgroup const float* sou
 }
 
 // o += weights . centroids of one key, for a lane's columns. The key's weights are those of its rows.
-template <int bits, int D, int kRows>
+template <int code, int D, int kRows>
 METAL_FUNC void add_value(
     thread float4* o,
     thread const float* weights,
-    thread const HeldCodes<bits, D, kRows>& held,
+    thread const HeldCodes<code, D, kRows>& held,
     int i,
     threadgroup const float* table) {
   typedef Columns<D, kRows> Own;
   UNROLL for (int part = 0; part < Own::kParts; ++part) {
-    float centroids[8];
+    float4 centroids[2];
     decode_eight(held.at(i, part), table, centroids);
     UNROLL for (int row = 0; row < kRows; ++row) {
       thread float4* sums = o + (row * Own::kParts + part) * 2;
-      UNROLL for (int d = 0; d < 8; ++d) sums[d / 4][d % 4] = fma(weights[row], centroids[d], sums[d / 4][d % 4]);
+      UNROLL for (int d = 0; d < 8; ++d) sums[d / 4][d % 4] =
+          fma(weights[row], centroids[d / 4][d % 4], sums[d / 4][d % 4]);
     }
   }
 }
@@ -269,7 +281,7 @@ METAL_FUNC void store_merged(
   }
 }
 
-template <int key_bits, int value_bits, int D, int kRows>
+template <int key_code, int value_code, int D, int kRows>
 [[kernel]] void aura_flash_p1(
     device const float* q_rot [[buffer(0)]],
     device const float* q_sums [[buffer(1)]],
@@ -299,8 +311,8 @@ template <int key_bits, int value_bits, int D, int kRows>
   alignas(16) threadgroup float weights[kFlashSimdgroups * Own::kKeys * kRows];
   alignas(16) threadgroup float shared[kSlices * kRows * D];  // q, then o of each slice
   alignas(16) threadgroup float states[3 * kStates];          // largest scores, l and means
-  threadgroup float key_table[1 << key_bits];
-  threadgroup float value_table[1 << value_bits];
+  threadgroup float key_table[entries_of(key_code)];
+  threadgroup float value_table[entries_of(value_code)];
 
   const int rows = parameters.rows;
   const int row_tiles = (rows + kRows - 1) / kRows;
@@ -308,8 +320,8 @@ template <int key_bits, int value_bits, int D, int kRows>
   const int kv_head = int(group.y) / row_tiles;
   const int first_row = int(group.y) % row_tiles * kRows;
   const int batch = int(group.z);
-  stage_table(key_table, key_codebook, 1 << key_bits, thread_index, kAuraThreads);
-  stage_table(value_table, value_codebook, 1 << value_bits, thread_index, kAuraThreads);
+  stage_table(key_table, key_codebook, entries_of(key_code), thread_index, kAuraThreads);
+  stage_table(value_table, value_codebook, entries_of(value_code), thread_index, kAuraThreads);
   stage_query<D, kRows>(shared, q_rot, parameters, batch, kv_head, first_row, simdgroup, lane);
 
   // The keys that any row sees, and those that the lane's row sees.
@@ -351,14 +363,14 @@ template <int key_bits, int value_bits, int D, int kRows>
     }
     float scores[Own::kScores];
     float dots[Own::kBatch * Own::kScores];
-    HeldCodes<value_bits, D, kRows> held_values;
+    HeldCodes<value_code, D, kRows> held_values;
     UNROLL for (int hold = 0; hold < Own::kHolds; ++hold) {
-      HeldCodes<key_bits, D, kRows> held;
+      HeldCodes<key_code, D, kRows> held;
       held.load(tile_keys, key_words, hold, count, lane);
       if (hold + 1 == Own::kHolds) held_values.load(tile_values, value_words, 0, count, lane);
       UNROLL for (int i = 0; i < Own::kHeld; ++i) {
         float of_rows[kRows];
-        dot_products<key_bits, D, kRows>(of_rows, q, held, i, key_table);
+        dot_products<key_code, D, kRows>(of_rows, q, held, i, key_table);
         dots[hold * Own::kHeld + i] = sum_of_own_item<1, kRows>(of_rows);
       }
     }
@@ -396,7 +408,7 @@ template <int key_bits, int value_bits, int D, int kRows>
       UNROLL for (int i = 0; i < Own::kHeld; ++i) {
         float of_rows[kRows];
         load_weights<kRows>(of_rows, own_weights + Own::key(hold * Own::kHeld + i, lane) * kRows);
-        add_value<value_bits, D, kRows>(o, of_rows, held_values, i, value_table);
+        add_value<value_code, D, kRows>(o, of_rows, held_values, i, value_table);
       }
     }
     const int advance = min(kRound, count - 1);

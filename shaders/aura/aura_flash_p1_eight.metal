@@ -13,21 +13,22 @@
 
 METAL_FUNC constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
-// Reads centroids of a tile's `count` keys. Later keys repeat the last one.
-template <int bits>
+// Reads centroids of a tile's `count` keys, from a column on. Later keys repeat the last one.
+template <int code, int D>
 struct CodedRows {
   device const uint* words;
   uint token_words;
   int count;
+  int first_column;
   threadgroup const float* table;
 
   METAL_FUNC uint codes_at(int key, int column) const {
-    return four_codes<bits>(words, uint(min(key, count - 1)) * token_words, uint(column));
+    return four_codes<code, D>(words, uint(min(key, count - 1)) * token_words, uint(first_column + column));
   }
-  METAL_FUNC float4 four(int key, int column) const { return centroids_of<bits>(codes_at(key, column), table); }
+  METAL_FUNC float4 four(int key, int column) const { return centroids_of<code>(codes_at(key, column), table); }
   METAL_FUNC float2 two(int key, int column) const {
-    const uint codes = codes_at(key, column / 4 * 4) >> uint(column % 4 * bits);
-    return float2(table[codes & ((1u << bits) - 1u)], table[codes >> uint(bits) & ((1u << bits) - 1u)]);
+    const uint codes = codes_at(key, column / 4 * 4) >> uint(column % 4 * bits_of(code));
+    return float2(table[window_in<code>(codes)], table[window_in<code>(codes >> uint(bits_of(code)))]);
   }
 };
 
@@ -97,7 +98,7 @@ METAL_FUNC float2 weigh(
   return rescale;
 }
 
-template <int key_bits, int value_bits, int D>
+template <int key_code, int value_code, int D>
 [[kernel]] void aura_flash_p1_eight(
     device const float* q_rot [[buffer(0)]],
     device const float* q_sums [[buffer(1)]],
@@ -127,8 +128,8 @@ template <int key_bits, int value_bits, int D>
   static_assert(kEightRows == 8, "the rows are a fragment's columns");
   threadgroup float2 shared[(D + 8) * 4];  // q, then o and the sum of means of a simdgroup
   threadgroup float2 states[kSimdgroups * 8];
-  threadgroup float key_table[1 << key_bits];
-  threadgroup float value_table[1 << value_bits];
+  threadgroup float key_table[entries_of(key_code)];
+  threadgroup float value_table[entries_of(value_code)];
 
   const int row_tiles = (parameters.rows + kEightRows - 1) / kEightRows;
   const int block = int(group.x) / (D / kOwn);
@@ -137,8 +138,8 @@ template <int key_bits, int value_bits, int D>
   const int first_row = int(group.y) % row_tiles * kEightRows;
   const int last_row = min(first_row + kEightRows, parameters.rows) - 1;
   const int batch = int(group.z);
-  stage_table(key_table, key_codebook, 1 << key_bits, thread_index, kAuraThreads);
-  stage_table(value_table, value_codebook, 1 << value_bits, thread_index, kAuraThreads);
+  stage_table(key_table, key_codebook, entries_of(key_code), thread_index, kAuraThreads);
+  stage_table(value_table, value_codebook, entries_of(value_code), thread_index, kAuraThreads);
   stage_queries<float, D>(shared, q_rot, parameters, batch, kv_head, first_row, thread_index);
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
@@ -164,10 +165,12 @@ template <int key_bits, int value_bits, int D>
   StagedQuery query;
   query.staged = shared;
   query.lane = lane;
-  CodedRows<key_bits> keys;
+  CodedRows<key_code, D> keys;
+  keys.first_column = 0;
   keys.table = key_table;
   keys.token_words = uint(parameters.key_codes.token);
-  CodedRows<value_bits> values;
+  CodedRows<value_code, D> values;
+  values.first_column = first_column;
   values.table = value_table;
   values.token_words = uint(parameters.value_codes.token);
   device const half* own_key_norms = key_norms + offset_of(parameters.key_norms, batch, kv_head, 0);
@@ -190,8 +193,7 @@ template <int key_bits, int value_bits, int D>
     multiply_keys<D, kBlocks>(scores, keys, query, at);
     const float2 rescale = weigh<kBlocks>(scores, state, o[kOwn / 8], of_keys, of_values, q_sum, first + at.row, seen);
     UNROLL for (int part = 0; part < kOwn / 8; ++part) o[part] *= rescale;
-    values.words =
-        value_codes + offset_of(parameters.value_codes, batch, kv_head, base) + first_column * value_bits / 32;
+    values.words = value_codes + offset_of(parameters.value_codes, batch, kv_head, base);
     values.count = keys.count;
     multiply_values<kOwn, kBlocks>(o, scores, values, at);
   }

@@ -11,7 +11,7 @@
 METAL_FUNC constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
 // The centroids of columns [first, first + kSlice) of 32 keys; keys from `count` on repeat the last one.
-template <int bits, int kSlice>
+template <int code, int D, int kSlice>
 METAL_FUNC void dequantise(
     threadgroup float* tile,
     device const uint* codes,
@@ -24,10 +24,11 @@ METAL_FUNC void dequantise(
   for (int item = int(thread_index); item < kMatrixKeys * kEights; item += kAuraThreads) {
     const int key = item / kEights;
     const int column = item % kEights * 8;
-    const EightCodes<bits> eight =
-        eight_codes<bits>(codes + min(key, count - 1) * token_stride, 0, uint(first + column));
+    float4 centroids[2];
+    decode_eight(
+        eight_codes<code, D>(codes + min(key, count - 1) * token_stride, 0, uint(first + column)), table, centroids);
     threadgroup float* target = tile + key * tile_stride<float>(kSlice) + column;
-    UNROLL for (int i = 0; i < 8; i += 4) * (threadgroup float4*)(target + i) = centroids_of(eight, i, table);
+    UNROLL for (int i = 0; i < 2; ++i) * (threadgroup float4*)(target + i * 4) = centroids[i];
   }
 }
 
@@ -89,7 +90,7 @@ METAL_FUNC float online_softmax(
   return decay;
 }
 
-template <int key_bits, int value_bits, int D>
+template <int key_code, int value_code, int D>
 [[kernel]] void aura_flash_p1_matrix(
     device const float* q_rot [[buffer(0)]],
     device const float* q_sums [[buffer(1)]],
@@ -118,8 +119,8 @@ template <int key_bits, int value_bits, int D>
   alignas(16) threadgroup float tile[kMatrixKeys * kStride];
   threadgroup float key_factors[2 * kMatrixKeys];    // norms and means
   threadgroup float value_factors[2 * kMatrixKeys];  // norms and means
-  threadgroup float key_table[1 << key_bits];
-  threadgroup float value_table[1 << value_bits];
+  threadgroup float key_table[entries_of(key_code)];
+  threadgroup float value_table[entries_of(value_code)];
 
   const int rows = parameters.rows;
   const int row_tiles = (rows + kMatrixRows - 1) / kMatrixRows;
@@ -128,8 +129,8 @@ template <int key_bits, int value_bits, int D>
   const int kv_head = int(group.y) / row_tiles;
   const int first_row = int(group.y) % row_tiles * kMatrixRows;
   const int batch = int(group.z);
-  stage_table(key_table, key_codebook, 1 << key_bits, thread_index, kAuraThreads);
-  stage_table(value_table, value_codebook, 1 << value_bits, thread_index, kAuraThreads);
+  stage_table(key_table, key_codebook, entries_of(key_code), thread_index, kAuraThreads);
+  stage_table(value_table, value_codebook, entries_of(value_code), thread_index, kAuraThreads);
 
   const LanePosition at = lane_position(lane);
   const int row = first_row + int(simdgroup) * 8 + at.row;
@@ -166,7 +167,7 @@ template <int key_bits, int value_bits, int D>
     UNROLL for (int n = 0; n < kMatrixKeys / 8; ++n) scores[n] = float2(0.0f);
     for (int slice = 0; slice < D; slice += kSlice) {
       if (slice > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
-      dequantise<key_bits, kSlice>(tile, keys, parameters.key_codes.token, count, slice, key_table, thread_index);
+      dequantise<key_code, D, kSlice>(tile, keys, parameters.key_codes.token, count, slice, key_table, thread_index);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       for (int depth = 0; depth < kSlice; depth += 8) {
         const float2 left = float2(query[slice + depth], query[slice + depth + 1]);
@@ -185,7 +186,7 @@ template <int key_bits, int value_bits, int D>
     device const uint* values = value_codes + offset_of(parameters.value_codes, batch, kv_head, first);
     UNROLL for (int slice = 0; slice < kOwn; slice += kSlice) {
       threadgroup_barrier(mem_flags::mem_threadgroup);
-      dequantise<value_bits, kSlice>(
+      dequantise<value_code, D, kSlice>(
           tile, values, parameters.value_codes.token, count, first_column + slice, value_table, thread_index);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       UNROLL for (int column = 0; column < kSlice; column += 8) {

@@ -1,85 +1,142 @@
-// Packed codes: code d of a vector takes bits [d * bits, (d + 1) * bits) of a little-endian stream of words.
+// Packed codes: value d of a vector has bits [d * bits, (d + 1) * bits) of a little-endian stream of words. The window
+// that chooses its entry of the codebook begins there. A code without a trellis ends there too. Else the window reaches
+// into the next values' bits, and the stream is a ring: behind its last byte comes the first one.
 #pragma once
 #include <metal_stdlib>
 
+#include "aura/parameters.h"
 #include "core/fragment.h"
 using namespace metal;
 
-METAL_FUNC constexpr int words_of(int D, int bits) { return (D * bits + 31) / 32; }
+METAL_FUNC constexpr int words_of(int D, int code) { return (D * bits_of(code) + 31) / 32; }
 
-// A 3-bit code may reach into a second word. That word is read only then.
-template <int bits>
-METAL_FUNC uint code_at(device const uint* words, int d) {
-  const int bit = d * bits;
-  uint value = words[bit / 32] >> uint(bit % 32);
-  if (32 % bits != 0 && bit % 32 + bits > 32) value |= words[bit / 32 + 1] << uint(32 - bit % 32);
-  return value & ((1u << bits) - 1u);
+// Returns the bits of the windows of `count` neighbours.
+METAL_FUNC constexpr int bits_of_windows(int count, int code) { return (count - 1) * bits_of(code) + window_of(code); }
+
+// Returns byte `index` of the ring of the vector whose words begin at `start`. The byte behind the last one is byte 0.
+template <int code, int D>
+METAL_FUNC uint byte_of_ring(device const uint* words, uint start, uint index) {
+  constexpr uint kBytes = uint(D * bits_of(code) / 8);
+  static_assert(D % 8 == 0, "a ring is whole bytes");
+  return ((device const uchar*)words)[start * 4u + (index == kBytes ? 0u : index)];
 }
 
-// 8 codes: 16, 24, 32 or 64 bits.
-template <int bits>
+// Returns the window in the low bits.
+template <int code>
+METAL_FUNC uint window_in(uint codes) {
+  return codes & (uint(entries_of(code)) - 1u);
+}
+
+// Returns the window of one value.
+template <int code, int D>
+METAL_FUNC uint code_at(device const uint* words, int d) {
+  const uint bit = uint(d * bits_of(code));
+  uint codes = byte_of_ring<code, D>(words, 0, bit / 8u);
+  if constexpr (8 % window_of(code) != 0) codes |= byte_of_ring<code, D>(words, 0, bit / 8u + 1u) << 8u;
+  return window_in<code>(codes >> bit % 8u);
+}
+
+// The windows of 8 values: 16 to 64 bits.
+template <int code>
 struct EightCodes {
   uint low, high;
+
+  // Adds the bits behind the 8 values, which the windows of a trellis reach into.
+  METAL_FUNC void append(uint behind) {
+    static_assert(bits_of(code) <= 4, "windows of 8 values take two words at most");
+    if (bits_of(code) == 4) {
+      high = behind;
+    } else {
+      low |= behind << uint(bits_of(code) * 8 % 32);
+    }
+  }
+  METAL_FUNC uint window(int i) const {
+    const int place = i * bits_of(code);
+    if (place >= 32) return window_in<code>(high >> uint(place - 32));
+    uint codes = low >> uint(place);
+    if (place + window_of(code) > 32) codes |= high << uint(32 - place);
+    return window_in<code>(codes);
+  }
 };
 
-// Returns 8 codes, from a multiple of 8 on, of the vector whose words begin at `start`. All indices have 32 bits, so
-// that a simdgroup adds to one address. 24 bits may straddle two words, so they come as bytes: each is asked for once.
-template <int bits>
-METAL_FUNC EightCodes<bits> eight_codes(device const uint* words, uint start, uint first) {
-  EightCodes<bits> codes;
+// Returns the bits of 8 values, from a multiple of 8 on, of the vector whose words begin at `start`. All indices have
+// 32 bits, so that a simdgroup adds to one address. What may straddle two words comes as bytes: each is asked for once.
+template <int code>
+METAL_FUNC EightCodes<code> bits_of_eight(device const uint* words, uint start, uint first) {
+  constexpr int bits = bits_of(code);
+  const uint byte = first / 8u * uint(bits);
+  EightCodes<code> codes;
   codes.high = 0;
   if constexpr (bits == 2) {
     codes.low = ((device const ushort*)words)[start * 2u + first / 8u];
-  } else if constexpr (bits == 3) {
-    device const uchar* bytes = (device const uchar*)words;
-    const uint byte = start * 4u + first / 8u * 3u;
-    codes.low = uint(bytes[byte]) | uint(bytes[byte + 1u]) << 8u | uint(bytes[byte + 2u]) << 16u;
+  } else if constexpr (bits == 4 || bits == 8) {
+    codes.low = words[start + byte / 4u];
+    if constexpr (bits == 8) codes.high = words[start + byte / 4u + 1u];
   } else {
-    codes.low = words[start + first / 8u * uint(bits / 4)];
-    if constexpr (bits == 8) codes.high = words[start + first / 8u * 2u + 1u];
+    device const uchar* bytes = (device const uchar*)words + start * 4u;
+    codes.low = uint(bytes[byte]) | uint(bytes[byte + 1u]) << 8u | uint(bytes[byte + 2u]) << 16u;
+    if constexpr (bits == 5) {
+      codes.low |= uint(bytes[byte + 3u]) << 24u;
+      codes.high = uint(bytes[byte + 4u]);
+    }
   }
   return codes;
 }
 
-// Sets centroids[i] to the centroid of code i of 8.
-template <int bits>
-METAL_FUNC void decode_eight(EightCodes<bits> codes, threadgroup const float* table, thread float* centroids) {
-  UNROLL for (int i = 0; i < 8; ++i) {
-    const int place = i * bits;
-    const uint word = place < 32 ? codes.low : codes.high;
-    centroids[i] = table[word >> uint(place % 32) & ((1u << bits) - 1u)];
+// Returns the windows of 8 values, likewise.
+template <int code, int D>
+METAL_FUNC EightCodes<code> eight_codes(device const uint* words, uint start, uint first) {
+  EightCodes<code> codes = bits_of_eight<code>(words, start, first);
+  if constexpr (code > kTrellis) {
+    codes.append(byte_of_ring<code, D>(words, start, (first / 8u + 1u) * uint(bits_of(code))));
   }
+  return codes;
 }
 
-// Returns 4 codes in the low bits, from a multiple of 4 on, of the vector whose words begin at `start`. Of 3 bits, two
-// loads of bytes ask for 4/3 of the codes, where words would ask for 5/3.
-template <int bits>
+// Returns the windows of 8 values from their bits, where lane `next` has the values behind. They are its `behind`.
+template <int code>
+METAL_FUNC EightCodes<code> with_bits_behind(EightCodes<code> codes, EightCodes<code> behind, ushort next) {
+  if constexpr (code > kTrellis) codes.append(simd_shuffle(behind.low, next));
+  return codes;
+}
+
+// Sets `centroids` to the 8 centroids.
+template <int code>
+METAL_FUNC void decode_eight(EightCodes<code> codes, threadgroup const float* table, thread float4* centroids) {
+  UNROLL for (int i = 0; i < 8; ++i) centroids[i / 4][i % 4] = table[codes.window(i)];
+}
+
+// Returns the windows of 4 values in the low bits, from a multiple of 4 on, of the vector whose words begin at `start`.
+// Two loads of bytes ask for 4/3 of the codes of 3 bits, where words would ask for 5/3.
+template <int code, int D>
 METAL_FUNC uint four_codes(device const uint* words, uint start, uint first) {
+  constexpr int bits = bits_of(code);
   if constexpr (bits == 8) {
     return words[start + first / 4u];
   } else if constexpr (bits == 4) {
-    return ((device const ushort*)words)[start * 2u + first / 4u];
+    uint codes = ((device const ushort*)words)[start * 2u + first / 4u];
+    if constexpr (code > kTrellis) codes |= byte_of_ring<code, D>(words, start, first / 2u + 2u) << 16u;
+    return codes;
   } else {
+    constexpr int kBytes = (bits * 4 % 8 + bits_of_windows(4, code) + 7) / 8;
     device const uchar* bytes = (device const uchar*)words + start * 4u;
     const uint bit = first * uint(bits);
-    if constexpr (bits == 2) return bytes[bit / 8u];
-    return (uint(bytes[bit / 8u]) | uint(bytes[bit / 8u + 1u]) << 8u) >> (bit % 8u);
+    uint codes = 0;
+    UNROLL for (int i = 0; i < kBytes; ++i) {
+      const uint index = bit / 8u + uint(i);
+      const bool may_be_behind = code > kTrellis && i + 1 == kBytes;
+      codes |= (may_be_behind ? byte_of_ring<code, D>(words, start, index) : uint(bytes[index])) << uint(i * 8);
+    }
+    return codes >> bit % 8u;
   }
 }
 
-// Returns the centroids of the 4 codes in the low bits.
-template <int bits>
+// Returns the centroids of the 4 windows in the low bits.
+template <int code>
 METAL_FUNC float4 centroids_of(uint codes, threadgroup const float* table) {
   float4 centroids;
-  UNROLL for (int i = 0; i < 4; ++i) centroids[i] = table[codes >> uint(i * bits) & ((1u << bits) - 1u)];
+  UNROLL for (int i = 0; i < 4; ++i) centroids[i] = table[window_in<code>(codes >> uint(i * bits_of(code)))];
   return centroids;
-}
-
-// Returns the centroids of codes i .. i + 3. i is a multiple of 4.
-template <int bits>
-METAL_FUNC float4 centroids_of(EightCodes<bits> codes, int i, threadgroup const float* table) {
-  const int place = i * bits;
-  return centroids_of<bits>(place < 32 ? codes.low >> uint(place % 32) : codes.high, table);
 }
 
 // Copies centroids or boundaries into threadgroup memory: a thread array with run-time indices would spill.

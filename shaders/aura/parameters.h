@@ -8,6 +8,14 @@ GDN_CONSTANT int kAuraThreads = 128;  // of a threadgroup: 4 simdgroups
 // two.
 inline constexpr int lanes_of(int D) { return D == 80 ? 4 : D == 96 ? 8 : 32; }
 
+// In templates a code is a number: its bits, or 60 more if it is a trellis code, whose windows have 6 bits. A value's
+// window is its own bits and the next ones of the vector's stream, which closes into a ring.
+GDN_CONSTANT int kWindowBits = 6;
+GDN_CONSTANT int kTrellis = 10 * kWindowBits;
+inline constexpr int bits_of(int code) { return code % 10; }
+inline constexpr int window_of(int code) { return code > kTrellis ? kWindowBits : code; }
+inline constexpr int entries_of(int code) { return 1 << window_of(code); }  // of its codebook
+
 // Strides in elements of a [B, H, T, ..] tensor of vectors, whose last stride is 1, or of one value each.
 struct VectorStrides {
   int64_t batch, head, token;

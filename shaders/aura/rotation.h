@@ -102,11 +102,8 @@ struct VectorPlace {
   bool present;
 };
 
-template <int D>
-METAL_FUNC VectorPlace vector_place(constant VectorParameters& vectors, uint group, uint simdgroup, uint lane) {
-  constexpr int kOfSimdgroup = 32 / lanes_of(D);
+METAL_FUNC VectorPlace place_of_vector(constant VectorParameters& vectors, int64_t vector) {
   VectorPlace place;
-  const int64_t vector = (int64_t(group) * (kAuraThreads / 32) + simdgroup) * kOfSimdgroup + int(lane) / lanes_of(D);
   place.present = vector < vectors.count;
   const int index = int(min(vector, int64_t(vectors.count - 1)));
   place.index = index;
@@ -114,6 +111,13 @@ METAL_FUNC VectorPlace vector_place(constant VectorParameters& vectors, uint gro
   place.head = index / vectors.tokens % vectors.heads;
   place.batch = index / vectors.tokens / vectors.heads;
   return place;
+}
+
+template <int D>
+METAL_FUNC VectorPlace vector_place(constant VectorParameters& vectors, uint group, uint simdgroup, uint lane) {
+  constexpr int kOfSimdgroup = 32 / lanes_of(D);
+  return place_of_vector(
+      vectors, (int64_t(group) * (kAuraThreads / 32) + simdgroup) * kOfSimdgroup + int(lane) / lanes_of(D));
 }
 
 METAL_FUNC int64_t offset_of(constant VectorStrides& strides, int batch, int64_t head, int token) {

@@ -33,6 +33,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "offset": ("last", "earlier", "later"),
     "mask": ("causal", "all", "window of 1", "window of 50"),
     "dtype": DTYPES,
+    "trellis": (False, True),
     "means": (False, True),
     "sinks": (False, True),
     "starts": (False, True),
@@ -45,7 +46,8 @@ Call = dict[str, Any]
 
 def make_call(case: dict[str, Any], B: int = 2, HK: int = 2) -> Call:
     D, L, T, HQ = case["D"], case["L"], case["T"], HK * case["ratio"]
-    cache = make_cache(Codec(D, case["key_bits"]), Codec(D, case["value_bits"], 4), B, HK, T, case["means"])
+    key, value = (Codec(D, case[f"{name}_bits"], seed, case["trellis"]) for name, seed in (("key", 3), ("value", 4)))
+    cache = make_cache(key, value, B, HK, T, case["means"])
     call: Call = {"q": 1.5 * torch.randn(B, L, HQ, D).to(case["dtype"]).transpose(1, 2)}
     call |= cache.parts(True) | cache.means(case["means"])
     call |= exact_rows(case["exact"], (B, HK, D), case["dtype"])

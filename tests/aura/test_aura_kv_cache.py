@@ -19,7 +19,7 @@ from torch_gdn.aura import KVCache, Scheme, codebooks, kv_cache
 from torch_gdn.aura.coded_tensor import CodedTensor
 
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 4e-3, torch.float16: 1e-3}
-SCHEMES = ("8v8", "8v4", "4v4", "4v2", "3v3", "2v2")
+SCHEMES = ("8v8", "8v4", "5v5", "4v4", "4v2", "3v3", "2v2", "8v4t", "4v2t", "3v5t")
 
 
 def coded_cache(*args: Any, **options: Any) -> KVCache:
@@ -184,14 +184,20 @@ def test_keys_values_and_layers_have_signs_of_their_own() -> None:
     assert all(map(torch.equal, signs, expected))
 
 
+def test_a_scheme_is_shown_as_it_is_made() -> None:
+    scheme = Scheme("4v2", means=True)
+    assert eval(repr(scheme)) == scheme
+
+
 @pytest.mark.parametrize(
     ("scheme", "bytes_per_token", "ratio"),
     [
         ("8v8", 260, 1.97),
         ("8v4", 196, 2.61),
         ("4v4", 132, 3.88),
+        ("5v5", 164, 3.12),
         ("4v2", 100, 5.12),
-        ("3v3", 100, 5.12),
+        ("3v3t", 100, 5.12),
         ("2v2", 68, 7.53),
     ],
 )
@@ -215,9 +221,9 @@ def test_the_origin_table_can_be_asked_for() -> None:
     assert torch.equal(cache.values.boundaries, codebooks.boundaries(codebooks.codebook(8, 128, "origin")))
 
 
-@pytest.mark.parametrize("means", [False, True])
-def test_saving_and_loading(device: torch.device, tmp_path: Path, means: bool) -> None:
-    cache, _, _ = filled(Scheme("3v2", means=means), device, dtype=torch.bfloat16)
+@pytest.mark.parametrize("scheme", [Scheme("3v2"), Scheme("3v2", means=True), Scheme("3v2t")], ids=repr)
+def test_saving_and_loading(device: torch.device, tmp_path: Path, scheme: Scheme) -> None:
+    cache, _, _ = filled(scheme, device, dtype=torch.bfloat16)
     cache.save(tmp_path / "cache")
     loaded = KVCache.load(tmp_path / "cache", device, capacity=23)
     assert_same_content(loaded, cache)
@@ -280,7 +286,7 @@ BAD_FILES = {
         "expected from 0 to 0 tokens that are no codes, got 3",
     ),
     "sinks without rows": (lambda tensors, metadata: metadata.update(sinks="2"), "expected from 2 to 2 tokens that"),
-    "a scheme": (lambda tensors, metadata: metadata.update(scheme="5v5"), "Scheme: name: expected"),
+    "a scheme": (lambda tensors, metadata: metadata.update(scheme="6v6"), "Scheme: name: expected"),
     "dtype": (
         lambda tensors, metadata: metadata.update(dtype="int8"),
         "expected dtype bfloat16, float16, float32, got",
@@ -343,7 +349,12 @@ def test_a_decoding_step_compiles_without_a_graph_break(device: torch.device) ->
 
 K = torch.zeros(2, 2, 1, 64)
 ERRORS = {
-    "no such scheme": (lambda cache: Scheme("5v4"), "Scheme: name: expected '<bits>v<bits>' .*, got '5v4'"),
+    "no such scheme": (lambda cache: Scheme("6v4"), "Scheme: name: expected '<bits>v<bits>' .*, got '6v4'"),
+    "no code of the trellis": (lambda cache: Scheme("8v5t"), "or with a 't' behind if one is at most 4, got '8v5t'"),
+    "a trellis of the origin": (
+        lambda cache: Scheme("4v4t", table="origin"),
+        "Scheme: table: expected 'lloyd-max' for '4v4t', got 'origin'",
+    ),
     "no such table": (lambda cache: Scheme("4v4", table="x"), "Scheme: table: expected one of 'lloyd-max'"),
     "no such size": (lambda cache: KVCache("4v4", 1, 1, 100, 5), "D: expected one of 64, 80, .*, got 100"),
     "no batch": (lambda cache: KVCache("4v4", 0, 1, 64, 5), "KVCache: batch: expected at least 1, got 0"),

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_gdn.aura import trellis, trellis_training
+from torch_gdn.aura import tables, trellis, trellis_training
+from torch_gdn.reference.trellis import windows
 
 EVERY = [(window, bits) for window, rates in trellis.RATES.items() for bits in rates]
 SQUARED_ERRORS = {  # the bounds of a table of so many bits; Lloyd-Max has 0.1175, 0.03455, 0.0095 and 0.0025
@@ -29,7 +30,7 @@ def by_definition(stream: list[int], table: Tensor, bits: int) -> list[float]:
     ring = [byte >> i & 1 for byte in stream for i in range(8)]
     L, values = len(table).bit_length() - 1, []
     for i in range(len(ring) // bits):
-        window = sum(ring[((i + 1) * bits - L + j) % len(ring)] << j for j in range(L))
+        window = sum(ring[(i * bits + j) % len(ring)] << j for j in range(L))
         values.append(table.double()[window].item())
     return values
 
@@ -51,7 +52,7 @@ def test_no_stream_that_closes_in_the_same_state_is_nearer(window: int, bits: in
     every = torch.tensor(list(itertools.product(range(256), repeat=2)), dtype=torch.uint8)
     x = torch.randn(32, 16 // bits, generator=torch.Generator().manual_seed(0)).double()
     errors = (x[:, None] - trellis.decode(every, table.double(), bits)).square().sum(-1)
-    joints = trellis.windows(every, table, bits)[:, -1] >> bits
+    joints = windows(every, table, bits)[:, -1] >> bits
     found = trellis.encode(x, table, bits).long()
     chosen = found[:, 0] * 256 + found[:, 1]
     mine = errors.gather(1, chosen[:, None])[:, 0]
@@ -72,7 +73,7 @@ def test_normal_values_lose_as_little_as_was_measured(window: int, bits: int, le
 @pytest.mark.parametrize(("window", "bits"), EVERY)
 def test_a_table_is_odd_whole_numbers_and_where_training_leaves_it(window: int, bits: int) -> None:
     table = trellis.table(window, bits)
-    whole = table / trellis.read(trellis.FILE)[str(window)][str(bits)]["step"]
+    whole = table / tables.read(trellis.FILE)[str(window)][str(bits)]["step"]
     assert torch.equal(table, -table.flip(0)) and whole.abs().max().round() == 127
     assert (whole - whole.round()).abs().max() < 1e-4
     half = table[: len(table) // 2]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.gdn.test_gdn_decode import in_three_ops
+from tests.helpers.devices import ready
 from tests.helpers.entries import assert_exact, fields_of
 from tests.helpers.errors import assert_close, assert_same_bits
 from torch_gdn.testing import REGISTRY
@@ -87,6 +88,21 @@ def test_rows_that_are_partly_null(device: torch.device, op: str, null: int) -> 
         assert_close("state_pool", there["state_pool"], pool, BOUND, head_dim=1)
         untouched = [s for s in range(len(pool)) if torch.equal(pool[s], call["state_pool"][s].double())]
         assert_same_bits("other slots", there["state_pool"][untouched], call["state_pool"][untouched])
+
+
+@pytest.mark.parametrize("op", [*STEPPED, "gdn_decode_"])
+def test_a_count_of_more_columns_than_there_are_is_reported(op: str) -> None:
+    """A call of one head and one block of values has one threadgroup for a sequence, which reports."""
+    entry, device = REGISTRY[op], ready("mps")
+    for columns, wrong in ((1, 2), (2, 3), (2, 0)):
+        call = entry.call(replace(entry.small, K=16, V=8, H=1, HV=1, batch=2, tokens=1))
+        call |= {"state_indices": torch.arange(1, 2 * columns + 1).view(2, columns)}
+        call |= {"num_accepted_tokens": torch.tensor([1, wrong])}
+        there = to_device(call, device)
+        entry.run(there)
+        with pytest.raises(RuntimeError, match=rf"^{op}: num_accepted_tokens: expected counts .*, got {wrong} at 1"):
+            torch.mps.synchronize()
+        assert_same_bits("a slot of no sequence", there["state_pool"][0], call["state_pool"][0])
 
 
 def twice(call: Call) -> Call:

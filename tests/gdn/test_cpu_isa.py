@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_gdn import reference
 from torch_gdn.testing import REGISTRY, Point
 from torch_gdn.testing.attention import PagePoint
-from torch_gdn.testing.aura import BITS, AuraPoint, CodecPoint
+from torch_gdn.testing.aura import BITS, TRELLIS, AuraPoint, CodecPoint
 from torch_gdn.testing.gdn import RulePoint
 from torch_gdn.testing.inputs import Call
 from torch_gdn.testing.layers import ConvolutionPoint, RowPoint
@@ -73,6 +73,10 @@ def cases() -> dict[str, Case]:
         for bits in BITS:
             point = CodecPoint(D=D, bits=bits, tokens=9, rotated=True)
             found[f"codes {D} {bits}"] = drawn("aura_decode", point, means=None)
+        for bits in TRELLIS:
+            point = CodecPoint(D=D, bits=bits, tokens=9, rotated=True, trellis=True)
+            found[f"trellis codes {D} {bits}"] = drawn("aura_decode", point, means=None)
+            found[f"encoding in a trellis {D} {bits}"] = drawn("aura_encode", point)
     # With 7 query heads for a KV head, and a window whose ends are inside of tiles.
     for D in (80, 128):
         coded = AuraPoint(bits=(8, 4), D=D, ratio=7, queries=1, keys=200, batch=1)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import torch_gdn
 from tests.helpers.devices import kernels_run
+from tests.helpers.entries import assert_exact
 from torch_gdn.testing import REGISTRY, bounds
 from torch_gdn.testing.decode import POINTS, DecodePoint
 from torch_gdn.testing.inputs import to_device
@@ -26,6 +27,12 @@ def test_equals_the_reference(device: torch.device, point: DecodePoint) -> None:
         o = torch.ops.gdn.gdn_decode_(**there)
     parts = ENTRY.compared(point, call, {name: x.cpu() for name, x in ENTRY.outputs(there, o).items()})
     assert bounds.worst(parts).kept, str(bounds.worst(parts))
+
+
+def test_sequences_without_indices_have_the_slots_in_order(device: torch.device) -> None:
+    point = DecodePoint(K=16, V=8, H=1, HV=1, tokens=7, packed=True)
+    call = ENTRY.call(point) | {"state_indices": None, "has_initial_state": None}
+    assert_exact(ENTRY, point, call, device)
 
 
 def in_three_ops(call: Call) -> Tensor:

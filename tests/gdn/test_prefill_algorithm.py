@@ -6,6 +6,7 @@ Other tests name the algorithms that they run on (tests/helpers/prefill.py); whi
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,10 @@ from tests.helpers.golden import load
 from tests.helpers.prefill import on_mps
 from torch_gdn import _C
 from torch_gdn.check import golden as recorded
+from torch_gdn.check.fake_mps import fake_mps
 from torch_gdn.prefill import prefill_algorithm
+from torch_gdn.testing import REGISTRY
+from torch_gdn.testing.registry import launches_at
 
 OP = "chunk_gated_delta_rule"
 
@@ -56,6 +60,22 @@ def test_chunk_sizes_of_the_fused_chunk_algorithm(name: str, chunk_size: int) ->
         prefill_algorithm("fused_chunk", chunk_size),
     ):
         assert_exact(OP, in_f32, run(OP, in_f32, mps))
+
+
+def test_the_largest_chunk_has_one_tile_of_keys() -> None:
+    """With a second tile of k, the kernel would need more than 32 KB of threadgroup memory."""
+    case, mps = make_case(40, 96, 16, HV=1).map(torch.Tensor.bfloat16), ready("mps")
+    with kernels_run(mps, "fused_chunk_gated_delta_rule_bfloat_96_32_4"), prefill_algorithm("fused_chunk", 32):
+        assert_exact(OP, case, run(OP, case, mps))
+
+
+@pytest.mark.parametrize(("K", "size"), [(56, 32), (57, 16)])
+def test_the_largest_chunk_with_channel_decays(K: int, size: int) -> None:
+    ready("mps")
+    entry = REGISTRY["chunk_kda"]
+    point = replace(entry.small, K=K, algorithm="fused_chunk", fused_chunk_size=32)
+    (launch,) = launches_at(entry, point, fake_mps())
+    assert launch.variant.arguments[:3] == ("float", str(K), str(size))
 
 
 @pytest.mark.parametrize(

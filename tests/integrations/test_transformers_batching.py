@@ -121,6 +121,19 @@ def test_states_take_a_part_of_the_memory(
     assert continuous_batching.slots_and_share(configuration, GIB) == (slots, share)
 
 
+def test_pages_take_what_the_states_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = SimpleNamespace(max_memory_percent=0.5)
+
+    def of_pages(cache: Any, config: Any, for_pages: Any, *_: Any, **__: Any) -> None:
+        raise MemoryError(for_pages.max_memory_percent)
+
+    monkeypatch.setattr(continuous_batching, "slots_and_share", lambda *_: (2, 0.125))
+    monkeypatch.setattr(continuous_batching.paged_cache.PagedAttentionCache, "__init__", of_pages)
+    with pytest.raises(MemoryError, match=r"0\.375"):
+        continuous_batching.HybridCache(random_model("qwen3_5").config, given, CPU, SimpleNamespace(tp_size=1))
+    assert given.max_memory_percent == 0.5
+
+
 @pytest.mark.sweep(2)
 @each_kind
 def test_on_mps(kind: str) -> None:

@@ -145,9 +145,14 @@ def test_layers_with_hooks_and_others_are_left() -> None:
     layer, call = attention_call(GATED[0])
     assert supports("attention", layer, *call) == (True, "")
     assert "the cos and sin tables" in supports("attention", layer, call[0], tuple(x[0] for x in call[1]))[1]
-    hook = layer.q_norm.register_forward_hook(lambda *_: None)
+    for register in ("register_forward_hook", "register_forward_pre_hook"):
+        hook = getattr(layer.q_norm, register)(lambda *_: None)
+        assert "a hook of a norm" in supports("attention", layer, *call)[1]
+        hook.remove()
+    layer.q_norm.forward = layer.q_norm.forward
     assert "a hook of a norm" in supports("attention", layer, *call)[1]
-    hook.remove()
+    del layer.q_norm.forward
+    assert "at most D / 2 pairs" in supports("attention", layer, call[0], (torch.zeros(2, 5, 66),) * 2)[1]
     block, x = mlp_of(GATED[0]), torch.zeros(2, 64)
     assert supports("mlp", block, x) == (True, "")
     assert "dtype" in supports("mlp", block, x.double())[1]
@@ -156,6 +161,8 @@ def test_layers_with_hooks_and_others_are_left() -> None:
     rotated = torch.zeros(1, 2, 5, 64), torch.zeros(1, 1, 5, 64), *torch.zeros(2, 1, 5, 32)
     assert supports("rotation", *rotated) == (True, "")
     assert "unsqueeze_dim 2" in supports("rotation", *rotated, unsqueeze_dim=2)[1]
+    assert "at most D / 2 pairs" in supports("rotation", *rotated[:2], *torch.zeros(2, 1, 5, 66))[1]
+    assert "several devices" in supports("rotation", *rotated[:2], *torch.zeros(2, 1, 5, 32, device="meta"))[1]
     with torch.enable_grad():
         assert "grad mode is on" in supports("attention", layer, *call)[1]
 

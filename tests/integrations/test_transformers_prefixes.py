@@ -218,6 +218,8 @@ def test_parts_of_prompts_end_where_states_are_wanted(past: int, prompt: int, bu
 def test_pages_longer_than_64_tokens() -> None:
     prefixes = PrefixStates(StatePool([0], SIZES, 16, CPU), SimpleNamespace(tokens_per_page=256))
     assert prefixes.boundaries("a", 1000, 0, 1000) == [256, 512, 768]
+    few = PrefixStates(StatePool([0], SIZES, 4, CPU), SimpleNamespace(tokens_per_page=256))
+    assert few.boundaries("a", 1000, 0, 1000) == [512, 768]  # a prompt takes half of the slots, and its last page
 
 
 def test_named_states_are_taken_last_and_the_one_used_least_recently_first() -> None:

@@ -7,6 +7,7 @@ import gc
 import importlib.metadata
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -66,6 +67,7 @@ def test_disable_restores_everything() -> None:
 def test_enabling_tests_the_ops_that_models_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """The models here are not of Kimi Delta Attention, and generate by themselves."""
     asked: list[Any] = []
+    dtypes_of_models = switch.dtypes_of_models
     monkeypatch.setattr(switch.self_test, "ensure", asked.append)
     monkeypatch.setattr(switch, "dtypes_of_models", set)  # other tests hold models on mps
     monkeypatch.setattr(tested, "forms", {(tested.USUAL_DTYPE, tested.USUAL_SIZES)})
@@ -105,6 +107,17 @@ def test_enabling_tests_the_ops_that_models_call(monkeypatch: pytest.MonkeyPatch
     assert len(asked) > tested_later
     assert {case.op for case in asked[-1]()} == wanted
     assert {case.point.dtype for case in asked[-1]()} == {torch.float16, torch.float32, torch.bfloat16}
+    assert torch.float16 in dtypes_of_models()
+
+
+def test_a_call_whose_op_fails_its_first_test_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed: list[str] = []
+    function = replace(dispatch.FUNCTIONS["rotation"], reason=lambda x: "".join(failed), run=lambda x: "torch_gdn")
+    monkeypatch.setitem(dispatch.FUNCTIONS, "rotation", function)
+    monkeypatch.setattr(tested, "forms", set[Any]())
+    monkeypatch.setattr(tested.self_test, "ensure", lambda cases: failed.append("the op failed"))
+    call = dispatch.dispatcher("rotation", lambda x: "transformers", everywhere=True)
+    assert call(torch.zeros(1, device=ready("mps"))) == "transformers"
 
 
 def test_enabling_twice_is_enabling_once() -> None:

@@ -5,6 +5,8 @@ import torch
 
 import torch_gdn
 from tests.helpers.devices import launched, ready
+from torch_gdn import recording
+from torch_gdn.check.fake_mps import fake_mps
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int16, torch.int32, torch.int64, torch.bfloat16], ids=str)
@@ -18,6 +20,14 @@ def test_every_byte_arrives(device: torch.device, dtype: torch.dtype, bytes_: in
     else:
         torch_gdn.copy_from_host_(whole[1:-1], src)
     assert torch.equal(whole.cpu(), torch.nn.functional.pad(src.to(torch.int64), (1, 1)).to(dtype))
+
+
+def test_a_launch_copies_no_more_bytes_than_it_can_count() -> None:
+    """Of a tensor on the GPU."""
+    ready("mps")
+    with fake_mps(), recording() as recorded:
+        torch_gdn.copy_from_host_(*(torch.empty(3 << 30, dtype=torch.uint8, device="mps") for _ in range(2)))
+    assert [launch.threadgroups[0] * launch.threads for launch in recorded.launches] == [1 << 30] * 3
 
 
 def test_the_host_may_write_its_array_at_once() -> None:

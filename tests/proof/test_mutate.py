@@ -186,12 +186,14 @@ def test_a_build_that_a_fault_breaks_is_no_catch(project: Path) -> None:
 )
 def test_a_failed_test_with_spaces_in_its_name(line: str, test: str, reason: str) -> None:
     finished = Finished(1, f"tests/a.py::test_b[x - y] FAILED  [ 50%]\n{line}\n")
-    assert failed_test(finished) == (test, reason)
+    assert failed_test(finished, [test]) == (test, reason)
 
 
 def test_a_crash_is_of_the_test_that_was_begun_last() -> None:
     name = "tests/a.py::test_b[8-4]"
-    assert failed_test(Finished(-11, f"{name} Fatal Python error: Segmentation fault\n\nThread 1:\n"))[0] == name
+    crash = f"{name} Fatal Python error: Segmentation fault\n\nThread 1:\n"
+    assert failed_test(Finished(-11, crash), ["tests/a.py"])[0] == name
+    assert failed_test(Finished(2, "collecting ... "), ["tests/a.py"])[0] == "tests/a.py"
 
 
 def test_the_record_and_the_page_have_every_fault() -> None:

@@ -148,6 +148,7 @@ class TestOnGoodKernels:
         ops = {row["group"] for row in good.report["results"] if row["section"] == "recorded"}
         groups = {plan.group_of(op, algorithm) for op in golden.PREFIXES for algorithm in plan.algorithms_of(op)}
         assert ops == {*plan.stages.OUTPUTS, *groups} and len(groups) == 4
+        assert golden.ops_of("half_k128") == ["chunk_local_cumsum", *golden.PREFIXES]  # it has o, and no stage's inputs
 
     @pytest.mark.skipif(on_a_mac(), reason="a Mac has times")
     def test_times_of_the_simulated_device_are_left_out(self, good: Run) -> None:
@@ -442,6 +443,16 @@ class TestTimes:
         ready("mps")
         seconds = first_call.in_a_new_process(Path(_C.shader_directory()))
         assert len(seconds) == 4 and all(each > 0 for each in seconds.values())
+
+    def test_a_process_that_fails_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys, "executable", "false")
+        with pytest.raises(RuntimeError, match="the process of the first calls ended with 1"):
+            first_call.in_a_new_process(Path())
+
+    def test_what_cannot_run_here_has_no_time(self) -> None:
+        runs = timing.prepared_function(lambda: torch.ones(1, 2))
+        figures = timing.compared({"torch_gdn": runs, "mlx": "no mlx"}, torch.ones(2), CPU, repeats=1, calls=1).figures
+        assert figures["mlx"] == {"left out": "no mlx"} and figures["fastest"] == "torch_gdn"
 
 
 def test_the_end_of_a_long_prompt_is_held_against_float64(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,6 +141,7 @@ def test_info_reports_versions_ops_and_agreement() -> None:
     assert "torch: 2." in finished.stdout
     assert "gdn::solve_tril: CPU" in finished.stdout
     assert "cpu: relative distance" in finished.stdout
+    assert "self-test of kernels\n" in finished.stdout
     assert "WRONG" not in finished.stdout
 
 

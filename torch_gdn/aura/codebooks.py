@@ -2,39 +2,39 @@
 
 Default tables: the Lloyd-Max centroids of a coordinate of a random unit vector in R^D (`torch_gdn.aura.lloyd_max`). The
 table "origin" is what FFAI and mlx-swift-lm, where AURA comes from, code with: right at 2 and 3 bits, but at 4 and 8
-bits twice and nearly four times the mean squared error. It is here so that their caches can be read.
+bits twice and nearly four times the mean squared error. It is here so that their caches can be read. The table
+"trellis" (`torch_gdn.aura.trellis`) has a label for each window of 6 bits.
 """
 
 from __future__ import annotations
 
-import json
-from functools import cache
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
+from torch_gdn.aura import trellis
+from torch_gdn.aura.tables import read, require
 from torch_gdn.reference.aura import MASK, aura_signs
 
 __all__ = ["BITS", "DIMENSIONS", "TABLES", "aura_signs", "boundaries", "codebook", "origin_signs"]
 
 DIMENSIONS = (64, 80, 96, 128, 256, 512)
-BITS = (2, 3, 4, 8)
-TABLES = ("lloyd-max", "origin")
-FOLDER = Path(__file__).parent
+BITS = (2, 3, 4, 5, 8)
+TABLES = ("lloyd-max", "origin", "trellis")
+WINDOW = 6  # bits of a trellis code's window
 
 
 def codebook(bits: int, D: int, table: str = "lloyd-max") -> Tensor:
-    """The 2^bits centroids of vectors of D values.
+    """The 2^bits centroids of vectors of D values, or the 64 labels of a trellis code.
 
     Args:
-        bits: 2, 3, 4 or 8.
+        bits: 2, 3, 4, 5 or 8; "origin" has no 5 bits, "trellis" only 2, 3 and 4.
         D: 64, 80, 96, 128, 256 or 512.
         table: "lloyd-max", or "origin", that of FFAI and mlx-swift-lm, for D other than 128 scaled by sqrt(128 / D) as
-            there. Default: "lloyd-max".
+            there, or "trellis". Default: "lloyd-max".
 
     Returns:
-        codebook: [2 ** bits], float32. In ascending order, on the CPU.
+        codebook: [2 ** bits], float32. In ascending order, on the CPU. A trellis has [2 ** bits, 2 ** (6 - bits)]:
+            entry w, row by row, is the label of window w.
 
     Raises:
         ValueError: bits, D or table that is not one of those.
@@ -49,21 +49,25 @@ def codebook(bits: int, D: int, table: str = "lloyd-max") -> Tensor:
     require("codebook: bits", bits, BITS)
     require("codebook: D", D, DIMENSIONS)
     require("codebook: table", table, TABLES)
+    if table == "trellis":
+        require("codebook: bits of a trellis", bits, trellis.RATES[WINDOW])
+        return trellis.table(WINDOW, bits).view(2**bits, -1) / D**0.5
     if table == "origin":
+        require("codebook: bits of the table 'origin'", bits, (2, 3, 4, 8))
         at_128 = torch.tensor(read("origin_codebooks.json")[str(bits)])
         return at_128 if D == 128 else at_128 * (128 / D) ** 0.5
     positive = torch.tensor(read("codebooks.json")[str(D)][str(bits)])
     return torch.cat([-positive.flip(0), positive])
 
 
-def boundaries(codebook: Tensor) -> Tensor:
+def boundaries(codebook: Tensor) -> Tensor | None:
     """The midpoints between neighbours of a codebook.
 
     Args:
-        codebook: [2^bits] float32, ascending.
+        codebook: [2^bits] float32, ascending; or that of a trellis, of two dimensions.
 
     Returns:
-        boundaries: [2 ** bits - 1], float32.
+        boundaries: [2 ** bits - 1], float32. None for a trellis.
 
     Example:
         >>> import torch
@@ -71,6 +75,8 @@ def boundaries(codebook: Tensor) -> Tensor:
         >>> codebooks.boundaries(torch.tensor([-3.0, -1.0, 1.0, 3.0]))
         tensor([-2.,  0.,  2.])
     """
+    if codebook.dim() == 2:
+        return None
     in_f64 = codebook.double()
     return ((in_f64[:-1] + in_f64[1:]) / 2).float()
 
@@ -102,13 +108,3 @@ def origin_signs(D: int, seed: int) -> Tensor:
         state ^= state << 17 & MASK
         signs.append(1.0 if state & 1 else -1.0)
     return torch.tensor(signs)
-
-
-def require(argument: str, value: object, allowed: tuple[object, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{argument}: expected one of {', '.join(map(repr, allowed))}, got {value!r}")
-
-
-@cache
-def read(name: str) -> dict:
-    return json.loads((FOLDER / name).read_text())

@@ -20,7 +20,9 @@ class CodedTensor:
 
     def __init__(self, bits: int, signs: Tensor, codebook: Tensor, means: bool, shape: tuple[int, int, int]) -> None:
         device = signs.device
-        self.signs, self.codebook, self.boundaries = signs, codebook, boundaries(codebook.cpu()).to(device)
+        self.signs, self.codebook = signs, codebook
+        between = boundaries(codebook.cpu())
+        self.boundaries = None if between is None else between.to(device)
         words = (signs.shape[0] * bits + 31) // 32
         self.codes = torch.zeros(*shape, words, dtype=torch.int32, device=device)
         self.norms = torch.zeros(shape, dtype=torch.float16, device=device)
@@ -42,13 +44,16 @@ class CodedTensor:
     def parts(self, length: int) -> dict[str, Tensor]:
         """All that it takes to read the first `length` tokens."""
         tokens = {name: x[:, :, :length] for name, x in self.of_tokens().items()}
-        return tokens | {name: getattr(self, name) for name in TABLES}
+        return tokens | self.tables_of_file()
+
+    def tables_of_file(self) -> dict[str, Tensor]:
+        return {name: x for name in TABLES if (x := getattr(self, name)) is not None}
 
     def fill(self, parts: dict[str, Tensor]) -> None:
         """Takes over such parts, whose tokens become the first ones."""
         for name, x in self.of_tokens().items():
             x[:, :, : parts[name].shape[2]] = parts[name].to(x.device)
-        for name in TABLES:
+        for name in self.tables_of_file():
             setattr(self, name, parts[name].to(self.norms.device))
 
     def append(self, x: Tensor, slots: Tensor) -> None:

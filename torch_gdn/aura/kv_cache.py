@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torch_gdn.aura import file, tested
-from torch_gdn.aura.codebooks import DIMENSIONS, aura_signs, codebook
+from torch_gdn.aura.codebooks import DIMENSIONS, aura_signs
 from torch_gdn.aura.coded_tensor import DTYPES, CodedTensor, dtype_name
 from torch_gdn.aura.exact_rows import ExactRows
 from torch_gdn.aura.scheme import Scheme
@@ -77,18 +77,19 @@ class KVCache:
         self.scheme = scheme if isinstance(scheme, Scheme) else Scheme(scheme)
         bits = (self.scheme.key_bits, self.scheme.value_bits)
         if head_dim in DIMENSIONS:
-            tested.test((bits, head_dim, dtype), torch.device(device))
+            tested.test((bits, self.scheme.trellis, head_dim, dtype), torch.device(device))
         self.kv_heads, self.head_dim, self.dtype, self.seed = kv_heads, head_dim, dtype, seed
         self.tail, self.sinks, self.capacity = tail, sinks, capacity
         self.length = self.coded = 0  # all tokens, and those that are codes
 
-        def coded(bits: int, its_seed: int) -> CodedTensor:
-            centroids = codebook(bits, head_dim, self.scheme.table).to(device)
+        def coded(bits: int, centroids: Tensor, its_seed: int) -> CodedTensor:
+            shape = (batch, kv_heads, self._most_codes(capacity))
             signs = aura_signs(head_dim, its_seed).to(device)
-            return CodedTensor(bits, signs, centroids, self.scheme.means, (batch, kv_heads, self._most_codes(capacity)))
+            return CodedTensor(bits, signs, centroids.to(device), self.scheme.means, shape)
 
-        self.keys = coded(self.scheme.key_bits, 2 * seed)
-        self.values = coded(self.scheme.value_bits, 2 * seed + 1)
+        of_keys, of_values = self.scheme.codebooks(head_dim)
+        self.keys = coded(self.scheme.key_bits, of_keys, 2 * seed)
+        self.values = coded(self.scheme.value_bits, of_values, 2 * seed + 1)
         like = torch.empty(batch, kv_heads, 0, head_dim, dtype=dtype, device=device)
         self.exact = ExactRows(like, sinks, tail, capacity)
         self.slots = self._new_slots()

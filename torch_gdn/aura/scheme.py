@@ -1,11 +1,22 @@
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
+from itertools import product
 
 import torch
+from torch import Tensor
 
-from torch_gdn.aura.codebooks import BITS, TABLES, require
+from torch_gdn.aura.codebooks import BITS, WINDOW, codebook
+from torch_gdn.aura.tables import require
+from torch_gdn.aura.trellis import RATES
+
+TABLES = ("lloyd-max", "origin")
+
+
+def names() -> list[str]:
+    """Returns the names of all schemes."""
+    plain = [f"{keys}v{values}" for keys, values in product(BITS, BITS)]
+    return plain + [f"{name}t" for name in plain if any(bits in RATES[WINDOW] for bits in (int(name[0]), int(name[2])))]
 
 
 @dataclass(frozen=True)
@@ -18,8 +29,11 @@ class Scheme:
     and 2v2 1/7.53.
 
     Args:
-        name: "<bits of keys>v<bits of values>", each 2, 3, 4 or 8. Default: "8v4".
-        table: the codebooks (`torch_gdn.aura.codebooks`). Default: "lloyd-max".
+        name: "<bits of keys>v<bits of values>", each 2, 3, 4, 5 or 8. With a "t" at the end, as in "4v4t", codes of
+            2, 3 and 4 bits are trellis codes: they lose less in the same memory, and encoding takes longer. Default:
+            "8v4".
+        table: the codebooks of codes without a trellis (`torch_gdn.aura.codebooks`), "lloyd-max" or "origin".
+            Default: "lloyd-max".
         means: whether to subtract each vector's mean and store it, in 4 more bytes. This helps models whose keys have a
             large common part, such as those with biases in their projections. Default: False.
 
@@ -40,15 +54,28 @@ class Scheme:
     means: bool = False
     key_bits: int = field(init=False, repr=False)
     value_bits: int = field(init=False, repr=False)
+    trellis: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        allowed = "".join(map(str, BITS))
-        match = re.fullmatch(f"([{allowed}])v([{allowed}])", str(self.name))
-        if match is None:
-            raise ValueError(f"Scheme: name: expected '<bits>v<bits>' with bits 2, 3, 4 or 8, got {self.name!r}")
+        if self.name not in names():
+            expected = "expected '<bits>v<bits>' with bits 2, 3, 4, 5 or 8, or with a 't' behind if one is at most 4"
+            raise ValueError(f"Scheme: name: {expected}, got {self.name!r}")
         require("Scheme: table", self.table, TABLES)
-        for argument, bits in zip(("key_bits", "value_bits"), match.groups(), strict=True):
-            object.__setattr__(self, argument, int(bits))
+        found = {"key_bits": int(self.name[0]), "value_bits": int(self.name[2]), "trellis": self.name.endswith("t")}
+        for argument, value in found.items():
+            object.__setattr__(self, argument, value)
+        if self.table == "origin" and (self.trellis or 5 in (self.key_bits, self.value_bits)):
+            raise ValueError(
+                f"Scheme: table: expected 'lloyd-max' for {self.name!r}, got 'origin', which has no such code"
+            )
+
+    def codebooks(self, head_dim: int) -> tuple[Tensor, Tensor]:
+        """Those of keys and of values (`torch_gdn.aura.codebooks`)."""
+
+        def of(bits: int) -> Tensor:
+            return codebook(bits, head_dim, "trellis" if self.trellis and bits in RATES[WINDOW] else self.table)
+
+        return of(self.key_bits), of(self.value_bits)
 
     def bytes_per_token(self, head_dim: int) -> int:
         """What a token's key and value take in one head: codes, norms (float16) and means (float32)."""

@@ -13,7 +13,8 @@ from torch_gdn import self_test
 if TYPE_CHECKING:
     from torch_gdn.self_test.cases import Case
 
-Form = tuple[tuple[int, int], int, torch.dtype]  # bits of keys and of values, the size of a head, the dtype
+# Bits of keys and of values, whether codes are trellis codes, the size of a head, the dtype.
+Form = tuple[tuple[int, int], bool, int, torch.dtype]
 LARGEST_OF_PROMPT = 256  # head size that `torch_gdn.paged_attention` takes
 tested: set[Form] = set()  # in this process
 
@@ -25,7 +26,7 @@ def test(form: Form, device: torch.device) -> None:
     tested.add(form)
 
 
-def needed_cases(bits: tuple[int, int], D: int, dtype: torch.dtype) -> Iterator[Case]:
+def needed_cases(bits: tuple[int, int], trellis: bool, D: int, dtype: torch.dtype) -> Iterator[Case]:
     """Yields the cases of the ops of `KVCache`, and of the attention of a first prompt to its own keys and values."""
     from torch_gdn.self_test.cases import Case, points_of  # here: it is needed where there is an mps device
 
@@ -34,7 +35,7 @@ def needed_cases(bits: tuple[int, int], D: int, dtype: torch.dtype) -> Iterator[
 
     for each in dict.fromkeys(bits):
         for op in ("aura_encode_", "aura_decode"):
-            yield from cases(op, bits=each, D=D, dtype=dtype)
-    yield from cases("aura_attention", bits=bits, D=D, dtype=dtype)
+            yield from cases(op, bits=each, trellis=trellis, D=D, dtype=dtype)
+    yield from cases("aura_attention", bits=bits, trellis=trellis, D=D, dtype=dtype)
     if D <= LARGEST_OF_PROMPT:
         yield from cases("paged_attention_", D=D, dtype=dtype, cache=dtype)

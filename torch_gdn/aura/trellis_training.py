@@ -19,6 +19,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from torch_gdn.aura import trellis
+from torch_gdn.reference.trellis import windows
 
 FILE = Path(__file__).with_name(trellis.FILE)
 LENGTH = 128  # values of a vector
@@ -60,7 +61,7 @@ def normal(vectors: int, generator: torch.Generator) -> Tensor:
 def improved(half: Tensor, bits: int, x: Tensor) -> Tensor:
     """Each label becomes the mean of what chose it; one that nothing chose stays."""
     table = trellis.odd(half)
-    chosen = trellis.windows(trellis.encode(x, table, bits), table, bits).flatten()
+    chosen = windows(trellis.encode(x, table, bits), table, bits).flatten()
     total = torch.zeros(len(table), dtype=torch.float64).index_add_(0, chosen, x.flatten().double())
     count = torch.bincount(chosen, minlength=len(table))
     total, count = total - total.flip(0), count + count.flip(0)

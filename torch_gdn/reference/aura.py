@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_gdn.reference import trellis
 from torch_gdn.reference.common import compute_dtype
 
 __all__ = [
@@ -73,25 +74,36 @@ def aura_rotate(x: Tensor, signs: Tensor, scale: float = 1.0, inverse: bool = Fa
 
 
 def aura_encode(
-    x: Tensor, signs: Tensor, boundaries: Tensor, codebook: Tensor, with_means: bool = False
+    x: Tensor, signs: Tensor, boundaries: Tensor | None, codebook: Tensor, with_means: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Vectors x [.., D] as codes [.., W] int32, norms [..] and means [..] (or [0]); the last two in x's dtype, at least
     float32.
 
     The norm is that of x over that of its centroids, so that decoding gives back the norm of x. Codes of a vector that
-    is not finite, or whose norm is not, are 0, and its norm says so.
+    is not finite, or whose norm is not, are 0, and its norm says so. Without boundaries the codebook is a trellis's.
     """
     dtype = compute_dtype(x)
-    x, boundaries, codebook = x.to(dtype), boundaries.to(dtype), codebook.to(dtype)
+    x, codebook = x.to(dtype), codebook.to(dtype)
     means = x.mean(-1) if with_means else x.new_empty(0)
     if with_means:
         x = x - means[..., None]
     r = x.norm(dim=-1)
     direction = torch.where((r > 0)[..., None], x / r[..., None], 0.0)
-    indices = quantise(aura_rotate(direction, signs), boundaries)
+    y = torch.where(r.isfinite()[..., None], aura_rotate(direction, signs), 0.0)
+    bits = bits_of(codebook)
+    if boundaries is None:
+        indices = trellis.nearest_windows(y.flatten(0, -2), codebook.flatten(), bits).reshape(y.shape)
+    else:
+        indices = quantise(y, boundaries.to(dtype))
     indices = torch.where(r.isfinite()[..., None], indices, 0)
-    norms = r / codebook[indices].norm(dim=-1)
-    return pack(indices, codebook.shape[0].bit_length() - 1), norms, means
+    norms = r / codebook.flatten()[indices].norm(dim=-1)
+    return pack(indices % 2**bits, bits, closed=boundaries is None), norms, means
+
+
+def bits_of(codebook: Tensor) -> int:
+    """The bits of a code. A codebook [2^bits] has its centroid; one of a trellis, [2^bits, 2^(L - bits)], has the label
+    of each window of L bits, row by row."""
+    return codebook.shape[0].bit_length() - 1
 
 
 def quantise(y: Tensor, boundaries: Tensor) -> Tensor:
@@ -99,12 +111,15 @@ def quantise(y: Tensor, boundaries: Tensor) -> Tensor:
     return torch.searchsorted(boundaries, y.contiguous())
 
 
-def pack(indices: Tensor, bits: int) -> Tensor:
-    """Indices [.., D] as a little-endian stream of D * bits bits in ceil(D * bits / 32) words, int32."""
+def pack(indices: Tensor, bits: int, closed: bool = False) -> Tensor:
+    """Indices [.., D] as a little-endian stream of D * bits bits in ceil(D * bits / 32) words, int32. The rest of the
+    last word has zeros, or the stream's first bits if it is `closed`."""
     D = indices.shape[-1]
     words = (D * bits + 31) // 32
     stream = (indices[..., None] >> torch.arange(bits, device=indices.device) & 1).flatten(-2)
-    stream = torch.nn.functional.pad(stream, (0, words * 32 - D * bits)).unflatten(-1, (words, 32))
+    rest = words * 32 - D * bits
+    first = stream[..., :rest] if closed else torch.zeros_like(stream[..., :rest])
+    stream = torch.cat([stream, first], -1).unflatten(-1, (words, 32))
     unsigned = (stream << torch.arange(32, device=indices.device)).sum(-1)
     return torch.where(unsigned < 2**31, unsigned, unsigned - 2**32).int()
 
@@ -116,12 +131,24 @@ def aura_decode(
     """The vectors [.., D] that codes [.., W] and norms [..] encode, in `dtype` (float32), or Pi times them."""
     result = dtype or torch.float32
     computed = torch.promote_types(result, torch.promote_types(norms.dtype, torch.float32))
-    D, bits = signs.shape[0], codebook.shape[0].bit_length() - 1
-    y = norms.to(computed)[..., None] * codebook.to(computed)[unpack(codes, bits, D)]
+    D = signs.shape[0]
+    y = norms.to(computed)[..., None] * codebook.to(computed).flatten()[entries(codes, codebook, D)]
     mean = y.new_zeros(()) if means is None else means.to(computed)[..., None]
     if rotated:
         return (y + mean * aura_rotate(y.new_ones(D), signs)).to(result)
     return (aura_rotate(y, signs, inverse=True) + mean).to(result)
+
+
+def entries(codes: Tensor, codebook: Tensor, D: int) -> Tensor:
+    """Which of a codebook's entries the D values of each row of codes are."""
+    bits = bits_of(codebook)
+    indices = unpack(codes, bits, D)
+    if codebook.dim() == 1:
+        return indices
+    stream = (indices[..., None] >> torch.arange(bits, device=codes.device) & 1).flatten(-2)
+    window = torch.arange(trellis.window_bits(codebook), device=codes.device)
+    at = (torch.arange(D, device=codes.device)[:, None] * bits + window) % (D * bits)
+    return (stream[..., at] << window).sum(-1)
 
 
 def unpack(codes: Tensor, bits: int, D: int) -> Tensor:
@@ -208,8 +235,7 @@ def aura_flash_p1(
         return x.to(dtype).repeat_interleave(ratio, dim=1)
 
     def vectors(codes: Tensor, norms: Tensor, codebook: Tensor) -> Tensor:
-        bits = codebook.shape[0].bit_length() - 1
-        return heads(norms.to(dtype)[..., None] * codebook.to(dtype)[unpack(codes, bits, D)])
+        return heads(norms.to(dtype)[..., None] * codebook.to(dtype).flatten()[entries(codes, codebook, D)])
 
     keys, values = vectors(key_codes, key_norms, key_codebook), vectors(value_codes, value_norms, value_codebook)
     scores = q_rot.to(dtype) @ keys.transpose(-1, -2)

@@ -33,9 +33,6 @@ class Verdict:
     def name(self) -> str:
         return self.op if self.algorithm is None else f"{self.op}:{self.algorithm}"
 
-    def __str__(self) -> str:
-        return f"{self.name}: {self.problem}"
-
 
 Verdicts = dict[str, Verdict]  # by the name of the case
 

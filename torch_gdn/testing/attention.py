@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torch_gdn import reference
 from torch_gdn.testing import invalid
-from torch_gdn.testing.aura import SCHEMES, Codec
+from torch_gdn.testing.aura import CODES, Codec
 from torch_gdn.testing.gdn import LARGE
 from torch_gdn.testing.inputs import Call, columns_apart
 from torch_gdn.testing.invalid import change, options, put
@@ -29,6 +29,7 @@ FORMS = (8, 16, 64)  # queries x query heads per KV head; each number takes anot
 class PagePoint(Point):
     cache: torch.dtype = F32
     bits: tuple[int, int] = (3, 4)  # per key and value of coded pages
+    trellis: bool = False
     D: int = 64
     HQ: int = 4
     HK: int = 2
@@ -46,7 +47,8 @@ class PagePoint(Point):
             found["dtype"] = call["q"].dtype
         if "key_cache" in call:
             found["cache"] = call["key_cache"].dtype
-        if "key_codebook" in call:  # 2^bits centroids
+        if "key_codebook" in call:  # 2^bits rows
+            found["trellis"] = 2 in (call["key_codebook"].dim(), call["value_codebook"].dim())
             found["bits"] = tuple(len(call[f"{name}_codebook"]).bit_length() - 1 for name in ("key", "value"))
             found["tail"] = call.get("tail", 0)
         return found
@@ -203,7 +205,8 @@ def place_exact_rows(call: Call, caches: dict[str, Tensor]) -> None:
 def draw_coded(point: PagePoint) -> Call:
     call = draw_attention(point)
     found = {name: x for name, x in call.items() if not name.endswith("_cache")}
-    for name, codec in (("key", Codec(point.D, point.bits[0])), ("value", Codec(point.D, point.bits[1], 4))):
+    for name, bits, seed in zip(("key", "value"), point.bits, (3, 4), strict=True):
+        codec = Codec(point.D, bits, seed, point.trellis)
         codes, norms = aura_pages(codec, call[f"{name}_cache"])[0]
         codes, norms = (codes.contiguous(), norms.contiguous()) if point.plain else (codes, norms)
         found |= {f"{name}_codes": codes, f"{name}_norms": norms}
@@ -389,6 +392,7 @@ DTYPES_OF_PAGES = ((BF16, BF16, 128, 16), (F32, F16, 64, 7), (F16, F32, 96, 48),
 
 EXACT_POINTS = [PagePoint(BF16, bits=(4, 4), D=128, queries=SEQUENCES[1][0], keys=SEQUENCES[1][1], tail=24)]
 EXACT_POINTS += [PagePoint(F16, bits=(3, 2), D=80, HQ=16, queries=(1, 3), keys=(41, 300), tail=24)]
+TRELLIS_POINTS = [replace(EXACT_POINTS[1], trellis=True), PagePoint(F16, cache=F32, bits=(8, 4), D=128, trellis=True)]
 
 
 def points(coded: bool) -> Iterator[PagePoint]:
@@ -398,7 +402,7 @@ def points(coded: bool) -> Iterator[PagePoint]:
         yield PagePoint(dtype, cache=cache, bits=(8, 4), D=D, block_size=size, queries=queries, keys=keys)
     yield PagePoint(plain=True)
     if coded:
-        yield from EXACT_POINTS
+        yield from (*EXACT_POINTS, *TRELLIS_POINTS)
 
 
 def quick(coded: bool) -> list[PagePoint]:
@@ -413,12 +417,15 @@ def compiled_pages() -> Iterator[PagePoint]:
 
 
 def compiled(
-    schemes: Sequence[tuple[int, int]], caches: Sequence[torch.dtype], forms: Sequence[int], tails: Sequence[int] = (0,)
+    codes: Sequence[tuple[tuple[int, int], bool]],
+    caches: Sequence[torch.dtype],
+    forms: Sequence[int],
+    tails: Sequence[int] = (0,),
 ) -> Iterator[PagePoint]:
     """Yields points in every form, one with a merge of parts."""
-    for dtype, cache, bits, D, form, tail in itertools.product(DTYPES, caches, schemes, SIZES, forms, tails):
-        one = PagePoint(dtype, cache=cache, bits=bits, D=D, HQ=form, HK=1, queries=(1,), keys=(3,), longest=16000)
-        yield replace(one, tail=tail)
+    for dtype, cache, code, D, form, tail in itertools.product(DTYPES, caches, codes, SIZES, forms, tails):
+        one = PagePoint(dtype, cache=cache, D=D, HQ=form, HK=1, queries=(1,), keys=(3,), longest=16000)
+        yield replace(one, bits=code[0], trellis=code[1], tail=tail)
 
 
 OUTSIDE = (
@@ -466,7 +473,7 @@ register(
         small=PagePoint(D=32, plain=True),
         points=list(points(coded=False)),
         quick=quick(coded=False),
-        compiled=partial(compiled, [(3, 4)], DTYPES, FORMS),
+        compiled=partial(compiled, [((3, 4), False)], DTYPES, FORMS),
         bound=attention_bounds,
         heads={"out": 1},
         operations=operations_of_attention,
@@ -480,7 +487,7 @@ register(
         small=PagePoint(plain=True, tail=8),
         points=list(points(coded=True)),
         quick=quick(coded=True),
-        compiled=partial(compiled, SCHEMES, [F32], FORMS[1:], (0, 1)),
+        compiled=partial(compiled, CODES, [F32], FORMS[1:], (0, 1)),
         bound=attention_bounds,
         heads={"out": 1},
         operations=operations_of_attention,

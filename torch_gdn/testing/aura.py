@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from torch_gdn import reference
-from torch_gdn.aura import codebooks
+from torch_gdn.aura import Scheme, codebooks, trellis
+from torch_gdn.reference.trellis import windows
 from torch_gdn.testing import invalid
 from torch_gdn.testing.gdn import LARGE
 from torch_gdn.testing.inputs import Call, columns_apart
@@ -23,25 +24,30 @@ from torch_gdn.testing.registry import Hostile, Invalid, Named, OpEntry, Point, 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 HEAD_SIZES = codebooks.DIMENSIONS
 BITS = codebooks.BITS
-SCHEMES = ((8, 8), (8, 4), (4, 4), (4, 2), (3, 3), (2, 2))  # bits of keys and of values
+SCHEMES = ("8v8", "8v4", "5v5", "4v4", "4v2", "3v3", "2v2", "8v4t", "4v4t", "3v3t", "2v2t")
+# Bits of keys and of values, and whether these are trellis codes.
+CODES = [((scheme.key_bits, scheme.value_bits), scheme.trellis) for scheme in map(Scheme, SCHEMES)]
+TRELLIS = trellis.RATES[codebooks.WINDOW]  # bits of trellis codes
 FORMS = (1, 2, 4, 8, 17)  # queries x query heads per KV head; each number takes another variant of pass 1
 
 
 @dataclass
 class Codec:
-    """Signs and the default table."""
+    """Signs and the default table, or that of the trellis where there is one of so many bits."""
 
     D: int
     bits: int
     seed: int = 3
+    trellis: bool = False
 
     def __post_init__(self) -> None:
         self.signs = reference.aura_signs(self.D, self.seed)
-        self.codebook = codebooks.codebook(self.bits, self.D)
+        table = "trellis" if self.trellis and self.bits in TRELLIS else "lloyd-max"
+        self.codebook = codebooks.codebook(self.bits, self.D, table)
         self.boundaries = codebooks.boundaries(self.codebook)
 
     @property
-    def tables(self) -> tuple[Tensor, Tensor, Tensor]:
+    def tables(self) -> tuple[Tensor, Tensor | None, Tensor]:
         """Arguments of aura_encode."""
         return self.signs, self.boundaries, self.codebook
 
@@ -50,8 +56,9 @@ class Codec:
         return (self.D * self.bits + 31) // 32
 
     def to(self, device: torch.device) -> Codec:
-        there = Codec(self.D, self.bits, self.seed)
-        there.signs, there.boundaries, there.codebook = (x.to(device) for x in self.tables)
+        there = Codec(self.D, self.bits, self.seed, self.trellis)
+        there.signs, there.codebook = self.signs.to(device), self.codebook.to(device)
+        there.boundaries = None if self.boundaries is None else self.boundaries.to(device)
         return there
 
 
@@ -107,28 +114,60 @@ class CodecPoint(Point):
     bits: int = 3
     tokens: int = 5
     rotated: bool = False  # decoded as rotated; rotated forwards
+    trellis: bool = False
 
     def codec(self) -> Codec:
-        return Codec(self.D, self.bits)
+        return Codec(self.D, self.bits, trellis=self.trellis)
 
     def rows(self) -> Tensor:
         return torch.randn(2, 2, self.tokens, self.D).to(self.dtype)
 
+    def to_encode(self) -> tuple[Tensor, Codec]:
+        """Vectors and a codec; of a trellis those that one stream each, found by any right encoder, decodes to.
+
+        Streams that cost nearly the same would make every small error of a coordinate one of many codes. These vectors
+        are turned rings of one stream, which have one norm, that of the labels.
+        """
+        codec = self.codec()
+        if not self.trellis or self.bits not in TRELLIS:
+            return self.rows(), codec
+        ring = codec.codebook.flatten()[windows(stream_of(self.D, self.bits), codec.codebook, self.bits)]
+        codec.codebook = codec.codebook / ring.norm()
+        turned = torch.stack([(ring / ring.norm()).roll(-i) for i in range(4 * self.tokens)])
+        x = reference.aura_rotate(turned.double(), codec.signs, inverse=True).view(2, 2, self.tokens, self.D)
+        return (x * torch.arange(1.0, 1 + self.tokens)[:, None]).to(self.dtype), codec
+
+
+def stream_of(D: int, bits: int) -> Tensor:
+    return torch.randint(256, (D * bits // 8,), dtype=torch.uint8)
+
 
 CODECS = [CodecPoint(F32), CodecPoint(BF16, D=128, bits=4, tokens=13), CodecPoint(F16, D=80, bits=3, tokens=13)]
 CODECS += [CodecPoint(BF16, D=96, bits=2, tokens=13), CodecPoint(F32, D=512, bits=8, tokens=13)]
+CODECS.append(CodecPoint(F16, D=80, bits=5, tokens=13))
+CODECS += [
+    CodecPoint(dtype, D=D, bits=bits, tokens=13, trellis=True)
+    for dtype, D, bits in ((F32, 80, 3), (BF16, 128, 4), (F16, 64, 2), (F32, 512, 4), (F32, 96, 4))
+]
 QUICK_CODECS = [CodecPoint(BF16, D=128, bits=8, tokens=13)]
 
 
-def compiled_codecs(bits: tuple[int, ...] = BITS, rotations: tuple[bool, ...] = (False,)) -> Iterator[CodecPoint]:
-    for b, D, dtype, rotated in itertools.product(bits, HEAD_SIZES, DTYPES, rotations):
-        yield CodecPoint(dtype, D=D, bits=b, tokens=2, rotated=rotated)
+CODES_OF_VECTORS = [(bits, False) for bits in BITS] + [(bits, True) for bits in TRELLIS]
+
+
+def compiled_codecs(
+    codes: Iterable[tuple[int, bool]] = CODES_OF_VECTORS,
+    rotations: tuple[bool, ...] = (False,),
+) -> Iterator[CodecPoint]:
+    """Codes are bits, and whether a trellis code has them."""
+    for (bits, of_trellis), D, dtype, rotated in itertools.product(codes, HEAD_SIZES, DTYPES, rotations):
+        yield CodecPoint(dtype, D=D, bits=bits, tokens=2, rotated=rotated, trellis=of_trellis)
 
 
 def draw_encode(point: CodecPoint) -> Call:
-    codec = point.codec()
+    x, codec = point.to_encode()
     tables = {"signs": codec.signs, "boundaries": codec.boundaries, "codebook": codec.codebook}
-    return {"x": point.rows()} | tables | {"with_means": True}
+    return {"x": x} | tables | {"with_means": codec.boundaries is not None}
 
 
 def draw_encode_in_place(point: CodecPoint) -> Call:
@@ -243,7 +282,7 @@ register(
         small=CodecPoint(),
         points=[*CODECS, CodecPoint(BF16, D=128, rotated=True)],
         quick=QUICK_CODECS,
-        compiled=partial(compiled_codecs, bits=(4,), rotations=(False, True)),
+        compiled=partial(compiled_codecs, codes=[(4, False)], rotations=(False, True)),
         bound=lambda point, call, exact: {"y": 4e-7},
         heads={"y": None},
         invalid=wrong_rotate,
@@ -264,9 +303,10 @@ class AuraPoint(Point):
     batch: int = 2
     masked: bool = False  # with means, sinks, a window, and `starts` that mask the first keys
     exact: tuple[int, int] = (0, 0)  # exact rows, and how many of them precede the codes
+    trellis: bool = False
 
     def cache(self) -> Cache:
-        key, value = Codec(self.D, self.bits[0]), Codec(self.D, self.bits[1], 4)
+        key, value = (Codec(self.D, bits, seed, self.trellis) for bits, seed in zip(self.bits, (3, 4), strict=True))
         return make_cache(key, value, self.batch, 2, self.keys, self.masked)
 
     def q(self, dtype: torch.dtype) -> Tensor:
@@ -303,6 +343,17 @@ ATTENTIONS += [
     AuraPoint(F16, bits=(4, 4), D=80, ratio=4, queries=9, keys=40, exact=(133, 0)),
     AuraPoint(F32, bits=(4, 4), D=512, ratio=1, queries=9, keys=20, batch=1, exact=(20, 4)),
 ]
+ATTENTIONS += [
+    AuraPoint(F32, bits=bits, D=D, ratio=form, queries=1, keys=203, batch=1, trellis=of_trellis)
+    for bits, D, of_trellis, forms in (
+        ((4, 4), 128, True, (4, 8, 17)),
+        ((3, 2), 80, True, (4, 8, 17)),
+        ((8, 3), 64, True, (4, 8)),
+        ((5, 5), 80, False, (4, 8, 17)),
+        ((2, 4), 512, True, (2, 8)),
+    )
+    for form in forms
+]
 QUICK_ATTENTIONS = [
     AuraPoint(BF16, bits=(8, 4), D=128, ratio=form, queries=1, keys=203, batch=1, masked=form == 4) for form in (4, 17)
 ]
@@ -310,8 +361,9 @@ QUICK_ATTENTIONS.append(AuraPoint(BF16, bits=(8, 4), D=128, queries=1, keys=128,
 
 
 def compiled_attention() -> Iterator[AuraPoint]:
-    for bits, D, dtype, form in itertools.product(SCHEMES, HEAD_SIZES, DTYPES, FORMS):
-        yield AuraPoint(dtype, bits=bits, D=D, ratio=form, queries=1, keys=2, batch=1, exact=(1, 1))
+    for (bits, of_trellis), D, dtype, form in itertools.product(CODES, HEAD_SIZES, DTYPES, FORMS):
+        one = AuraPoint(dtype, bits=bits, D=D, ratio=form, queries=1, keys=2, batch=1, exact=(1, 1))
+        yield replace(one, trellis=of_trellis)
 
 
 def draw_flash_p1(point: AuraPoint) -> Call:

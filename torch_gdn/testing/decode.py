@@ -74,6 +74,13 @@ def decode_bounds(point: DecodePoint, call: Call, exact: Named) -> dict[str, flo
     return {"o": OUTPUT[point.dtype], "state_pool": state, "conv_pool": 0}
 
 
+def stepped(call: Call) -> Call:
+    """A step of two tokens of each sequence, with a slot for each state. The windows have three columns of four."""
+    step = {name: call[name][:, :2] for name in ("qkv", "z", "b", "a")}
+    step |= {"state_indices": torch.arange(4).view(2, 2), "num_accepted_tokens": torch.ones(2, dtype=torch.int64)}
+    return call | step | {"conv_pool": call["conv_pool"][..., :3]}
+
+
 def wrong_decode(entry: OpEntry[DecodePoint]) -> Iterator[Invalid]:
     yield from invalid.integers("qkv", "z", "b", "a", "conv_weight", "conv_pool", "A_log", "state_pool", "norm_weight")
     yield from [
@@ -93,6 +100,7 @@ def wrong_decode(entry: OpEntry[DecodePoint]) -> Iterator[Invalid]:
     yield Invalid("conv_pool", ValueError, "two columns", change("conv_pool", lambda pool: pool[..., :2]))
     for what, sizes in {"K of 129": (129, 32), "V of 193": (64, 193), "K of 0": (0, 32)}.items():
         yield Invalid("state_pool", ValueError, what, put("state_pool", torch.zeros(5, 4, *sizes)))
+    yield Invalid("conv_pool", ValueError, "a column too few for two tokens", stepped)
     yield Invalid("state_pool", ValueError, "no heads", change("state_pool", lambda pool: pool[:, :0]))
     yield Invalid("activation", ValueError, "gelu", put("activation", "gelu"))
     yield Invalid("norm_activation", ValueError, "tanh", put("norm_activation", "tanh"))

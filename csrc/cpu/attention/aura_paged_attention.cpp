@@ -65,8 +65,8 @@ class CodedCache {
         value_signs_(op.value_signs.contiguous()),
         q_(q_tensor_),
         out_(op.out),
-        keys_(op.key.codebook, op.key_bits, D_),
-        values_(op.value.codebook, op.value_bits, D_) {
+        keys_(op.key.codebook, op.key_code, D_),
+        values_(op.value.codebook, op.value_code, D_) {
     if (op.exact.present()) exact_.emplace(op.shape, op.sequences, op.exact);
   }
 

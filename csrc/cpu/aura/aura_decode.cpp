@@ -25,7 +25,7 @@ void run(const AuraDecode<int64_t>& op, const Tensor& x_any) {
   const Tensor means = has_means ? cpu::as_values(*op.vectors.means) : Tensor();
   const Tensor x = cpu::as_vectors(x_any, "x"), signs = op.signs.contiguous();
   const cpu::Rows out(x);
-  const cpu::Codebook centroids(op.vectors.codebook, op.bits, op.D);
+  const cpu::Codebook centroids(op.vectors.codebook, op.code, op.D);
   const auto* sign = signs.const_data_ptr<float>();
   const auto ones = op.rotated ? rotated_ones(sign, op.D) : std::vector<float>(op.D, 1.0f);
   const float factor = op.rotated ? 1.0f : 1.0f / std::sqrt(static_cast<float>(op.D));

@@ -15,8 +15,8 @@ class CodedKeys {
         key_codes_(unit_last_stride(op.key.codes, "key_codes")),
         value_codes_(unit_last_stride(op.value.codes, "value_codes")),
         q_(q_rot_),
-        keys_(op.key.codebook, op.shape.key_bits, D_),
-        values_(op.value.codebook, op.shape.value_bits, D_) {}
+        keys_(op.key.codebook, op.shape.key_code, D_),
+        values_(op.value.codebook, op.shape.value_code, D_) {}
 
   int64_t blocks() const { return op_.shape.NB; }
   int64_t first_block() const { return 0; }

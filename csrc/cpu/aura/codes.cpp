@@ -1,25 +1,28 @@
 #include "cpu/aura/codes.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
 namespace torch_gdn::cpu {
 
-void pack_codes(const int32_t* codes, int64_t D, int64_t bits, int32_t* words) {
+void pack_codes(const int32_t* codes, int64_t D, const Code& code, int32_t* words) {
   uint64_t stream = 0;
   int64_t held = 0;
+  const int32_t* first = words;
   for (int64_t d = 0; d < D; ++d) {
     stream |= uint64_t(codes[d]) << held;
-    held += bits;
+    held += code.bits;
     if (held < 32) continue;
     *words++ = int32_t(uint32_t(stream));
     stream >>= 32;
     held -= 32;
   }
+  if (code.is_trellis()) stream |= uint64_t(uint32_t(*first)) << held;
   if (held > 0) *words = int32_t(uint32_t(stream));
 }
 
-Codebook::Codebook(const Tensor& centroids, int64_t bits, int64_t D) : bits_(bits), D_(D) {
+Codebook::Codebook(const Tensor& centroids, const Code& code, int64_t D) : code_(code), D_(D) {
   const Tensor contiguous = centroids.contiguous();
   const float* centroid = contiguous.const_data_ptr<float>();
   if (aura_kernels().dequantise != nullptr) {
@@ -30,8 +33,11 @@ Codebook::Codebook(const Tensor& centroids, int64_t bits, int64_t D) : bits_(bit
 }
 
 void Codebook::fill_table(const float* centroids) {
-  for (int64_t i = 0; bits_ <= 4 && i < 16; ++i) table_.centroids[i] = centroids[i & ((1 << bits_) - 1)];
-  for (int64_t i = 0; bits_ == 8 && i < 256; ++i) {
+  const int64_t entries = int64_t(1) << code_.window;
+  for (int64_t i = 0; entries <= 64 && i < std::max<int64_t>(entries, 16); ++i) {
+    table_.centroids[i] = centroids[i % entries];
+  }
+  for (int64_t i = 0; entries == 256 && i < 256; ++i) {
     const auto bits = std::bit_cast<uint32_t>(centroids[i]);
     table_.low[i] = static_cast<uint16_t>(bits);
     table_.high[i] = static_cast<uint16_t>(bits >> 16);
@@ -39,18 +45,20 @@ void Codebook::fill_table(const float* centroids) {
 }
 
 void Codebook::fill_groups(const float* centroids) {
-  const int64_t group_bits = bits_ == 3 ? 6 : 8, codes = group_bits / bits_;
+  const int64_t group_bits = has_pairs() ? code_.bits + code_.window : 8, codes = has_pairs() ? 2 : 8 / code_.bits;
   groups_.resize((size_t(1) << group_bits) * codes);
   for (int64_t group = 0; group < int64_t(1) << group_bits; ++group) {
     for (int64_t i = 0; i < codes; ++i) {
-      groups_[group * codes + i] = centroids[group >> (i * bits_) & ((1 << bits_) - 1)];
+      groups_[group * codes + i] = centroids[group >> (i * code_.bits) & ((1 << code_.window) - 1)];
     }
   }
 }
 
 void Codebook::dequantise(const int32_t* words, int64_t stride, int64_t rows, float* out, int64_t width) const {
   const auto dequantise = aura_kernels().dequantise;
-  if (dequantise != nullptr) return dequantise({words, stride, rows, bits_, D_, &table_, out, width});
+  if (dequantise != nullptr) {
+    return dequantise({words, stride, rows, code_.bits, code_.window, D_, &table_, out, width});
+  }
   for (int64_t row = 0; row < rows; ++row) dequantise_row(words + row * stride, out + row * width);
 }
 
@@ -63,18 +71,34 @@ void Codebook::dequantise_groups(const int32_t* words, float* out) const {
   }
 }
 
-void Codebook::dequantise_row(const int32_t* words, float* out) const {
-  if (bits_ == 2) return dequantise_groups<4>(words, out);
-  if (bits_ == 4) return dequantise_groups<2>(words, out);
-  if (bits_ == 8) return dequantise_groups<1>(words, out);
-  // With 3 bits, three bytes hold eight codes.
+// Eight codes are kBits bytes. The windows of a trellis code reach into the next byte, which is the first one in the
+// end.
+template <int kBits>
+void Codebook::dequantise_pairs(const int32_t* words, float* out) const {
   const auto* bytes = reinterpret_cast<const uint8_t*>(words);
-  for (int64_t d = 0; d < D_; d += 8, bytes += 3) {
-    const uint32_t eight = bytes[0] | bytes[1] << 8 | bytes[2] << 16;
-    for (int64_t i = 0; i < 4; ++i) {
-      std::memcpy(out + d + 2 * i, groups_.data() + (eight >> (6 * i) & 63) * 2, 2 * sizeof(float));
+  const uint8_t first = bytes[0];
+  const uint64_t mask = (uint64_t(1) << (kBits + code_.window)) - 1;
+  for (int64_t d = 0; d < D_; d += 8, bytes += kBits) {
+    uint64_t eight = 0;
+    std::memcpy(&eight, bytes, kBits);
+    eight |= uint64_t(d + 8 < D_ ? bytes[kBits] : first) << (8 * kBits);
+    for (int64_t i = 0; i < 8; i += 2) {
+      std::memcpy(out + d + i, groups_.data() + (eight >> (i * kBits) & mask) * 2, 2 * sizeof(float));
     }
   }
+}
+
+void Codebook::dequantise_row(const int32_t* words, float* out) const {
+  const int64_t bits = code_.bits;
+  if (has_pairs()) {
+    if (bits == 2) return dequantise_pairs<2>(words, out);
+    if (bits == 3) return dequantise_pairs<3>(words, out);
+    if (bits == 4) return dequantise_pairs<4>(words, out);
+    return dequantise_pairs<5>(words, out);
+  }
+  if (bits == 2) return dequantise_groups<4>(words, out);
+  if (bits == 4) return dequantise_groups<2>(words, out);
+  return dequantise_groups<1>(words, out);
 }
 
 }  // namespace torch_gdn::cpu

@@ -136,10 +136,25 @@ void multiply_by_sylvester(float* x, int64_t D, int64_t width) {
 
 #if TORCH_GDN_LANES == 16
 
-// 16 codes of 2, 3 or 4 bits: the two bytes that hold a code go into its lane and are shifted; the last 4 bits select
-// one of 16 centroids, which repeat with fewer bits.
-template <int kBits>
+// The centroids that the low bits of 16 numbers select: 4 bits of 16 centroids, 5 of 32, 6 of 64.
+template <int kVectors>
+TORCH_GDN_INLINE __m512 selected(const __m512 (&table)[kVectors], __m512i numbers) {
+  if constexpr (kVectors == 1) {
+    return _mm512_maskz_permutexvar_ps(0xFFFF, numbers, table[0]);
+  } else if constexpr (kVectors == 2) {
+    return _mm512_permutex2var_ps(table[0], numbers, table[1]);
+  } else {
+    return _mm512_mask_blend_ps(_mm512_test_epi32_mask(numbers, _mm512_set1_epi32(32)),
+                                _mm512_permutex2var_ps(table[0], numbers, table[1]),
+                                _mm512_permutex2var_ps(table[2], numbers, table[3]));
+  }
+}
+
+// 16 codes of 2 to 5 bits: the two bytes that hold a code's window go into its lane and are shifted. The windows of a
+// trellis code reach into the byte behind the 16 codes, and at the end of the row into its first byte.
+template <int kBits, int kWindow>
 TORCH_GDN_INLINE void dequantise_short(const Dequantise& codes) {
+  constexpr int kVectors = kWindow <= 4 ? 1 : 1 << (kWindow - 4);
   alignas(64) uint8_t positions[64];
   alignas(64) uint32_t shifts[16];
   for (int lane = 0; lane < 16; ++lane) {
@@ -151,15 +166,19 @@ TORCH_GDN_INLINE void dequantise_short(const Dequantise& codes) {
   }
   const __m512i position = _mm512_load_si512(positions);
   const Words shift = (Words)_mm512_load_si512(shifts);
-  const __m512 centroids = _mm512_load_ps(codes.table->centroids);
+  __m512 centroids[kVectors];
+#pragma GCC unroll 4
+  for (int i = 0; i < kVectors; ++i) centroids[i] = _mm512_load_ps(codes.table->centroids + 16 * i);
   constexpr int kBytes = 2 * kBits;  // of 16 codes
   for (int64_t row = 0; row < codes.rows; ++row) {
     const auto* bytes = reinterpret_cast<const uint8_t*>(codes.words + row * codes.stride);
+    const uint8_t first = bytes[0];
     float* out = codes.out + row * codes.width;
     for (int64_t d = 0; d < codes.D; d += 16, bytes += kBytes) {
-      const __m128i group = _mm_maskz_loadu_epi8((1u << kBytes) - 1, bytes);
+      __m128i group = _mm_maskz_loadu_epi8((1u << kBytes) - 1, bytes);
+      if constexpr (kWindow > kBits) group = _mm_insert_epi8(group, d + 16 < codes.D ? bytes[kBytes] : first, kBytes);
       const __m512i pairs = _mm512_shuffle_epi8(_mm512_maskz_broadcast_i32x4(0xFFFF, group), position);
-      _mm512_storeu_ps(out + d, _mm512_maskz_permutexvar_ps(0xFFFF, (__m512i)((Words)pairs >> shift), centroids));
+      _mm512_storeu_ps(out + d, selected(centroids, (__m512i)((Words)pairs >> shift)));
     }
   }
 }
@@ -199,9 +218,11 @@ TORCH_GDN_INLINE void dequantise_bytes(const Dequantise& codes) {
 }
 
 void dequantise(const Dequantise& codes) {
-  if (codes.bits == 2) return dequantise_short<2>(codes);
-  if (codes.bits == 3) return dequantise_short<3>(codes);
-  if (codes.bits == 4) return dequantise_short<4>(codes);
+  const bool is_trellis = codes.window > codes.bits;
+  if (codes.bits == 2) return is_trellis ? dequantise_short<2, 6>(codes) : dequantise_short<2, 2>(codes);
+  if (codes.bits == 3) return is_trellis ? dequantise_short<3, 6>(codes) : dequantise_short<3, 3>(codes);
+  if (codes.bits == 4) return is_trellis ? dequantise_short<4, 6>(codes) : dequantise_short<4, 4>(codes);
+  if (codes.bits == 5) return dequantise_short<5, 5>(codes);
   dequantise_bytes(codes);
 }
 

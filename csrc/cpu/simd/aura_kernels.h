@@ -6,16 +6,17 @@ namespace torch_gdn::cpu {
 
 constexpr int64_t kTileKeys = 64;  // dequantised at once: 32 KB with D = 128
 
-// Centroids as registers hold them: 16, repeated where there are fewer; or the 16-bit halves of 256.
+// Centroids as registers hold them: up to 64, repeated if there are fewer than 16; or the 16-bit halves of 256.
 struct CodeTable {
-  alignas(64) float centroids[16];
+  alignas(64) float centroids[64];
   alignas(64) uint16_t low[256], high[256];
 };
 
-// Packed rows of D codes, `stride` words from row to row, and floats, `width` from row to row.
+// Packed rows of D codes, `stride` words from row to row, and floats, `width` from row to row. A code has `bits` bits;
+// `window` bits from its first on, in a ring, choose its centroid.
 struct Dequantise {
   const int32_t* words;
-  int64_t stride, rows, bits, D;
+  int64_t stride, rows, bits, window, D;
   const CodeTable* table;
   float* out;
   int64_t width;

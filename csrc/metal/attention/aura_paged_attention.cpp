@@ -58,7 +58,7 @@ Launch launch_aura_paged_attention(const AuraPagedAttention<int64_t>& op, const 
   const auto sink_slots = index_array(op.q.device(), exact.sink_slots);
   AuraPagedParameters parameters{call.parameters, page_strides(op.key.norms), page_strides(op.value.norms), {}};
   const int64_t simdgroups = call.plan.rows / kPrefillRows;
-  TemplateArguments arguments = {op.key_bits, op.value_bits, call.head_size(), simdgroups};
+  TemplateArguments arguments = {number_of(op.key_code), number_of(op.value_code), call.head_size(), simdgroups};
   if (exact.present()) {
     parameters.exact = exact_parameters(exact, *slots, *starts, *sink_slots);
     arguments[4] = exact.keys->scalar_type();

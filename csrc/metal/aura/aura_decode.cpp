@@ -17,7 +17,7 @@ void run(const AuraDecode<int64_t>& op, const Tensor& x) {
   launcher().run(
       {{"aura_decode",
         "aura/aura_decode.metal",
-        {x.scalar_type(), op.bits, op.D, op.rotated},
+        {x.scalar_type(), number_of(op.code), op.D, op.rotated},
         {codes, norms, op.vectors.codebook.contiguous(), op.signs.contiguous(), means, x, Binding::values(parameters)},
         {rotation_groups(parameters.vectors.count, op.D), 1, 1},
         kAuraThreads}});

@@ -26,11 +26,22 @@ void encode(const AuraEncoder<int64_t>& op, const optional<Tensor>& slots, const
   }
   parameters.capacity = int32_t(std::min<int64_t>(codes.size(2), INT32_MAX));
   parameters.op = op_name();
+  if (op.code.is_trellis()) {
+    const int64_t vectors = trellis_vectors(int(op.code.bits));
+    launcher().run({{"aura_encode_trellis",
+                     "aura/aura_encode_trellis.metal",
+                     {x.scalar_type(), op.code.bits, op.D},
+                     {x, slots, op.signs.contiguous(), op.codebook.contiguous(), codes, norms, means,
+                      Binding::error_log(), Binding::values(parameters)},
+                     {size_t(ceil_div(int64_t(parameters.vectors.count), vectors)), 1, 1},
+                     32}});
+    return;
+  }
   launcher().run({{"aura_encode",
                    "aura/aura_encode.metal",
-                   {x.scalar_type(), op.bits, op.D},
-                   {x, slots, op.signs.contiguous(), op.boundaries.contiguous(), op.codebook.contiguous(), codes, norms,
-                    means, Binding::error_log(), Binding::values(parameters)},
+                   {x.scalar_type(), op.code.bits, op.D},
+                   {x, slots, op.signs.contiguous(), op.boundaries->contiguous(), op.codebook.contiguous(), codes,
+                    norms, means, Binding::error_log(), Binding::values(parameters)},
                    {rotation_groups(parameters.vectors.count, op.D), 1, 1},
                    kAuraThreads}});
 }

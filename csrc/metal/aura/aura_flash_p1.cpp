@@ -74,7 +74,7 @@ Launch launch_aura_flash_p1(const AuraFlashP1<int64_t>& op, const Partials& part
 
   const int64_t rows = rows_of_threadgroup(s), row_tiles = ceil_div(int64_t(parameters.rows), rows);
   const bool is_matrix = rows == kMatrixRows, is_eight = rows == kEightRows;
-  TemplateArguments arguments = {s.key_bits, s.value_bits, s.D};
+  TemplateArguments arguments = {number_of(s.key_code), number_of(s.value_code), s.D};
   if (!is_matrix && !is_eight) arguments[3] = rows;
   const int64_t columns = is_matrix ? kMatrixColumns : is_eight ? kEightColumns : s.D;
   return {is_matrix  ? "aura_flash_p1_matrix"

@@ -1,6 +1,7 @@
 // Turns tensors into parameter blocks of the AURA kernels.
 #pragma once
 #include "metal/parameters.h"
+#include "ops/aura/aura.h"
 #include "shaders/aura/parameters.h"
 
 namespace torch_gdn {
@@ -14,6 +15,9 @@ VectorStrides vector_strides(const optional<Tensor>& x);  // zeros if there is n
 
 // x is [B, H, T, ..].
 VectorParameters vector_parameters(const Tensor& x);
+
+// Returns the template argument of kernels that stands for a code (shaders/aura/parameters.h).
+inline int64_t number_of(const Code& code) { return code.is_trellis() ? kTrellis + code.bits : code.bits; }
 
 size_t rotation_groups(int64_t vectors, int64_t D);
 

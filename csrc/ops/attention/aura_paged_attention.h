@@ -26,7 +26,7 @@ struct AuraPagedAttention {
   PagedExactRows<Int> exact;
 
   PagedShape<Int> shape;
-  int64_t key_bits = 0, value_bits = 0;
+  Code key_code, value_code;
 
   auto arguments() {
     auto& [block_table, cu_seqlens, seq_lens, max_query_len, max_seq_len, causal, window] = sequences;
@@ -44,8 +44,8 @@ struct AuraPagedAttention {
     check.is_int32("key_codes", key.codes);
     check.dimensions("key_codes", key.codes, 4, "[blocks, block_size, HK, ceil(D * bits / 32)]");
     check_blocks(check, shape, "key_codes", key.codes);
-    key_bits = check_coded(check, "key_codes", "key_norms", "key_codebook", "key_signs", key, key_signs);
-    value_bits = check_coded(check, "value_codes", "value_norms", "value_codebook", "value_signs", value, value_signs);
+    key_code = check_coded(check, "key_codes", "key_norms", "key_codebook", "key_signs", key, key_signs);
+    value_code = check_coded(check, "value_codes", "value_norms", "value_codebook", "value_signs", value, value_signs);
     check_sequences_of_pages(check, s, sequences);
     check_sinks(check, s, sinks);
     if constexpr (is_run<Int>) check_pages(check.op(), s, sequences);
@@ -55,16 +55,15 @@ struct AuraPagedAttention {
   void outputs() const {}
 
  private:
-  int64_t check_coded(const Check<Int>& check, const char* codes_name, const char* norms_name,
-                      const char* codebook_name, const char* signs_name, const CodedTensor& coded,
-                      const Tensor& signs) const {
+  Code check_coded(const Check<Int>& check, const char* codes_name, const char* norms_name, const char* codebook_name,
+                   const char* signs_name, const CodedTensor& coded, const Tensor& signs) const {
     const Sizes<Int> rows = {shape.blocks, shape.block_size, shape.HK};
-    const int64_t bits = check_codebook(check, codebook_name, coded.codebook);
-    check_codes(check, codes_name, coded.codes, rows, shape.D, bits);
+    const Code code = check_codebook(check, codebook_name, coded.codebook);
+    check_codes(check, codes_name, coded.codes, rows, shape.D, code);
     check_unit_stride(check, codes_name, coded.codes);
     check_norms(check, norms_name, coded.norms, rows);
     check_table(check, signs_name, signs, "[D]", shape.D);
-    return bits;
+    return code;
   }
 };
 

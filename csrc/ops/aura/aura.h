@@ -9,17 +9,26 @@
 
 namespace torch_gdn {
 
+// A value has `bits` bits of its own. The `window` bits that choose its entry of a codebook are these, or, in a trellis
+// code, these and the next ones of the vector's stream, which closes into a ring.
+struct Code {
+  int64_t bits = 0, window = 0;
+  bool is_trellis() const { return window > bits; }
+};
+
+constexpr int64_t kTrellisWindow = 6;
+
 template <typename Int = int64_t>
 struct AuraShape {
   Int B = 0, HQ = 0, HK = 0, L = 0, T = 0, D = 0;  // 0 if the op does not have the dimension
   Int E = 0, S = 0;                                // rows kept exact, and how many of them precede the codes
   Int NB = 0, NX = 0;                              // blocks of codes, and of exact rows
   Int q_offset = 0;                                // position of the first query
-  int64_t key_bits = 0, value_bits = 0;
+  Code key_code, value_code;
 };
 
-// Keys or values of a cache: codes [B, HK, T, words] int32, codebook [2^bits] float32, norms [B, HK, T] float16 and
-// means [B, HK, T] float32.
+// Keys or values of a cache: codes [B, HK, T, words] int32, codebook [2^bits] or [2^bits, 2^(6 - bits)] float32, norms
+// [B, HK, T] float16 and means [B, HK, T] float32.
 struct CodedTensor {
   Tensor codes, norms, codebook;
   optional<Tensor> means;
@@ -64,24 +73,31 @@ void check_table(const Check<Int>& check, const char* argument, const Tensor& x,
   check.shape(argument, x, pattern, {size});
 }
 
-// Returns the number of bits.
+// A codebook of two dimensions is that of a trellis code.
 template <typename Int>
-int64_t check_codebook(const Check<Int>& check, const char* argument, const Tensor& codebook) {
+Code check_codebook(const Check<Int>& check, const char* argument, const Tensor& codebook) {
   check.is_float32(argument, codebook);
-  check.dimensions(argument, codebook, 1, "[2^bits]");
+  const bool is_trellis = codebook.dim() == 2;
+  if (!is_trellis) check.dimensions(argument, codebook, 1, "[2^bits] or [2^bits, 2^(6 - bits)]");
   const Int size = size_of<Int>(codebook, 0);
-  for (const int64_t bits : {2, 3, 4, 8}) {
-    if (size == (int64_t(1) << bits)) return bits;
+  for (const int64_t bits : {2, 3, 4, 5, 8}) {
+    const int64_t states = int64_t(1) << std::max<int64_t>(kTrellisWindow - bits, 0);
+    const bool fits = !is_trellis || (bits <= 4 && size_of<Int>(codebook, 1) == states);
+    if (fits && size == (int64_t(1) << bits)) return {bits, is_trellis ? kTrellisWindow : bits};
   }
-  check.value(false, argument, "4, 8, 16 or 256 centroids (2, 3, 4 or 8 bits)", size);
-  return 0;
+  if (is_trellis) {
+    check.value(false, argument, "[4, 16], [8, 8] or [16, 4] labels (2, 3 or 4 bits)", size, " and ",
+                size_of<Int>(codebook, 1));
+  }
+  check.value(false, argument, "4, 8, 16, 32 or 256 centroids (2, 3, 4, 5 or 8 bits)", size);
+  return {};
 }
 
 template <typename Int>
 void check_codes(const Check<Int>& check, const char* argument, const Tensor& codes, const Sizes<Int>& rows,
-                 const Int& D, int64_t bits) {
+                 const Int& D, const Code& code) {
   check.is_int32(argument, codes);
-  check.shape(argument, codes, "[.., ceil(D * bits / 32)]", with_last(rows, code_words(D, bits)));
+  check.shape(argument, codes, "[.., ceil(D * bits / 32)]", with_last(rows, code_words(D, code.bits)));
 }
 
 // The tensor has one value for each row of codes.
@@ -125,18 +141,18 @@ struct CachedAttention {
     check.dimensions(q_name, q, 4, "[B, HQ, L, D]");
     s.B = size_of<Int>(q, 0), s.HQ = size_of<Int>(q, 1), s.L = size_of<Int>(q, 2);
     s.D = check_head_size(check, q_name, size_of<Int>(q, 3));
-    s.key_bits = check_codebook(check, "key_codebook", key.codebook);
-    s.value_bits = check_codebook(check, "value_codebook", value.codebook);
+    s.key_code = check_codebook(check, "key_codebook", key.codebook);
+    s.value_code = check_codebook(check, "value_codebook", value.codebook);
     check.is_int32("key_codes", key.codes);
     check.dimensions("key_codes", key.codes, 4, "[B, HK, T, ceil(D * bits / 32)]");
     s.HK = size_of<Int>(key.codes, 1), s.T = size_of<Int>(key.codes, 2);
     check_heads(check, "key_codes", s.HK, q_name, s.HQ);
 
     const Sizes<Int> rows = {s.B, s.HK, s.T};
-    check_codes(check, "key_codes", key.codes, rows, s.D, s.key_bits);
+    check_codes(check, "key_codes", key.codes, rows, s.D, s.key_code);
     check_norms(check, "key_norms", key.norms, rows);
     if (key.means.has_value()) check_means(check, "key_means", *key.means, rows);
-    check_codes(check, "value_codes", value.codes, rows, s.D, s.value_bits);
+    check_codes(check, "value_codes", value.codes, rows, s.D, s.value_code);
     check_norms(check, "value_norms", value.norms, rows);
     if (value.means.has_value()) check_means(check, "value_means", *value.means, rows);
     if (length.has_value()) check_length(check, *length);

@@ -16,7 +16,7 @@ struct AuraDecode {
   optional<at::ScalarType> dtype;
 
   Int D;
-  int64_t bits;
+  Code code;
 
   auto arguments() {
     return std::tie(vectors.codes, vectors.norms, vectors.codebook, signs, vectors.means, rotated, dtype);
@@ -30,9 +30,9 @@ struct AuraDecode {
     check.is_float32("signs", signs);
     check.dimensions("signs", signs, 1, "[D]");
     D = check_head_size(check, "signs", size_of<Int>(signs, 0));
-    bits = check_codebook(check, "codebook", codebook);
+    code = check_codebook(check, "codebook", codebook);
     const auto rows = sizes_without_last<Int>(codes);
-    check_codes(check, "codes", codes, rows, D, bits);
+    check_codes(check, "codes", codes, rows, D, code);
     check_norms(check, "norms", norms, rows);
     if (means.has_value()) check_means(check, "means", *means, rows);
     check.is_activation("dtype", dtype.value_or(at::kFloat));

@@ -1,4 +1,5 @@
-// Encodes vectors: the code of a rotated coordinate is the index of its nearest centroid. In place, codes go to slots.
+// Encodes vectors: the code of a rotated coordinate is the index of its nearest centroid. A trellis code, which has no
+// boundaries, is the one whose decoded vector is nearest. In place, codes go to slots.
 #pragma once
 #include "ops/aura/aura.h"
 #include "ops/indices.h"
@@ -13,25 +14,30 @@ struct EncodedVectors {
 
 template <typename Int>
 struct AuraEncoder {
-  Tensor x, signs, boundaries, codebook;
+  Tensor x, signs, codebook;
+  optional<Tensor> boundaries;
 
   Int D;
-  int64_t bits;
+  Code code;
 
   void check_codec(const Check<Int>& check) {
     check.is_activation("x", x);
     check.at_least_one_dimension("x", x);
     D = check_head_size(check, "x", size_of<Int>(x, -1));
     check_table(check, "signs", signs, "[D]", D);
-    bits = check_codebook(check, "codebook", codebook);
-    check_table(check, "boundaries", boundaries, "[2^bits - 1]", Int((int64_t(1) << bits) - 1));
+    code = check_codebook(check, "codebook", codebook);
+    check.value(code.is_trellis() != boundaries.has_value(), "boundaries",
+                code.is_trellis() ? "None for the codebook of a trellis" : "a tensor for a codebook of one dimension",
+                boundaries.has_value() ? "a tensor" : "None");
+    if (!boundaries.has_value()) return;
+    check_table(check, "boundaries", *boundaries, "[2^bits - 1]", Int((int64_t(1) << code.bits) - 1));
   }
 };
 
 template <typename Int>
 struct AuraEncode : AuraEncoder<Int> {
   static constexpr const char* kSchema =
-      "aura_encode(Tensor x, Tensor signs, Tensor boundaries, Tensor codebook, bool with_means=False) -> "
+      "aura_encode(Tensor x, Tensor signs, Tensor? boundaries, Tensor codebook, bool with_means=False) -> "
       "(Tensor codes, Tensor norms, Tensor means)";
 
   bool with_means;
@@ -42,7 +48,7 @@ struct AuraEncode : AuraEncoder<Int> {
 
   std::tuple<Tensor, Tensor, Tensor> outputs() const {
     const auto rows = sizes_without_last<Int>(this->x);
-    const auto words = code_words(this->D, this->bits);
+    const auto words = code_words(this->D, this->code.bits);
     const auto options = this->x.options(), f32 = options.dtype(at::kFloat);
     return {empty<Int>(with_last(rows, words), options.dtype(at::kInt)), empty<Int>(rows, options.dtype(at::kHalf)),
             with_means ? empty<Int>(rows, f32) : no_output(f32)};
@@ -53,7 +59,7 @@ struct AuraEncode : AuraEncoder<Int> {
 template <typename Int>
 struct AuraEncodeInPlace : AuraEncoder<Int> {
   static constexpr const char* kSchema =
-      "aura_encode_(Tensor x, Tensor slots, Tensor signs, Tensor boundaries, Tensor codebook, Tensor(a!) codes, "
+      "aura_encode_(Tensor x, Tensor slots, Tensor signs, Tensor? boundaries, Tensor codebook, Tensor(a!) codes, "
       "Tensor(b!) norms, Tensor(c!)? means=None) -> ()";
 
   Tensor slots;
@@ -79,7 +85,7 @@ struct AuraEncodeInPlace : AuraEncoder<Int> {
     check.is_int32("codes", codes);
     check.dimensions("codes", codes, 4, "[B, HK, S, ceil(D * bits / 32)]");
     const Sizes<Int> rows = {B, HK, size_of<Int>(codes, 2)};
-    check_codes(check, "codes", codes, rows, this->D, this->bits);
+    check_codes(check, "codes", codes, rows, this->D, this->code);
     const auto stride = codes.sym_stride(3);
     check.value(sym_eq(stride, c10::SymInt(1)), "codes", "a last stride of 1", stride);
     check_norms(check, "norms", norms, rows);

@@ -18,8 +18,7 @@ def gguf_patches() -> Iterator[Patch]:
         module = importlib.import_module("transformers.integrations.gguf.kernels")
     except ModuleNotFoundError:
         return
-    if "get_ggml_layer_mapping" in vars(module):
-        yield rebind(module, "get_ggml_layer_mapping", with_our_layers)
+    yield rebind(module, "get_ggml_layer_mapping", with_our_layers)
 
 
 def with_our_layers(original: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:

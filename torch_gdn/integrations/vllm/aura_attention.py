@@ -18,7 +18,7 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 
 import torch_gdn
 from torch_gdn.aura import Scheme
-from torch_gdn.aura.codebooks import aura_signs, boundaries, codebook
+from torch_gdn.aura.codebooks import aura_signs, boundaries
 from torch_gdn.integrations.vllm.attention import PagedAttention, PagedBackend, PagedMetadata, PagedMetadataBuilder
 from torch_gdn.integrations.vllm.exact_rows import LayerRows
 
@@ -29,7 +29,7 @@ class AuraPagedAttention(PagedAttention):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.tables: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.tables: list[tuple[Tensor, Tensor | None, Tensor]] = []
 
     def parts(self, kv_cache: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Key codes, key norms, value codes, value norms: [blocks, block_size, KV heads, ..], views of the pool."""
@@ -38,14 +38,15 @@ class AuraPagedAttention(PagedAttention):
         norms = words[..., key + value :].view(torch.float16)
         return words[..., :key], norms[..., 0], words[..., key : key + value], norms[..., 1]
 
-    def tables_of(self, layer: Any, device: torch.device) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Returns tables of keys and of values: signs, which differ between layers, boundaries and codebook."""
+    def tables_of(self, layer: Any, device: torch.device) -> list[tuple[Tensor, Tensor | None, Tensor]]:
+        """Returns tables of keys and of values: signs, which differ between layers, boundaries (None for a trellis)
+        and codebook."""
         if not self.tables:
             seed = next((int(part) for part in layer.layer_name.split(".") if part.isdigit()), 0)
-            for bits, own in ((self.scheme.key_bits, 2 * seed), (self.scheme.value_bits, 2 * seed + 1)):
-                table = codebook(bits, self.head_size, self.scheme.table)
-                made = (aura_signs(self.head_size, own), boundaries(table), table)
-                self.tables.append((made[0].to(device), made[1].to(device), made[2].to(device)))
+            for own, table in zip((2 * seed, 2 * seed + 1), self.scheme.codebooks(self.head_size), strict=True):
+                between = boundaries(table)
+                signs = aura_signs(self.head_size, own).to(device)
+                self.tables.append((signs, None if between is None else between.to(device), table.to(device)))
         return self.tables
 
     def do_kv_cache_update(

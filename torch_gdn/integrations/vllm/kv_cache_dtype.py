@@ -6,12 +6,11 @@ the name is replaced before vLLM sizes anything.
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 
 import torch
 
-from torch_gdn.aura.codebooks import BITS
+from torch_gdn.aura.scheme import names
 
 PREFIX = "aura_"
 
@@ -36,8 +35,7 @@ def register() -> None:
 
     if not hasattr(cache, "register_kv_cache_dtype"):
         return
-    for keys, values in product(BITS, BITS):
-        name = f"{PREFIX}{keys}v{values}"
+    for name in map(PREFIX.__add__, names()):
         if name not in cache.KV_CACHE_DTYPES:
             cache.register_kv_cache_dtype(name)(type("AuraHandler", (Handler,), {"name": name}))
 

@@ -5,12 +5,17 @@ from torch import Tensor
 
 
 def aura_encode(
-    x: Tensor, signs: Tensor, boundaries: Tensor, codebook: Tensor, with_means: bool = False
+    x: Tensor, signs: Tensor, boundaries: Tensor | None, codebook: Tensor, with_means: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Encodes vectors: normalises each, rotates it by Pi, and replaces each coordinate by the nearest centroid.
 
     Pi = H diag(signs) / sqrt(D), where H is a Hadamard matrix: Sylvester's, multiplied by Paley's of order 20 or 12 for
     D of 80 or 96. A vector with a NaN or an infinity gets codes of 0 and a norm that is not finite.
+
+    With a codebook of two dimensions, codes are those of a trellis. The 6 bits of the stream from a value's code on
+    choose its entry of the codebook. The stream is a ring: behind its last bit comes its first one. Viterbi's algorithm
+    (1967) finds the codes whose vector is nearest to x, among those whose state at the ring's joint is the best one for
+    the 16 values on each side.
 
     Source: AURA (Kryski and Turney, working draft, 2026), section 2; metaltile-std's `aura_encode`.
 
@@ -19,12 +24,14 @@ def aura_encode(
             than 1 costs a copy.
         signs: [D], float32. 1 or -1.
         boundaries: [2 ** bits - 1], float32. In ascending order. The code of a coordinate is the number of boundaries
-            below it.
-        codebook: [2 ** bits], float32. The centroid of each code. bits is 2, 3, 4 or 8.
+            below it. None for a trellis.
+        codebook: [2 ** bits], float32. The centroid of each code. bits is 2, 3, 4, 5 or 8. A trellis has [2 **
+            bits, 2 ** (6 - bits)]: entry w, row by row, is the label of window w; bits is 2, 3 or 4.
         with_means: Whether to subtract the mean of each vector first and return it. Default: False.
 
     Returns:
-        codes: [..., ceil(D * bits / 32)], int32. Each row is a little-endian stream of D codes.
+        codes: [..., ceil(D * bits / 32)], int32. Each row is a little-endian stream of D codes. The rest of its last
+            word has zeros, or for a trellis the first bits again.
         norms: [...], float16. The factors that a decoder multiplies the centroids by. A norm above 65504, which float16
             cannot hold, is infinite.
         means: [...], float32; [0] unless with_means.
@@ -44,7 +51,7 @@ def aura_encode_(
     x: Tensor,
     slots: Tensor,
     signs: Tensor,
-    boundaries: Tensor,
+    boundaries: Tensor | None,
     codebook: Tensor,
     codes: Tensor,
     norms: Tensor,

@@ -1,0 +1,28 @@
+// Viterbi's algorithm for AURA's trellis codes, on raw memory, in the best ISA variant that this machine runs.
+#pragma once
+#include <cstdint>
+
+namespace torch_gdn::cpu {
+
+constexpr int64_t kMostRows = 16;    // encoded together
+constexpr int64_t kWindows = 64;     // of a code: 6 bits
+constexpr int64_t kReach = 16;       // values on each side of a stream's joint that the first pass reads
+constexpr int64_t kHeldChoices = 8;  // in a word, 4 bits each
+constexpr int64_t kMostStates = 16;
+
+// Value d of row r is x[d * rows + r]. `choices` has kMostStates words for each row and kHeldChoices values.
+struct TrellisRows {
+  const float *x, *labels;
+  int64_t D, bits;
+  uint32_t* choices;
+  uint8_t* windows;  // found; as x
+};
+
+struct TrellisKernels {
+  int64_t rows;  // at most kMostRows
+  // Finds the windows of the ring whose labels are nearest to each row.
+  void (*nearest_windows)(const TrellisRows& rows);
+};
+const TrellisKernels& trellis_kernels();
+
+}  // namespace torch_gdn::cpu

@@ -1,0 +1,87 @@
+// What both encoders share: a vector's direction, its slot, and the words of its codes.
+#pragma once
+#include "aura/aura_encode.h"
+#include "aura/codes.h"
+#include "aura/rotation.h"
+#include "core/error.h"
+#include "core/indices.h"
+
+// The slot of a vector; -1: not to be stored, -2: past the cache. A 64-bit slot is two words, the low one first.
+METAL_FUNC int64_t slot_of(device const int* slots, constant EncodeParameters& parameters, VectorPlace place) {
+  if (!place.present) return -1;
+  if (parameters.slot_bytes == 0) return place.token;
+  const int64_t entry = place.batch * parameters.slot_batch + place.token * parameters.slot_token;
+  return read_index(slots, entry, parameters.slot_bytes);
+}
+
+// The exponent's bits of the largest element: divided by that power of two, squares neither overflow nor vanish.
+template <int D>
+METAL_FUNC uint exponent_of_largest(thread const float* values) {
+  float largest = 0.0f;
+  UNROLL for (int i = 0; i < D / lanes_of(D); ++i) largest = fmax(largest, fabs(values[i]));
+  return clamp((as_type<uint>(max_over_lanes<D>(largest)) >> 23) & 255u, 1u, 253u);
+}
+
+template <int D>
+METAL_FUNC float sum_of_squares(thread const float* values) {
+  float sum = 0.0f;
+  UNROLL for (int i = 0; i < D / lanes_of(D); ++i) sum = fma(values[i], values[i], sum);
+  return sum_over_lanes<D>(sum);
+}
+
+// A vector without its mean: the norm is norm * grow.
+struct Length {
+  float norm, grow, mean;
+};
+
+// Reads a vector and makes `values` the coordinates of its rotated direction.
+template <int D, typename T>
+METAL_FUNC Length
+read_direction(thread float* values, device const T* source, int has_means, device const float* signs, uint lane) {
+  constexpr int kOwn = D / lanes_of(D);
+  Length length;
+  UNROLL for (int i = 0; i < kOwn; ++i) values[i] = float(source[place_of<D>(i, lane)]);
+  length.mean = 0.0f;
+  if (has_means != 0) {
+    UNROLL for (int i = 0; i < kOwn; ++i) length.mean += values[i];
+    length.mean = sum_over_lanes<D>(length.mean) / float(D);
+    UNROLL for (int i = 0; i < kOwn; ++i) values[i] -= length.mean;
+  }
+  const uint exponent = exponent_of_largest<D>(values);
+  const float shrink = as_type<float>((254u - exponent) << 23);
+  UNROLL for (int i = 0; i < kOwn; ++i) values[i] *= shrink;
+  length.norm = sqrt(sum_of_squares<D>(values));
+  length.grow = as_type<float>(exponent << 23);
+  rotate<D, false>(values, signs, lane);
+  const float factor = length.norm > 0.0f ? 1.0f / (length.norm * sqrt(float(D))) : 0.0f;
+  UNROLL for (int i = 0; i < kOwn; ++i) values[i] *= factor;
+  return length;
+}
+
+// Reports a slot past the cache. Returns the slot, or -1 if nothing is stored.
+METAL_FUNC int checked_slot(
+    int64_t wanted, device ErrorLog* errors, constant EncodeParameters& parameters, VectorPlace place, bool reports) {
+  const bool is_outside = wanted >= parameters.capacity;
+  if (is_outside && reports) {
+    const int64_t entry = (parameters.slot_batch == 0 ? 0 : place.batch) * int64_t(parameters.vectors.tokens);
+    report_error(
+        errors, parameters.op, "slots: expected slots below the cache's size, got ", wanted, entry + place.token,
+        __LINE__);
+  }
+  return wanted < 0 || is_outside ? -1 : int(wanted);
+}
+
+// Word `index` of the codes' bit stream. Behind the last code come zeros, or the first codes if the stream is a ring.
+template <int D, int bits, bool kIsRing>
+METAL_FUNC uint packed_word(threadgroup const uchar* codes, int index) {
+  constexpr int kTouched = (32 + bits - 1) / bits + (32 % bits == 0 ? 0 : 1);
+  const int first = index * 32 / bits;
+  uint word = 0;
+  UNROLL for (int i = 0; i < kTouched; ++i) {
+    const int shift = (first + i) * bits - index * 32;
+    const int d = first + i;
+    const uint code = d < D ? uint(codes[d]) : kIsRing ? uint(codes[d - D]) : 0u;
+    if (shift < 32) word |= shift >= 0 ? code << uint(shift) : code >> uint(-shift);
+  }
+  return word;
+}
