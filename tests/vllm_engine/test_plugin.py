@@ -314,17 +314,22 @@ def test_tensors_that_a_file_lacks_are_missed(lacking: str) -> None:
         packing.convert("a.b", stored, loaded.lacking())
 
 
-@pytest.mark.parametrize("scale, dtype", [(0.5, torch.bfloat16), (0.1, torch.float32)])
-def test_scales_take_the_dtype_of_activations_where_it_is_exact(scale: float, dtype: torch.dtype) -> None:
-    from torch_gdn.integrations.packed import matching
-    from torch_gdn.quantized import PackedWeight
+@pytest.mark.parametrize(
+    "scale, dtypes",
+    [
+        (torch.tensor(0.1).half(), (torch.float16, torch.uint8)),
+        (torch.tensor(1e-30).bfloat16(), (torch.bfloat16, torch.uint8)),
+        (torch.tensor(0.1), (torch.float32, torch.float32)),
+    ],
+)
+def test_scales_have_16_bits_where_exact(scale: torch.Tensor, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    from torch_gdn.integrations.packed import Packing
 
-    scales = torch.tensor([[0.25, scale]], dtype=torch.float16).float()
-    found = dict(matching(PackedWeight(torch.zeros(1, 8, dtype=torch.int32), scales, -8 * scales, 4), torch.bfloat16))
-    assert {name: (each.dtype, each.float().tolist()) for name, each in found.items()} == {
-        "scales": (dtype, scales.tolist()),
-        "biases": (dtype, (-8 * scales).tolist()),
-    }
+    packing = Packing("gptq", 4, 32)
+    stored = {each.name: each.empty(*each.shape(8, 64, packing)).fill_(float(scale)) for each in packing.tensors()}
+    found = packing.convert("a.b", stored, set())
+    assert found.dtypes == dtypes
+    assert torch.equal(found.scales.float(), torch.full((8, 2), float(scale)))
 
 
 def test_groups_of_a_fused_layer_must_agree() -> None:

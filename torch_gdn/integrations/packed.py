@@ -126,9 +126,20 @@ class Packing:
             has_gaps = each.packed is None and not stored[each.name].isfinite().all()
             if has_gaps or each.name in lacking:
                 raise ValueError(f"{name}: expected finite {each.name} for all groups, which the checkpoint lacks")
+        floats = {each.name: stored[each.name] for each in self.tensors() if each.packed is None}
+        dtype = smallest_exact(list(floats.values()))
+        stored = stored | {each: x.to(dtype) for each, x in floats.items()}
         if self.layout == "gptq":
             return quantized.from_gptq(**stored, bits=self.bits, checkpoint_format=self.checkpoint_format)
         return CONVERTERS[self.layout](**stored, bits=self.bits)
+
+
+def smallest_exact(tensors: list[Tensor]) -> torch.dtype:
+    """Returns a dtype of 16 bits that holds numbers of float32 exactly, else float32."""
+    for dtype in (torch.float16, torch.bfloat16):
+        if all(torch.equal(x.to(dtype).float(), x) for x in tensors):
+            return dtype
+    return torch.float32
 
 
 def as_parameter(x: Tensor, weight_loader: Callable[..., Any] | None = None) -> Parameter:
@@ -185,8 +196,8 @@ class Linear:
     def process_weights_after_loading(self, layer: Any) -> None:
         names = [each.name for each in self.packing.tensors()] + ["g_idx"] * self.packing.is_ordered
         packed = self.packing.convert(self.name, take(layer, names), self.loaded.lacking())
-        for name, tensor in (("weight", packed.weight), *matching(packed, self.dtype)):
-            layer.register_parameter(name, as_parameter(tensor))
+        for name in ("weight", "scales", "biases"):
+            layer.register_parameter(name, as_parameter(getattr(packed, name)))
         layer.order = packed.order
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -214,11 +225,9 @@ class Experts:
         num_experts: int,
         hidden_size: int,
         intermediate_size_per_partition: int,
-        params_dtype: torch.dtype,
         **attributes: Any,
     ) -> None:
         width = intermediate_size_per_partition
-        self.dtype = params_dtype
         self.packing.check(self.name, [width], hidden_size)
         self.packing.check(self.name, [hidden_size], width)
         for matrix, rows, columns in (("w13", 2 * width, hidden_size), ("w2", hidden_size, width)):
@@ -267,8 +276,8 @@ class Experts:
             stored = {name.removeprefix(f"{matrix}_"): tensor for name, tensor in taken.items()}
             lacking = {name.removeprefix(f"{matrix}_") for name in self.loaded.lacking()}
             packed = self.packing.convert(self.name, stored, lacking)
-            for name, tensor in (("weight", packed.weight), *matching(packed, self.dtype)):
-                layer.register_parameter(f"{matrix}_{name}", as_parameter(tensor))
+            for name in ("weight", "scales", "biases"):
+                layer.register_parameter(f"{matrix}_{name}", as_parameter(getattr(packed, name)))
             take(layer, [f"{matrix}_bias", f"{matrix}_g_idx"])
 
 
@@ -278,14 +287,6 @@ def take(layer: Any, names: list[str]) -> dict[str, Tensor]:
     for name in names:
         delattr(layer, name)
     return taken
-
-
-def matching(packed: quantized.PackedWeight, dtype: torch.dtype) -> list[tuple[str, Tensor]]:
-    """Returns scales and biases in the activations' dtype if that is exact for all of them, else in float32."""
-    pair = [("scales", packed.scales), ("biases", packed.biases)]
-    if all(torch.equal(x.to(dtype).float(), x.float()) for _, x in pair):
-        return [(name, x.to(dtype)) for name, x in pair]
-    return [(name, x.float()) for name, x in pair]
 
 
 # Which formats there are, by the configuration in a checkpoint's config.json.
