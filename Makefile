@@ -60,6 +60,7 @@ proof: install  ## examine the Mac build and the shaders without a Mac, and prin
 	$(BIN)/python -m proof --json build/proof.json
 	$(BIN)/python -m pytest $(CROSS_BUILD_TESTS)
 	TORCH_GDN_SWEEPS=all $(BIN)/python -m pytest -n 2 --dist loadgroup -m sweep tests
+	$(MAKE) test-sglang
 
 # A copy of the checkout with its own build: g++ compiles host code and CPU kernels, clang the Metal half. Both use g++'s run
 # time, which needs libstdc++ preloaded too. Leaks are Python's own; a kernel's fibres have stacks of their own.

@@ -1,4 +1,4 @@
-"""Times one token's attention to a long cache: AURA's codes, the float16 cache that they replace, and a float32 one."""
+"""Times one token's attention to a cache: AURA's codes, and PyTorch's attention to float16, bfloat16 and float32."""
 
 from __future__ import annotations
 
@@ -16,15 +16,21 @@ from bench.timing import Call, measure
 from torch_gdn.aura import KVCache
 from torch_gdn.testing.bounds import relative_error
 
-TOKENS = 8192
-SCHEMES = ("8v8", "8v4", "4v4", "4v2", "3v3", "2v2")
+DEPTHS = (0, 2048, 8192, 32768, 131072)  # tokens before the one that attends
+DEEP_SCHEMES = ("8v4", "4v4", "4v4t")  # of every depth; the others are timed at DEPTH
+DEPTH = 8192
+SCHEMES = ("8v8", "8v4", "8v4t", "5v5", "4v4", "4v4t", "4v2", "3v3", "3v3t", "2v2", "2v2t")
 LARGEST_ERROR = 1e-4  # of ours, compared with float64 attention to the decoded cache, q in float32
 
 
 def jobs(quick: bool) -> Iterator[tuple[Attention, int, str]]:
     for layer in ATTENTIONS:
-        for scheme in ("8v4",) if quick else SCHEMES:
-            yield layer, 256 if quick else TOKENS, scheme
+        if quick:
+            yield layer, 256, "8v4"
+            continue
+        for depth in DEPTHS:
+            for scheme in SCHEMES if depth == DEPTH else DEEP_SCHEMES:
+                yield layer, depth + 1, scheme
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -61,7 +67,7 @@ def run(layer: Attention, tokens: int, scheme: str, ceilings: Ceilings, seconds:
     else:
         ours.note = "wrong: not timed"
         rows.append(ours)
-    for dtype in (torch.float16, torch.float32):
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
         there = [x.to(device, dtype) for x in (q, k, v)]
         name = str(dtype).removeprefix("torch.")
         row = row_of(f"attention to {name}", scheme, there[1].nbytes + there[2].nbytes)

@@ -22,7 +22,8 @@ MatrixParameters matrix_parameters(const Tensor& weight, const std::optional<Ten
   parameters.scales_row_stride = row_stride(*scales);
   parameters.biases_expert_stride = expert_stride(*biases);
   parameters.biases_row_stride = row_stride(*biases);
-  parameters.scale_type = element_type(*scales);
+  parameters.scale_type = int16_t(element_type(*scales));
+  parameters.has_zero_points = int16_t(has_zero_points(*biases));
   parameters.group_shift = std::countr_zero(uint64_t(packing.group));
   return parameters;
 }

@@ -16,6 +16,7 @@ from lab.cuda.peers_experts import TOKENS, D, I, K
 from lab.cuda.peers_linear import GROUP, ROWS, SIZES
 from lab.cuda.record import CaseRecord, Fill, Writer
 from lab.cuda.trace import Trace
+from torch_gdn.aura import Scheme
 from torch_gdn.check import golden
 from torch_gdn.prefill import prefill_algorithm
 from torch_gdn.testing.cases import END_TO_END_OPS
@@ -24,6 +25,12 @@ from torch_gdn.testing.inputs import to_device
 from torch_gdn.testing.models import MODELS, QWEN3_NEXT
 from torch_gdn.testing.registry import MPS, Named, OpEntry, Point, computed
 
+# Schemes, query rows per KV head, and keys.
+ATTENTIONS = (
+    *(("4v4", 4, keys) for keys in (2048, 8192, 32768, 131072)),
+    *((scheme, 4, 32768) for scheme in ("8v4", "4v4t", "3v3t", "2v2t")),
+    *(("4v4", rows, 32768) for rows in (1, 8)),
+)
 Recorder = Callable[[Writer], CaseRecord]
 BF16 = torch.bfloat16
 
@@ -97,14 +104,18 @@ def timed() -> Iterator[tuple[str, Recorder]]:
         yield name, partial(timed_decode, name, batch, v_first)
         name = layer_case(batch, v_first)
         yield name, partial(timed_layer, name, batch, v_first)
-    name = "AURA attention 4v4, 32768 keys"
-    yield name, partial(timed_attention, name, 32768)
+    for attention in ATTENTIONS:
+        yield attention_case(*attention), partial(timed_attention, *attention)
     for size, rows in itertools.product(SIZES, ROWS):
         name = linear_case(size, rows)
         yield name, partial(timed_linear, name, size, rows)
     for tokens in TOKENS:
         yield experts_case("gate and up", tokens), partial(timed_experts, "gate and up", tokens)
         yield experts_case("down", tokens), partial(timed_experts, "down", tokens)
+
+
+def attention_case(scheme: str, rows: int, keys: int) -> str:
+    return f"AURA attention {scheme}, {rows} rows, {keys} keys"
 
 
 def timed_decode(name: str, batch: int, v_first: bool, writer: Writer) -> CaseRecord:
@@ -138,22 +149,25 @@ def timed_layer(name: str, batch: int, v_first: bool, writer: Writer) -> CaseRec
     return trace.case
 
 
-def timed_attention(name: str, keys: int, writer: Writer) -> CaseRecord:
-    """32 query heads attend to 8 KV heads of 128, with 4 bits each."""
-    HQ, HK, D, bits = 32, 8, 128, 4
-    q, signs, codebook = (
-        torch.empty(1, HQ, 1, D, dtype=BF16, device=MPS),
-        *(torch.empty(n, device=MPS) for n in (D, 16)),
-    )
-    codes = [torch.empty(1, HK, keys, D * bits // 32, dtype=torch.int32, device=MPS) for _ in range(2)]
-    norms = [torch.empty(1, HK, keys, dtype=torch.float16, device=MPS) for _ in range(2)]
-    trace = Trace(name, writer, runs=False, keeps=False)
-    cache: dict[str, Any] = {f"{which}_codes": x for which, x in zip(("key", "value"), codes, strict=True)}
-    cache |= {f"{which}_norms": x for which, x in zip(("key", "value"), norms, strict=True)}
-    cache |= {f"{which}_codebook": codebook for which in ("key", "value")}
-    cache |= {f"{which}_signs": signs for which in ("key", "value")}
-    trace.call(lambda: torch_gdn.aura_attention(q, **cache))
-    trace.case.floor_bytes = 2 * codes[0].nbytes + 2 * norms[0].nbytes + 2 * q.nbytes
+def timed_attention(scheme: str, rows: int, keys: int, writer: Writer) -> CaseRecord:
+    """`rows` query heads attend to each of 8 KV heads of 128. The keys are split into 64 blocks, which gives each of
+    this GPU's cores four threadgroups. The host would choose fewer blocks for the simulated device, which has fewer
+    cores."""
+    HK, D, cached = 8, 128, Scheme(scheme)
+    q = torch.empty(1, HK * rows, 1, D, dtype=BF16, device=MPS)
+    cache: dict[str, Any] = {}
+    moved = [q, q]
+    for which, bits, codebook in zip(
+        ("key", "value"), (cached.key_bits, cached.value_bits), cached.codebooks(D), strict=True
+    ):
+        codes = torch.empty(1, HK, keys, D * bits // 32, dtype=torch.int32, device=MPS)
+        norms = torch.empty(1, HK, keys, dtype=torch.float16, device=MPS)
+        cache |= {f"{which}_codes": codes, f"{which}_norms": norms, f"{which}_codebook": codebook.to(MPS)}
+        cache[f"{which}_signs"] = torch.empty(D, device=MPS)
+        moved += [codes, norms]
+    trace = Trace(attention_case(scheme, rows, keys), writer, runs=False, keeps=False)
+    trace.call(lambda: torch_gdn.aura_attention(q, **cache, block_size=keys // 64))
+    trace.case.floor_bytes = sum(each.nbytes for each in moved)
     writer.add(trace.case)
     return trace.case
 

@@ -38,7 +38,8 @@ RESIDENT_THREADS = 512  # of a multiprocessor, that registers are to be left for
 
 def entry(name: str, kernel: KernelTemplate, arguments: Sequence[str], threads: int) -> str:
     """Returns a __global__ function that calls the kernel. It takes buffers and parameter blocks in their bindings'
-    order. Buffers do not alias, as on Metal.
+    order. Buffers do not alias, as on Metal. The call goes through a pointer: an argument that is left to its default
+    would be deduced from the buffers otherwise.
     """
     actual = []
     for each in kernel.parameters:
@@ -60,7 +61,7 @@ def entry(name: str, kernel: KernelTemplate, arguments: Sequence[str], threads: 
     template = f"<{', '.join(arguments)}>" if arguments else ""
     bounds = f"{threads}, {max(1, RESIDENT_THREADS // threads)}"
     head = f'extern "C" __global__ void __launch_bounds__({bounds}) {name}({", ".join(formal)})'
-    return f"{head} {{\n  {kernel.name}{template}({', '.join(actual)});\n}}\n"
+    return f"{head} {{\n  constexpr auto called = &{kernel.name}{template};\n  called({', '.join(actual)});\n}}\n"
 
 
 def cuda_source(text: str, name: str, kernel: str, arguments: Sequence[str], threads: int) -> str:

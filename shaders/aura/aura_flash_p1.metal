@@ -31,7 +31,7 @@ struct Columns {
   METAL_FUNC static int first(int part, uint lane) { return (part * kLanes + min(int(lane) % kLanes, D / 8 - 1)) * 8; }
   METAL_FUNC static ushort next(uint lane) {  // the lane that owns the columns behind
     const int own = int(lane) % kLanes;
-    return ushort(int(lane) - own + (own < D / 8 - 1 ? own + 1 : 0));
+    return ushort(int(lane) - own + (own + 1 < min(int(kLanes), D / 8) ? own + 1 : 0));
   }
   METAL_FUNC static int key(int i, uint lane) { return i * kAtOnce + int(lane) / kLanes; }  // the i-th one of a lane
 };
@@ -303,11 +303,12 @@ template <int key_code, int value_code, int D, int kRows>
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  static_assert(kRows == 1 || kRows == 2 || kRows == 4, "rows come in powers of two");
   typedef Columns<D, kRows> Own;
   constexpr int kSlices = kFlashSimdgroups * Own::kAtOnce;  // of the keys, each with its o
   constexpr int kStates = kFlashSimdgroups * kRows;
   constexpr int kRound = kFlashSimdgroups * Own::kKeys;  // keys
+  static_assert(kRows == 1 || kRows == 2 || kRows == 4, "rows come in powers of two");
+  static_assert(kFlashKeys % kRound == 0, "a block of the default size is whole rounds");
   alignas(16) threadgroup float weights[kFlashSimdgroups * Own::kKeys * kRows];
   alignas(16) threadgroup float shared[kSlices * kRows * D];  // q, then o of each slice
   alignas(16) threadgroup float states[3 * kStates];          // largest scores, l and means

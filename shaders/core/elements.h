@@ -11,10 +11,12 @@ METAL_FUNC uint read_bits(device const uchar* values, int64_t index, int type) {
   return ((device const ushort*)values)[index];
 }
 
+METAL_FUNC float float_of_16_bits(ushort bits, int type) {
+  return type == kFloat16 ? float(as_type<half>(bits)) : as_type<float>(uint(bits) << 16);
+}
+
 METAL_FUNC float float_of_bits(uint bits, int type) {
-  if (type == kFloat32) return as_type<float>(bits);
-  if (type == kFloat16) return float(as_type<half>(ushort(bits)));
-  return as_type<float>(bits << 16);
+  return type == kFloat32 ? as_type<float>(bits) : float_of_16_bits(ushort(bits), type);
 }
 
 METAL_FUNC float read_float(device const uchar* values, int64_t index, int type) {

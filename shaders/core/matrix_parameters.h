@@ -6,6 +6,7 @@ struct MatrixParameters {
   int64_t expert_stride, row_stride;
   // These describe the scales and biases of packed weights.
   int64_t scales_expert_stride, scales_row_stride, biases_expert_stride, biases_row_stride;
-  int32_t scale_type;   // ElementType
-  int32_t group_shift;  // a group has 1 << group_shift columns
+  int16_t scale_type;       // ElementType
+  int16_t has_zero_points;  // 1 if biases are zero points in bytes
+  int32_t group_shift;      // a group has 1 << group_shift columns
 };

@@ -1,7 +1,8 @@
 // Packed codes of 4 or 8 bits: w[k] = scale * code[k] + bias, where code k of a row has bits k % per * Bits of word
 // k / per, per = 32 / Bits codes a word. A weight is computed as
 //   w = scale * (code - middle) + (bias + scale * middle)
-// because the second term is exactly 0 for symmetric codes, so that a weight is rounded once.
+// because the second term is exactly 0 for symmetric codes, so that a weight is rounded once. A zero point stands for
+// the bias -scale * zero point.
 //
 // A code becomes a number without a shift and without a conversion. If the code's bits lie within the low 16, they are
 // or-ed to the bits of 2^23, whose last place is 1. This gives 2^23 + code * 2^position. Subtracting 2^23 + middle *
@@ -19,6 +20,15 @@ struct ScaleAndRest {
 
   METAL_FUNC void set(float scale, float bias) {
     rest = fma(scale, float(1 << (Bits - 1)), bias);
+    set_scales(scale);
+  }
+
+  METAL_FUNC void set(float scale, uchar zero_point) {
+    rest = scale * float((1 << (Bits - 1)) - int(zero_point));
+    set_scales(scale);
+  }
+
+  METAL_FUNC void set_scales(float scale) {
     UNROLL for (int i = 0; i < kPositions; ++i) scales[i] = scale * (1.0f / float(1 << (i * Bits)));
   }
 };

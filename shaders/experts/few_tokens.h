@@ -59,12 +59,12 @@ struct TwoMatrices {
   typedef Weights<T, Bits, Width> Matrix;
   Matrix first, second;
 
-  // S is the dtype of the scales, which both matrices share.
-  template <typename S>
+  // Both matrices share S and B, which Weights::load_scale explains.
+  template <typename S, typename B>
   METAL_FUNC void load_scales(thread WeightBlock<Bits, Width>* blocks, int column) const {
     UNROLL for (int row = 0; row < Half; ++row) {
-      first.template load_scale<S>(blocks[row], row, column);
-      second.template load_scale<S>(blocks[Half + row], row, column);
+      first.template load_scale<S, B>(blocks[row], row, column);
+      second.template load_scale<S, B>(blocks[Half + row], row, column);
     }
   }
 
@@ -76,9 +76,11 @@ struct TwoMatrices {
     if constexpr (Bits != 0) {
       // All rows share one branch: a load behind its own branch waits for the load before it.
       if (first.scale_type == kFloat32) {
-        load_scales<float>(blocks, column);
+        load_scales<float, float>(blocks, column);
+      } else if (first.has_zero_points) {
+        load_scales<ushort, uchar>(blocks, column);
       } else {
-        load_scales<T>(blocks, column);
+        load_scales<ushort, ushort>(blocks, column);
       }
     }
   }

@@ -47,6 +47,7 @@ struct Weights {
   device const uchar* biases;
   int stride, scales_stride, biases_stride;  // the host checks that they fit, because 32-bit products are cheap
   int scale_type, group_shift;
+  bool has_zero_points;
   int rows;  // rows past these repeat the last one
 
   METAL_FUNC void locate(
@@ -58,9 +59,12 @@ struct Weights {
       int64_t first) {
     data = (device const uint*)weights + expert * parameters.expert_stride + first * parameters.row_stride;
     scale_type = parameters.scale_type;
+    has_zero_points = parameters.has_zero_points != 0;
     const int bytes = scale_type == kFloat32 ? 4 : 2;
+    const int bias_bytes = has_zero_points ? 1 : bytes;
     scales = all_scales + (expert * parameters.scales_expert_stride + first * parameters.scales_row_stride) * bytes;
-    biases = all_biases + (expert * parameters.biases_expert_stride + first * parameters.biases_row_stride) * bytes;
+    biases =
+        all_biases + (expert * parameters.biases_expert_stride + first * parameters.biases_row_stride) * bias_bytes;
     stride = int(parameters.row_stride);
     scales_stride = int(parameters.scales_row_stride);
     biases_stride = int(parameters.biases_row_stride);
@@ -73,9 +77,13 @@ struct Weights {
   METAL_FUNC ScaleAndRest<Bits> scale_at(int row, int column) const {
     const int group = group_of(column);
     const float scale = read_float(scales, int64_t(row) * scales_stride + group, scale_type);
-    const float bias = read_float(biases, int64_t(row) * biases_stride + group, scale_type);
+    const int64_t at = int64_t(row) * biases_stride + group;
     ScaleAndRest<Bits> found;
-    found.set(scale, bias);
+    if (has_zero_points) {
+      found.set(scale, biases[at]);
+    } else {
+      found.set(scale, read_float(biases, at, scale_type));
+    }
     return found;
   }
 
@@ -84,14 +92,18 @@ struct Weights {
     block.codes.template load<Width>(data + own * stride + column / (32 / Bits));
   }
 
-  // S is the dtype of scales and biases, T or float.
-  template <typename S>
+  METAL_FUNC float number_of(float stored) const { return stored; }
+  METAL_FUNC float number_of(ushort stored) const { return float_of_16_bits(stored, scale_type); }
+  METAL_FUNC uchar number_of(uchar zero_point) const { return zero_point; }
+
+  // S is float, or ushort for scales of 16 bits. B is S, or uchar for zero points.
+  template <typename S, typename B>
   METAL_FUNC void load_scale(thread WeightBlock<Bits, Width>& block, int row, int column) const {
     const int64_t own = min(row, rows - 1);
     const int group = group_of(column);
-    const float scale = float(((device const S*)scales)[own * scales_stride + group]);
-    const float bias = float(((device const S*)biases)[own * biases_stride + group]);
-    block.own.set(scale, bias);
+    const S scale = ((device const S*)scales)[own * scales_stride + group];
+    const B bias = ((device const B*)biases)[own * biases_stride + group];
+    block.own.set(number_of(scale), number_of(bias));
   }
 
   // Computes kTileDepth columns of kTileColumns rows into a tile, and zeros past the last row. A thread owns 8 columns

@@ -14,6 +14,7 @@ from tests.helpers.devices import kernels_run
 from tests.helpers.errors import assert_close
 from tests.helpers.pairwise import pairwise
 from torch_gdn import reference
+from torch_gdn.aura import Scheme
 from torch_gdn.testing.attention import add_exact_rows, aura_pages, make_call, place_exact_rows
 from torch_gdn.testing.aura import Codec
 from torch_gdn.testing.inputs import Call, to_device
@@ -21,7 +22,7 @@ from torch_gdn.testing.inputs import Call, to_device
 KERNELS = ("paged_rotate", "aura_paged_attention")
 FACTORS: dict[str, tuple[Any, ...]] = {
     "sequences": tuple(SEQUENCES),
-    "scheme": ((8, 8), (8, 4), (4, 4), (3, 3), (2, 4)),
+    "scheme": ("8v8", "8v4", "4v4t", "3v3", "2v3t"),
     "D": (64, 80, 96, 128, 256),
     "ratio": (1, 2, 8),
     "block_size": (16, 7),
@@ -32,13 +33,14 @@ FACTORS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def coded(call: Call, scheme: tuple[int, int]) -> tuple[Call, Call]:
+def coded(call: Call, scheme: str) -> tuple[Call, Call]:
     """The call with codes for caches; and with what the codes stand for, in float64."""
     D = call["q"].shape[-1]
     codes: Call = {name: x for name, x in call.items() if not name.endswith("_cache")}
     plain: Call = dict(call)
-    for name, bits, seed in (("key", scheme[0], 3), ("value", scheme[1], 4)):
-        codec = Codec(D, bits, seed)
+    of = Scheme(scheme)
+    for name, bits, seed in (("key", of.key_bits, 3), ("value", of.value_bits, 4)):
+        codec = Codec(D, bits, seed, of.trellis)
         pages, decoded = aura_pages(codec, call[f"{name}_cache"])
         codes |= {f"{name}_codes": pages[0], f"{name}_norms": pages[1]}
         codes |= {f"{name}_codebook": codec.codebook, f"{name}_signs": codec.signs}
@@ -46,7 +48,7 @@ def coded(call: Call, scheme: tuple[int, int]) -> tuple[Call, Call]:
     return codes, plain
 
 
-def check(device: torch.device, call: Call, scheme: tuple[int, int], *kernels: str, tail: int = 0) -> None:
+def check(device: torch.device, call: Call, scheme: str, *kernels: str, tail: int = 0) -> None:
     codes, plain = coded(call, scheme)
     if tail:
         starts = [n % 2 * max(1, length - 40) for n, length in enumerate(call["seq_lens"].tolist())]
@@ -74,7 +76,7 @@ def test_every_pair_of_options(device: torch.device, case: dict[str, Any]) -> No
 @pytest.mark.parametrize(("queries", "keys"), [([1, 1], [600, 1030]), ([2, 40], [2100, 70])])
 def test_keys_divided_among_threadgroups(device: torch.device, queries: list[int], keys: list[int]) -> None:
     call = make_call(queries, keys, HQ=2, HK=1, D=64) | {"scale": 0.2, "sinks": torch.randn(2)}
-    check(device, call, (8, 4), "paged_attention_merge", tail=128)
+    check(device, call, "8v4", "paged_attention_merge", tail=128)
 
 
 def test_what_was_encoded_into_slots(device: torch.device) -> None:

@@ -96,12 +96,12 @@ class Decoded:
             return keys, values
         positions = torch.arange(total - keys.shape[2], total)[:, None]
         coded = (positions >= self.sinks) & (positions < self.coded_to)
-        of_keys = self.through_codes(keys, self.scheme.key_bits, 2 * self.index)
-        of_values = self.through_codes(values, self.scheme.value_bits, 2 * self.index + 1)
+        of_keys, of_values = (self.through_codes(x, which) for which, x in enumerate((keys, values)))
         return torch.where(coded, of_keys, keys), torch.where(coded, of_values, values)
 
-    def through_codes(self, x: Tensor, bits: int, seed: int) -> Tensor:
-        signs, centroids = reference.aura_signs(x.shape[-1], seed), codebooks.codebook(bits, x.shape[-1])
+    def through_codes(self, x: Tensor, which: int) -> Tensor:
+        signs = reference.aura_signs(x.shape[-1], 2 * self.index + which)
+        centroids = self.scheme.codebooks(x.shape[-1])[which]
         codes, norms, _ = reference.aura_encode(x, signs, codebooks.boundaries(centroids), centroids)
         return reference.aura_decode(codes, norms.half(), centroids, signs, dtype=torch.float32).to(x.dtype)
 
@@ -148,7 +148,7 @@ def logits_of(model: PreTrainedModel, cache: Any, mask: Tensor | None = None) ->
     return torch.cat(found, 1)[mask.bool()]
 
 
-@pytest.mark.parametrize("scheme", ["8v4", "2v2"])
+@pytest.mark.parametrize("scheme", ["8v4", "2v2t", "5v5"])
 @pytest.mark.parametrize("kind", ["qwen3_next", "qwen3", "llama", "window"])
 def test_logits_are_those_of_decoded_keys_and_values(kind: str, scheme: str) -> None:
     model = model_of(kind)
@@ -233,8 +233,8 @@ def test_generate(kind: str, beams: int) -> None:
     """A batch with left padding, greedily and by beam search; the cache grows twice on the way."""
     model = model_of(kind)
     options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "num_beams": beams, "eos_token_id": None}
-    expected = model.generate(PROMPT, attention_mask=PADDED, past_key_values=decoded_cache(model, "4v4"), **options)
-    cache = aura_cache(model, "4v4", capacity=12)
+    expected = model.generate(PROMPT, attention_mask=PADDED, past_key_values=decoded_cache(model, "4v4t"), **options)
+    cache = aura_cache(model, "4v4t", capacity=12)
     tokens = model.generate(PROMPT, attention_mask=PADDED, past_key_values=cache, **options)
     assert tokens.shape == (2, 23) and len(set(tokens[:, 11:].flatten().tolist())) > 3
     assert torch.equal(tokens, expected)
@@ -259,8 +259,8 @@ def test_looking_drafts_up_in_the_prompt() -> None:
     """Assisted generation: what was guessed wrong is cropped."""
     model, prompt = model_of("qwen3"), torch.cat([PROMPT[1:], PROMPT[1:]], 1)
     options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": 64}
-    expected = model.generate(prompt, past_key_values=decoded_cache(model, "8v4", exact_prompt=True), **options)
-    cache = aura_cache(model, "8v4")
+    expected = model.generate(prompt, past_key_values=decoded_cache(model, "8v4t", exact_prompt=True), **options)
+    cache = aura_cache(model, "8v4t")
     assert torch.equal(model.generate(prompt, past_key_values=cache, prompt_lookup_num_tokens=3, **options), expected)
 
 

@@ -31,7 +31,7 @@ def logits(model: Any, cache: Any, first: int, last: int) -> Tensor:
 
 
 def held(model: Any) -> AuraCache:
-    cache = aura_cache(model, "8v4")
+    cache = aura_cache(model, "8v4t")
     logits(model, cache, 0, 8)
     return cache
 
@@ -57,7 +57,7 @@ def test_round_trip(kind: str, device_name: str, tmp_path: Path) -> None:
 def test_scheme_and_capacity(tmp_path: Path) -> None:
     model = model_of("qwen3")
     model.set_attn_implementation("aura")
-    cache = AuraCache(model.config, "4v2", capacity=9, tail=2, sinks=3)
+    cache = AuraCache(model.config, "4v2t", capacity=9, tail=2, sinks=3)
     logits(model, cache, 0, 8)
     cache.save(tmp_path / "a")
     loaded = AuraCache.load(tmp_path / "a", model.config, capacity=20)

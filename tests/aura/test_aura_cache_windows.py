@@ -110,10 +110,10 @@ def test_layers_of_windows_alone() -> None:
 
     torch.manual_seed(1)
     model = MistralForCausalLM(MistralConfig(**COMMON, num_hidden_layers=2, sliding_window=5)).eval()
-    expected = logits_of(model, decoded_cache(model, "4v4"))
+    expected = logits_of(model, decoded_cache(model, "4v4t"))
     uncoded = logits_of(model, DynamicCache(config=model.config))
     assert relative_error(uncoded, expected) > 1e-3
-    assert relative_error(logits_of(model, aura_cache(model, "4v4")), expected) < 2e-5
+    assert relative_error(logits_of(model, aura_cache(model, "4v4t")), expected) < 2e-5
 
 
 def test_sinks_and_windows_of_gpt_oss() -> None:

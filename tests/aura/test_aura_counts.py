@@ -9,6 +9,7 @@ import torch
 
 import torch_gdn
 from tests.helpers.devices import on_a_mac, ready
+from torch_gdn.aura import Scheme
 from torch_gdn.testing.attention import aura_pages, make_call
 from torch_gdn.testing.aura import Codec, make_cache
 from torch_gdn.testing.inputs import Call, to_device
@@ -31,9 +32,14 @@ def codes_and_norms(bits: tuple[int, int], keys: int) -> int:
     return HK * keys * (sum(bits) * D // 8 + 2 * 2)
 
 
-@pytest.mark.parametrize(("bits", "ratio"), [((3, 3), 4), ((8, 4), 4), ((4, 4), 1), ((2, 8), 2), ((4, 3), 8)])
-def test_a_simdgroup_asks_for_codes_once(bits: tuple[int, int], ratio: int) -> None:
-    cache = make_cache(Codec(D, bits[0]), Codec(D, bits[1], 4), 1, HK, T)
+@pytest.mark.parametrize(
+    ("scheme", "ratio"),
+    [("3v3", 4), ("8v4", 4), ("4v4", 1), ("2v8", 2), ("5v5", 4), ("4v3t", 4), ("2v2t", 1), ("4v8", 8)],
+)
+def test_a_simdgroup_asks_for_codes_once(scheme: str, ratio: int) -> None:
+    of = Scheme(scheme)
+    bits = of.key_bits, of.value_bits
+    cache = make_cache(Codec(D, bits[0], 3, of.trellis), Codec(D, bits[1], 4, of.trellis), 1, HK, T)
     call = {"q": torch.randn(1, HK * ratio, 1, D), "block_size": 512} | cache.parts(True)
     figures = figures_of(torch_gdn.aura_attention, call)
     (first,) = (each for name, each in figures.items() if "flash_p1" in name)

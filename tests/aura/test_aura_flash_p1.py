@@ -18,8 +18,10 @@ from torch_gdn.testing.inputs import to_device
 NAMES = ("o_partials", "m_partials", "l_partials", "mean_partials")
 
 
-def make_call(D: int, L: int, ratio: int, with_means: bool = False, **options: Any) -> dict[str, Any]:
-    cache = make_cache(Codec(D, 4), Codec(D, 3, 4), 2, 2, 70, with_means)
+def make_call(
+    D: int, L: int, ratio: int, with_means: bool = False, trellis: bool = False, **options: Any
+) -> dict[str, Any]:
+    cache = make_cache(Codec(D, 4, trellis=trellis), Codec(D, 3, 4, trellis), 2, 2, 70, with_means)
     q = torch.randn(2, 2 * ratio, L, D) * D**-0.5
     call = {"q_rot": torch_gdn.aura_rotate(q, cache.key.signs)} | cache.parts(False) | cache.means(with_means)
     if with_means:
@@ -35,9 +37,14 @@ def both(device: torch.device, call: dict[str, Any]) -> list[tuple[str, Tensor, 
 
 
 @pytest.mark.parametrize("with_means", [False, True])
-@pytest.mark.parametrize(("D", "L", "ratio"), [(64, 1, 1), (80, 1, 3), (128, 5, 2), (96, 12, 1)])
-def test_each_block_by_itself(device: torch.device, D: int, L: int, ratio: int, with_means: bool) -> None:
-    for name, ours, exact in both(device, make_call(D, L, ratio, with_means, block_size=32)):
+@pytest.mark.parametrize(
+    ("D", "L", "ratio", "trellis"),
+    [(64, 1, 1, False), (80, 1, 3, True), (128, 5, 2, False), (96, 12, 1, True), (512, 1, 2, True)],
+)
+def test_each_block_by_itself(
+    device: torch.device, D: int, L: int, ratio: int, trellis: bool, with_means: bool
+) -> None:
+    for name, ours, exact in both(device, make_call(D, L, ratio, with_means, trellis, block_size=32)):
         assert ours.shape == exact.shape and ours.dtype == torch.float32 and ours.is_contiguous(), name
         assert_close(name, ours.nan_to_num(neginf=0), exact.nan_to_num(neginf=0), 1e-6, head_dim=None)
 

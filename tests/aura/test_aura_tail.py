@@ -13,9 +13,9 @@ from tests.helpers.devices import kernels_run, on_a_mac
 from tests.helpers.errors import assert_close
 from tests.helpers.prefill import on_mps
 from torch_gdn import reference
-from torch_gdn.aura import KVCache, codebooks
+from torch_gdn.aura import KVCache, Scheme, codebooks
 
-D, SEED = 64, 3
+D, SEED, SCHEME = 64, 3, Scheme("4v3t")
 
 
 class History:
@@ -44,8 +44,8 @@ class History:
 
     def vectors(self) -> tuple[Tensor, Tensor]:
         coded, found = torch.tensor(self.coded)[:, None], []
-        for x, bits, seed in ((self.k, 4, 2 * SEED), (self.v, 3, 2 * SEED + 1)):
-            centroids, signs = codebooks.codebook(bits, D), codebooks.aura_signs(D, seed)
+        for i, (x, centroids) in enumerate(zip((self.k, self.v), SCHEME.codebooks(D), strict=True)):
+            signs = codebooks.aura_signs(D, 2 * SEED + i)
             codes, norms, _ = reference.aura_encode(x, signs, codebooks.boundaries(centroids), centroids)
             decoded = reference.aura_decode(codes, norms.half(), centroids, signs, dtype=torch.float64)
             found.append(torch.where(coded, decoded, x.double()))
@@ -57,7 +57,7 @@ class Both:
 
     def __init__(self, device: torch.device, tail: int, sinks: int, capacity: int) -> None:
         self.device, self.history = device, History(tail, sinks)
-        self.cache = KVCache("4v3", 2, 2, D, capacity, device, torch.float32, seed=SEED, tail=tail, sinks=sinks)
+        self.cache = KVCache(SCHEME, 2, 2, D, capacity, device, torch.float32, seed=SEED, tail=tail, sinks=sinks)
 
     def append(self, tokens: int) -> None:
         k, v = torch.randn(2, 2, tokens, D), torch.randn(2, 2, tokens, D)

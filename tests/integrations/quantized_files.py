@@ -119,6 +119,9 @@ FORMATS = {
     "auto-round": Written(
         {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_gptq"}, gptq, symmetric=False
     ),
+    "auto-round-awq": Written(
+        {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_awq"}, awq, symmetric=False
+    ),
     "w4a16": Written(ct_config(4, symmetric=True), compressed_tensors),
     "w8a16": Written(ct_config(8, symmetric=False), compressed_tensors, bits=8, symmetric=False),
 }

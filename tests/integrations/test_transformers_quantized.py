@@ -14,9 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+import torch_gdn
 from tests.helpers.devices import kernels_run, ready
 from tests.helpers.errors import assert_close
+from tests.helpers.wide import write_wide_model
 from tests.integrations.models import random_model, random_tokens, torch_gdn_enabled
+from tests.integrations.serving import alone, prompts_of, served
 from tests.integrations.test_transformers_convolutions import random_model as convolving_model
 from torch_gdn import self_test
 from torch_gdn.integrations.transformers import packed_patches
@@ -120,6 +123,17 @@ def assert_layers(model: Any, status: Any, form: str) -> None:
 EMBEDDING = {"model.embed_tokens"}
 
 
+@pytest.mark.usefixtures("serving")
+def test_32_clients(tmp_path: Path) -> None:
+    prompts = prompts_of(*range(2, 66, 2))
+    expected = alone(written(MIXTURE, tmp_path, "awq"), prompts)
+    torch_gdn.enable(continuous_batching=True)
+    model = load(tmp_path)
+    with kernels_run(torch.device("mps"), "quantized_linear", "moe_gate_up"):
+        found = served(model, prompts, max_requests_per_batch=len(prompts))
+    assert found.tokens == {f"request {n}": tokens for n, tokens in enumerate(expected)}
+
+
 def test_a_head_tied_to_a_packed_embedding_is_the_same_memory(tmp_path: Path) -> None:
     twin = written(DENSE, tmp_path, "mlx", tie_word_embeddings=True)
     with torch_gdn_enabled():
@@ -152,6 +166,23 @@ def test_what_the_file_leaves_dense_stays_dense(tmp_path: Path) -> None:
     attention, first = model.model.layers[1].self_attn, model.model.layers[0]
     assert [type(x) for x in (attention.q_proj, attention.o_proj)] == [PackedLinear, nn.Linear]
     assert not any(isinstance(x, PackedLinear) for x in first.modules())
+
+
+def test_the_text_part_of_an_mlx_file_with_a_vision_part(tmp_path: Path) -> None:
+    """The configuration is that of the whole model."""
+    import transformers
+
+    twin = written(DENSE, tmp_path, "mlx")
+    name = "vision_tower.blocks.0.attn.qkv"
+    part = {f"{name}.weight": torch.zeros(8, 8, dtype=torch.int32).view(torch.uint32)}
+    part |= {f"{name}.{ending}": torch.zeros(8, 2) for ending in ("scales", "biases")}
+    edit(tmp_path, lambda tensors: tensors | part)
+    text = json.loads((tmp_path / "config.json").read_text())
+    whole = transformers.Qwen3_5Config(text_config=text, vision_config={"depth": 1})
+    whole.quantization_config, whole.architectures = text["quantization_config"], ["Qwen3_5ForConditionalGeneration"]
+    whole.save_pretrained(tmp_path)
+    with torch_gdn_enabled():
+        assert generate(load(tmp_path), "mps") == generate(twin, "cpu")
 
 
 @pytest.mark.parametrize("form", ["gptq", "w4a16"])
@@ -194,17 +225,33 @@ def test_experts_under_other_names(tmp_path: Path) -> None:
     assert isinstance(model.model.layers[1].mlp.experts, PackedExperts)
 
 
-@pytest.mark.parametrize(("form", "scales"), [("mlx", torch.float32), ("w4a16", torch.float32)])
-def test_bfloat16(form: str, scales: torch.dtype, tmp_path: Path) -> None:
-    """Scales of half precision are kept in float32: bfloat16 would round them."""
+@pytest.mark.parametrize("form", ["mlx", "w4a16"])
+def test_bfloat16(form: str, tmp_path: Path) -> None:
+    """Scales of half precision stay as they are: bfloat16 would round them."""
     twin = written(MIXTURE, tmp_path, form)
     with torch_gdn_enabled() as transformers:
         model = load(tmp_path, torch.bfloat16)
         found = logits(model, "mps")
         assert not transformers.status().left
     assert found.dtype == model.dtype == torch.bfloat16
-    assert {x.scales.dtype for x in model.modules() if isinstance(x, PackedLinear)} == {scales}
+    assert {x.scales.dtype for x in model.modules() if isinstance(x, PackedLinear)} == {torch.float16}
     assert_close("logits", found.float(), exact_logits(twin), 3e-2, head_dim=None)
+
+
+@pytest.mark.parametrize(("kind", "form"), [(DENSE, "gptq"), (MIXTURE, "awq")])
+def test_loading_holds_little_more_than_the_file(kind: str, form: str, tmp_path: Path) -> None:
+    """A layer's tensors are freed as they are converted. Layers have published widths."""
+    ready("mps")
+    gc.collect()
+    stored = write_wide_model(tmp_path / "model", kind, form, layers=4)
+    with torch_gdn_enabled():
+        before = torch.mps.current_allocated_memory()
+        torch.accelerator.reset_peak_memory_stats()
+        model = load(tmp_path / "model", torch.bfloat16)
+        held, most = torch.mps.current_allocated_memory(), torch.accelerator.max_memory_allocated()
+    assert any(isinstance(x, PackedLinear) for x in model.modules())
+    assert 0.99 <= (held - before) / stored <= 1.01
+    assert (most - before) / stored <= 1.15
 
 
 def test_a_base_model_needs_no_head(tmp_path: Path) -> None:
@@ -314,7 +361,7 @@ REFUSALS = {
     "MLX's other modes": (refuse_config({"bits": 4, "group_size": 32, "mode": "mxfp4"}), "mode: expected affine"),
     "an MLX file of another model": (
         lambda folder: write_config(folder, "olmo_hybrid", {"bits": 4, "group_size": 32}),
-        "expected an MLX file of .*, as a text model, got olmo_hybrid",
+        r"expected an MLX file of .*, as a text model \(AutoModelForCausalLM\), got OlmoHybridForCausalLM",
     ),
 }
 

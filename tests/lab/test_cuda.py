@@ -70,8 +70,8 @@ def test_threadgroup_arrays_keep_their_alignment() -> None:
 def test_the_entry_binds_by_index_and_calls_in_order() -> None:
     entry = dialect.entry("scaled_half_8", find_kernel(HEAD, "scaled"), ["half", "8"], 128)
     assert "scaled_half_8(void* __restrict__ b0, const __grid_constant__ Scale b1, void* __restrict__ b2)" in entry
-    call = "scaled<half, 8>(metal::BoundBuffer{b2}, metal::BoundBuffer{b0}, b1, threadIdx.x % 32u);"
-    assert call in entry and "__launch_bounds__(128, 4)" in entry
+    call = "called(metal::BoundBuffer{b2}, metal::BoundBuffer{b0}, b1, threadIdx.x % 32u);"
+    assert "called = &scaled<half, 8>;" in entry and call in entry and "__launch_bounds__(128, 4)" in entry
 
 
 def test_an_attribute_that_is_not_known_is_an_error() -> None:
@@ -83,7 +83,11 @@ def test_an_attribute_that_is_not_known_is_an_error() -> None:
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is missing: pip's nvidia-cuda-nvcc has it")
 @pytest.mark.parametrize(
     ("file", "arguments"),
-    [("gdn/solve_tril.metal", ["16"]), ("aura/aura_flash_p2.metal", ["bfloat", "80"])],
+    [
+        ("gdn/solve_tril.metal", ["16"]),
+        ("aura/aura_flash_p2.metal", ["bfloat", "80"]),
+        ("attention/aura_paged_attention.metal", ["4", "4", "64", "2"]),  # leaves arguments to their defaults
+    ],
 )
 def test_nvcc_takes_a_kernel(tmp_path: Path, file: str, arguments: list[str]) -> None:
     kernel = Path(file).stem

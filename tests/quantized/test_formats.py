@@ -60,28 +60,27 @@ def weight_on_cpu(weight: PackedWeight) -> PackedWeight:
 
 
 @pytest.mark.parametrize(
-    ("layer", "dtype"),
+    "layer",
     [
-        ("ct_4", torch.float32),
-        ("ct_4_zero", torch.float32),
-        ("ct_8_channel", torch.float32),
-        ("ct_8_zero_channel", torch.float32),
-        ("gptq_4", torch.float16),
-        ("gptq_4_zero", torch.float32),
-        ("gptq_8_zero", torch.float32),
-        ("gptq_v2_4_zero", torch.float32),
-        ("gptq_v2_8", torch.float16),
-        ("awq_4", torch.float32),
+        "ct_4",
+        "ct_4_zero",
+        "ct_8_channel",
+        "ct_8_zero_channel",
+        "gptq_4",
+        "gptq_4_zero",
+        "gptq_8_zero",
+        "gptq_v2_4_zero",
+        "gptq_v2_8",
+        "awq_4",
     ],
 )
-def test_equals_the_tools_own_numbers(
-    layers: dict[str, dict[str, Tensor]], layer: str, dtype: torch.dtype, device: torch.device
-) -> None:
+def test_equals_the_tools_own_numbers(layers: dict[str, dict[str, Tensor]], layer: str, device: torch.device) -> None:
     tensors = {name: x.to(device) for name, x in layers[layer].items()}
     weight = convert(layer, tensors)
     assert weight.shape == (N, K)
     assert weight.group_size == (64 if "channel" in layer else GROUP)
-    assert weight.scales.dtype == dtype, "symmetric weights keep their scales' dtype, others need float32"
+    in_32_bits, in_16_bits = (torch.float32, torch.float32), (torch.float16, torch.uint8)
+    assert weight.dtypes == (in_32_bits if layer.startswith("ct") else in_16_bits)
     assert weight.order is None
     assert_equal(weight, tensors["dequantized"], torch.float32 if layer.startswith("ct") else torch.float16)
 
@@ -160,10 +159,13 @@ def test_experts_convert_as_their_layers_do(layers: dict[str, dict[str, Tensor]]
 
 
 def test_stack_of_unlike_scales_is_float32(layers: dict[str, dict[str, Tensor]]) -> None:
-    symmetric, other = (convert(layer, layers[layer]) for layer in ("gptq_4", "gptq_4_zero"))
-    both = stack([symmetric, other])
-    assert both.scales.dtype == both.biases.dtype == torch.float32
-    assert torch.equal(both.dequantize()[0], symmetric.dequantize())
+    tensors = layers["gptq_4_zero"]
+    weights = [convert("gptq_4_zero", tensors | {"scales": tensors["scales"].to(x)}) for x in (torch.half, torch.float)]
+    both = stack(weights)
+    assert both.dtypes == (torch.float32, torch.float32)
+    assert all(
+        torch.equal(found, weight.dequantize()) for found, weight in zip(both.dequantize(), weights, strict=True)
+    )
 
 
 def test_large_groups_are_divided() -> None:
@@ -180,13 +182,6 @@ def test_a_single_group_is_laid_out_as_the_ops_want_it() -> None:
     assert weight.scales.shape == (N, 1)
     assert weight.scales.stride(-1) == weight.biases.stride(-1) == 1
     assert_equal(weight, expected)
-
-
-def test_for_dtype_never_rounds() -> None:
-    weight = PackedWeight(torch.zeros(2, 4, dtype=torch.int32), torch.rand(2, 1).half(), torch.rand(2, 1).half(), 4)
-    assert weight.for_dtype(torch.float16) is weight
-    assert weight.for_dtype(torch.bfloat16).scales.dtype == torch.float32
-    assert torch.equal(weight.for_dtype(torch.bfloat16).biases, weight.biases.float())
 
 
 @pytest.mark.parametrize("bits", [4, 8])

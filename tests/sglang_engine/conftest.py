@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.vllm_engine.models import generated, model_of, prompts, tokenizer_into
+from tests.vllm_engine.packed_models import Format, packed_model
 from tests.vllm_engine.site.sitecustomize import define_operators_of_torchvision
 
 HERE = Path(__file__).resolve().parent
@@ -93,7 +94,7 @@ def model(folder: Path) -> Callable[[str], Path]:
 def as_released(path: Path, folder: Path) -> Path:
     """A text model in the form of Qwen3.5's released files, which also have a vision tower."""
     from safetensors.torch import load_file, save_file
-    from transformers import Qwen3_5Config
+    from transformers import Qwen3_5Config, Qwen3_5MoeConfig
 
     target = folder / "as_released"
     shutil.copytree(path, target)
@@ -101,20 +102,32 @@ def as_released(path: Path, folder: Path) -> Path:
     named = {name.replace("model.", "model.language_model.", 1): weight for name, weight in weights.items()}
     save_file(named, target / "model.safetensors", metadata={"format": "pt"})
     text = json.loads((path / "config.json").read_text())
+    whole, name = (Qwen3_5MoeConfig, "Qwen3_5Moe") if "num_experts" in text else (Qwen3_5Config, "Qwen3_5")
     vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64}
-    config = Qwen3_5Config(text_config=text, vision_config=vision, tie_word_embeddings=True).to_dict()
-    config["text_config"] = text
-    (target / "config.json").write_text(json.dumps({**config, "architectures": ["Qwen3_5ForConditionalGeneration"]}))
+    config = whole(text_config=text, vision_config=vision, tie_word_embeddings=text["tie_word_embeddings"]).to_dict()
+    more = {"text_config": text, "architectures": [f"{name}ForConditionalGeneration"]}
+    (target / "config.json").write_text(json.dumps({**config, **more}))
     return target
 
 
 @pytest.fixture(scope="session")
-def reference(model: Callable[[str], Path]) -> Callable[..., tuple[Path, list[Any], list[Any], list[Any]]]:
-    """(model's folder, prompts, transformers' tokens, their margins) of a family."""
+def reference(model: Callable[[str], Path]) -> Callable[[str], tuple[Path, list[Any], list[Any]]]:
+    """(model's folder, prompts, transformers' tokens in float32) of a family."""
 
     @cache
-    def of(family: str, dtype: str = "float32") -> Any:
+    def of(family: str) -> Any:
         texts = prompts(12, 130)
-        return (model(family), texts, *generated(model(family), texts, GREEDY_TOKENS, dtype))
+        return model(family), texts, generated(model(family), texts, GREEDY_TOKENS)[0]
+
+    return of
+
+
+@pytest.fixture(scope="session")
+def packed(model: Callable[[str], Path], folder: Path) -> Callable[[str, Format], tuple[Path, Path]]:
+    """The folder of a family's model with packed weights, and of one with the same weights as numbers."""
+
+    @cache
+    def of(family: str, how: Format) -> tuple[Path, Path]:
+        return packed_model(model(family), how, folder / f"{family} {how.layout}")
 
     return of

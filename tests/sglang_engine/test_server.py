@@ -32,8 +32,13 @@ class Server:
                 [*command, *pools, *options], env=environment(), stdout=file, stderr=file, start_new_session=True
             )
 
-    def get(self, path: str) -> Any:
-        return urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5).read()
+    def get(self, path: str) -> bytes:
+        answer: bytes = urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5).read()
+        return answer
+
+    def kernels(self) -> set[str]:
+        """Returns the names of the kernels that are compiled."""
+        return set(json.loads(self.get("/server_info"))["internal_states"][0]["probe"]["pipelines"])
 
     def wait(self) -> None:
         for _ in range(600):
@@ -65,13 +70,16 @@ async def ask(port: int, texts: list[list[int]]) -> list[list[int]]:
 
 
 def test_streams(reference: Any, tmp_path: Path) -> None:
-    path, texts, tokens, _ = reference("qwen3_5")
+    path, texts, tokens = reference("qwen3_5")
     server = Server(path, tmp_path / "log")
     try:
         server.wait()
+        before = server.kernels()
         answers = asyncio.run(ask(server.port, [texts[i % len(texts)] for i in range(STREAMS)]))
+        late = server.kernels() - before
     finally:
         server.process.send_signal(signal.SIGTERM)
         left = processes_of(server.process.pid)
     assert answers == [tokens[i % len(texts)] for i in range(STREAMS)]
+    assert late == set()
     assert left == []

@@ -65,7 +65,7 @@ def test_pages_of_codes(device: str, reference: Any) -> None:
     path, texts, tokens, margins = reference("qwen3")
     options = {"dtype": "float32", **CHUNKS, "block_size": 32}
     plain = {"model": str(path), "options": options, "rounds": [{"prompts": texts, "tokens": GREEDY_TOKENS}]}
-    codes_alone = {"aura": "8v4", "aura_tail": 0, "aura_sinks": 0}
+    codes_alone = {"aura": "8v4t", "aura_tail": 0, "aura_sinks": 0}
     result, later = run_engines(device, [{**plain, "options": {**options, "additional_config": codes_alone}}, plain])
     assert_tokens_agree(result["rounds"][0]["tokens"], tokens, margins, 0.5)
     assert holds_nothing(result)

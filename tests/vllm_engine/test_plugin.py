@@ -288,7 +288,7 @@ def test_layers_that_no_kernel_takes_are_refused(written: dict[str, Any], got: s
     ],
 )
 def test_shapes_that_cannot_be_packed_are_refused(changes: dict[str, int], rows: list[int], error: str) -> None:
-    from torch_gdn.integrations.vllm.quantized_layers import Packing
+    from torch_gdn.integrations.packed import Packing
 
     with pytest.raises(ValueError, match=rf"^a\.b: expected {error}"):
         Packing(**{"layout": "gptq", "bits": 4, "group_size": 32, **changes}).check("a.b", rows, 128)
@@ -297,7 +297,7 @@ def test_shapes_that_cannot_be_packed_are_refused(changes: dict[str, int], rows:
 @pytest.mark.parametrize("lacking", ["scales", "qzeros"])
 def test_tensors_that_a_file_lacks_are_missed(lacking: str) -> None:
     """Scales are float32 whatever the model's dtype: a file's are often float16."""
-    from torch_gdn.integrations.vllm.quantized_layers import Loaded, Packing
+    from torch_gdn.integrations.packed import Loaded, Packing
 
     packing, default, loaded = Packing("gptq", 4, 32), torch.get_default_dtype(), Loaded()
     try:
@@ -314,24 +314,29 @@ def test_tensors_that_a_file_lacks_are_missed(lacking: str) -> None:
         packing.convert("a.b", stored, loaded.lacking())
 
 
-@pytest.mark.parametrize("scale, dtype", [(0.5, torch.bfloat16), (0.1, torch.float32)])
-def test_scales_take_the_dtype_of_activations_where_it_is_exact(scale: float, dtype: torch.dtype) -> None:
-    from torch_gdn.integrations.vllm.quantized_layers import matching
-    from torch_gdn.quantized import PackedWeight
+@pytest.mark.parametrize(
+    "scale, dtypes",
+    [
+        (torch.tensor(0.1).half(), (torch.float16, torch.uint8)),
+        (torch.tensor(1e-30).bfloat16(), (torch.bfloat16, torch.uint8)),
+        (torch.tensor(0.1), (torch.float32, torch.float32)),
+    ],
+)
+def test_scales_have_16_bits_where_exact(scale: torch.Tensor, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    from torch_gdn.integrations.packed import Packing
 
-    scales = torch.tensor([[0.25, scale]], dtype=torch.float16).float()
-    found = dict(matching(PackedWeight(torch.zeros(1, 8, dtype=torch.int32), scales, -8 * scales, 4), torch.bfloat16))
-    assert {name: (each.dtype, each.float().tolist()) for name, each in found.items()} == {
-        "scales": (dtype, scales.tolist()),
-        "biases": (dtype, (-8 * scales).tolist()),
-    }
+    packing = Packing("gptq", 4, 32)
+    stored = {each.name: each.empty(*each.shape(8, 64, packing)).fill_(float(scale)) for each in packing.tensors()}
+    found = packing.convert("a.b", stored, set())
+    assert found.dtypes == dtypes
+    assert torch.equal(found.scales.float(), torch.full((8, 2), float(scale)))
 
 
 def test_groups_of_a_fused_layer_must_agree() -> None:
     """One gather of x's columns serves all of its matrices."""
-    from torch_gdn.integrations.vllm.quantized_layers import PackedLinearMethod, Packing
+    from torch_gdn.integrations.packed import Linear, Packing
 
-    method = PackedLinearMethod(Packing("gptq", 4, 32, is_ordered=True), "a.b")
+    method = Linear(Packing("gptq", 4, 32, is_ordered=True), "a.b")
     groups, stored = torch.tensor([1, 0, 1, 0], dtype=torch.int32), torch.full((4,), -1, dtype=torch.int32)
     method.load_groups(stored, groups)
     method.load_groups(stored, groups)
@@ -351,10 +356,9 @@ def test_groups_of_a_fused_layer_must_agree() -> None:
     ],
 )
 def test_tensors_of_experts_that_do_not_fit_are_refused(name: str, shape: Any, error: str) -> None:
-    from torch_gdn.integrations.vllm.quantized_layers import Loaded, PackedExpertsMethod, Packing
+    from torch_gdn.integrations.packed import Experts, Packing
 
-    method: Any = object.__new__(PackedExpertsMethod)
-    method.packing, method.name, method.loaded = Packing("gptq", 4, 32), "a.b", Loaded()
+    method = Experts(Packing("gptq", 4, 32), "a.b")
     layer = torch.nn.Module()
     method.create_weights(layer, 1, 64, 64 if name == "w2_scales" else 32, torch.float32)
     parameter = getattr(layer, name)

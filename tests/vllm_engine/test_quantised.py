@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-from tests.vllm_engine.conftest import GREEDY_TOKENS, assert_tokens_agree, run_engines
+from tests.helpers.wide import write_wide_model
+from tests.vllm_engine.conftest import GREEDY_TOKENS, HERE, assert_tokens_agree, environment, run_engines
 from tests.vllm_engine.models import adapter_of, generated, model_of, prompts
 from tests.vllm_engine.packed_models import PLAIN, Format, packed_model
 
@@ -104,3 +108,14 @@ def test_bfloat16_differs_only_where_two_tokens_are_close(folder: Path) -> None:
     (result,) = run_engines("mps", [scenario(model, {**CHUNKS, "dtype": "bfloat16"})])
     assert_tokens_agree(result["rounds"][0]["tokens"], tokens, margins, 0.15)
     assert result["compiled late"] == []
+
+
+def test_loading_holds_little_more_than_the_file(folder: Path) -> None:
+    """Layers have published widths. A worker loads them without an engine."""
+    stored = write_wide_model(folder / "wide", "qwen3_5_moe", "awq", layers=4)
+    command = [sys.executable, str(HERE / "loading.py"), str(folder / "wide")]
+    done = subprocess.run(command, env=environment("mps"), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    held, most = json.loads(done.stdout.splitlines()[-1])
+    assert 0.99 <= held / stored <= 1.05  # tables of angles too
+    assert most / stored <= 1.15

@@ -103,6 +103,9 @@ def test_compressed_tensors_lists_may_not_contradict_the_files(monkeypatch: pyte
     config = configuration(COMPRESSED, shapes, monkeypatch)
     assert method_of(config, ReplicatedLinear, f"{ours}.mlp.down_proj").group_size == 64
     assert method_of(config, ReplicatedLinear, f"{ours}.linear_attn.out_proj") == "UnquantizedLinearMethod"
+    ordered = shapes | {f"{LAYER}.mlp.down_proj.weight_g_idx": (256,)}
+    with pytest.raises(ValueError, match=r"got .*mlp\.down_proj in compressed-tensors with act-order \(weight_g_idx\)"):
+        method_of(configuration(COMPRESSED, ordered, monkeypatch), ReplicatedLinear, f"{ours}.mlp.down_proj")
     config = configuration(COMPRESSED | {"ignore": [f"{LAYER}.mlp.down_proj"]}, shapes, monkeypatch)
     with pytest.raises(
         ValueError, match=r"down_proj: expected a layer of config_groups, because the files have it packed"

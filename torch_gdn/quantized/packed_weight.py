@@ -23,7 +23,7 @@ class PackedWeight:
     Args:
         weight: int32 [..., N, K * bits / 32].
         scales: [..., N, K / group_size].
-        biases: like scales.
+        biases: like scales. With scales of 16 bits they may be uint8: zero points, which stand for -zero point * scale.
         bits: 4 or 8.
         order: which column of the matrix column k is, [K], where columns were sorted by group; x is gathered by it
             before it is multiplied. Default: None, the columns are in their own order.
@@ -47,9 +47,10 @@ class PackedWeight:
         shape = self.scales.shape
         fits = list(shape[:-1]) == rows and shape[-1] > 0 and K % shape[-1] == 0 and K // shape[-1] in GROUPS
         expect("PackedWeight: scales", fits, f"{rows} rows of {K} / 32, / 64 or / 128 groups", list(shape))
-        alike = self.biases.shape == shape and self.biases.dtype == self.scales.dtype
+        dtypes = [self.scales.dtype, *([torch.uint8] if self.scales.dtype.itemsize == 2 else [])]
+        alike = self.biases.shape == shape and self.biases.dtype in dtypes
         got = f"{self.biases.dtype} {list(self.biases.shape)}"
-        expect("PackedWeight: biases", alike, f"{self.scales.dtype} {list(shape)}", got)
+        expect("PackedWeight: biases", alike, f"{' or '.join(map(str, dtypes))} {list(shape)}", got)
         order = self.order
         expect("PackedWeight: order", order is None or order.shape == (K,), f"[{K}]", order is not None and order.shape)
 
@@ -62,17 +63,25 @@ class PackedWeight:
     def group_size(self) -> int:
         return self.shape[-1] // self.scales.shape[-1]
 
-    def for_dtype(self, dtype: torch.dtype) -> PackedWeight:
-        """Returns the weight with scales that an op takes for an x of this dtype: of that dtype, else of float32."""
-        if self.scales.dtype in (dtype, torch.float32):
-            return self
-        return replace(self, scales=self.scales.float(), biases=self.biases.float())
+    @property
+    def dtypes(self) -> tuple[torch.dtype, torch.dtype]:
+        """Of scales and biases."""
+        return self.scales.dtype, self.biases.dtype
+
+    def biases_in(self, dtype: torch.dtype) -> Tensor:
+        """Returns the biases as numbers, computed in this dtype, even if zero points stand for them."""
+        biases = self.biases.to(dtype)
+        return -biases * self.scales.to(dtype) if self.biases.dtype == torch.uint8 else biases
+
+    def in_float32(self) -> PackedWeight:
+        """Returns the weight with scales and biases of float32, which are exact."""
+        return replace(self, scales=self.scales.float(), biases=self.biases_in(torch.float32))
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Returns the matrix, its columns in their own order, computed in float32, or in float64 for that dtype."""
         computed = torch.promote_types(dtype, torch.float32)
         codes = unpack(self.weight, self.bits).unflatten(-1, (-1, self.group_size)).to(computed)
-        groups = self.scales.to(computed)[..., None] * codes + self.biases.to(computed)[..., None]
+        groups = self.scales.to(computed)[..., None] * codes + self.biases_in(computed)[..., None]
         w = groups.flatten(-2).to(dtype)
         return w if self.order is None else w.index_select(-1, self.order.argsort())
 
@@ -91,14 +100,14 @@ def stack(weights: Sequence[PackedWeight]) -> PackedWeight:
         alike = (weight.shape, weight.bits, weight.group_size) == (first.shape, first.bits, first.group_size)
         expect("stack: weights", alike, "experts of one shape, bits and group size", "others")
         expect("stack: weights", weight.order is None, "experts without act-order (desc_act)", "sorted columns")
-    dtypes = {weight.scales.dtype for weight in weights}
-    dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
-    return PackedWeight(
-        torch.stack([weight.weight for weight in weights]),
-        torch.stack([weight.scales.to(dtype) for weight in weights]),
-        torch.stack([weight.biases.to(dtype) for weight in weights]),
-        first.bits,
-    )
+    weights = in_same_dtypes(weights)
+    parts = [[weight.weight, weight.scales, weight.biases] for weight in weights]
+    return PackedWeight(*(torch.stack(part) for part in zip(*parts, strict=True)), bits=first.bits)
+
+
+def in_same_dtypes(weights: Sequence[PackedWeight]) -> Sequence[PackedWeight]:
+    """Returns the weights as they are if their scales and biases have the same dtypes, else in float32."""
+    return weights if len({x.dtypes for x in weights}) == 1 else [x.in_float32() for x in weights]
 
 
 def assemble(
@@ -106,15 +115,10 @@ def assemble(
 ) -> PackedWeight:
     """Makes a packed weight of packed rows, scales and zero points [..., N, K / group]; None means half the codes.
 
-    Biases are minus the zero points times the scales. Half the codes is a power of two, so such biases are exact in the
-    scales' dtype; others are kept in float32, where they are exact.
+    Zero points stay what they are with scales of 16 bits, in which biases would not be exact.
     """
-    half = 1 << (bits - 1)
-    if zeros is not None and bool((zeros != half).any()):
-        scales = scales.float()
-        biases = -zeros * scales
-    else:
-        biases = -half * scales
+    points = torch.full_like(scales, 1 << (bits - 1), dtype=torch.uint8) if zeros is None else zeros.to(torch.uint8)
+    biases = points if scales.dtype.itemsize == 2 else -(points * scales)
     K = weight.shape[-1] * 32 // bits
     groups = scales.shape[-1]
     expect(f"{name}: scales", groups > 0 and K % groups == 0, f"a scale for each group of {K} columns", groups)

@@ -15,6 +15,8 @@ def unpack(weight: Tensor, scales: Tensor, biases: Tensor, bits: int, dtype: tor
     words = weight.view(torch.int32)[..., None] >> torch.arange(0, 32, bits, device=weight.device, dtype=torch.int32)
     codes = (words & (2**bits - 1)).flatten(-2).to(dtype)
     group = codes.shape[-1] // scales.shape[-1]
+    if biases.dtype == torch.uint8:  # zero points
+        return (codes - spread(biases, group, dtype)) * spread(scales, group, dtype)
     return codes * spread(scales, group, dtype) + spread(biases, group, dtype)
 
 

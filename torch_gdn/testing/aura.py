@@ -345,8 +345,14 @@ ATTENTIONS += [
 ]
 ATTENTIONS += [
     AuraPoint(F32, bits=bits, D=D, ratio=form, queries=1, keys=203, batch=1, trellis=of_trellis)
-    for bits, D, of_trellis in (((4, 4), 128, True), ((3, 2), 80, True), ((8, 3), 64, True), ((5, 5), 80, False))
-    for form in (4, 17)
+    for bits, D, of_trellis, forms in (
+        ((4, 4), 128, True, (4, 8, 17)),
+        ((3, 2), 80, True, (4, 8, 17)),
+        ((8, 3), 64, True, (4, 8)),
+        ((5, 5), 80, False, (4, 8, 17)),
+        ((2, 4), 512, True, (2, 8)),
+    )
+    for form in forms
 ]
 QUICK_ATTENTIONS = [
     AuraPoint(BF16, bits=(8, 4), D=128, ratio=form, queries=1, keys=203, batch=1, masked=form == 4) for form in (4, 17)

@@ -42,13 +42,15 @@ class ExpertPoint(Point):
     shared_bits: int = 0  # of the shared expert's
     group: int = 32
     scale_dtype: torch.dtype | None = None  # None: dtype
+    zero_points: bool = False
 
     def weights(self, names: tuple[str, str, str], *rows: int, columns: int, bits: int) -> Call:
         """Returns a matrix, or its codes, scales and biases."""
         if bits == 0:
             return {names[0]: self.tensor(*rows, columns)}
         dtype = self.scale_dtype or self.dtype
-        tensors = draw_packed(*rows, columns=columns, bits=bits, group=self.group, dtype=dtype, aligned=self.aligned)
+        form = {"bits": bits, "group": self.group, "aligned": self.aligned, "zero_points": self.zero_points}
+        tensors = draw_packed(*rows, columns=columns, dtype=dtype, **form)
         return dict(zip(names, tensors, strict=True))
 
     def tensor(self, *sizes: int) -> Tensor:
@@ -138,7 +140,7 @@ def wrong_packed(entry: OpEntry[ExpertPoint], weight: str, *shared: tuple[str, s
         return replace(bad, what=f"packed, {bad.what}", change=lambda call: bad.change(entry.call(PACKED_SMALL)))
 
     for names in ((weight, "w_scales", "w_biases"), *shared):
-        yield from map(of_packed, [*wrong_scales(*names), *invalid.half(names[1])])
+        yield from map(of_packed, wrong_scales(*names))
         yield of_packed(Invalid(names[2], ValueError, "absent", put(names[2], None)))
         yield of_packed(Invalid(names[0], TypeError, "without scales", invalid.options(dict.fromkeys(names[1:]))))
     dense = entry.call(replace(PACKED_SMALL, bits=0))
@@ -197,6 +199,7 @@ PACKED = [
     ExpertPoint(BF16, E=8, k=4, D=256, I=128, IS=64, bits=4, shared_bits=4, group=64),
     ExpertPoint(F16, E=6, k=2, D=128, I=256, IS=128, bits=8, group=128, scale_dtype=F32),
     ExpertPoint(F32, E=5, k=3, D=96, I=160, IS=32, bits=4, shared_bits=8, aligned=False),
+    ExpertPoint(BF16, E=4, k=2, D=64, I=96, IS=64, bits=4, group=32, scale_dtype=F16, zero_points=True),
 ]
 PACKED = [replace(point, T=T) for point, T in itertools.product(PACKED, (1, 5, 40))]
 ROUTERS = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -23,13 +23,20 @@ F32_BOUND = 6e-7
 
 
 def draw_packed(
-    *rows: int, columns: int, bits: int, group: int, dtype: torch.dtype, aligned: bool = True
+    *rows: int,
+    columns: int,
+    bits: int,
+    group: int,
+    dtype: torch.dtype,
+    aligned: bool = True,
+    zero_points: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Draws codes of all values, and scales and biases that turn them into numbers around 0."""
+    """Draws codes of all values, and scales and biases (or zero points) that turn them into numbers around 0."""
     weight = torch.randint(-(2**31), 2**31, (*rows, columns * bits // 32), dtype=torch.int64).int()
     scales = (0.5 + torch.rand(*rows, columns // group)) / 2 ** (bits - 1)
     biases = -(2 ** (bits - 1)) * scales + 0.1 * torch.randn(scales.shape)
-    found = weight, scales.to(dtype), biases.to(dtype)
+    points = torch.randint(0, 2**bits, scales.shape, dtype=torch.uint8)
+    found = weight, scales.to(dtype), points if zero_points else biases.to(dtype)
     return found if aligned else (unaligned(found[0]), unaligned(found[1]), unaligned(found[2]))
 
 
@@ -43,15 +50,15 @@ class QuantizedPoint(Point):
     bits: int = 4
     group: int = 32
     scale_dtype: torch.dtype | None = None  # None: dtype
+    zero_points: bool = False
     aligned: bool = True  # rows start at a multiple of 4 elements
     biased: bool = False
     indexed: bool = False
 
     def draw_weight(self) -> Call:
         dtype = self.scale_dtype or self.dtype
-        tensors = draw_packed(
-            self.N, columns=self.K, bits=self.bits, group=self.group, dtype=dtype, aligned=self.aligned
-        )
+        form = {"bits": self.bits, "group": self.group, "aligned": self.aligned, "zero_points": self.zero_points}
+        tensors = draw_packed(self.N, columns=self.K, dtype=dtype, **form)
         return dict(zip(("weight", "scales", "biases"), tensors, strict=True))
 
 
@@ -79,14 +86,18 @@ def wrong_scales(weight: str, scales: str, biases: str) -> Iterator[Invalid]:
     yield Invalid(scales, ValueError, "no groups", change(scales, lambda x: x[..., :0]))
     yield Invalid(scales, ValueError, "groups of 16", change(scales, lambda x: torch.cat([x, x], -1)))
     yield Invalid(biases, TypeError, "another dtype", change(biases, torch.Tensor.half))
+    yield Invalid(biases, TypeError, "zero points for scales of 32 bits", zero_points_of_float32(scales, biases))
     yield Invalid(biases, ValueError, "a row fewer", change(biases, lambda x: x[..., 1:, :]))
     for name in (weight, scales, biases):
         yield Invalid(name, ValueError, "columns apart", change(name, columns_apart))
 
 
+def zero_points_of_float32(scales: str, biases: str) -> Callable[[Call], Call]:
+    return lambda call: call | {scales: call[scales].float(), biases: call[biases].byte()}
+
+
 def wrong_linear(entry: OpEntry[QuantizedPoint]) -> Iterator[Invalid]:
     yield from [*invalid.integers("x", "bias"), *invalid.float64("x"), *wrong_scales("weight", "scales", "biases")]
-    yield from invalid.half("scales")
     yield Invalid("x", ValueError, "no dimension", change("x", lambda x: x[0, 0]))
     yield Invalid("x", ValueError, "no columns", change("x", lambda x: x[:, :0]))
     yield Invalid("weight", ValueError, "one dimension", change("weight", lambda w: w[0]))
@@ -104,29 +115,30 @@ def wrong_dequantize(entry: OpEntry[QuantizedPoint]) -> Iterator[Invalid]:
     yield Invalid("dtype", TypeError, "integers", put("dtype", torch.int32))
 
 
-# Each dtype and number of bits with one row, few and many; each group and dtype of scales; sizes that no tile divides.
+# Each dtype and number of bits with one row, few and many; each group and dtype of scales and biases; sizes that no
+# tile divides.
 POINTS = [
     QuantizedPoint(BF16, M=1, N=70, K=1088, bits=4, group=64),
     QuantizedPoint(BF16, M=1, N=9, K=640, bits=8, group=128, scale_dtype=F32, aligned=False),
     QuantizedPoint(F16, M=1, N=65, K=544, bits=4, group=32, scale_dtype=F32, biased=True),
     QuantizedPoint(F16, M=1, N=33, K=96, bits=8, group=32),
-    QuantizedPoint(F32, M=1, N=17, K=384, bits=4, group=128, aligned=False),
+    QuantizedPoint(F32, M=1, N=17, K=384, bits=4, group=128, scale_dtype=F16, aligned=False),
     QuantizedPoint(F32, M=1, N=64, K=192, bits=8, group=64, biased=True),
-    QuantizedPoint(BF16, M=8, N=70, K=640, bits=4, group=128, biased=True),
-    QuantizedPoint(BF16, M=5, N=9, K=576, bits=8, group=64),
-    QuantizedPoint(F16, M=2, N=65, K=96, bits=4, group=32, aligned=False),
+    QuantizedPoint(BF16, M=8, N=70, K=640, bits=4, group=128, scale_dtype=F16, zero_points=True, biased=True),
+    QuantizedPoint(BF16, M=5, N=9, K=576, bits=8, group=64, scale_dtype=F16),
+    QuantizedPoint(F16, M=2, N=65, K=96, bits=4, group=32, scale_dtype=BF16, zero_points=True, aligned=False),
     QuantizedPoint(F16, M=7, N=33, K=640, bits=8, group=128, scale_dtype=F32),
     QuantizedPoint(F32, M=3, N=17, K=320, bits=4, group=64),
     QuantizedPoint(F32, M=6, N=64, K=288, bits=8, group=32, aligned=False),
     QuantizedPoint(BF16, M=40, N=70, K=192, bits=4, group=64, scale_dtype=F32),
-    QuantizedPoint(BF16, M=33, N=9, K=256, bits=8, group=128, biased=True),
+    QuantizedPoint(BF16, M=33, N=9, K=256, bits=8, group=128, scale_dtype=F16, zero_points=True, biased=True),
     QuantizedPoint(F16, M=64, N=65, K=96, bits=4, group=32),
     QuantizedPoint(F16, M=9, N=33, K=64, bits=8, group=64, aligned=False),
     QuantizedPoint(F32, M=10, N=130, K=128, bits=4, group=128, biased=True),
     QuantizedPoint(F32, M=35, N=64, K=96, bits=8, group=32),
 ]
 ROWS = [
-    QuantizedPoint(BF16, N=7, K=192, bits=4, group=64),
+    QuantizedPoint(BF16, N=7, K=192, bits=4, group=64, scale_dtype=F16, zero_points=True),
     QuantizedPoint(F16, N=5, K=96, bits=8, group=32, scale_dtype=F32, indexed=True),
     QuantizedPoint(F32, N=3, K=256, bits=4, group=128, aligned=False, indexed=True),
 ]

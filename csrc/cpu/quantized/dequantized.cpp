@@ -7,7 +7,8 @@ namespace torch_gdn::cpu {
 PackedRows::PackedRows(const Tensor& weight, const Tensor& scales, const Tensor& biases, int64_t bits, int64_t group)
     : weight_(weight),
       scales_(scales.to(at::kFloat).contiguous()),
-      biases_(biases.to(at::kFloat).contiguous()),
+      biases_((has_zero_points(biases) ? biases.to(at::kFloat).mul(scales.to(at::kFloat)).neg() : biases.to(at::kFloat))
+                  .contiguous()),
       bits_(bits),
       group_(group),
       columns_(weight.size(1) * 32 / bits) {}

@@ -1,6 +1,7 @@
-// Packed weights: w[n, k] = scales[n, k / group] * code[n, k] + biases[n, k / group]. A code has 4 or 8 bits; code k of
-// a row takes bits (k % per) * bits of word k / per, where a word holds per = 32 / bits codes. A group has 32, 64 or
-// 128 codes. Bits and group follow from shapes.
+// Packed weights: w[n, k] = scales[n, k / group] * code[n, k] + biases[n, k / group]. Biases of dtype uint8 are zero
+// points, which stand for -scale * zero point; such scales have 16 bits. A code has 4 or 8 bits; code k of a row takes
+// bits (k % per) * bits of word k / per, where a word holds per = 32 / bits codes. A group has 32, 64 or 128 codes.
+// Bits and group follow from shapes.
 #pragma once
 #include "ops/op.h"
 
@@ -30,6 +31,8 @@ constexpr const char* kNoCopyOfWeights = "a last stride of 1 (a step must not co
 inline int64_t known(int64_t size) { return size; }
 inline int64_t known(const c10::SymInt& size) { return size.guard_int(__FILE__, __LINE__); }
 
+inline bool has_zero_points(const Tensor& biases) { return biases.scalar_type() == at::kByte; }
+
 // Checks scales and biases [rows..., K / group], and returns the group.
 template <typename Int>
 int64_t check_scales(const Check<Int>& check, const PackedNames& names, const Tensor& scales, const Tensor& biases,
@@ -43,17 +46,17 @@ int64_t check_scales(const Check<Int>& check, const PackedNames& names, const Te
   const auto sizes = with_last(rows, Int(groups));
   check.shape(names.scales, scales, "[..., K / group]", sizes);
   check_unit_stride(check, names.scales, scales, kNoCopyOfWeights);
-  check.same_dtype(names.biases, biases, names.scales, scales);
+  const bool may_have_zero_points = scales.scalar_type() != at::kFloat;
+  if (!may_have_zero_points || !has_zero_points(biases)) check.same_dtype(names.biases, biases, names.scales, scales);
   check.shape(names.biases, biases, "[..., K / group]", sizes);
   check_unit_stride(check, names.biases, biases, kNoCopyOfWeights);
   return group;
 }
 
-// Checks a weight [rows..., K * bits / 32] that multiplies vectors `x` of K columns.
+// Checks a weight [rows..., K * bits / 32] that multiplies vectors of K columns.
 template <typename Int>
 Packing check_packed(const Check<Int>& check, const PackedNames& names, const Tensor& weight, const Tensor& scales,
-                     const Tensor& biases, const char* name, const Tensor& x, const Sizes<Int>& rows,
-                     const Int& columns) {
+                     const Tensor& biases, const Sizes<Int>& rows, const Int& columns) {
   check.is_int32(names.weight, weight);
   check.dimensions(names.weight, weight, int64_t(rows.size()) + 1, "[..., K * bits / 32]");
   const int64_t words = known(size_of<Int>(weight, -1)), K = known(columns);
@@ -62,8 +65,6 @@ Packing check_packed(const Check<Int>& check, const PackedNames& names, const Te
               words, " for K of ", K);
   check.shape(names.weight, weight, "[..., K * bits / 32]", with_last(rows, Int(words)));
   check_unit_stride(check, names.weight, weight, kNoCopyOfWeights);
-  const std::string or_float = std::string(name) + " (or float32)";
-  if (scales.scalar_type() != at::kFloat) check.same_dtype(names.scales, scales, or_float.c_str(), x);
   return {bits, check_scales(check, names, scales, biases, rows, K)};
 }
 

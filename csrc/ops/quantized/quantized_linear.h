@@ -26,7 +26,7 @@ struct QuantizedLinear {
     check.dimensions("weight", weight, 2, "[N, K * bits / 32]");
     N = size_of<Int>(weight, 0);
     check.value(sym_ge(N, Int(1)), "weight", "at least one row", N);
-    packing = check_packed(check, {"weight", "scales", "biases"}, weight, scales, biases, "x", x, Sizes<Int>{N}, K);
+    packing = check_packed(check, {"weight", "scales", "biases"}, weight, scales, biases, Sizes<Int>{N}, K);
     if (!bias.has_value()) return;
     check.is_activation("bias", *bias);
     check.shape("bias", *bias, "[N]", {N});

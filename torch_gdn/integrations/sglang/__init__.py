@@ -23,6 +23,11 @@ MODES = ("auto", "mps", "off")
 def register() -> None:
     """The entry point of sglang.srt.plugins: called once in each process of the engine."""
     mode = os.environ.get("TORCH_GDN_SGLANG", "auto")
+    if mode == "cpu":
+        raise SystemExit(
+            "TORCH_GDN_SGLANG=cpu: SGLang's CPU engine runs kernels of the package sgl_kernel, which has no build for "
+            "the CPU on PyPI; set auto, mps or off"
+        )
     if mode not in MODES:
         raise SystemExit(f"TORCH_GDN_SGLANG: expected one of {', '.join(MODES)}, got {mode!r}")
     if mode == "off":

@@ -24,9 +24,11 @@ UNSUPPORTED = (
     "enable_deterministic_inference",
     "enable_linear_replayssm",
     "enable_page_major_kv_layout",
+    "enable_unified_memory",  # which sets the layout
 )
 OPS = "sglang.kernels.ops."
 LAYERS = "sglang.srt.layers."
+LOADER = "sglang.srt.model_loader.loader."
 
 
 def require_checked_version() -> None:
@@ -72,7 +74,7 @@ def replacements() -> dict[str, Any]:
 
 def wrappers() -> dict[str, Any]:
     """Returns what wraps each function. A wrapper gets SGLang's function as its first argument."""
-    from torch_gdn.integrations.sglang import kernels, sampling, warmup
+    from torch_gdn.integrations.sglang import kernels, quantized, sampling, warmup
 
     batch = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo."
     return {
@@ -87,7 +89,10 @@ def wrappers() -> dict[str, Any]:
         batch + "from_schedule_batch": sampling.with_seeds,
         batch + "merge_batch": sampling.merge_seeds,
         "sglang.srt.model_executor.model_runner.ModelRunner.init_cuda_graphs": warmup.then_compile,
-        "sglang.srt.arg_groups.validation_hook.validate_standard_mps_server_args": validate_arguments,
+        "sglang.srt.arg_groups.platform_hook.handle_mps_backends": validate_arguments,
+        "sglang.srt.arg_groups.validation_hook.validate_mps_model_config": quantized.allow_packed_weights,
+        LOADER + "_get_quantization_config": quantized.with_shapes,
+        LOADER + "DefaultModelLoader._get_all_weights": quantized.without_written_shapes,
     }
 
 
@@ -127,10 +132,15 @@ def serve_text_part(theirs: Any, config: Any, *others: Any, **options: Any) -> N
 
 
 def validate_arguments(theirs: Any, server_args: Any) -> None:
-    """Refuses arguments that would otherwise fail in a request."""
+    """Refuses arguments that would otherwise fail in a request, before SGLang asserts what is true of CUDA alone."""
     from sglang.srt.arg_groups.overrides import resolving_view
 
     given = resolving_view(server_args)
+    if given.device != "mps":
+        raise ValueError(
+            f"device: torch_gdn's SGLang plugin expected 'mps', got {given.device!r}: set TORCH_GDN_SGLANG=off for "
+            "another device"
+        )
     for name in UNSUPPORTED:
         value = getattr(given, name, None)
         if value:
@@ -142,6 +152,9 @@ def register() -> None:
     """Registers the hooks, and checks them once SGLang has applied those of all plugins."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    from torch_gdn.integrations.sglang import quantized
+
+    quantized.register()
     kinds = {HookType.REPLACE: replacements(), HookType.AROUND: wrappers()}
     targets = {target: hook for hooks in kinds.values() for target, hook in hooks.items()}
     originals = {target: found(target) for target in targets}

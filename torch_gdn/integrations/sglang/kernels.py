@@ -261,9 +261,21 @@ def router(
 def experts(theirs: Callable[..., Tensor], layer: Any, x: Tensor, topk_output: Any, config: Any) -> Tensor:
     """moe_forward_native, without reading a tensor on the host."""
     has_bias = any(getattr(layer, f"{name}_weight_bias", None) is not None for name in ("w13", "w2"))
-    is_plain = config.activation == "silu" and config.gemm1_alpha is None and config.gemm1_clamp_limit is None
-    if has_bias or not is_plain or config.apply_router_weight_on_input:
+    if has_bias or not are_plain_experts(config):
         return theirs(layer, x, topk_output, config)
     weights, ids, _ = topk_output
-    hidden, _ = torch_gdn.moe_gate_up(x, layer.w13_weight, ids)
-    return torch_gdn.moe_down(hidden, layer.w2_weight, weights, ids)
+    return routed_experts(layer, x, weights, ids)
+
+
+def are_plain_experts(config: Any) -> bool:
+    is_silu = config.activation == "silu" and config.gemm1_alpha is None and config.gemm1_clamp_limit is None
+    return is_silu and not config.apply_router_weight_on_input
+
+
+def routed_experts(layer: Any, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+    """The layer's weights may be packed. Then it has scales and biases too."""
+    packed = [
+        {f"w_{part}": getattr(layer, f"{name}_{part}", None) for part in ("scales", "biases")} for name in ("w13", "w2")
+    ]
+    hidden, _ = torch_gdn.moe_gate_up(x, layer.w13_weight, ids, **packed[0])
+    return torch_gdn.moe_down(hidden, layer.w2_weight, weights, ids, **packed[1])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torch_gdn.integrations import serving
-from torch_gdn.integrations.sglang import attention, kernels, tracking
+from torch_gdn.integrations.sglang import attention, kernels, quantized, tracking
 from torch_gdn.warmup import compile_missing, powers_of_two
 
 logger = logging.getLogger(__name__)
@@ -72,6 +72,11 @@ class Layers:
                     norm(x, x)
         for layer in self.of("FusedMoE"):
             self.call_experts(layer)
+        for layer in self.of(
+            "MergedColumnParallelLinear", "QKVParallelLinear", "RowParallelLinear", "ReplicatedLinear"
+        ):
+            if isinstance(layer.quant_method, quantized.PackedLinearMethod):
+                self.call_packed_linear(layer)
 
     def call_delta_rule(self, layer: Any) -> None:
         cache = self.runner.req_to_token_pool.mamba2_layer_cache(layer.layer_id)
@@ -115,6 +120,11 @@ class Layers:
                 if backend.takes(layer, k, True):
                     backend.attend(q, k, k, layer, torch.zeros(n * each, dtype=torch.int64, device=self.runner.device))
         backend.forward_metadata = None
+
+    def call_packed_linear(self, layer: Any) -> None:
+        columns = layer.weight.shape[1] * layer.quant_method.packing.per_word
+        for n in (1, 2, 4, 8, 33):
+            layer.quant_method.apply(layer, self.zeros(n, columns))
 
     def call_experts(self, layer: Any) -> None:
         """Calls the experts for one token, for a few and for many, because the number decides the kernels."""

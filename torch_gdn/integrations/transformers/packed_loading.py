@@ -13,6 +13,7 @@ from transformers.core_model_loading import Concatenate, ConversionOps, MergeMod
 from torch_gdn.integrations.transformers.packed_formats import Format
 from torch_gdn.integrations.transformers.packed_layers import PARTS, PackedLinear, tensors_of
 from torch_gdn.quantized import PackedWeight, stack
+from torch_gdn.quantized.packed_weight import in_same_dtypes
 
 EXPERTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
@@ -48,7 +49,7 @@ class PackLayer(ConversionOps):
         packing = self.quantizer.packings.get(full_layer_name)
         if packing is None:
             return {full_layer_name: self.quantizer.number(full_layer_name, tensors["weight"], model)}
-        weight = self.quantizer.format.convert(**tensors, bits=packing.bits).for_dtype(self.quantizer.dtype)
+        weight = self.quantizer.format.convert(**tensors, bits=packing.bits)
         module = model.get_submodule(layer)
         if full_layer_name in self.quantizer.dense:
             return {full_layer_name: weight.dequantize(module.weight.dtype)}
@@ -76,7 +77,7 @@ class PackExperts(ConversionOps):
         layer, _, name = full_layer_name.rpartition(".")
         bits = self.quantizer.packings[full_layer_name].bits
         weights = [self.projection(input_dict, projection, bits) for projection in self.projections]
-        weight = joined(weights).for_dtype(self.quantizer.dtype)
+        weight = joined(weights)
         names = (name, f"{name}_scales", f"{name}_biases")
         return {f"{layer}.{each}": x for each, x in zip(names, tensors_of(weight), strict=True)}
 
@@ -97,14 +98,8 @@ def joined(weights: list[PackedWeight]) -> PackedWeight:
         return weights[0]
     if len({(weight.bits, weight.group_size) for weight in weights}) > 1:
         raise ValueError("gate_up_proj: expected gate_proj and up_proj in the same bits and groups, got others")
-    dtypes = {weight.scales.dtype for weight in weights}
-    dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
-    return PackedWeight(
-        torch.cat([weight.weight for weight in weights], dim=-2),
-        torch.cat([weight.scales.to(dtype) for weight in weights], dim=-2),
-        torch.cat([weight.biases.to(dtype) for weight in weights], dim=-2),
-        weights[0].bits,
-    )
+    parts = [[weight.weight, weight.scales, weight.biases] for weight in in_same_dtypes(weights)]
+    return PackedWeight(*(torch.cat(part, dim=-2) for part in zip(*parts, strict=True)), bits=weights[0].bits)
 
 
 def converters_of(quantizer: Any, conversions: list[Any]) -> Iterator[WeightConverter]:

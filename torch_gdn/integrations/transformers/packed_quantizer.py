@@ -38,7 +38,7 @@ from torch_gdn.integrations.transformers.packed_loading import (
     converters_of,
     is_experts,
 )
-from torch_gdn.quantized.mlx import NORMS_PLUS_ONE
+from torch_gdn.quantized.mlx import NORMS_PLUS_ONE, VISION
 from torch_gdn.quantized.packed_weight import fitting_group
 
 if TYPE_CHECKING:
@@ -221,7 +221,8 @@ class PackedQuantizer(HfQuantizer):
         kind = model.config.model_type.removesuffix("_text")
         if kind not in MLX_MODELS or getattr(model.config, "vision_config", None) is not None:
             raise ValueError(
-                f"from_pretrained: expected an MLX file of {', '.join(MLX_MODELS)}, as a text model, got {kind}"
+                f"from_pretrained: expected an MLX file of {', '.join(MLX_MODELS)}, as a text model "
+                f"(AutoModelForCausalLM), got {type(model).__name__}"
             )
         convolutions = [shape for name, shape in shapes.items() if name.endswith(".conv1d.weight")]
         self.norms_are_shifted = any(shape[-1] == 1 for shape in convolutions)
@@ -248,10 +249,11 @@ def cases_of(ops: list[str]) -> list[Case]:
 
 
 def is_left_out(model: Any, name: str) -> bool:
-    """Says whether the model has no use for this parameter: of prediction layers, or of a base model's head."""
+    """Says whether the model has no use for this parameter: of prediction layers, a base model's head, or a vision part
+    that a text model lacks."""
     ignored = model._keys_to_ignore_on_load_unexpected or ()
     head = model.base_model is model and not hasattr(model, name.partition(".")[0])
-    return head or any(re.search(pattern, name) for pattern in ignored)
+    return head or name.startswith(VISION) or any(re.search(pattern, name) for pattern in ignored)
 
 
 def is_on_mps(device_map: Any) -> bool:

@@ -19,14 +19,9 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.model_executor.models.utils import WeightsMapper
 
 from torch_gdn import quantized
+from torch_gdn.integrations.packed import Packing, refusal, the_same
 from torch_gdn.integrations.vllm.packed_loader import PackedLoader
-from torch_gdn.integrations.vllm.quantized_layers import (
-    Packing,
-    packed_method,
-    plain_method,
-    refusal,
-    the_same,
-)
+from torch_gdn.integrations.vllm.quantized_layers import packed_method, plain_method
 from torch_gdn.integrations.vllm.stored_layers import OfFiles
 from torch_gdn.quantized.mlx import NORMS_PLUS_ONE, VISION
 

@@ -16,17 +16,11 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.models.utils import WeightsMapper
 
+from torch_gdn.integrations import packed
+from torch_gdn.integrations.packed import Packing, refusal, the_same
 from torch_gdn.integrations.vllm import mlx_files, packed_loader
-from torch_gdn.integrations.vllm.quantized_layers import (
-    Packing,
-    matrices_of,
-    packed_method,
-    plain_method,
-    refusal,
-    the_same,
-)
+from torch_gdn.integrations.vllm.quantized_layers import matrices_of, packed_method, plain_method
 from torch_gdn.integrations.vllm.stored_layers import LayoutOfFiles, OfFiles
-from torch_gdn.quantized.gptq import AUTO_ROUND
 
 
 class PackedCompressedTensorsConfig(OfFiles, CompressedTensorsConfig):
@@ -65,6 +59,8 @@ class PackedCompressedTensorsConfig(OfFiles, CompressedTensorsConfig):
             raise refusal(f"{prefix} in compressed-tensors' {scheme['format']} with {kind}{also}")
         if not is_stored:
             return plain_method(layer)
+        for name in self.names_of(layer, prefix):
+            packed.refuse_order_of_compressed_tensors(self.shapes, name)
         group = weights.group_size if weights.strategy == "group" else -1
         return packed_method(
             layer, prefix, Packing("compressed-tensors", weights.num_bits, group, is_symmetric=weights.symmetric)
@@ -78,10 +74,7 @@ class PackedGPTQConfig(LayoutOfFiles):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> PackedGPTQConfig:
-        written = config.get("checkpoint_format") or "gptq"
-        if config.get("bits") not in (4, 8) or written not in ("gptq", "gptq_v2"):
-            raise refusal(f"GPTQ with {config.get('bits')} bits in the format {written}")
-        return cls(written)
+        return cls(packed.gptq(config))
 
 
 class PackedAWQConfig(LayoutOfFiles):
@@ -91,10 +84,7 @@ class PackedAWQConfig(LayoutOfFiles):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> PackedAWQConfig:
-        bits, version = config.get("bits", config.get("w_bit")), str(config.get("version", "gemm")).lower()
-        if bits != 4 or version != "gemm" or not config.get("zero_point", True):
-            raise refusal(f"AWQ with {bits} bits in version {version} with zero_point {config.get('zero_point')}")
-        return cls("gptq_v2", is_awq=True)
+        return cls(packed.awq(config))
 
 
 class PackedAutoRoundConfig(LayoutOfFiles):
@@ -108,14 +98,7 @@ class PackedAutoRoundConfig(LayoutOfFiles):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> PackedAutoRoundConfig:
-        bits, kind = config.get("bits"), config.get("data_type", "int")
-        packed, activations = config.get("packing_format", "auto_round:auto_gptq"), config.get("act_bits") or 16
-        is_awq = packed == "auto_round:auto_awq"
-        if kind != "int" or activations < 16 or bits not in ((4,) if is_awq else (4, 8)):
-            raise refusal(f"AutoRound's {kind} of {bits} bits with activations of {activations} bits in {packed}")
-        if not is_awq and packed not in AUTO_ROUND:
-            raise refusal(f"AutoRound's {packed}")
-        return cls("gptq_v2", is_awq=True) if is_awq else cls(AUTO_ROUND[packed])
+        return cls(packed.auto_round(config))
 
 
 CONFIGURATIONS: dict[str, type] = {

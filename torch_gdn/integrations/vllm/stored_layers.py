@@ -4,7 +4,6 @@ of a configuration say: published lists often use other names than vLLM does.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,17 +14,9 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.models.utils import WeightsMapper
 from vllm.transformers_utils.config import get_safetensors_params_metadata
 
-from torch_gdn.integrations.vllm.quantized_layers import (
-    DTYPES,
-    Packing,
-    matrices_of,
-    packed_method,
-    plain_method,
-    the_same,
-)
-
-Sizes = tuple[int, ...]
-TENSORS = ("qweight", "qzeros", "scales")  # of a layer in GPTQ's and in AWQ's layout
+from torch_gdn.integrations import packed
+from torch_gdn.integrations.packed import DTYPES, Sizes
+from torch_gdn.integrations.vllm.quantized_layers import matrices_of, packed_method, plain_method
 
 
 class OfFiles:
@@ -73,38 +64,12 @@ class OfFiles:
 class LayoutOfFiles(OfFiles, QuantizationConfig):
     """Files whose layers are packed in one layout, GPTQ's or AWQ's; bits and groups are those of the shapes."""
 
-    def __init__(self, checkpoint_format: str, is_awq: bool = False) -> None:
+    def __init__(self, layout: packed.Layout) -> None:
         super().__init__()
-        self.checkpoint_format, self.is_awq = checkpoint_format, is_awq
+        self.layout = layout
 
     def get_quant_method(self, layer: Any, prefix: str) -> Any:
         if not isinstance(layer, (LinearBase, VocabParallelEmbedding, RoutedExperts)):
             return None
-        packings = with_one_group([self.packing_of(name) for name in self.names_of(layer, prefix)])
-        packing = the_same(prefix, packings)
+        packing = packed.packing_of_layer(self.layout, self.shapes, prefix, self.names_of(layer, prefix))
         return plain_method(layer) if packing is None else packed_method(layer, prefix, packing)
-
-    def packing_of(self, name: str) -> Packing | None:
-        """Returns None for a matrix that is not packed."""
-        found = {part: self.shapes.get(f"{name}.{part}") for part in TENSORS}
-        weight, zeros, scales = found.values()
-        if weight is None:
-            return None
-        if zeros is None or scales is None:
-            missing = ", ".join(part for part, shape in found.items() if shape is None)
-            raise ValueError(f"{name}: expected the tensors {', '.join(TENSORS)} in the files, got no {missing}")
-        if (bits := 32 * zeros[1] // scales[1]) not in (4, 8):
-            raise ValueError(f"{name}: expected weights of 4 or 8 bits on mps, got {bits} bits")
-        columns = weight[0] * (1 if self.is_awq else 32 // bits)
-        group = -1 if scales[0] == 1 else columns // scales[0]
-        is_ordered = f"{name}.g_idx" in self.shapes
-        return Packing("gptq", bits, group, False, is_ordered, self.checkpoint_format, self.is_awq)
-
-
-def with_one_group(packings: list[Packing | None]) -> list[Packing | None]:
-    """Gives matrices of one group the others' group size: a down projection may be as wide as the groups."""
-    sizes = {each.group_size for each in packings if each is not None} - {-1}
-    if len(sizes) != 1:
-        return packings
-    (size,) = sizes
-    return [each and (replace(each, group_size=size) if each.group_size == -1 else each) for each in packings]

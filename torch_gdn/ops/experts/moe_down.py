@@ -35,11 +35,11 @@ def moe_down(
             shared_hidden; the last stride must be 1. Default: None.
         shared_gate: [T, 1], bfloat16, float16 or float32. Its sigmoid is the shared expert's weight. Default: a weight
             of 1.
-        w_scales: [E, D, G], hidden's dtype or float32. G is I / group, and a group has 32, 64 or 128 codes. The last
+        w_scales: [E, D, G], bfloat16, float16 or float32. G is I / group, and a group has 32, 64 or 128 codes. The last
             stride must be 1. Default: w_down is not packed.
-        w_biases: [E, D, G], w_scales' dtype. Given with w_scales. Default: None.
-        shared_scales: [D, F], hidden's dtype or float32. F is IS / group. Default: shared_down_proj is not packed.
-        shared_biases: [D, F], shared_scales' dtype. Given with shared_scales. Default: None.
+        w_biases: [E, D, G], as in `quantized_linear`. Given with w_scales. Default: None.
+        shared_scales: [D, F], likewise. F is IS / group. Default: shared_down_proj is not packed.
+        shared_biases: [D, F], as in `quantized_linear`. Given with shared_scales. Default: None.
         residual: [T, D], hidden's dtype. Copied unless contiguous. Default: zeros.
 
     Returns:

@@ -16,9 +16,10 @@ def quantized_linear(x: Tensor, weight: Tensor, scales: Tensor, biases: Tensor, 
     Args:
         x: [..., K], bfloat16, float16 or float32. Copied if its rows do not start at multiples of 4 elements.
         weight: [N, W], int32. W is K / 8 for 4-bit codes and K / 4 for 8-bit codes. The last stride must be 1.
-        scales: [N, G], x's dtype or float32. G is K / group, and a group has 32, 64 or 128 codes. The last stride must
-            be 1.
-        biases: [N, G], scales' dtype. The last stride must be 1.
+        scales: [N, G], bfloat16, float16 or float32. G is K / group, and a group has 32, 64 or 128 codes. The last
+            stride must be 1.
+        biases: [N, G], scales' dtype. The last stride must be 1. For scales of 16 bits they may be uint8: zero points
+            z, which stand for the biases -z * scales.
         bias: [N], bfloat16, float16 or float32. Added to each row of y. Default: None.
 
     Returns:
