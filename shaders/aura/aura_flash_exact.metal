@@ -122,7 +122,6 @@ template <typename T, int D>
     rows.stride = parameters.values.token;
     multiply_values<kOwn, kBlocks>(o, scores, rows, at);
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
   merge_simdgroups<kOwn, kExactSimdgroups>(o, state, shared, states, at, simdgroup, lane);
   if (simdgroup > 0) return;
   UNROLL for (int i = 0; i < 2; ++i) {

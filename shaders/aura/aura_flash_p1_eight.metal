@@ -197,7 +197,6 @@ template <int key_code, int value_code, int D>
     values.count = keys.count;
     multiply_values<kOwn, kBlocks>(o, scores, values, at);
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
   merge_simdgroups<kOwn + 8, kSimdgroups>(o, state, shared, states, at, simdgroup, lane);
   if (simdgroup > 0) return;
   UNROLL for (int i = 0; i < 2; ++i) {
