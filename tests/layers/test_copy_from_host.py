@@ -23,7 +23,7 @@ def test_every_byte_arrives(device: torch.device, dtype: torch.dtype, bytes_: in
 
 
 def test_a_launch_copies_no_more_bytes_than_it_can_count() -> None:
-    """Of a tensor on the GPU."""
+    """The source is on the GPU."""
     ready("mps")
     with fake_mps(), recording() as recorded:
         torch_gdn.copy_from_host_(*(torch.empty(3 << 30, dtype=torch.uint8, device="mps") for _ in range(2)))
