@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -100,14 +100,14 @@ def stack(weights: Sequence[PackedWeight]) -> PackedWeight:
         alike = (weight.shape, weight.bits, weight.group_size) == (first.shape, first.bits, first.group_size)
         expect("stack: weights", alike, "experts of one shape, bits and group size", "others")
         expect("stack: weights", weight.order is None, "experts without act-order (desc_act)", "sorted columns")
-    weights = in_same_dtypes(weights)
-    parts = [[weight.weight, weight.scales, weight.biases] for weight in weights]
-    return PackedWeight(*(torch.stack(part) for part in zip(*parts, strict=True)), bits=first.bits)
+    return combined(weights, torch.stack)
 
 
-def in_same_dtypes(weights: Sequence[PackedWeight]) -> Sequence[PackedWeight]:
-    """Returns the weights as they are if their scales and biases have the same dtypes, else in float32."""
-    return weights if len({x.dtypes for x in weights}) == 1 else [x.in_float32() for x in weights]
+def combined(weights: Sequence[PackedWeight], combine: Callable[[list[Tensor]], Tensor]) -> PackedWeight:
+    """Makes one weight of several. Scales and biases become float32 if their dtypes differ."""
+    alike = weights if len({x.dtypes for x in weights}) == 1 else [x.in_float32() for x in weights]
+    weight, scales, biases = (combine([getattr(x, part) for x in alike]) for part in ("weight", "scales", "biases"))
+    return PackedWeight(weight, scales, biases, weights[0].bits)
 
 
 def assemble(

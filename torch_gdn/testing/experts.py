@@ -49,7 +49,12 @@ class ExpertPoint(Point):
         if bits == 0:
             return {names[0]: self.tensor(*rows, columns)}
         dtype = self.scale_dtype or self.dtype
-        form = {"bits": bits, "group": self.group, "aligned": self.aligned, "zero_points": self.zero_points}
+        form: dict[str, Any] = {
+            "bits": bits,
+            "group": self.group,
+            "aligned": self.aligned,
+            "zero_points": self.zero_points,
+        }
         tensors = draw_packed(*rows, columns=columns, dtype=dtype, **form)
         return dict(zip(names, tensors, strict=True))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,7 +58,12 @@ class QuantizedPoint(Point):
 
     def draw_weight(self) -> Call:
         dtype = self.scale_dtype or self.dtype
-        form = {"bits": self.bits, "group": self.group, "aligned": self.aligned, "zero_points": self.zero_points}
+        form: dict[str, Any] = {
+            "bits": self.bits,
+            "group": self.group,
+            "aligned": self.aligned,
+            "zero_points": self.zero_points,
+        }
         tensors = draw_packed(self.N, columns=self.K, dtype=dtype, **form)
         return dict(zip(("weight", "scales", "biases"), tensors, strict=True))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from transformers.core_model_loading import Concatenate, ConversionOps, MergeMod
 from torch_gdn.integrations.transformers.packed_formats import Format
 from torch_gdn.integrations.transformers.packed_layers import PARTS, PackedLinear, tensors_of
 from torch_gdn.quantized import PackedWeight, stack
-from torch_gdn.quantized.packed_weight import in_same_dtypes
+from torch_gdn.quantized.packed_weight import combined
 
 EXPERTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
@@ -98,8 +99,7 @@ def joined(weights: list[PackedWeight]) -> PackedWeight:
         return weights[0]
     if len({(weight.bits, weight.group_size) for weight in weights}) > 1:
         raise ValueError("gate_up_proj: expected gate_proj and up_proj in the same bits and groups, got others")
-    parts = [[weight.weight, weight.scales, weight.biases] for weight in in_same_dtypes(weights)]
-    return PackedWeight(*(torch.cat(part, dim=-2) for part in zip(*parts, strict=True)), bits=weights[0].bits)
+    return combined(weights, partial(torch.cat, dim=-2))
 
 
 def converters_of(quantizer: Any, conversions: list[Any]) -> Iterator[WeightConverter]:
