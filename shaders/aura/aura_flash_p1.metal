@@ -104,10 +104,10 @@ struct HeldCodes {
 
   // Reads keys kHeld * hold .. of a lane from a tile with `count` keys. Later keys repeat the last one. The bits behind
   // a lane's columns come from the next lane. Those behind the last lane's are in the first lane's other part.
-  METAL_FUNC void load(device const uint* tile, uint token_words, int hold, int count, uint lane) {
+  METAL_FUNC void load(device const uint* tile, int token_words, int hold, int count, uint lane) {
     const bool is_first = int(lane) % Own::kLanes == 0;
     UNROLL for (int i = 0; i < Own::kHeld; ++i) {
-      const uint key = uint(min(Own::key(hold * Own::kHeld + i, lane), count - 1));
+      const int64_t key = min(Own::key(hold * Own::kHeld + i, lane), count - 1);
       EightCodes<code> own[Own::kParts];
       UNROLL for (int part = 0; part < Own::kParts; ++part) {
         own[part] = bits_of_eight<code>(tile, key * token_words, uint(Own::first(part, lane)));
@@ -341,8 +341,8 @@ template <int key_code, int value_code, int D, int kRows>
   int base = min(needed.first + int(simdgroup) * Own::kKeys, needed.last - 1);  // a tile may lie past the last key
   device const uint* tile_keys = key_codes + offset_of(parameters.key_codes, batch, kv_head, base);
   device const uint* tile_values = value_codes + offset_of(parameters.value_codes, batch, kv_head, base);
-  const uint key_words = uint(parameters.key_codes.token);
-  const uint value_words = uint(parameters.value_codes.token);
+  const int key_words = int(parameters.key_codes.token);
+  const int value_words = int(parameters.value_codes.token);
   device const half* own_key_norms = key_norms + offset_of(parameters.key_norms, batch, kv_head, 0);
   device const half* own_value_norms = value_norms + offset_of(parameters.value_norms, batch, kv_head, 0);
   threadgroup float* own_weights = weights + int(simdgroup) * Own::kKeys * kRows;

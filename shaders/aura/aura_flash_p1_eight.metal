@@ -17,13 +17,13 @@ METAL_FUNC constexpr int smaller(int a, int b) { return a < b ? a : b; }
 template <int code, int D>
 struct CodedRows {
   device const uint* words;
-  uint token_words;
+  int token_words;
   int count;
   int first_column;
   threadgroup const float* table;
 
   METAL_FUNC uint codes_at(int key, int column) const {
-    return four_codes<code, D>(words, uint(min(key, count - 1)) * token_words, uint(first_column + column));
+    return four_codes<code, D>(words, int64_t(min(key, count - 1)) * token_words, uint(first_column + column));
   }
   METAL_FUNC float4 four(int key, int column) const { return centroids_of<code>(codes_at(key, column), table); }
   METAL_FUNC float2 two(int key, int column) const {
@@ -39,7 +39,7 @@ struct KeyFactors {
   float means[kBlocks];
 
   // `norm` is of key 0, with a stride.
-  METAL_FUNC void load_norms(device const half* norm, int stride, int first, int last) {
+  METAL_FUNC void load_norms(device const half* norm, int64_t stride, int first, int last) {
     UNROLL for (int n = 0; n < kBlocks; ++n) norms[n] = float(norm[min(first + n * 8, last) * stride]);
   }
   METAL_FUNC void load_means(
@@ -168,11 +168,11 @@ template <int key_code, int value_code, int D>
   CodedRows<key_code, D> keys;
   keys.first_column = 0;
   keys.table = key_table;
-  keys.token_words = uint(parameters.key_codes.token);
+  keys.token_words = int(parameters.key_codes.token);
   CodedRows<value_code, D> values;
   values.first_column = first_column;
   values.table = value_table;
-  values.token_words = uint(parameters.value_codes.token);
+  values.token_words = int(parameters.value_codes.token);
   device const half* own_key_norms = key_norms + offset_of(parameters.key_norms, batch, kv_head, 0);
   device const half* own_value_norms = value_norms + offset_of(parameters.value_norms, batch, kv_head, 0);
   for (int round = needed.first; round < needed.last; round += kRound) {
@@ -182,8 +182,8 @@ template <int key_code, int value_code, int D>
     keys.count = needed.last - base;
     KeyFactors<kBlocks> of_keys;
     KeyFactors<kBlocks> of_values;
-    of_keys.load_norms(own_key_norms, int(parameters.key_norms.token), first + at.row, needed.last - 1);
-    of_values.load_norms(own_value_norms, int(parameters.value_norms.token), first + at.row, needed.last - 1);
+    of_keys.load_norms(own_key_norms, parameters.key_norms.token, first + at.row, needed.last - 1);
+    of_values.load_norms(own_value_norms, parameters.value_norms.token, first + at.row, needed.last - 1);
     of_keys.load_means(
         key_means, parameters.key_means, parameters.has_key_means, batch, kv_head, first + at.row, needed.last - 1);
     of_values.load_means(

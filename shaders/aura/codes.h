@@ -15,10 +15,10 @@ METAL_FUNC constexpr int bits_of_windows(int count, int code) { return (count - 
 
 // Returns byte `index` of the ring of the vector whose words begin at `start`. The byte behind the last one is byte 0.
 template <int code, int D>
-METAL_FUNC uint byte_of_ring(device const uint* words, uint start, uint index) {
+METAL_FUNC uint byte_of_ring(device const uint* words, int64_t start, uint index) {
   constexpr uint kBytes = uint(D * bits_of(code) / 8);
   static_assert(D % 8 == 0, "a ring is whole bytes");
-  return ((device const uchar*)words)[start * 4u + (index == kBytes ? 0u : index)];
+  return ((device const uchar*)words)[start * 4 + (index == kBytes ? 0u : index)];
 }
 
 // Returns the window in the low bits.
@@ -59,21 +59,21 @@ struct EightCodes {
   }
 };
 
-// Returns the bits of 8 values, from a multiple of 8 on, of the vector whose words begin at `start`. All indices have
-// 32 bits, so that a simdgroup adds to one address. What may straddle two words comes as bytes: each is asked for once.
+// Returns the bits of 8 values, from a multiple of 8 on, of the vector whose words begin at `start`. What may
+// straddle two words comes as bytes: each is asked for once.
 template <int code>
-METAL_FUNC EightCodes<code> bits_of_eight(device const uint* words, uint start, uint first) {
+METAL_FUNC EightCodes<code> bits_of_eight(device const uint* words, int64_t start, uint first) {
   constexpr int bits = bits_of(code);
   const uint byte = first / 8u * uint(bits);
   EightCodes<code> codes;
   codes.high = 0;
   if constexpr (bits == 2) {
-    codes.low = ((device const ushort*)words)[start * 2u + first / 8u];
+    codes.low = ((device const ushort*)words)[start * 2 + first / 8u];
   } else if constexpr (bits == 4 || bits == 8) {
     codes.low = words[start + byte / 4u];
     if constexpr (bits == 8) codes.high = words[start + byte / 4u + 1u];
   } else {
-    device const uchar* bytes = (device const uchar*)words + start * 4u;
+    device const uchar* bytes = (device const uchar*)words + start * 4;
     codes.low = uint(bytes[byte]) | uint(bytes[byte + 1u]) << 8u | uint(bytes[byte + 2u]) << 16u;
     if constexpr (bits == 5) {
       codes.low |= uint(bytes[byte + 3u]) << 24u;
@@ -85,7 +85,7 @@ METAL_FUNC EightCodes<code> bits_of_eight(device const uint* words, uint start, 
 
 // Returns the windows of 8 values, likewise.
 template <int code, int D>
-METAL_FUNC EightCodes<code> eight_codes(device const uint* words, uint start, uint first) {
+METAL_FUNC EightCodes<code> eight_codes(device const uint* words, int64_t start, uint first) {
   EightCodes<code> codes = bits_of_eight<code>(words, start, first);
   if constexpr (code > kTrellis) {
     codes.append(byte_of_ring<code, D>(words, start, (first / 8u + 1u) * uint(bits_of(code))));
@@ -109,17 +109,17 @@ METAL_FUNC void decode_eight(EightCodes<code> codes, threadgroup const float* ta
 // Returns the windows of 4 values in the low bits, from a multiple of 4 on, of the vector whose words begin at `start`.
 // Two loads of bytes ask for 4/3 of the codes of 3 bits, where words would ask for 5/3.
 template <int code, int D>
-METAL_FUNC uint four_codes(device const uint* words, uint start, uint first) {
+METAL_FUNC uint four_codes(device const uint* words, int64_t start, uint first) {
   constexpr int bits = bits_of(code);
   if constexpr (bits == 8) {
     return words[start + first / 4u];
   } else if constexpr (bits == 4) {
-    uint codes = ((device const ushort*)words)[start * 2u + first / 4u];
+    uint codes = ((device const ushort*)words)[start * 2 + first / 4u];
     if constexpr (code > kTrellis) codes |= byte_of_ring<code, D>(words, start, first / 2u + 2u) << 16u;
     return codes;
   } else {
     constexpr int kBytes = (bits * 4 % 8 + bits_of_windows(4, code) + 7) / 8;
-    device const uchar* bytes = (device const uchar*)words + start * 4u;
+    device const uchar* bytes = (device const uchar*)words + start * 4;
     const uint bit = first * uint(bits);
     uint codes = 0;
     UNROLL for (int i = 0; i < kBytes; ++i) {

@@ -360,7 +360,7 @@ def test_tensors_of_experts_that_do_not_fit_are_refused(name: str, shape: Any, e
 
     method = Experts(Packing("gptq", 4, 32), "a.b")
     layer = torch.nn.Module()
-    method.create_weights(layer, 1, 64, 64 if name == "w2_scales" else 32, torch.float32)
+    method.create_weights(layer, 1, 64, 64 if name == "w2_scales" else 32)
     parameter = getattr(layer, name)
     with pytest.raises(ValueError, match=rf"^a\.b: {error}"):
         parameter.weight_loader(

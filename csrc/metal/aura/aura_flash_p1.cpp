@@ -52,11 +52,8 @@ FlashParameters flash_parameters(const AuraFlashP1<int64_t>& op) {
   return parameters;
 }
 
-// Copies codes whose tokens lie so far apart that the words of a tile have no 32-bit indices.
-Tensor near_tokens(const Tensor& codes) {
-  constexpr int64_t kLargestStride = INT32_MAX / kFlashKeys;
-  return codes.stride(2) <= kLargestStride ? codes : codes.contiguous();
-}
+// Copies codes whose tokens lie so far apart that the kernels' 32-bit strides cannot hold it.
+Tensor near_tokens(const Tensor& codes) { return codes.stride(2) <= INT32_MAX ? codes : codes.contiguous(); }
 
 }  // namespace
 
