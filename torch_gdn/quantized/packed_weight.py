@@ -65,7 +65,7 @@ class PackedWeight:
 
     @property
     def dtypes(self) -> tuple[torch.dtype, torch.dtype]:
-        """Of scales and biases."""
+        """The dtypes of the scales and of the biases."""
         return self.scales.dtype, self.biases.dtype
 
     def biases_in(self, dtype: torch.dtype) -> Tensor:
