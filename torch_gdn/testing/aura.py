@@ -149,7 +149,7 @@ CODECS += [
     CodecPoint(dtype, D=D, bits=bits, tokens=13, trellis=True)
     for dtype, D, bits in ((F32, 80, 3), (BF16, 128, 4), (F16, 64, 2), (F32, 512, 4), (F32, 96, 4))
 ]
-QUICK_CODECS = [CodecPoint(BF16, D=128, bits=8, tokens=13)]
+QUICK_CODECS = [CodecPoint(BF16, D=128, bits=8, tokens=13), CodecPoint(BF16, D=128, bits=4, tokens=13, trellis=True)]
 
 
 CODES_OF_VECTORS = [(bits, False) for bits in BITS] + [(bits, True) for bits in TRELLIS]
