@@ -200,9 +200,9 @@ class Comparison:
                 return self.dtypes(self.statements.results[owner[1]].dtype)
             x = self.call[owner[1]]
             return {x.dtype} if isinstance(x, Tensor) else set()
-        if choice := re.fullmatch(r"(\w+) if ([\w ]+?) (?:is|are) (\w+), else (\w+)", phrase):
+        if choice := re.fullmatch(r"(\w+) if ([\w ]+?) (?:is|are) (\w+), else (.+)", phrase):
             all_are = all(self.call[name].dtype == getattr(torch, choice[3]) for name in choice[2].split(" and "))
-            return {getattr(torch, choice[1 if all_are else 4])}
+            return self.dtypes_of_one(choice[1 if all_are else 4])
         dtypes = ANY.get(phrase) or {getattr(torch, name, None) for name in re.split(r", | or ", phrase)}
         assert all(isinstance(dtype, torch.dtype) for dtype in dtypes), f"no dtype: {phrase!r}"
         return dtypes

@@ -362,7 +362,7 @@ def wrong_coded(entry: OpEntry[PagePoint]) -> Iterator[Invalid]:
         yield Invalid(codes, ValueError, "words apart", change(codes, columns_apart))
         yield Invalid(norms, ValueError, "a head fewer", change(norms, lambda x: x[:, :, 1:]))
         yield Invalid(norms, TypeError, "float32", change(norms, torch.Tensor.float))
-        yield Invalid(codebook, ValueError, "32 centroids", put(codebook, torch.zeros(32)))
+        yield Invalid(codebook, ValueError, "64 centroids", put(codebook, torch.zeros(64)))
         yield Invalid(signs, ValueError, "too few", change(signs, lambda x: x[1:]))
     yield from wrong_exact_rows()
 

@@ -399,7 +399,7 @@ def wrong_attention(entry: OpEntry[AuraPoint]) -> Iterator[Invalid]:
     yield Invalid("block_size", ValueError, "0", put("block_size", 0))
     yield Invalid("key_codes", ValueError, "no heads", change("key_codes", lambda x: x[:, :0]))
     yield Invalid("value_codes", ValueError, "a token fewer", change("value_codes", lambda x: x[:, :, 1:]))
-    yield Invalid("key_codebook", ValueError, "32 centroids", put("key_codebook", torch.zeros(32)))
+    yield Invalid("key_codebook", ValueError, "64 centroids", put("key_codebook", torch.zeros(64)))
     if "length" in entry.arguments:
         yield Invalid("length", ValueError, "negative", put("length", -1))
         yield Invalid("length", ValueError, "more than there are", put("length", 21))

@@ -51,13 +51,12 @@ def aura_paged_attention(
         key_codes: [blocks, block_size, HK, ceil(D * key_bits / 32)], int32. Keys encoded without means. HQ is a
             multiple of HK. The last stride must be 1.
         key_norms: [blocks, block_size, HK], float16. Any strides.
-        key_codebook: [2 ** key_bits], float32, with 2, 3, 4, 5 or 8 bits; or that of a trellis, [2 ** key_bits,
-            2 ** (6 - key_bits)] with 2, 3 or 4 bits.
+        key_codebook: [2 ** key_bits] or [2 ** key_bits, 2 ** (6 - key_bits)], float32. The one of `aura_encode`.
         key_signs: [D], float32. The signs that the keys were encoded with.
         value_codes: [blocks, block_size, HK, ceil(D * value_bits / 32)], int32. Values encoded without means. The last
             stride must be 1.
         value_norms: [blocks, block_size, HK], float16. Any strides.
-        value_codebook: As key_codebook, with value_bits.
+        value_codebook: [2 ** value_bits] or [2 ** value_bits, 2 ** (6 - value_bits)], float32. As key_codebook.
         value_signs: [D], float32. The signs that the values were encoded with.
         block_table, cu_seqlens, seq_lens, scale, causal, window, sinks: See `paged_attention`.
         max_query_len, max_seq_len, out: See `paged_attention`.

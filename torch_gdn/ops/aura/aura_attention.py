@@ -43,12 +43,11 @@ def aura_attention(
         key_codes: [B, HK, T, ceil(D * key_bits / 32)], int32. A slice of a cache, with any strides. HQ is a multiple of
             HK, and KV head h serves HQ / HK query heads, starting with h * HQ / HK.
         key_norms: [B, HK, T], float16. Any strides.
-        key_codebook: [2 ** key_bits], float32, with 2, 3, 4, 5 or 8 bits; or that of a trellis, [2 ** key_bits,
-            2 ** (6 - key_bits)] with 2, 3 or 4 bits.
+        key_codebook: [2 ** key_bits] or [2 ** key_bits, 2 ** (6 - key_bits)], float32. The one of `aura_encode`.
         key_signs: [D], float32. The signs that the keys were encoded with.
         value_codes: [B, HK, T, ceil(D * value_bits / 32)], int32. Any strides.
         value_norms: [B, HK, T], float16. Any strides.
-        value_codebook: As key_codebook, with value_bits.
+        value_codebook: [2 ** value_bits] or [2 ** value_bits, 2 ** (6 - value_bits)], float32. As key_codebook.
         value_signs: [D], float32. The signs that the values were encoded with.
         key_means, value_means: [B, HK, T], float32. The means that were subtracted before encoding. Default: None.
         starts: [B], int32 or int64. The first key of each row that is not padding. On q's device. Default: zeros.

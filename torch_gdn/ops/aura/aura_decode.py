@@ -20,7 +20,7 @@ def aura_decode(
     Args:
         codes: [..., ceil(D * bits / 32)], int32. Any strides; a last stride other than 1 costs a copy.
         norms: [...], float16. Any strides.
-        codebook: [2 ** bits], float32, where bits is 2, 3, 4, 5 or 8; or that of a trellis (`aura_encode`).
+        codebook: [2 ** bits] or [2 ** bits, 2 ** (6 - bits)], float32. The one of `aura_encode`.
         signs: [D], float32. 1 or -1. D is 64, 80, 96, 128, 256 or 512.
         means: [...], float32. The means that were subtracted before encoding. Any strides. Default: zeros.
         rotated: Whether to leave out Pi^T and return Pi times the vector. Default: False.

@@ -25,8 +25,8 @@ def aura_encode(
         signs: [D], float32. 1 or -1.
         boundaries: [2 ** bits - 1], float32. In ascending order. The code of a coordinate is the number of boundaries
             below it. None for a trellis.
-        codebook: [2 ** bits], float32. The centroid of each code. bits is 2, 3, 4, 5 or 8. A trellis has [2 **
-            bits, 2 ** (6 - bits)]: entry w, row by row, is the label of window w; bits is 2, 3 or 4.
+        codebook: [2 ** bits] or [2 ** bits, 2 ** (6 - bits)], float32. The centroid of each code, for 2, 3, 4, 5 or 8
+            bits. The second is a trellis, for 2, 3 or 4 bits: entry w, row by row, is the label of window w.
         with_means: Whether to subtract the mean of each vector first and return it. Default: False.
 
     Returns:

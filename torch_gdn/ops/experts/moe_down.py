@@ -37,9 +37,11 @@ def moe_down(
             of 1.
         w_scales: [E, D, G], bfloat16, float16 or float32. G is I / group, and a group has 32, 64 or 128 codes. The last
             stride must be 1. Default: w_down is not packed.
-        w_biases: [E, D, G], as in `quantized_linear`. Given with w_scales. Default: None.
-        shared_scales: [D, F], likewise. F is IS / group. Default: shared_down_proj is not packed.
-        shared_biases: [D, F], as in `quantized_linear`. Given with shared_scales. Default: None.
+        w_biases: [E, D, G], float32 if w_scales are float32, else w_scales' dtype or uint8. See `quantized_linear`.
+            Given with w_scales. Default: None.
+        shared_scales: [D, F], bfloat16, float16 or float32. F is IS / group. Default: shared_down_proj is not packed.
+        shared_biases: [D, F], float32 if shared_scales are float32, else shared_scales' dtype or uint8. Given with
+            shared_scales. Default: None.
         residual: [T, D], hidden's dtype. Copied unless contiguous. Default: zeros.
 
     Returns:

@@ -34,9 +34,12 @@ def moe_gate_up(
         shared_up_proj: [IS, V], x's dtype or int32. Given with shared_gate_proj, and packed as it is. Default: None.
         w_scales: [E, 2 * I, G], bfloat16, float16 or float32. G is D / group, and a group has 32, 64 or 128 codes.
             The last stride must be 1. Default: w_gate_up is not packed.
-        w_biases: [E, 2 * I, G], as in `quantized_linear`. Given with w_scales. Default: None.
-        shared_gate_scales: [IS, F], likewise. F is D / group. Default: shared_gate_proj is not packed.
-        shared_gate_biases: [IS, F], as in `quantized_linear`. Given with shared_gate_scales. Default: None.
+        w_biases: [E, 2 * I, G], float32 if w_scales are float32, else w_scales' dtype or uint8. See `quantized_linear`.
+            Given with w_scales. Default: None.
+        shared_gate_scales: [IS, F], bfloat16, float16 or float32. F is D / group. Default: shared_gate_proj
+            is not packed.
+        shared_gate_biases: [IS, F], float32 if shared_gate_scales are float32, else shared_gate_scales'
+            dtype or uint8. Given with shared_gate_scales. Default: None.
         shared_up_scales: [IS, F], shared_gate_scales' dtype. Given with shared_gate_scales. Default: None.
         shared_up_biases: [IS, F], shared_gate_biases' dtype. Given with shared_gate_scales. Default: None.
 

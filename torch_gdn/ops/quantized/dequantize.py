@@ -20,7 +20,8 @@ def dequantize(
         weight: [N, W], int32. W is K * bits / 32. The last stride must be 1.
         scales: [N, G], bfloat16, float16 or float32. G is K / group, and a group has 32, 64 or 128 codes. The last
             stride must be 1.
-        biases: [N, G], as in `quantized_linear`. The last stride must be 1.
+        biases: [N, G], float32 if scales are float32, else scales' dtype or uint8. See `quantized_linear`. The
+            last stride must be 1.
         bits: 4 or 8.
         indices: any shape, int32 or int64. Rows from 0 to N - 1. Default: all rows in their order.
         dtype: bfloat16, float16 or float32. Default: scales' dtype.

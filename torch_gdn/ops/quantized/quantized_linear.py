@@ -18,8 +18,8 @@ def quantized_linear(x: Tensor, weight: Tensor, scales: Tensor, biases: Tensor, 
         weight: [N, W], int32. W is K / 8 for 4-bit codes and K / 4 for 8-bit codes. The last stride must be 1.
         scales: [N, G], bfloat16, float16 or float32. G is K / group, and a group has 32, 64 or 128 codes. The last
             stride must be 1.
-        biases: [N, G], scales' dtype. The last stride must be 1. For scales of 16 bits they may be uint8: zero points
-            z, which stand for the biases -z * scales.
+        biases: [N, G], float32 if scales are float32, else scales' dtype or uint8. uint8 are zero points z, which stand
+            for the biases -z * scales. The last stride must be 1.
         bias: [N], bfloat16, float16 or float32. Added to each row of y. Default: None.
 
     Returns:
