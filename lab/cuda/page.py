@@ -94,9 +94,13 @@ The reasons:
 
 ## What limits the kernels here
 
-AURA's first pass issues 23,266 instructions per simdgroup at 32,768 keys, and reads threadgroup memory in 4.9
-million wavefronts without a conflict. The instructions alone take 23 us, where memory would take 8.5 us. Smaller
-blocks are faster on this GPU (50 us with 512 keys, 68 us with 1,024); `block_size` sets them.
+AURA's first pass with 4 query rows takes 37 us at 32,768 keys, and 31 us for each 32,768 keys more. Its instructions
+alone would take about 22 us, and memory 11.5 us. The rest is waiting: registers leave room for four simdgroups per
+scheduler. 128 blocks instead of 64 take 40 us, and 256 take 45 us.
+
+`moe_down` takes the experts one after another in 64 threadgroups, and half of its lanes have no column of 512. Most of
+this GPU is idle meanwhile. A kernel with an expert per simdgroup took 18, 80 and 154 us. It is not kept, because Mesa's
+compiler needs twice as many instructions for it.
 
 Decoding one sequence is a chain of dependent steps: find the sequence and its state, load S, sum over K, store.
 FLA's kernel is compiled for a call without packed sequences, slots and checkpoints. Ours looks for them at run
