@@ -51,8 +51,8 @@ def key_of(fault: Fault, checkout: Path) -> str:
 
 
 def failed_test(finished: Finished, tests: Sequence[str]) -> tuple[str, str]:
-    """The first test that pytest's summary calls failed, with its message; of a crash the last that was begun, or the
-    first file of tests if none was.
+    """Returns the first test that pytest's summary calls failed, with its message. After a crash, returns the last test
+    that was begun, or the first file of tests if none was.
     """
     output = finished.output
     summary = re.search(r"^(?:FAILED|ERROR) (\S+::.*)$", output, flags=re.MULTILINE)

@@ -11,9 +11,7 @@ struct Trellis {
   enum { kChoices = 1 << bits };
   enum { kStates = entries_of(kTrellis + bits) / kChoices };
   enum { kVectors = trellis_vectors(bits) };
-  enum { kReach = 16 };  // values on each side of the joint that the first pass reads
-  enum { kHeld = 8 };    // choices of a word
-  static_assert(bits >= 2 && bits <= 4 && D % kHeld == 0, "choices of 4 bits fill whole words");
+  static_assert(bits >= 2 && bits <= 4 && D % kHeldChoices == 0, "choices of 4 bits fill whole words");
 
   threadgroup const float* values;  // value d of a vector is values[d * kVectors]
   threadgroup uint* choices;        // the lane's own
@@ -46,9 +44,9 @@ struct Trellis {
         }
       }
       cost = least;
-      held |= choice << uint(i % kHeld * 4);
-      if (i % kHeld == kHeld - 1) {
-        choices[i / kHeld * 32] = held;
+      held |= choice << uint(i % kHeldChoices * 4);
+      if (i % kHeldChoices == kHeldChoices - 1) {
+        choices[i / kHeldChoices * 32] = held;
         held = 0;
       }
     }
@@ -71,8 +69,8 @@ struct Trellis {
 
   // Returns the window of step i that leads to a state.
   METAL_FUNC int window_to(int to, int i) const {
-    const uint held = choices[i / kHeld * 32 + to - state()];
-    return to * kChoices + int(held >> uint(i % kHeld * 4) & uint(kChoices - 1));
+    const uint held = choices[i / kHeldChoices * 32 + to - state()];
+    return to * kChoices + int(held >> uint(i % kHeldChoices * 4) & uint(kChoices - 1));
   }
 
   METAL_FUNC int state_at_joint() {
@@ -106,7 +104,7 @@ template <typename T, int bits, int D>
   constexpr int kEntries = entries_of(kTrellis + bits);
   threadgroup float table[kEntries];
   threadgroup float directions[D * kVectors];
-  threadgroup uint choices[D / Code::kHeld * 32];
+  threadgroup uint choices[D / kHeldChoices * 32];
   threadgroup uchar code_bytes[kVectors * D];
   threadgroup Length lengths[kVectors];
   threadgroup int slot_of_vector[kVectors];

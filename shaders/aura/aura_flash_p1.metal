@@ -29,7 +29,8 @@ struct Columns {
 
   METAL_FUNC static bool owns(uint lane) { return int(lane) % kLanes < D / 8; }
   METAL_FUNC static int first(int part, uint lane) { return (part * kLanes + min(int(lane) % kLanes, D / 8 - 1)) * 8; }
-  METAL_FUNC static ushort next(uint lane) {  // the lane that owns the columns behind
+  // Returns the lane that owns the columns behind.
+  METAL_FUNC static ushort next(uint lane) {
     const int own = int(lane) % kLanes;
     return ushort(int(lane) - own + (own + 1 < min(int(kLanes), D / 8) ? own + 1 : 0));
   }
@@ -56,7 +57,7 @@ METAL_FUNC void stage_query(
   }
 }
 
-// q of a lane's columns: register `row` has row `row ^ lane % kRows`, so that an exchange needs no selection.
+// Loads q for a lane's columns. Register `row` holds row `row ^ lane % kRows`, so that an exchange needs no selection.
 template <int D, int kRows>
 METAL_FUNC void load_query(thread float4* q, threadgroup const float* staged, uint lane) {
   typedef Columns<D, kRows> Own;
@@ -96,7 +97,7 @@ METAL_FUNC float sum_of_selected_item(thread float* values, uint lane) {
   return values[0];
 }
 
-// Codes of kHeld keys of a lane: its columns.
+// Holds the codes of kHeld keys for a lane's columns.
 template <int code, int D, int kRows>
 struct HeldCodes {
   typedef Columns<D, kRows> Own;
@@ -194,8 +195,8 @@ METAL_FUNC void add_value(
   }
 }
 
-// Multiplies o and the sums where a row's largest score grows. It goes through memory, so that compilers keep the
-// branch around it: to select between both o costs more than the branch saves.
+// Multiplies o and the sums where a row's largest score grows. The factors go through memory, so that compilers keep
+// the branch around this function. Computing both values of o and selecting one would cost more than the branch saves.
 template <int D, int kRows>
 METAL_FUNC void grow(thread float4* o, thread RowSums& sums, float largest, threadgroup float* exchange, uint lane) {
   constexpr int kOwn = Columns<D, kRows>::kParts * 2;

@@ -6,7 +6,7 @@
 #include "core/error.h"
 #include "core/indices.h"
 
-// The slot of a vector; -1: not to be stored, -2: past the cache. A 64-bit slot is two words, the low one first.
+// Returns the slot of a vector, which is negative if nothing is stored.
 METAL_FUNC int64_t slot_of(device const int* slots, constant EncodeParameters& parameters, VectorPlace place) {
   if (!place.present) return -1;
   if (parameters.slot_bytes == 0) return place.token;
@@ -14,7 +14,8 @@ METAL_FUNC int64_t slot_of(device const int* slots, constant EncodeParameters& p
   return read_index(slots, entry, parameters.slot_bytes);
 }
 
-// The exponent's bits of the largest element: divided by that power of two, squares neither overflow nor vanish.
+// Returns the exponent's bits of the largest element. Divided by that power of two, squares neither overflow nor
+// vanish.
 template <int D>
 METAL_FUNC uint exponent_of_largest(thread const float* values) {
   float largest = 0.0f;
@@ -29,7 +30,7 @@ METAL_FUNC float sum_of_squares(thread const float* values) {
   return sum_over_lanes<D>(sum);
 }
 
-// A vector without its mean: the norm is norm * grow.
+// The length of a vector without its mean is norm * grow.
 struct Length {
   float norm, grow, mean;
 };

@@ -1,5 +1,6 @@
 // What several AURA kernels share with the host: strides, geometry, attention's parameters.
 #pragma once
+#include "aura/trellis.h"
 #include "core/parameters.h"
 
 GDN_CONSTANT int kAuraThreads = 128;  // of a threadgroup: 4 simdgroups
@@ -8,9 +9,8 @@ GDN_CONSTANT int kAuraThreads = 128;  // of a threadgroup: 4 simdgroups
 // two.
 inline constexpr int lanes_of(int D) { return D == 80 ? 4 : D == 96 ? 8 : 32; }
 
-// In templates a code is a number: its bits, or 60 more if it is a trellis code, whose windows have 6 bits. A value's
-// window is its own bits and the next ones of the vector's stream, which closes into a ring.
-GDN_CONSTANT int kWindowBits = 6;
+// In templates a code is a number: its bits, or kTrellis more if it is a trellis code. A value's window is its own bits
+// and the next ones of the vector's stream, which closes into a ring.
 GDN_CONSTANT int kTrellis = 10 * kWindowBits;
 inline constexpr int bits_of(int code) { return code % 10; }
 inline constexpr int window_of(int code) { return code > kTrellis ? kWindowBits : code; }

@@ -16,7 +16,7 @@ from torch_gdn.testing.inputs import Call, to_device
 
 pytestmark = pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")
 HK, D, T = 2, 128, 1024
-PAGED_TILE = 32  # keys, for each of which the paged kernel reads q again
+PAGED_TILE = 32  # keys; the paged kernel reads q once per tile
 
 
 def figures_of(op: Any, call: Call) -> dict[str, Any]:
@@ -33,10 +33,14 @@ def codes_and_norms(bits: tuple[int, int], keys: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "ratio"),
-    [("3v3", 4), ("8v4", 4), ("4v4", 1), ("2v8", 2), ("5v5", 4), ("4v3t", 4), ("2v2t", 1), ("4v8", 8)],
+    ("scheme", "ratio", "most"),
+    [
+        *(("3v3", 4, 1.05), ("8v4", 4, 1.05), ("4v4", 1, 1.05), ("2v8", 2, 1.05), ("5v5", 4, 1.05)),
+        *(("4v3t", 4, 1.05), ("2v2t", 1, 1.05), ("4v8", 8, 1.05)),
+        ("4v3", 8, 1.14),  # a lane reads 4 codes of 3 bits as 2 bytes
+    ],
 )
-def test_a_simdgroup_asks_for_codes_once(scheme: str, ratio: int) -> None:
+def test_a_simdgroup_asks_for_codes_once(scheme: str, ratio: int, most: float) -> None:
     of = Scheme(scheme)
     bits = of.key_bits, of.value_bits
     cache = make_cache(Codec(D, bits[0], 3, of.trellis), Codec(D, bits[1], 4, of.trellis), 1, HK, T)
@@ -47,10 +51,10 @@ def test_a_simdgroup_asks_for_codes_once(scheme: str, ratio: int) -> None:
     blocks = T // 512
     queries = HK * ratio * D * 4
     least = codes_and_norms(bits, T) + blocks * queries
-    assert least <= first.device_bytes_issued_read <= 1.05 * least
+    assert least <= first.device_bytes_issued_read <= most * least
     partials = blocks * HK * ratio * (D + 2) * 4
     assert first.device_bytes_issued_written == partials
-    vectors = -(-HK * ratio // 4) * 4  # of whole threadgroups; for each of them, the largest scores twice, and signs
+    vectors = -(-HK * ratio // 4) * 4  # in whole threadgroups; each reads the largest scores twice, and signs
     assert second.device_bytes_issued_read <= vectors * (blocks * (D + 3) * 4 + D * 4)
 
 

@@ -52,7 +52,7 @@ def counted(point: ExpertPoint) -> tuple[int, int, int, list[str]]:
     ],
 )
 def test_a_step_reads_the_weights_of_active_experts_once(T: int, E: int, bits: int, most: float) -> None:
-    """`most`: of all bytes, the inputs' included."""
+    """`most` bounds all bytes, including the inputs'."""
     point = ExpertPoint(torch.bfloat16, T=T, E=E, k=4, D=1024, I=256, IS=256, bits=bits, shared_bits=bits, group=64)
     issued, weights, inputs, kernels = counted(point)
     assert 1.0 <= (issued - inputs) / weights <= 1.05

@@ -43,7 +43,7 @@ def packed(form: str, *sizes: int) -> dict[str, Tensor]:
 
 
 def tensors_of(form: str, name: str, shape: torch.Size) -> dict[str, Tensor]:
-    """What a file has for a parameter of transformers' model."""
+    """Returns what a file holds for a parameter of transformers' model."""
     module = name.removesuffix(".weight")
     if ".experts." in name:
         stem, _, which = name.rpartition(".experts.")

@@ -119,8 +119,8 @@ def test_states_kept_every_64_tokens(packed: Any) -> None:
 
 
 def test_small_pools_retract_requests_and_evict_states(packed: Any) -> None:
-    """Every few steps SGLang gives up a request's pages and state, as where they run out, and computes them again. The
-    experts and the other layers are packed."""
+    """Every few steps SGLang gives up a request's pages and state, as it does when they run out, and computes them
+    again. The experts and the other layers are packed."""
     path, numbers = packed("qwen3_5_moe", Format("gptq", is_symmetric=True, wrapped=True))
     texts = [list(TEXT[first : first + 90]) for first in range(0, 600, 100)]
     tokens, _ = generated(numbers, texts, 40)

@@ -28,10 +28,9 @@ from torch_gdn.check import device as device_steps
 from torch_gdn.check import first_call, golden, layer, long_prompt, models, plan, timing, tuning
 from torch_gdn.check.fake_mps import fake_mps
 from torch_gdn.check.report import Report, table
-from torch_gdn.check.steps import FAIL, LEFT_OUT, PASS, LeftOut, Outcome, Result, Step, execute, judged
+from torch_gdn.check.steps import FAIL, LEFT_OUT, PASS, LeftOut, Outcome, Result, Step, execute
 from torch_gdn.check.worker import Setup, Worker, Workers
 from torch_gdn.testing import REGISTRY
-from torch_gdn.testing.bounds import Part
 from torch_gdn.testing.cases import make_case
 from torch_gdn.testing.inputs import to_device
 from torch_gdn.testing.registry import launches_at
@@ -543,43 +542,6 @@ class TestTwoReports:
             command.main(["--compare", one, str(tmp_path / "none.json")])
         assert exit_status.value.code == 2
         assert f"expected a report that torch_gdn.check wrote, got {tmp_path / 'none.json'}" in capsys.readouterr().err
-
-
-class TestTheReport:
-    def report(self, *results: Result) -> Report:
-        return Report("2026-01-01T00:00:00+00:00", 1.0, {}, list(results))
-
-    def test_nan_is_too_much_and_is_valid_json(self) -> None:
-        outcome = judged([Part("o", "the whole", 1e-9, 1e-6), Part("o", "head 0", float("nan"), 1e-6)])
-        assert "head 0" in outcome.problem
-        text = self.report(Result("recorded", "op", "case", FAIL, figures=outcome.figures)).json()
-        assert "NaN" not in text
-        assert json.loads(text)["results"][0]["figures"]["tensors"]["o"]["error"] == "nan"
-
-    def test_a_message_of_many_cases_is_printed_once(self) -> None:
-        cases = ("bfloat_64", "half_64", "float_64")
-        rows = [Result("compile", "l2norm", case, FAIL, message=f"l2norm_{case}: error: no") for case in cases]
-        text = self.report(*rows).text()
-        assert text.count("error: no") == 1
-        assert "failed: compile l2norm bfloat_64 and 2 more" in text
-
-    def test_a_warning_of_many_pipelines_is_stored_once(self) -> None:
-        rows = [
-            Result("compile", "l2norm", str(i), PASS, figures={"warnings": text})
-            for i, text in enumerate(["unused x", "", "unused y", "unused x"])
-        ]
-        so_far = Result("pipelines", "", "", PASS, figures={"pipelines": [{"warnings": "unused y"}]})
-        found = json.loads(self.report(*rows, so_far).json())
-        assert found["warnings"] == {"1": "unused x", "2": "unused y"}
-        assert [row["figures"].get("warnings") for row in found["results"]] == ["1", "", "2", "1", None]
-        assert found["results"][-1]["figures"]["pipelines"] == [{"warnings": "2"}]
-        assert rows[0].figures["warnings"] == "unused x"
-
-    def test_an_interrupted_run_has_not_passed(self) -> None:
-        report = self.report(Result("compile", "l2norm", "", PASS))
-        assert report.passed
-        report.interrupted = True
-        assert not report.passed and "interrupted" in report.text()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ __all__ = ["BITS", "DIMENSIONS", "TABLES", "aura_signs", "boundaries", "codebook
 
 DIMENSIONS = (64, 80, 96, 128, 256, 512)
 BITS = (2, 3, 4, 5, 8)
-TABLES = ("lloyd-max", "origin", "trellis")
+TABLES = ("lloyd-max", "origin")  # of codes without a trellis
 WINDOW = 6  # bits of a trellis code's window
 
 
@@ -27,7 +27,7 @@ def codebook(bits: int, D: int, table: str = "lloyd-max") -> Tensor:
     """The 2^bits centroids of vectors of D values, or the 64 labels of a trellis code.
 
     Args:
-        bits: 2, 3, 4, 5 or 8; "origin" has no 5 bits, "trellis" only 2, 3 and 4.
+        bits: 2, 3, 4, 5 or 8. The table "origin" lacks 5 bits, and "trellis" has 2, 3 and 4.
         D: 64, 80, 96, 128, 256 or 512.
         table: "lloyd-max", or "origin", that of FFAI and mlx-swift-lm, for D other than 128 scaled by sqrt(128 / D) as
             there, or "trellis". Default: "lloyd-max".
@@ -48,7 +48,7 @@ def codebook(bits: int, D: int, table: str = "lloyd-max") -> Tensor:
     """
     require("codebook: bits", bits, BITS)
     require("codebook: D", D, DIMENSIONS)
-    require("codebook: table", table, TABLES)
+    require("codebook: table", table, (*TABLES, "trellis"))
     if table == "trellis":
         require("codebook: bits of a trellis", bits, trellis.RATES[WINDOW])
         return trellis.table(WINDOW, bits).view(2**bits, -1) / D**0.5

@@ -6,11 +6,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from torch_gdn.aura.codebooks import BITS, WINDOW, codebook
+from torch_gdn.aura.codebooks import BITS, TABLES, WINDOW, codebook
 from torch_gdn.aura.tables import require
 from torch_gdn.aura.trellis import RATES
-
-TABLES = ("lloyd-max", "origin")
 
 
 def names() -> list[str]:
@@ -70,7 +68,7 @@ class Scheme:
             )
 
     def codebooks(self, head_dim: int) -> tuple[Tensor, Tensor]:
-        """Those of keys and of values (`torch_gdn.aura.codebooks`)."""
+        """Returns the codebooks of keys and of values (`torch_gdn.aura.codebooks`)."""
 
         def of(bits: int) -> Tensor:
             return codebook(bits, head_dim, "trellis" if self.trellis and bits in RATES[WINDOW] else self.table)

@@ -123,10 +123,11 @@ class CodecPoint(Point):
         return torch.randn(2, 2, self.tokens, self.D).to(self.dtype)
 
     def to_encode(self) -> tuple[Tensor, Codec]:
-        """Vectors and a codec; of a trellis those that one stream each, found by any right encoder, decodes to.
+        """Returns vectors and a codec. For a trellis, each vector is what one stream decodes to, so that every right
+        encoder finds this stream.
 
-        Streams that cost nearly the same would make every small error of a coordinate one of many codes. These vectors
-        are turned rings of one stream, which have one norm, that of the labels.
+        With other vectors, streams may cost nearly the same, and a small error of a coordinate changes many codes.
+        These vectors are turned rings of one stream, so they all have the norm of its labels.
         """
         codec = self.codec()
         if not self.trellis or self.bits not in TRELLIS:

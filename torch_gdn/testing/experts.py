@@ -49,13 +49,15 @@ class ExpertPoint(Point):
         if bits == 0:
             return {names[0]: self.tensor(*rows, columns)}
         dtype = self.scale_dtype or self.dtype
-        form: dict[str, Any] = {
-            "bits": bits,
-            "group": self.group,
-            "aligned": self.aligned,
-            "zero_points": self.zero_points,
-        }
-        tensors = draw_packed(*rows, columns=columns, dtype=dtype, **form)
+        tensors = draw_packed(
+            *rows,
+            columns=columns,
+            bits=bits,
+            group=self.group,
+            dtype=dtype,
+            aligned=self.aligned,
+            zero_points=self.zero_points,
+        )
         return dict(zip(names, tensors, strict=True))
 
     def tensor(self, *sizes: int) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,13 +57,15 @@ class QuantizedPoint(Point):
 
     def draw_weight(self) -> Call:
         dtype = self.scale_dtype or self.dtype
-        form: dict[str, Any] = {
-            "bits": self.bits,
-            "group": self.group,
-            "aligned": self.aligned,
-            "zero_points": self.zero_points,
-        }
-        tensors = draw_packed(self.N, columns=self.K, dtype=dtype, **form)
+        tensors = draw_packed(
+            self.N,
+            columns=self.K,
+            bits=self.bits,
+            group=self.group,
+            dtype=dtype,
+            aligned=self.aligned,
+            zero_points=self.zero_points,
+        )
         return dict(zip(("weight", "scales", "biases"), tensors, strict=True))
 
 

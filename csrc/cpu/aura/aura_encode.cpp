@@ -111,7 +111,7 @@ void encode_trellis(const Encoder& encoder, const Vectors& vectors) {
   const auto* labels = encoder.codebook.const_data_ptr<float>();
   at::parallel_for(0, ceil_div(vectors.x.size(0) * heads * tokens, rows), 1, [&](int64_t begin, int64_t end) {
     std::vector<float> x(D * rows);
-    std::vector<uint32_t> choices(D / cpu::kHeldChoices * cpu::kMostStates * rows);
+    std::vector<uint32_t> choices(D / kHeldChoices * cpu::kMostStates * rows);
     std::vector<uint8_t> windows(D * rows);
     for (int64_t batch = begin; batch < end; ++batch) {
       const int64_t first = batch * rows, count = std::min(rows, vectors.x.size(0) * heads * tokens - first);

@@ -71,8 +71,8 @@ void Codebook::dequantise_groups(const int32_t* words, float* out) const {
   }
 }
 
-// Eight codes are kBits bytes. The windows of a trellis code reach into the next byte, which is the first one in the
-// end.
+// Eight codes are kBits bytes. The windows of a trellis code reach into the next byte. At the end of the row this is
+// the first byte.
 template <int kBits>
 void Codebook::dequantise_pairs(const int32_t* words, float* out) const {
   const auto* bytes = reinterpret_cast<const uint8_t*>(words);

@@ -4,7 +4,7 @@
 
 template <int kBits>
 struct Trellis {
-  static constexpr int kChoices = 1 << kBits, kStates = static_cast<int>(kWindows) >> kBits;
+  static constexpr int kChoices = 1 << kBits, kStates = 1 << (kWindowBits - kBits);
   Floats costs[kStates];  // the least squared error of the values so far, by the state that they end in
   const TrellisRows& rows;
 

@@ -2,12 +2,11 @@
 #pragma once
 #include <cstdint>
 
+#include "shaders/aura/trellis.h"
+
 namespace torch_gdn::cpu {
 
-constexpr int64_t kMostRows = 16;    // encoded together
-constexpr int64_t kWindows = 64;     // of a code: 6 bits
-constexpr int64_t kReach = 16;       // values on each side of a stream's joint that the first pass reads
-constexpr int64_t kHeldChoices = 8;  // in a word, 4 bits each
+constexpr int64_t kMostRows = 16;  // encoded together
 constexpr int64_t kMostStates = 16;
 
 // Value d of row r is x[d * rows + r]. `choices` has kMostStates words for each row and kHeldChoices values.

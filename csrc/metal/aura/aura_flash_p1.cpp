@@ -52,7 +52,18 @@ FlashParameters flash_parameters(const AuraFlashP1<int64_t>& op) {
   return parameters;
 }
 
-// Copies codes whose tokens lie so far apart that the kernels' 32-bit strides cannot hold it.
+struct Form {
+  const char *kernel, *file;
+  int64_t columns;  // of o for a threadgroup
+};
+
+Form form_of(const AuraShape<>& shape, int64_t rows) {
+  if (rows == kMatrixRows) return {"aura_flash_p1_matrix", "aura/aura_flash_p1_matrix.metal", kMatrixColumns};
+  if (rows == kEightRows) return {"aura_flash_p1_eight", "aura/aura_flash_p1_eight.metal", kEightColumns};
+  return {"aura_flash_p1", "aura/aura_flash_p1.metal", shape.D};
+}
+
+// Copies codes whose tokens lie so far apart that the kernels' 32-bit strides cannot hold the distance.
 Tensor near_tokens(const Tensor& codes) { return codes.stride(2) <= INT32_MAX ? codes : codes.contiguous(); }
 
 }  // namespace
@@ -70,16 +81,11 @@ Launch launch_aura_flash_p1(const AuraFlashP1<int64_t>& op, const Partials& part
   parameters.value_codes = vector_strides(value_codes);
 
   const int64_t rows = rows_of_threadgroup(s), row_tiles = ceil_div(int64_t(parameters.rows), rows);
-  const bool is_matrix = rows == kMatrixRows, is_eight = rows == kEightRows;
+  const auto [kernel, file, columns] = form_of(s, rows);
   TemplateArguments arguments = {number_of(s.key_code), number_of(s.value_code), s.D};
-  if (!is_matrix && !is_eight) arguments[3] = rows;
-  const int64_t columns = is_matrix ? kMatrixColumns : is_eight ? kEightColumns : s.D;
-  return {is_matrix  ? "aura_flash_p1_matrix"
-          : is_eight ? "aura_flash_p1_eight"
-                     : "aura_flash_p1",
-          is_matrix  ? "aura/aura_flash_p1_matrix.metal"
-          : is_eight ? "aura/aura_flash_p1_eight.metal"
-                     : "aura/aura_flash_p1.metal",
+  if (rows < kEightRows) arguments[3] = rows;
+  return {kernel,
+          file,
           arguments,
           {q_rot, op.q_sums, key_codes, op.key.norms, op.key.means, op.key.codebook.contiguous(), value_codes,
            op.value.norms, op.value.means, op.value.codebook.contiguous(), contiguous(op.visibility.starts), o, m, l,

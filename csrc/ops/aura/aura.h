@@ -6,6 +6,7 @@
 
 #include "ops/chunk_shape.h"
 #include "ops/op.h"
+#include "shaders/aura/trellis.h"
 
 namespace torch_gdn {
 
@@ -15,8 +16,6 @@ struct Code {
   int64_t bits = 0, window = 0;
   bool is_trellis() const { return window > bits; }
 };
-
-constexpr int64_t kTrellisWindow = 6;
 
 template <typename Int = int64_t>
 struct AuraShape {
@@ -81,9 +80,9 @@ Code check_codebook(const Check<Int>& check, const char* argument, const Tensor&
   if (!is_trellis) check.dimensions(argument, codebook, 1, "[2^bits] or [2^bits, 2^(6 - bits)]");
   const Int size = size_of<Int>(codebook, 0);
   for (const int64_t bits : {2, 3, 4, 5, 8}) {
-    const int64_t states = int64_t(1) << std::max<int64_t>(kTrellisWindow - bits, 0);
+    const int64_t states = int64_t(1) << std::max<int64_t>(kWindowBits - bits, 0);
     const bool fits = !is_trellis || (bits <= 4 && size_of<Int>(codebook, 1) == states);
-    if (fits && size == (int64_t(1) << bits)) return {bits, is_trellis ? kTrellisWindow : bits};
+    if (fits && size == (int64_t(1) << bits)) return {bits, is_trellis ? kWindowBits : bits};
   }
   if (is_trellis) {
     check.value(false, argument, "[4, 16], [8, 8] or [16, 4] labels (2, 3 or 4 bits)", size, " and ",

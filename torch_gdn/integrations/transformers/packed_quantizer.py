@@ -249,8 +249,8 @@ def cases_of(ops: list[str]) -> list[Case]:
 
 
 def is_left_out(model: Any, name: str) -> bool:
-    """Says whether the model has no use for this parameter: of prediction layers, a base model's head, or a vision part
-    that a text model lacks."""
+    """Says whether the model has no use for this parameter: it belongs to prediction layers, to the head of a model
+    without one, or to the vision part of a file that runs as a text model."""
     ignored = model._keys_to_ignore_on_load_unexpected or ()
     head = model.base_model is model and not hasattr(model, name.partition(".")[0])
     return head or name.startswith(VISION) or any(re.search(pattern, name) for pattern in ignored)
