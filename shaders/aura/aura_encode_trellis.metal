@@ -5,6 +5,7 @@
 // state to itself. In registers: a state's cost and the labels of its windows. Threadgroup memory holds the rotated
 // directions, the choices of all states, 4 bits each, and the codes. Layout: as aura_encode.metal has it.
 #include "aura/encode.h"
+#include "aura/trellis.h"
 
 template <int bits, int D>
 struct Trellis {

@@ -1,6 +1,6 @@
 // What several AURA kernels share with the host: strides, geometry, attention's parameters.
 #pragma once
-#include "aura/trellis.h"
+#include "aura/window.h"
 #include "core/parameters.h"
 
 GDN_CONSTANT int kAuraThreads = 128;  // of a threadgroup: 4 simdgroups

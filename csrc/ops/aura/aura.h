@@ -6,7 +6,7 @@
 
 #include "ops/chunk_shape.h"
 #include "ops/op.h"
-#include "shaders/aura/trellis.h"
+#include "shaders/aura/window.h"
 
 namespace torch_gdn {
 
