@@ -57,7 +57,7 @@ struct Codes {
     return fma(numbers, vec<half, 2>(half(unit)), vec<half, 2>(half(-1024.0f * unit - float(1 << (Bits - 1)))));
   }
 
-  // Decodes pairs 2 step and 2 step + 1: code - middle of 4 columns in the order of vector_of_pairs.
+  // Decodes pairs 2 step and 2 step + 1: code - middle of 4 columns in the order of pairs.
   METAL_FUNC Values<4> numbers(int step) const {
     Values<4> found;
     UNROLL for (int i = 0; i < 2; ++i) {
@@ -90,16 +90,16 @@ METAL_FUNC vec<T, 4> load_four(device const T* source) {
   }
 }
 
-// Loads the 4 numbers of a vector that meet the codes of Codes::numbers(step).
+// Loads the numbers of a vector that meet a word's codes, in the order of Codes::numbers.
 template <int Bits, int Width, typename T>
-METAL_FUNC vec<T, 4> vector_of_pairs(device const T* source, int step) {
+METAL_FUNC void load_for_word(thread vec<T, 4>* found, device const T* source, int word) {
   if constexpr (Bits == 8) {
-    const vec<T, 4> word = load_four<Width>(source + step * 4);
-    return vec<T, 4>(word.x, word.z, word.y, word.w);
+    const vec<T, 4> all = load_four<Width>(source + word * 4);
+    found[0] = vec<T, 4>(all.x, all.z, all.y, all.w);
   } else {
-    const vec<T, 4> lower = load_four<Width>(source + step / 2 * 8);
-    const vec<T, 4> upper = load_four<Width>(source + step / 2 * 8 + 4);
-    if (step % 2 == 0) return vec<T, 4>(lower.x, upper.x, lower.y, upper.y);
-    return vec<T, 4>(lower.z, upper.z, lower.w, upper.w);
+    const vec<T, 4> lower = load_four<Width>(source + word * 8);
+    const vec<T, 4> upper = load_four<Width>(source + word * 8 + 4);
+    found[0] = vec<T, 4>(lower.x, upper.x, lower.y, upper.y);
+    found[1] = vec<T, 4>(lower.z, upper.z, lower.w, upper.w);
   }
 }

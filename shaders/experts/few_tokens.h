@@ -23,35 +23,41 @@ struct VectorRows {
 };
 
 // A vector in threadgroup memory, at a lane's columns. Each step's numbers lie together.
-template <int Width, int Distance, typename T>
+template <typename Block, int Distance, typename T>
 struct StagedVector {
+  typedef typename VectorOf<T, Block::kValues>::type Vector;
   threadgroup const T* columns;
-  METAL_FUNC Values<Width> values(int step) const {
-    return floats_of<Width>(*(threadgroup const typename VectorOf<T, Width>::type*)(columns + step * Distance));
+  METAL_FUNC Vector step(int number) const { return *(threadgroup const Vector*)(columns + number * Distance); }
+  METAL_FUNC void load(thread Vector* found, int word) const {
+    UNROLL for (int i = 0; i < Block::kSteps; ++i) found[i] = step(word * Block::kSteps + i);
   }
 };
 
 // A vector in device memory, at a lane's columns.
 template <typename Block, typename T>
 struct StoredVector {
+  typedef typename VectorOf<T, Block::kValues>::type Vector;
   device const T* columns;
-  METAL_FUNC Values<Block::kValues> values(int step) const {
-    return floats_of<Block::kValues>(Block::load_vector(columns, step));
-  }
+  METAL_FUNC void load(thread Vector* found, int word) const { Block::load_vector(found, columns, word); }
 };
 
 // Adds the products of a lane's columns of Rows rows and one vector.
-template <int Rows, typename Block, typename Vector>
-METAL_FUNC void add_products(thread float* sums, thread const Block* blocks, thread const Vector& vector) {
+template <int Rows, typename Block, typename Source>
+METAL_FUNC void add_products(thread float* sums, thread const Block* blocks, thread const Source& vector) {
+  constexpr int kSteps = Block::kSteps;
   float of_numbers[Rows];
   float total = 0.0f;
   UNROLL for (int row = 0; row < Rows; ++row) of_numbers[row] = 0.0f;
-  UNROLL for (int step = 0; step < Block::kColumns / Block::kValues; ++step) {
-    const Values<Block::kValues> x = vector.values(step);
-    UNROLL for (int i = 0; i < Block::kValues; ++i) total += x.at[i];
-    UNROLL for (int row = 0; row < Rows; ++row) {
-      const Values<Block::kValues> numbers = blocks[row].numbers(step);
-      UNROLL for (int i = 0; i < Block::kValues; ++i) of_numbers[row] += numbers.at[i] * x.at[i];
+  UNROLL for (int word = 0; word < Block::kColumns / (kSteps * Block::kValues); ++word) {
+    typename Source::Vector loaded[kSteps];
+    vector.load(loaded, word);
+    UNROLL for (int step = 0; step < kSteps; ++step) {
+      const Values<Block::kValues> x = floats_of<Block::kValues>(loaded[step]);
+      UNROLL for (int i = 0; i < Block::kValues; ++i) total += x.at[i];
+      UNROLL for (int row = 0; row < Rows; ++row) {
+        const Values<Block::kValues> numbers = blocks[row].numbers(word * kSteps + step);
+        UNROLL for (int i = 0; i < Block::kValues; ++i) of_numbers[row] += numbers.at[i] * x.at[i];
+      }
     }
   }
   UNROLL for (int row = 0; row < Rows; ++row) sums[row] += blocks[row].product(of_numbers[row], total);
@@ -65,9 +71,9 @@ METAL_FUNC void add_products_of_vectors(
     Values<Block::kValues> weights[Rows];
     UNROLL for (int row = 0; row < Rows; ++row) weights[row] = blocks[row].values(step);
     UNROLL for (int v = 0; v < Count; ++v) {
-      StagedVector<Block::kValues, Distance, T> vector;
+      StagedVector<Block, Distance, T> vector;
       vector.columns = staged + v * columns;
-      const Values<Block::kValues> x = vector.values(step);
+      const Values<Block::kValues> x = floats_of<Block::kValues>(vector.step(step));
       UNROLL for (int row = 0; row < Rows; ++row) {
         UNROLL for (int i = 0; i < Block::kValues; ++i) sums[row * Count + v] += weights[row].at[i] * x.at[i];
       }
@@ -119,15 +125,19 @@ METAL_FUNC void stage_vectors(
     int length,
     uint thread_index) {
   typedef typename VectorOf<T, Block::kValues>::type Vector;
-  constexpr int kSteps = Block::kColumns / Block::kValues;
+  constexpr int kOfWord = Block::kSteps * Block::kValues, kWords = Block::kColumns / kOfWord;
+  constexpr int kDistance = Slice / Block::kColumns * Block::kValues;  // from step to step
   UNROLL for (int v = 0; v < Count; ++v) {
     device const T* source = vectors.of_pair(group.pairs[v]) + slice;
-    for (int item = int(thread_index); item < length / Block::kValues; item += Threads) {
-      const int block = item / kSteps, step = item % kSteps;
-      const Vector numbers =
-          v < group.count ? Vector(Block::load_vector(source + block * Block::kColumns, step)) : Vector(T(0));
-      *(threadgroup Vector*)(staged + v * Slice + (step * (Slice / Block::kColumns) + block) * Block::kValues) =
-          numbers;
+    for (int item = int(thread_index); item < length / kOfWord; item += Threads) {
+      const int block = item / kWords, word = item % kWords;
+      Vector loaded[Block::kSteps];
+      UNROLL for (int i = 0; i < Block::kSteps; ++i) loaded[i] = Vector(T(0));
+      if (v < group.count) Block::load_vector(loaded, source + block * Block::kColumns, word);
+      threadgroup T* target = staged + v * Slice + word * Block::kSteps * kDistance + block * Block::kValues;
+      UNROLL for (int i = 0; i < Block::kSteps; ++i) {
+        *(threadgroup Vector*)(target + i * kDistance) = loaded[i];
+      }
     }
   }
 }
@@ -165,7 +175,7 @@ METAL_FUNC void multiply_vectors(
     for (int column = first; column < length; column += kStep) {
       threadgroup const T* x = staged + column / Matrix::kColumns * Block::kValues;
       if constexpr (Count == 1) {
-        StagedVector<Block::kValues, kDistance, T> vector;
+        StagedVector<Block, kDistance, T> vector;
         vector.columns = x;
         add_products<2 * Half>(sums, blocks, vector);
       } else {

@@ -1,7 +1,7 @@
 // y = the weighted sum of each token's products hidden W_down, plus its residual, for up to 8 tokens.
-// A threadgroup owns kDownRows rows of every expert. Its simdgroups take turns at the pairs. The first pair of an
-// expert does the work for all its pairs, and the last simdgroup does that of the shared expert. kDownLanes lanes share
-// the columns of their own rows. Registers hold a block of codes for each of a lane's rows, which meets all vectors, and
+// A threadgroup owns DownPlan's rows of every expert. Its simdgroups take turns at the pairs. The first pair of an
+// expert does the work for all its pairs, and the last simdgroup does that of the shared expert. Some lanes share the
+// columns of their own rows. Registers hold a block of codes for each of a lane's rows, which meets all vectors, and
 // a sum for each row. Threadgroup memory holds the weighted products, [pairs + tokens, rows], which the threadgroup adds
 // up at the end.
 //
@@ -38,7 +38,7 @@ struct DownRows {
 
 // Multiplies the rows of one expert by the vectors of its pairs. Each weight is read once. The sums of one vector stay
 // in registers. Those of several go to threadgroup memory after each block.
-template <int Bits, int Width, typename T>
+template <typename Plan, int Bits, int Width, typename T>
 METAL_FUNC void multiply_pairs(
     threadgroup float* products,
     constant MoeDownParameters& parameters,
@@ -48,7 +48,7 @@ METAL_FUNC void multiply_pairs(
     thread const VectorRows<T>& vectors,
     PairSet pairs,
     uint lane) {
-  constexpr int kRows = kDownRowsOfLane;
+  constexpr int kRows = Plan::kRowsOfLane;
   static_assert(kRows <= kDownLanes, "a lane stores the sum of a row");
   typedef WeightBlock<Bits, Width> Block;
   constexpr int kStep = kDownLanes * Block::kColumns;
@@ -76,7 +76,7 @@ METAL_FUNC void multiply_pairs(
       }
       if (count == 1 && first + kStep < columns) continue;
       const float product = reduce_to_lanes<kRows, kDownLanes>(sums, lane) * shares.of_pair(parameters, pair);
-      threadgroup float* own = products + pair * kDownRows + int(lane) % kRows;
+      threadgroup float* own = products + pair * Plan::kRows + int(lane) % kRows;
       if (int(lane) % kDownLanes < kRows) *own = first > 0 && count > 1 ? *own + product : product;
       UNROLL for (int row = 0; row < kRows; ++row) sums[row] = 0.0f;
     }
@@ -104,11 +104,12 @@ template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  typedef DownPlan<Bits> Plan;
   constexpr int kThreads = kDownSimdgroups * 32;
-  threadgroup float products[most_products<Most>() * kDownRows];
+  threadgroup float products[most_products<Most>() * Plan::kRows];
   constant PairParameters& pairs = parameters.pairs;
   const int count = pairs.count;
-  const int first = int(group.x) * kDownRows;
+  const int first = int(group.x) * Plan::kRows;
   const bool has_shared = parameters.IS > 0;
   const bool is_shared = has_shared && simdgroup == kDownSimdgroups - 1;
   FewPairs few;
@@ -126,7 +127,7 @@ template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
   rows.scales = is_shared ? shared_scales : w_scales;
   rows.biases = is_shared ? shared_biases : w_biases;
   rows.expert = 0;
-  const int own_row = int(lane) / kDownLanes * kDownRowsOfLane;
+  const int own_row = int(lane) / kDownLanes * Plan::kRowsOfLane;
   rows.first = first + own_row;
 
   // The shared expert follows the pairs.
@@ -137,7 +138,7 @@ template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
       rows.expert = few.expert_of(unit);
       if (rows.expert == kLeftOut) {
         if (first == 0 && lane == 0) report_pair(topk_ids, pairs, unit, errors);
-        if (int(lane) < kDownRows) products[unit * kDownRows + int(lane)] = 0.0f;
+        if (int(lane) < Plan::kRows) products[unit * Plan::kRows + int(lane)] = 0.0f;
         continue;
       }
       own = few.with_expert(rows.expert, lane);
@@ -145,24 +146,25 @@ template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
       own.drop_before(unit);
       if (own.count() < all) continue;
     }
-    threadgroup float* target = products + (is_shared ? count * kDownRows : 0) + own_row;
+    threadgroup float* target = products + (is_shared ? count * Plan::kRows : 0) + own_row;
     if constexpr (SharedBits != Bits) {
       if (is_shared) {
-        multiply_pairs<SharedBits, Width>(target, parameters, parameters.shared, shares, rows, vectors, own, lane);
+        multiply_pairs<Plan, SharedBits, Width>(
+            target, parameters, parameters.shared, shares, rows, vectors, own, lane);
         continue;
       }
     }
     constant MatrixParameters& matrix = is_shared ? parameters.shared : parameters.experts;
-    multiply_pairs<Bits, Width>(target, parameters, matrix, shares, rows, vectors, own, lane);
+    multiply_pairs<Plan, Bits, Width>(target, parameters, matrix, shares, rows, vectors, own, lane);
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  for (int item = int(thread_index); item < pairs.tokens * kDownRows; item += kThreads) {
-    const int token = item / kDownRows;
-    const int column = item % kDownRows;
+  for (int item = int(thread_index); item < pairs.tokens * Plan::kRows; item += kThreads) {
+    const int token = item / Plan::kRows;
+    const int column = item % Plan::kRows;
     if (first + column >= parameters.D) continue;
     float sum = 0.0f;
-    for (int j = 0; j < pairs.k; ++j) sum += products[(token * pairs.k + j) * kDownRows + column];
-    if (has_shared) sum += products[(count + token) * kDownRows + column];
+    for (int j = 0; j < pairs.k; ++j) sum += products[(token * pairs.k + j) * Plan::kRows + column];
+    if (has_shared) sum += products[(count + token) * Plan::kRows + column];
     store_sum(y, residual, parameters, int64_t(token) * parameters.D + first + column, sum);
   }
 }

@@ -6,11 +6,12 @@
 #include "core/tile.h"
 #include "experts/tile_size.h"
 
-// A lane loads 16 bytes of codes at once. They belong to one row and to one group. Columns are taken kValues at a time,
-// in the order of vector_of_pairs. A product with a vector x is scale * sum of numbers x + rest * sum of x.
+// A lane loads 16 bytes of codes at once. They belong to one row and to one group. A step takes kValues columns, in the
+// order of pairs, and a word has kSteps steps. A product with a vector x is scale * sum of numbers x + rest * sum of x.
 template <int Bits, int Width>
 struct WeightBlock {
   GDN_CONSTANT int kValues = 4;
+  GDN_CONSTANT int kSteps = 8 / Bits;
   GDN_CONSTANT int kColumns = 128 / Bits;
   Codes<Bits, kColumns> codes;
   ScaleAndRest<Bits> own;
@@ -23,10 +24,10 @@ struct WeightBlock {
   }
   METAL_FUNC float product(float of_numbers, float total) const { return fma(own.scale, of_numbers, own.rest * total); }
 
-  // Loads the numbers of a vector that meet values(step).
+  // Loads the numbers of a vector that meet a word's steps.
   template <typename T>
-  METAL_FUNC static vec<T, 4> load_vector(device const T* source, int step) {
-    return vector_of_pairs<Bits, Width>(source, step);
+  METAL_FUNC static void load_vector(thread vec<T, 4>* found, device const T* source, int word) {
+    load_for_word<Bits, Width>(found, source, word);
   }
 };
 
@@ -34,6 +35,7 @@ struct WeightBlock {
 template <int Width>
 struct WeightBlock<0, Width> {
   GDN_CONSTANT int kValues = Width;
+  GDN_CONSTANT int kSteps = 1;
   GDN_CONSTANT int kColumns = Width;
   Values<Width> all;
 
@@ -42,8 +44,9 @@ struct WeightBlock<0, Width> {
   METAL_FUNC float product(float of_numbers, float) const { return of_numbers; }
 
   template <typename T>
-  METAL_FUNC static typename VectorOf<T, Width>::type load_vector(device const T* source, int) {
-    return *(device const typename VectorOf<T, Width>::type*)source;
+  METAL_FUNC static void load_vector(
+      thread typename VectorOf<T, Width>::type* found, device const T* source, int) {
+    found[0] = *(device const typename VectorOf<T, Width>::type*)source;
   }
 };
 

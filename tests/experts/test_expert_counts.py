@@ -15,8 +15,8 @@ pytestmark = pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")
 def counted(point: ExpertPoint) -> tuple[int, int, int, list[str]]:
     """Returns the bytes issued, those of the active experts' weights, those of the inputs, and the kernels that ran.
 
-    Each threadgroup reads its experts' vectors anew, for 32 rows of gate and of up and 16 rows of down. Each of its
-    simdgroups reads topk_ids.
+    Each threadgroup reads its experts' vectors anew, for 32 rows of gate and of up, and for 32 rows of down
+    or 16 packed ones. Each of its simdgroups reads topk_ids.
     """
     import mps_simulator
 
@@ -30,8 +30,9 @@ def counted(point: ExpertPoint) -> tuple[int, int, int, list[str]]:
         if name.startswith("w_") or name.endswith(("_proj", "_scales", "_biases"))
     ]
     pairs, size = int((ids >= 0).sum()), point.dtype.itemsize
-    inputs = size * (pairs * 3 * point.D * point.I + point.T * 3 * point.D * point.IS) // 32
-    inputs += ids.nbytes * (16 * ids.numel() * point.I + 24 * point.D) // 32
+    down = 32 if point.bits == 0 else 16
+    inputs = size * (pairs * point.I + point.T * point.IS) * (point.D // 32 + point.D // down)
+    inputs += ids.nbytes * (16 * ids.numel() * point.I // 32 + 12 * point.D // down)
     device = ready("mps")
     with mps_simulator.profile(detailed=True) as profile:
         for op, call in (("moe_gate_up", gate_up), ("moe_down", down)):
