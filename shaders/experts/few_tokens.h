@@ -158,7 +158,7 @@ METAL_FUNC void multiply_vectors(
     uint thread_index,
     uint lane) {
   typedef Weights<T, Bits, Width> Matrix;
-  constexpr int kSlice = staged_columns<T, Most>();
+  constexpr int kSlice = staged_columns<T, Count>();
   typedef WeightBlock<Bits, Width> Block;
   constexpr int kStep = 32 * Parts * Matrix::kColumns;
   constexpr int kDistance = kSlice / Matrix::kColumns * Block::kValues;  // from step to step

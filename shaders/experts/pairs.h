@@ -42,8 +42,8 @@ struct PairSet {
 
   METAL_FUNC void drop_before(int pair) {
     UNROLL for (int i = 0; i < kWords; ++i) {
-      const int before = clamp(pair - i * 32, 0, 32);
-      words[i] = before == 32 ? 0u : words[i] >> uint(before) << uint(before);
+      const int before = pair - i * 32;
+      if (before > 0) words[i] &= before < 32 ? 0xffffffffu << uint(before) : 0u;
     }
   }
 

@@ -6,6 +6,6 @@
 template <int Most>
 struct LinearPlan {
   GDN_CONSTANT int kParts = Most <= 2 ? 2 : 1;
-  GDN_CONSTANT int kSimdgroups = 8 * kParts;
+  GDN_CONSTANT int kSimdgroups = 8;
   GDN_CONSTANT int kRows = kSimdgroups / kParts * 2 * kRowsOfHalf;  // of W, per threadgroup
 };
