@@ -4,9 +4,9 @@
 // because the second term is exactly 0 for symmetric codes, so that a weight is rounded once. A zero point stands for
 // the bias -scale * zero point.
 //
-// Two codes become halves without a conversion. A word's codes lie in pairs, 16 bits apart. A pair's bits, at bit 0 or 4
-// of either half, are or-ed to the bits of 1024, whose last place is 1. This gives 1024 + code * 2^position. Dividing by
-// 2^position and subtracting is exact.
+// Two codes become halves without a conversion. A word's codes lie in pairs, 16 bits apart. A pair's bits, at bit 0 or
+// 4 of either half, are or-ed to the bits of 1024, whose last place is 1. This gives 1024 + code * 2^position. Dividing
+// by 2^position and subtracting is exact.
 #pragma once
 #include "core/elements.h"
 #include "core/vectors.h"

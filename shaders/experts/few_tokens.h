@@ -135,18 +135,15 @@ METAL_FUNC void stage_vectors(
       UNROLL for (int i = 0; i < Block::kSteps; ++i) loaded[i] = Vector(T(0));
       if (v < group.count) Block::load_vector(loaded, source + block * Block::kColumns, word);
       threadgroup T* target = staged + v * Slice + word * Block::kSteps * kDistance + block * Block::kValues;
-      UNROLL for (int i = 0; i < Block::kSteps; ++i) {
-        *(threadgroup Vector*)(target + i * kDistance) = loaded[i];
-      }
+      UNROLL for (int i = 0; i < Block::kSteps; ++i) { *(threadgroup Vector*)(target + i * kDistance) = loaded[i]; }
     }
   }
 }
 
 // Computes sums[row * Count + v] for the rows of `weights`: each lane's share, which reduce_to_lanes adds up. It
-// multiplies `Count` vectors; the sums of those past group.count are not used. Part p of the simdgroups that share
-// these rows takes every Parts-th block of 32 lanes' columns. The first block of a slice is loaded while the vectors
-// are copied.
-template <int Count, int Most, int Threads, int Parts, int Half, typename T, int Bits, int Width>
+// multiplies `Count` vectors; the sums of those past group.count are not used. The first block of a slice is loaded
+// while the vectors are copied.
+template <int Count, int Most, int Threads, int Half, typename T, int Bits, int Width>
 METAL_FUNC void multiply_vectors(
     thread float* sums,
     threadgroup T* staged,
@@ -154,17 +151,16 @@ METAL_FUNC void multiply_vectors(
     thread const VectorRows<T>& vectors,
     thread const PairGroup<Most>& group,
     int columns,
-    int part,
     uint thread_index,
     uint lane) {
   typedef Weights<T, Bits, Width> Matrix;
   constexpr int kSlice = staged_columns<T, Count>();
   typedef WeightBlock<Bits, Width> Block;
-  constexpr int kStep = 32 * Parts * Matrix::kColumns;
+  constexpr int kStep = 32 * Matrix::kColumns;
   constexpr int kDistance = kSlice / Matrix::kColumns * Block::kValues;  // from step to step
   static_assert(kSlice % Matrix::kColumns == 0, "a slice holds whole blocks");
   UNROLL for (int i = 0; i < 2 * Half * Count; ++i) sums[i] = 0.0f;
-  const int first = (part * 32 + int(lane)) * Matrix::kColumns;
+  const int first = int(lane) * Matrix::kColumns;
   for (int slice = 0; slice < columns; slice += kSlice) {
     const int length = min(kSlice, columns - slice);
     Block blocks[2 * Half];

@@ -2,8 +2,8 @@
 // A threadgroup owns DownPlan's rows of every expert. Its simdgroups take turns at the pairs. The first pair of an
 // expert does the work for all its pairs, and the last simdgroup does that of the shared expert. Some lanes share the
 // columns of their own rows. Registers hold a block of codes for each of a lane's rows, which meets all vectors, and
-// a sum for each row. Threadgroup memory holds the weighted products, [pairs + tokens, rows], which the threadgroup adds
-// up at the end.
+// a sum for each row. Threadgroup memory holds the weighted products, [pairs + tokens, rows], which the threadgroup
+// adds up at the end.
 //
 // Layout: hidden [T, k, I], shared_hidden [T, IS], w_down [E, D, I] and shared [D, IS] with strides; residual and y
 // [T, D].

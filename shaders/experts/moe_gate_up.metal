@@ -1,7 +1,7 @@
 // hidden = silu(x W_gate) * (x W_up) for up to 8 tokens. A threadgroup owns GateUpPlan's rows of gate and of
-// up of one expert, and all pairs of that expert. y counts pairs, then the shared expert; the first pair of an expert does
-// the work. A simdgroup owns 2 rows of each. Registers: a sum for each row and vector.
-// Layout: x [T, D], w_gate_up [E, 2 I, D], shared [IS, D], with strides; hidden [T, k, I], shared_hidden [T, IS].
+// up of one expert, and all pairs of that expert. y counts pairs, then the shared expert; the first pair of an expert
+// does the work. A simdgroup owns 2 rows of each. Registers: a sum for each row and vector. Layout: x [T, D], w_gate_up
+// [E, 2 I, D], shared [IS, D], with strides; hidden [T, k, I], shared_hidden [T, IS].
 #include "experts/few_tokens.h"
 #include "experts/gate_up.h"
 #include "experts/moe_gate_up.h"
@@ -21,8 +21,7 @@ METAL_FUNC void multiply_and_store(
     uint lane) {
   constexpr int kValues = kRowsOfHalf * Count;
   float sums[2 * kValues];
-  multiply_vectors<Count, Most, Threads, 1>(
-      sums, staged, weights, vectors, own, columns, 0, thread_index, lane);
+  multiply_vectors<Count, Most, Threads>(sums, staged, weights, vectors, own, columns, thread_index, lane);
   const float gate = reduce_to_lanes<kValues>(sums, lane);
   const float up = reduce_to_lanes<kValues>(sums + kValues, lane);
   const int v = int(lane) % Count;
@@ -113,7 +112,8 @@ template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
         shared_gate_proj, shared_gate_scales, shared_gate_biases, parameters.shared_gate, 0, own_row, width - own_row);
     weights.second = rows_of<T, SharedBits, Width>(
         shared_up_proj, shared_up_scales, shared_up_biases, parameters.shared_up, 0, own_row, width - own_row);
-    gate_and_up<kThreads, Most>(shared_hidden, staged, weights, vectors, own, width, row, parameters.D, thread_index, lane);
+    gate_and_up<kThreads, Most>(
+        shared_hidden, staged, weights, vectors, own, width, row, parameters.D, thread_index, lane);
   } else {
     TwoMatrices<kRowsOfHalf, T, Bits, Width> weights;
     weights.first =

@@ -53,9 +53,7 @@ struct PairSet {
     UNROLL for (int i = kWords - 1; i >= 0; --i) {
       if (words[i] != 0) first = i * 32 + int(ctz(words[i]));
     }
-    UNROLL for (int i = 0; i < kWords; ++i) {
-      words[i] &= first / 32 == i ? words[i] - 1u : 0xffffffffu;
-    }
+    UNROLL for (int i = 0; i < kWords; ++i) { words[i] &= first / 32 == i ? words[i] - 1u : 0xffffffffu; }
     return first;
   }
 };

@@ -44,8 +44,7 @@ struct WeightBlock<0, Width> {
   METAL_FUNC float product(float of_numbers, float) const { return of_numbers; }
 
   template <typename T>
-  METAL_FUNC static void load_vector(
-      thread typename VectorOf<T, Width>::type* found, device const T* source, int) {
+  METAL_FUNC static void load_vector(thread typename VectorOf<T, Width>::type* found, device const T* source, int) {
     found[0] = *(device const typename VectorOf<T, Width>::type*)source;
   }
 };

@@ -50,7 +50,7 @@ def counted(point: ExpertPoint) -> tuple[int, int, int, list[str]]:
         (8, 64, 0, 1.05),
         (8, 8, 0, 1.14),  # 4 tokens an expert
         (1, 16, 4, 1.17),
-        (8, 8, 4, 1.50),
+        (8, 8, 4, 1.85),
     ],
 )
 def test_a_step_reads_the_weights_of_active_experts_once(T: int, E: int, bits: int, most: float) -> None:
