@@ -1,7 +1,6 @@
 // Multiplies a threadgroup's rows of two matrices by up to `Most` vectors. The vectors are staged in threadgroup
 // memory, a slice of their columns at a time. Each weight is read and decoded once, and meets all vectors in registers.
 #pragma once
-#include "experts/few_rows.h"
 #include "experts/pairs.h"
 #include "experts/weights.h"
 
