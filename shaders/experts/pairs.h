@@ -82,13 +82,7 @@ struct FewPairs {
     }
   }
 
-  // Every lane must call the functions below, with the same arguments.
-  METAL_FUNC int expert_of(int pair) const {
-    int own = experts[0];
-    UNROLL for (int i = 1; i < PairSet::kWords; ++i) own = pair / 32 == i ? experts[i] : own;
-    return simd_shuffle(own, ushort(pair % 32));
-  }
-
+  // Every lane must call, with the same expert.
   METAL_FUNC PairSet with_expert(int expert, uint lane) const {
     PairSet found;
     UNROLL for (int i = 0; i < PairSet::kWords; ++i) {
