@@ -92,14 +92,14 @@ METAL_FUNC vec<T, 4> load_four(device const T* source) {
 
 // Loads the numbers of a vector that meet a word's codes, in the order of Codes::numbers.
 template <int Bits, int Width, typename T>
-METAL_FUNC void load_for_word(thread vec<T, 4>* found, device const T* source, int word) {
+METAL_FUNC void load_for_word(thread T* found, device const T* source, int word) {
   if constexpr (Bits == 8) {
     const vec<T, 4> all = load_four<Width>(source + word * 4);
-    found[0] = vec<T, 4>(all.x, all.z, all.y, all.w);
+    found[0] = all.x, found[1] = all.z, found[2] = all.y, found[3] = all.w;
   } else {
     const vec<T, 4> lower = load_four<Width>(source + word * 8);
     const vec<T, 4> upper = load_four<Width>(source + word * 8 + 4);
-    found[0] = vec<T, 4>(lower.x, upper.x, lower.y, upper.y);
-    found[1] = vec<T, 4>(lower.z, upper.z, lower.w, upper.w);
+    found[0] = lower.x, found[1] = upper.x, found[2] = lower.y, found[3] = upper.y;
+    found[4] = lower.z, found[5] = upper.z, found[6] = lower.w, found[7] = upper.w;
   }
 }

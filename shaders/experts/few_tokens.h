@@ -24,38 +24,41 @@ struct VectorRows {
 // A vector in threadgroup memory, at a lane's columns. Each step's numbers lie together.
 template <typename Block, int Distance, typename T>
 struct StagedVector {
-  typedef typename VectorOf<T, Block::kValues>::type Vector;
   threadgroup const T* columns;
-  METAL_FUNC Vector step(int number) const { return *(threadgroup const Vector*)(columns + number * Distance); }
-  METAL_FUNC void load(thread Vector* found, int word) const {
-    UNROLL for (int i = 0; i < Block::kSteps; ++i) found[i] = step(word * Block::kSteps + i);
+  METAL_FUNC void load_step(thread T* found, int step) const {
+    split<Block::kValues>(
+        found, *(threadgroup const typename VectorOf<T, Block::kValues>::type*)(columns + step * Distance));
+  }
+  METAL_FUNC void load(thread T* found, int word) const {
+    UNROLL for (int i = 0; i < Block::kSteps; ++i) load_step(found + i * Block::kValues, word * Block::kSteps + i);
   }
 };
 
 // A vector in device memory, at a lane's columns.
 template <typename Block, typename T>
 struct StoredVector {
-  typedef typename VectorOf<T, Block::kValues>::type Vector;
   device const T* columns;
-  METAL_FUNC void load(thread Vector* found, int word) const { Block::load_vector(found, columns, word); }
+  METAL_FUNC void load(thread T* found, int word) const { Block::load_vector(found, columns, word); }
 };
 
 // Adds the products of a lane's columns of Rows rows and one vector.
-template <int Rows, typename Block, typename Source>
+template <int Rows, int Step, typename T, typename Block, typename Source>
 METAL_FUNC void add_products(thread float* sums, thread const Block* blocks, thread const Source& vector) {
   constexpr int kSteps = Block::kSteps;
+  static_assert(Step == Block::kValues, "a step is decoded at once");
   float of_numbers[Rows];
   float total = 0.0f;
   UNROLL for (int row = 0; row < Rows; ++row) of_numbers[row] = 0.0f;
-  UNROLL for (int word = 0; word < Block::kColumns / (kSteps * Block::kValues); ++word) {
-    typename Source::Vector loaded[kSteps];
+  UNROLL for (int word = 0; word < Block::kColumns / (kSteps * Step); ++word) {
+    T loaded[kSteps * Step];
     vector.load(loaded, word);
     UNROLL for (int step = 0; step < kSteps; ++step) {
-      const Values<Block::kValues> x = floats_of<Block::kValues>(loaded[step]);
-      UNROLL for (int i = 0; i < Block::kValues; ++i) total += x.at[i];
+      float x[Step];
+      UNROLL for (int i = 0; i < Step; ++i) x[i] = float(loaded[step * Step + i]);
+      UNROLL for (int i = 0; i < Step; ++i) total += x[i];
       UNROLL for (int row = 0; row < Rows; ++row) {
-        const Values<Block::kValues> numbers = blocks[row].numbers(word * kSteps + step);
-        UNROLL for (int i = 0; i < Block::kValues; ++i) of_numbers[row] += numbers.at[i] * x.at[i];
+        const Values<Step> numbers = blocks[row].numbers(word * kSteps + step);
+        UNROLL for (int i = 0; i < Step; ++i) of_numbers[row] += numbers.at[i] * x[i];
       }
     }
   }
@@ -63,18 +66,19 @@ METAL_FUNC void add_products(thread float* sums, thread const Block* blocks, thr
 }
 
 // Does the same for Count vectors, `columns` apart. Each weight is decoded once.
-template <int Count, int Rows, int Distance, typename T, typename Block>
+template <int Count, int Rows, int Distance, int Step, typename T, typename Block>
 METAL_FUNC void add_products_of_vectors(
     thread float* sums, thread const Block* blocks, threadgroup const T* staged, int columns) {
-  UNROLL for (int step = 0; step < Block::kColumns / Block::kValues; ++step) {
-    Values<Block::kValues> weights[Rows];
+  UNROLL for (int step = 0; step < Block::kColumns / Step; ++step) {
+    Values<Step> weights[Rows];
     UNROLL for (int row = 0; row < Rows; ++row) weights[row] = blocks[row].values(step);
     UNROLL for (int v = 0; v < Count; ++v) {
       StagedVector<Block, Distance, T> vector;
       vector.columns = staged + v * columns;
-      const Values<Block::kValues> x = floats_of<Block::kValues>(vector.step(step));
+      T loaded[Step];
+      vector.load_step(loaded, step);
       UNROLL for (int row = 0; row < Rows; ++row) {
-        UNROLL for (int i = 0; i < Block::kValues; ++i) sums[row * Count + v] += weights[row].at[i] * x.at[i];
+        UNROLL for (int i = 0; i < Step; ++i) sums[row * Count + v] += weights[row].at[i] * float(loaded[i]);
       }
     }
   }
@@ -131,11 +135,13 @@ METAL_FUNC void stage_vectors(
     device const T* source = vectors.of_pair(v < group.count ? pairs.take_first() : 0) + slice;
     for (int item = int(thread_index); item < length / kOfWord; item += Threads) {
       const int block = item / kWords, word = item % kWords;
-      Vector loaded[Block::kSteps];
-      UNROLL for (int i = 0; i < Block::kSteps; ++i) loaded[i] = Vector(T(0));
+      T loaded[kOfWord];
+      UNROLL for (int i = 0; i < kOfWord; ++i) loaded[i] = T(0);
       if (v < group.count) Block::load_vector(loaded, source + block * Block::kColumns, word);
       threadgroup T* target = staged + v * Slice + word * Block::kSteps * kDistance + block * Block::kValues;
-      UNROLL for (int i = 0; i < Block::kSteps; ++i) { *(threadgroup Vector*)(target + i * kDistance) = loaded[i]; }
+      UNROLL for (int i = 0; i < Block::kSteps; ++i) {
+        *(threadgroup Vector*)(target + i * kDistance) = joined<Block::kValues>(loaded + i * Block::kValues);
+      }
     }
   }
 }
@@ -163,7 +169,7 @@ METAL_FUNC void multiply_vectors(
   const int first = int(lane) * Matrix::kColumns;
   for (int slice = 0; slice < columns; slice += kSlice) {
     const int length = min(kSlice, columns - slice);
-    Block blocks[2 * Half];
+    WeightBlock<Bits, Width> blocks[2 * Half];
     if (first < length) weights.load(blocks, slice + first);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     stage_vectors<Count, kSlice, Threads, Block>(staged, vectors, group, slice, length, thread_index);
@@ -173,9 +179,9 @@ METAL_FUNC void multiply_vectors(
       if constexpr (Count == 1) {
         StagedVector<Block, kDistance, T> vector;
         vector.columns = x;
-        add_products<2 * Half>(sums, blocks, vector);
+        add_products<2 * Half, Block::kValues, T>(sums, blocks, vector);
       } else {
-        add_products_of_vectors<Count, 2 * Half, kDistance>(sums, blocks, x, kSlice);
+        add_products_of_vectors<Count, 2 * Half, kDistance, Block::kValues>(sums, blocks, x, kSlice);
       }
       if (column + kStep < length) weights.load(blocks, slice + column + kStep);
     }

@@ -24,27 +24,35 @@ struct Shares {
   bool is_shared;
   METAL_FUNC float of_pair(constant MoeDownParameters& parameters, int pair) const {
     if (is_shared) return shared_weight(shared_gate, parameters, pair);
-    return weight_of_pair(topk_weights, parameters, pair);
+    return weight_at(topk_weights, parameters, pair / parameters.pairs.k, pair % parameters.pairs.k);
   }
 };
 
-// A lane's rows of one expert.
-struct DownRows {
-  device const uchar* weights;
-  device const uchar* scales;
-  device const uchar* biases;
-  int expert, first;
-};
+// Returns a lane's rows of one expert.
+template <int Half, typename T, int Bits, int Width>
+METAL_FUNC TwoMatrices<Half, T, Bits, Width> down_rows(
+    device const uchar* weights,
+    device const uchar* scales,
+    device const uchar* biases,
+    constant MatrixParameters& matrix,
+    int expert,
+    int first,
+    int D) {
+  const int row = min(first, D - 1), next_row = min(first + Half, D - 1);
+  TwoMatrices<Half, T, Bits, Width> rows;
+  rows.first = rows_of<T, Bits, Width>(weights, scales, biases, matrix, expert, row, D - row);
+  rows.second = rows_of<T, Bits, Width>(weights, scales, biases, matrix, expert, next_row, D - next_row);
+  return rows;
+}
 
 // Multiplies the rows of one expert by the vectors of its pairs. Each weight is read once. The sums of one vector stay
 // in registers. Those of several go to threadgroup memory after each block.
-template <typename Plan, int Bits, int Width, typename T>
+template <typename Plan, int Half, typename T, int Bits, int Width>
 METAL_FUNC void multiply_pairs(
     threadgroup float* products,
     constant MoeDownParameters& parameters,
-    constant MatrixParameters& matrix,
     thread const Shares& shares,
-    thread const DownRows& rows,
+    thread const TwoMatrices<Half, T, Bits, Width>& weights,
     thread const VectorRows<T>& vectors,
     PairSet pairs,
     uint lane) {
@@ -53,18 +61,12 @@ METAL_FUNC void multiply_pairs(
   typedef WeightBlock<Bits, Width> Block;
   constexpr int kStep = kDownLanes * Block::kColumns;
   const int columns = int(vectors.stride);
-  const int first_row = min(rows.first, parameters.D - 1), second_row = min(rows.first + kRows / 2, parameters.D - 1);
-  TwoMatrices<kRows / 2, T, Bits, Width> weights;
-  weights.first = rows_of<T, Bits, Width>(
-      rows.weights, rows.scales, rows.biases, matrix, rows.expert, first_row, parameters.D - first_row);
-  weights.second = rows_of<T, Bits, Width>(
-      rows.weights, rows.scales, rows.biases, matrix, rows.expert, second_row, parameters.D - second_row);
   const int count = pairs.count();
   float sums[kRows];
   UNROLL for (int row = 0; row < kRows; ++row) sums[row] = 0.0f;
   for (int first = 0; first < columns; first += kStep) {
     const int column = first + int(lane) % kDownLanes * Block::kColumns;
-    Block blocks[kRows];
+    WeightBlock<Bits, Width> blocks[kRows];
     if (column < columns) weights.load(blocks, column);
     PairSet open = pairs;
     for (int i = 0; i < count; ++i) {
@@ -72,7 +74,7 @@ METAL_FUNC void multiply_pairs(
       if (column < columns) {
         StoredVector<Block, T> vector;
         vector.columns = vectors.of_pair(pair) + column;
-        add_products<kRows>(sums, blocks, vector);
+        add_products<kRows, Block::kValues, T>(sums, blocks, vector);
       }
       if (count == 1 && first + kStep < columns) continue;
       const float product = reduce_to_lanes<kRows, kDownLanes>(sums, lane) * shares.of_pair(parameters, pair);
@@ -105,6 +107,7 @@ template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   typedef DownPlan<Bits> Plan;
+  constexpr int kHalf = Plan::kRowsOfLane / 2;
   constexpr int kThreads = kDownSimdgroups * 32;
   threadgroup float products[most_products<Most>() * Plan::kRows];
   constant PairParameters& pairs = parameters.pairs;
@@ -115,47 +118,39 @@ template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
   FewPairs few;
   if constexpr (Most > 1) few.load(topk_ids, pairs, lane);
   VectorRows<T> vectors;
-  vectors.data = is_shared ? shared_hidden : hidden;
-  vectors.stride = is_shared ? parameters.IS : parameters.I;
   vectors.divisor = 1;
   Shares shares;
   shares.topk_weights = topk_weights;
   shares.shared_gate = shared_gate;
   shares.is_shared = is_shared;
-  DownRows rows;
-  rows.weights = is_shared ? shared_down_proj : w_down;
-  rows.scales = is_shared ? shared_scales : w_scales;
-  rows.biases = is_shared ? shared_biases : w_biases;
-  rows.expert = 0;
   const int own_row = int(lane) / kDownLanes * Plan::kRowsOfLane;
-  rows.first = first + own_row;
 
-  // The shared expert follows the pairs.
-  const int last = is_shared ? count : count - 1;
-  for (int unit = is_shared ? count : int(simdgroup); unit <= last; unit += kDownSimdgroups - (has_shared ? 1 : 0)) {
-    PairSet own = first_pairs(is_shared ? pairs.tokens : unit + 1);
-    if (!is_shared) {
-      rows.expert = expert_of_pair(topk_ids, pairs, unit);
-      if (rows.expert == kLeftOut) {
-        if (first == 0 && lane == 0) report_pair(topk_ids, pairs, unit, errors);
-        if (int(lane) < Plan::kRows) products[unit * Plan::kRows + int(lane)] = 0.0f;
+  if (is_shared) {
+    const auto rows = down_rows<kHalf, T, SharedBits, Width>(
+        shared_down_proj, shared_scales, shared_biases, parameters.shared, 0, first + own_row, parameters.D);
+    vectors.data = shared_hidden;
+    vectors.stride = parameters.IS;
+    multiply_pairs<Plan>(
+        products + count * Plan::kRows + own_row, parameters, shares, rows, vectors, first_pairs(pairs.tokens), lane);
+  } else {
+    vectors.data = hidden;
+    vectors.stride = parameters.I;
+    for (int pair = int(simdgroup); pair < count; pair += kDownSimdgroups - (has_shared ? 1 : 0)) {
+      const int expert = expert_of_pair(topk_ids, pairs, pair);
+      if (expert == kLeftOut) {
+        if (first == 0 && lane == 0) report_pair(topk_ids, pairs, pair, errors);
+        if (int(lane) < Plan::kRows) products[pair * Plan::kRows + int(lane)] = 0.0f;
         continue;
       }
-      if constexpr (Most > 1) own = few.with_expert(rows.expert, lane);
+      PairSet own = first_pairs(pair + 1);
+      if constexpr (Most > 1) own = few.with_expert(expert, lane);
       const int all = own.count();
-      own.drop_before(unit);
+      own.drop_before(pair);
       if (Most > 1 && own.count() < all) continue;
+      const auto rows = down_rows<kHalf, T, Bits, Width>(
+          w_down, w_scales, w_biases, parameters.experts, expert, first + own_row, parameters.D);
+      multiply_pairs<Plan>(products + own_row, parameters, shares, rows, vectors, own, lane);
     }
-    threadgroup float* target = products + (is_shared ? count * Plan::kRows : 0) + own_row;
-    if constexpr (SharedBits != Bits) {
-      if (is_shared) {
-        multiply_pairs<Plan, SharedBits, Width>(
-            target, parameters, parameters.shared, shares, rows, vectors, own, lane);
-        continue;
-      }
-    }
-    constant MatrixParameters& matrix = is_shared ? parameters.shared : parameters.experts;
-    multiply_pairs<Plan, Bits, Width>(target, parameters, matrix, shares, rows, vectors, own, lane);
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   for (int item = int(thread_index); item < pairs.tokens * Plan::kRows; item += kThreads) {

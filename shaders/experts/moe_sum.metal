@@ -20,9 +20,10 @@ template <typename T>
   const int token = int(group.y);
   device const float* own = products + column;
   float sum = 0.0f;
-  for (int pair = token * pairs.k; pair < (token + 1) * pairs.k; ++pair) {
-    if (expert_of_pair(topk_ids, pairs, pair) == kLeftOut) continue;
-    sum += weight_of_pair(topk_weights, parameters, pair) * own[int64_t(pair) * parameters.D];
+  for (int slot = 0; slot < pairs.k; ++slot) {
+    if (expert_at(topk_ids, pairs, token, slot) == kLeftOut) continue;
+    const int64_t pair = int64_t(token) * pairs.k + slot;
+    sum += weight_at(topk_weights, parameters, token, slot) * own[pair * parameters.D];
   }
   if (parameters.IS > 0) {
     sum += shared_weight(shared_gate, parameters, token) * own[(int64_t(pairs.count) + token) * parameters.D];

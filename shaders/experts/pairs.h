@@ -43,7 +43,7 @@ struct PairSet {
   METAL_FUNC void drop_before(int pair) {
     UNROLL for (int i = 0; i < kWords; ++i) {
       const int before = pair - i * 32;
-      if (before > 0) words[i] &= before < 32 ? 0xffffffffu << uint(before) : 0u;
+      if (before > 0) words[i] &= before < 32 ? ~(0xffffffffu >> uint(32 - before)) : 0u;
     }
   }
 

@@ -6,8 +6,8 @@
 #include "experts/pairs.h"
 #include "experts/parameters.h"
 
-METAL_FUNC float weight_of_pair(device const uchar* topk_weights, constant MoeDownParameters& parameters, int pair) {
-  const int64_t token = pair / parameters.pairs.k, slot = pair % parameters.pairs.k;
+METAL_FUNC float weight_at(
+    device const uchar* topk_weights, constant MoeDownParameters& parameters, int token, int slot) {
   const int64_t at = token * parameters.weight_token_stride + slot * parameters.weight_slot_stride;
   return read_float(topk_weights, at, parameters.weight_type);
 }

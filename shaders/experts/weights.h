@@ -6,6 +6,24 @@
 #include "core/tile.h"
 #include "experts/tile_size.h"
 
+template <int Width, typename T>
+METAL_FUNC void split(thread T* found, typename VectorOf<T, Width>::type vector) {
+  if constexpr (Width == 1) {
+    found[0] = vector;
+  } else {
+    UNROLL for (int i = 0; i < Width; ++i) found[i] = vector[i];
+  }
+}
+
+template <int Width, typename T>
+METAL_FUNC typename VectorOf<T, Width>::type joined(thread const T* numbers) {
+  if constexpr (Width == 1) {
+    return numbers[0];
+  } else {
+    return vec<T, 4>(numbers[0], numbers[1], numbers[2], numbers[3]);
+  }
+}
+
 // A lane loads 16 bytes of codes at once. They belong to one row and to one group. A step takes kValues columns, in the
 // order of pairs, and a word has kSteps steps. A product with a vector x is scale * sum of numbers x + rest * sum of x.
 template <int Bits, int Width>
@@ -26,7 +44,7 @@ struct WeightBlock {
 
   // Loads the numbers of a vector that meet a word's steps.
   template <typename T>
-  METAL_FUNC static void load_vector(thread vec<T, 4>* found, device const T* source, int word) {
+  METAL_FUNC static void load_vector(thread T* found, device const T* source, int word) {
     load_for_word<Bits, Width>(found, source, word);
   }
 };
@@ -44,21 +62,10 @@ struct WeightBlock<0, Width> {
   METAL_FUNC float product(float of_numbers, float) const { return of_numbers; }
 
   template <typename T>
-  METAL_FUNC static void load_vector(thread typename VectorOf<T, Width>::type* found, device const T* source, int) {
-    found[0] = *(device const typename VectorOf<T, Width>::type*)source;
+  METAL_FUNC static void load_vector(thread T* found, device const T* source, int) {
+    split<Width>(found, *(device const typename VectorOf<T, Width>::type*)source);
   }
 };
-
-template <int Width, typename Vector>
-METAL_FUNC Values<Width> floats_of(Vector vector) {
-  Values<Width> values;
-  if constexpr (Width == 1) {
-    values.at[0] = float(vector);
-  } else {
-    UNROLL for (int i = 0; i < Width; ++i) values.at[i] = float(vector[i]);
-  }
-  return values;
-}
 
 // The bytes of kTileColumns rows of kTileDepth columns in threadgroup memory. Decoded weights are f32: rounding them to
 // 16 bits would add as much error as rounding the result does.
