@@ -48,8 +48,8 @@ class History:
         rule: Callable[..., tuple[Any, Any]] = (
             torch_gdn.chunk_gated_delta_rule if chunked else torch_gdn.fused_recurrent_gated_delta_rule
         )
-        names = ("q", "k", "v", "g", "beta")
-        return rule(**dict(zip(names, inputs)), initial_state=state, output_final_state=True, **self.options)
+        q, k, v, g, beta = inputs
+        return rule(q, k, v, g=g, beta=beta, initial_state=state, output_final_state=True, **self.options)
 
     def before(self, tokens: int, latest: Tensor) -> Tensor:
         """Returns the state without the last tokens; `latest` is the state with them."""
