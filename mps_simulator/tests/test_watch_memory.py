@@ -11,7 +11,7 @@ import torch
 import mps_simulator
 from metal_programs import Argument, run
 from mps_simulator import settings
-from twins import IN_GROUP, PARAMETERS, THREAD, N, Twin, both_tests, ramp, thread, unwritten
+from twins import BARRIER, IN_GROUP, PARAMETERS, THREAD, N, Twin, both_tests, ramp, thread, unwritten
 
 BOUNDS = [
     Twin(
@@ -67,18 +67,13 @@ BOUNDS = [
     ),
     Twin(
         "threadgroup array overrun",
-        """
-        threadgroup float tile[64];
-        tile[i@] = source[i];
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        out[i] = tile[i];
-        """,
+        f"threadgroup float tile[64]; tile[i@] = source[i]; {BARRIER} out[i] = tile[i];",
         (" + 1", ""),
         [r"out of bounds write", r"'tile', element 64 \(byte offset 256\)", thread(63)],
     ),
     Twin(
         "threadgroup argument underrun",
-        "tile[@] = source[i]; threadgroup_barrier(mem_flags::mem_threadgroup); out[i] = tile[i];",
+        f"tile[@] = source[i]; {BARRIER} out[i] = tile[i];",
         ("int(i) - 1", "i"),
         [r"out of bounds write", r"argument 'tile' \(threadgroup 2\), element -1 \(byte offset -4\)", thread(0)],
         threadgroup_memory={2: 4 * N},
@@ -129,23 +124,13 @@ UNWRITTEN = [
     ),
     Twin(
         "threadgroup memory that nothing wrote",
-        """
-        threadgroup float tile[64];
-        @tile[i] = source[i];
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        out[i] = tile[i];
-        """,
+        f"threadgroup float tile[64]; @tile[i] = source[i]; {BARRIER} out[i] = tile[i];",
         ("if (i != 9) ", ""),
         [r"read of 4 bytes", r"'tile', element 9 \(byte offset 36\)", r"nothing has written", thread(9)],
     ),
     Twin(
         "threadgroup memory that only an earlier threadgroup wrote",
-        """
-        threadgroup float tile[32];
-        @tile[t] = source[i];
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        out[i] = tile[t];
-        """,
+        f"threadgroup float tile[32]; @tile[t] = source[i]; {BARRIER} out[i] = tile[t];",
         ("if (group == 0) ", ""),
         [
             r"read of 4 bytes",

@@ -8,19 +8,26 @@ import torch
 import mps_simulator
 from metal_programs import run
 from mps_simulator import settings
-from twins import IN_GROUP, PARAMETERS, RACE, RACE_IN_TILE, SEEDS, THREAD, N, Twin, both_tests, ramp, unwritten
+from twins import (
+    BARRIER,
+    IN_GROUP,
+    PARAMETERS,
+    RACE,
+    RACE_IN_TILE,
+    SEEDS,
+    THREAD,
+    TILE,
+    N,
+    Twin,
+    both_tests,
+    ramp,
+    unwritten,
+)
 
 ORDER = [
     Twin(
         "threadgroup memory without a barrier",
-        """
-        threadgroup float tile[64];
-        tile[i] = -1;
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        tile[63 - i] = source[i];
-        @
-        out[63 - i] = tile[i];
-        """,
+        f"{TILE} tile[63 - i] = source[i]; @ out[63 - i] = tile[i];",
         ("", "threadgroup_barrier(mem_flags::mem_threadgroup);"),
         [*RACE_IN_TILE, r"threadgroup_barrier( or simdgroup_barrier)? of mem_threadgroup"],
     ),
@@ -38,41 +45,19 @@ ORDER = [
     ),
     Twin(
         "only simdgroup_barrier between simdgroups",
-        """
-        threadgroup float tile[64];
-        tile[i] = -1;
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        tile[i] = source[i];
-        simdgroup_barrier(mem_flags::mem_threadgroup);
-        out[i ^ @];
-        """,
+        f"{TILE} tile[i] = source[i]; simdgroup_barrier(mem_flags::mem_threadgroup); out[i ^ @];",
         ("32] = tile[i ^ 32", "1] = tile[i ^ 1"),
         [*RACE_IN_TILE, r"threadgroup_barrier of mem_threadgroup"],
     ),
     Twin(
         "simdgroup_barrier of the wrong memory",
-        """
-        threadgroup float tile[64];
-        tile[i] = -1;
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        tile[i] = source[i];
-        simdgroup_barrier(mem_flags::@);
-        out[i ^ 1] = tile[i ^ 1];
-        """,
+        f"{TILE} tile[i] = source[i]; simdgroup_barrier(mem_flags::@); out[i ^ 1] = tile[i ^ 1];",
         ("mem_device", "mem_threadgroup"),
         RACE_IN_TILE,
     ),
     Twin(
         "simd_sum orders no memory",
-        """
-        threadgroup float tile[64];
-        tile[i] = -1;
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        tile[i] = source[i];
-        float lanes = simd_sum(1.0f);
-        @
-        out[i ^ 1] = tile[i ^ 1] + (lanes - 32);
-        """,
+        f"{TILE} tile[i] = source[i]; float lanes = simd_sum(1.0f); @ out[i ^ 1] = tile[i ^ 1] + (lanes - 32);",
         ("", "simdgroup_barrier(mem_flags::mem_threadgroup);"),
         RACE_IN_TILE,
     ),
@@ -90,14 +75,7 @@ ORDER = [
     ),
     Twin(
         "barrier of mem_none",
-        """
-        threadgroup float tile[64];
-        tile[i] = -1;
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        tile[i ^ 33] = source[i ^ 33];
-        threadgroup_barrier(mem_flags::@);
-        out[i] = tile[i];
-        """,
+        f"{TILE} tile[i ^ 33] = source[i ^ 33]; threadgroup_barrier(mem_flags::@); out[i] = tile[i];",
         ("mem_none", "mem_threadgroup"),
         RACE_IN_TILE,
     ),
@@ -175,7 +153,7 @@ ORDER = [
 DIVERGENCE = [
     Twin(
         "barrier in an if",
-        "@threadgroup_barrier(mem_flags::mem_threadgroup); out[i] = source[i];",
+        f"@{BARRIER} out[i] = source[i];",
         ("if (i < 16) ", ""),
         [
             r"divergent threadgroup_barrier",
@@ -201,13 +179,7 @@ DIVERGENCE = [
     ),
     Twin(
         "early return before a barrier",
-        """
-        @
-        threadgroup float tile[64];
-        tile[i] = source[i];
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        out[i] = tile[i];
-        """,
+        f"@ threadgroup float tile[64]; tile[i] = source[i]; {BARRIER} out[i] = tile[i];",
         ("if (i >= 40) return;", ""),
         [
             r"divergent threadgroup_barrier",

@@ -22,6 +22,8 @@ RACE_IN_TILE = [r"data race at threadgroup array 'tile', element \d+ \(byte offs
 PARAMETERS = (
     "device const float* source [[buffer(0)]], device float* out [[buffer(1)]], uint i [[thread_position_in_grid]]"
 )
+BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
+TILE = f"threadgroup float tile[64]; tile[i] = -1; {BARRIER}"
 IN_GROUP = "uint t [[thread_index_in_threadgroup]], uint group [[threadgroup_position_in_grid]]"
 
 
