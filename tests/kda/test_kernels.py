@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import torch_gdn
-from tests.helpers.devices import kernels_run, on_a_mac, ready
+from tests.helpers.devices import kernels_run, on_a_mac, profiled, ready
 from tests.helpers.errors import assert_close, assert_same_bits
 from tests.helpers.kda import (
     CHUNKED,
@@ -158,10 +158,8 @@ def test_the_gate_is_in_the_kernel(dtype: torch.dtype, has_bias: bool, lower_bou
         options["dt_bias"] = torch.randn(2, 36).to(dtype)
     assert_exact(("fused_chunk", 0), inputs, **options)
     if not on_a_mac():
-        import mps_simulator
-
         there, options = to_device(inputs, ready("mps")), to_device(options, ready("mps"))
-        with mps_simulator.profile() as profile:
+        with profiled() as profile:
             torch.ops.gdn.chunk_kda(**there, **options)
         assert [each.dispatches for each in profile.kernels.values()] == [1] and not profile.fallbacks
 
@@ -283,10 +281,8 @@ def test_views_with_any_strides(algorithm: str) -> None:
     ],
 )
 def test_which_kernel_runs(T: int, forced: str | None, kernel: str) -> None:
-    import mps_simulator
-
     inputs = to_device(kda_inputs(T, 32, 16), ready("mps"))
-    with prefill_algorithm(forced), mps_simulator.profile() as profile:
+    with prefill_algorithm(forced), profiled() as profile:
         torch.ops.gdn.chunk_kda(**inputs)
     assert [name.startswith(f"{kernel}_") for name in profile.kernels] == [True]
 
@@ -294,11 +290,9 @@ def test_which_kernel_runs(T: int, forced: str | None, kernel: str) -> None:
 @only_simulated
 @pytest.mark.parametrize(("tokens", "kernel"), [((7, 0, 5), KERNEL), ((7, 0, 6), FUSED)])
 def test_the_mean_length_of_packed_sequences_decides(tokens: tuple[int, ...], kernel: str) -> None:
-    import mps_simulator
-
     cu_seqlens = torch.tensor([0, *tokens]).cumsum(0)
     inputs = to_device(kda_inputs(sum(tokens), 32, 16, N=3) | {"cu_seqlens": cu_seqlens}, ready("mps"))
-    with mps_simulator.profile() as profile:
+    with profiled() as profile:
         torch.ops.gdn.chunk_kda(**inputs)
     assert [name.startswith(f"{kernel}_") for name in profile.kernels] == [True]
 
@@ -306,13 +300,11 @@ def test_the_mean_length_of_packed_sequences_decides(tokens: tuple[int, ...], ke
 @only_simulated
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_each_byte_comes_and_goes_once_in_whole_lines(dtype: torch.dtype) -> None:
-    import mps_simulator
-
     inputs = kda_inputs(64, 128, 128, dtype=dtype)
     state = inputs["initial_state"].nbytes
     compulsory = sum(x.nbytes for x in inputs.values()) + inputs["v"].nbytes + state
     there = to_device(inputs, ready("mps"))
-    with mps_simulator.profile(detailed=True) as profile:
+    with profiled(detailed=True) as profile:
         torch.ops.gdn.chunk_kda(**there, output_final_state=True)
     (figures,) = profile.kernels.values()
     moved_bytes = figures.device_bytes_distinct_read + figures.device_bytes_distinct_written
