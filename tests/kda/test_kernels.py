@@ -64,7 +64,7 @@ def test_dtypes(way: Way, dtype: torch.dtype) -> None:
         assert_exact(way, kda_inputs(70, 64, 48, B=2, H=2, HV=4, dtype=dtype))
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(("K", "V"), [(1, 1), (33, 65), (60, 100), (96, 33), (128, 32), (255, 9), (256, 9)])
 @each_algorithm
 def test_sizes(algorithm: str, K: int, V: int) -> None:
