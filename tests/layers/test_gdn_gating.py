@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import torch_gdn
-from tests.helpers.devices import launched, on_a_mac
+from tests.helpers.devices import launched, on_a_mac, profiled, ready
 from tests.helpers.errors import assert_close
 from torch_gdn import reference
 
@@ -66,12 +66,10 @@ def test_nan_stays_in_its_place(device: torch.device) -> None:
 
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not report which kernels ran")
 def test_one_dispatch_whatever_the_dtypes() -> None:
-    import mps_simulator
-
-    mps_simulator.activate()
+    ready("mps")
     A_log, a, b, dt_bias = (each.to("mps") for each in inputs(2, 5, 4))
     a, b, dt_bias = a.bfloat16(), b.bfloat16(), dt_bias.bfloat16()
-    with mps_simulator.profile() as profile:
+    with profiled() as profile:
         g, beta = torch_gdn.gdn_gating(A_log, a.transpose(0, 1), b.transpose(0, 1), dt_bias)
     assert {name: profile.launched(name) for name in profile.kernels} == {"gdn_gating_256": 1}
     assert g.nbytes + beta.nbytes <= profile.allocated_bytes < g.nbytes + beta.nbytes + 512

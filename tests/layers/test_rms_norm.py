@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import torch_gdn
-from tests.helpers.devices import launched, on_a_mac
+from tests.helpers.devices import launched, on_a_mac, profiled, ready
 from tests.helpers.errors import assert_close, assert_same_bits, relative_error
 from torch_gdn import reference
 
@@ -90,11 +90,9 @@ def test_a_weight_of_another_dtype(device: torch.device) -> None:
 
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not report which kernels ran")
 def test_one_dispatch_and_no_copy() -> None:
-    import mps_simulator
-
-    mps_simulator.activate()
+    ready("mps")
     whole, weight = torch.randn(2, 4, 2, 192).to("mps"), torch.ones(64).to("mps")
-    with mps_simulator.profile() as profile:
+    with profiled() as profile:
         y, h = torch_gdn.rms_norm(whole[..., :64], weight, residual=whole[..., 64:128], prenorm=True)
     assert {name: profile.launched(name) for name in profile.kernels} == {"rms_norm_float_float_64_4": 1}
     assert y.nbytes + h.nbytes <= profile.allocated_bytes < y.nbytes + h.nbytes + 512
