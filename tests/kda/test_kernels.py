@@ -79,7 +79,7 @@ def test_sizes(algorithm: str, K: int, V: int) -> None:
     assert_exact((algorithm, 0), kda_inputs(19 if algorithm == "fused_chunk" else 70, K, V))
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("T", [1, 5, 8, 9, 16, 33, 65])
 @each_way
 def test_lengths(way: Way, T: int) -> None:
