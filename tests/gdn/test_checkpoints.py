@@ -39,7 +39,7 @@ def prefill(case: Case, pool: Tensor, *slots: Any, **options: Any) -> Tensor:
     return o
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(2, of="dtype")
 @each_algorithm
 @pytest.mark.parametrize("v_first", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

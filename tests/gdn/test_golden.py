@@ -17,6 +17,7 @@ CHUNKED = [name for name in NAMES if name != "decode_b4"]
 STAGED = [name for name in CHUNKED if name != "half_k128"]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", STAGED)
 @pytest.mark.parametrize("op", stages.OUTPUTS)
 def test_a_stage_fed_what_fla_was_fed(device: torch.device, op: str, name: str) -> None:
@@ -28,6 +29,7 @@ def test_a_stage_fed_what_fla_was_fed(device: torch.device, op: str, name: str) 
         assert part.kept, str(part)
 
 
+@pytest.mark.sweep(2)
 @each_device("chunked", "recurrent")
 @pytest.mark.parametrize("name", CHUNKED)
 def test_the_prefill_is_as_exact_as_fla(device: torch.device, name: str) -> None:

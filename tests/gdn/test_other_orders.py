@@ -43,6 +43,7 @@ def mps(device: torch.device) -> Iterator[torch.device]:
     mps_simulator.activate()
 
 
+@pytest.mark.sweep(2)
 @each_op("chunked", devices=("mps",))
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("name", CHUNKED)

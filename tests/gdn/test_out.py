@@ -45,7 +45,7 @@ def room_for(o: Tensor, padding: int) -> tuple[Tensor, Tensor]:
     return whole, whole[1:, 1 : 1 + o.shape[1], ..., shift : shift + o.shape[-1]]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(3)
 @each_device("chunked", "fused_chunk", "recurrent")
 @each_way
 @pytest.mark.parametrize("packed", [False, True], ids=["batch", "packed"])

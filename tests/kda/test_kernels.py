@@ -72,14 +72,14 @@ def test_dtypes(way: Way, dtype: torch.dtype) -> None:
         assert_exact(way, kda_inputs(70, 64, 48, B=2, H=2, HV=4, dtype=dtype))
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(("K", "V"), [(1, 1), (33, 65), (60, 100), (96, 33), (128, 32), (255, 9), (256, 9)])
 @each_algorithm
 def test_sizes(algorithm: str, K: int, V: int) -> None:
     assert_exact((algorithm, 0), kda_inputs(19 if algorithm == "fused_chunk" else 70, K, V))
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("T", [1, 5, 8, 9, 16, 33, 65])
 @each_way
 def test_lengths(way: Way, T: int) -> None:

@@ -43,6 +43,7 @@ def inputs(T: int, D: int = 12, W: int = 4, B: int = 2, dtype: torch.dtype = tor
     return tuple(torch.randn(shape).to(dtype) for shape in shapes)
 
 
+@pytest.mark.sweep(2, of="dtype")
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
 @pytest.mark.parametrize("W", [2, 3, 4])
 @pytest.mark.parametrize("D", [12, 131, 140])  # 140: vectors of channels for a simdgroup and a part of the next

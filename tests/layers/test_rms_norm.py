@@ -32,6 +32,7 @@ def exact(x: Tensor, weight: Tensor | None, residual: Tensor | None, *options: A
     return reference.rms_norm(*doubles, *options)[0]
 
 
+@pytest.mark.sweep(2, of="dtype")
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
 @pytest.mark.parametrize("D", [33, 256, 1024, 2050, 5120])
 @pytest.mark.parametrize("zero_centered", [False, True])
