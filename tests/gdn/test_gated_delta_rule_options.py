@@ -250,22 +250,6 @@ def test_views_of_channels(device: torch.device) -> None:
 
 
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not report which kernels ran")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_decoding_from_raw_gates_is_one_dispatch(dtype: torch.dtype) -> None:
-    """Norm, gate, sigmoid and recurrence in one kernel, straight from the projections."""
-    from tests.helpers.devices import ready
-
-    case = make_case(1, 64, 64, B=2, H=2, HV=4, dtype=dtype, normal=False)
-    options = raw_gates(case, dtype) | raw_betas(case, dtype) | {"use_qk_l2norm_in_kernel": True}
-    there = case.to(ready("mps"))
-    options = {name: x.to("mps") if isinstance(x, Tensor) else x for name, x in options.items()}
-    with profiled() as profile:
-        torch_gdn.fused_recurrent_gated_delta_rule(*there.qkv, **(there.options | options))
-    assert sum(figures.dispatches for figures in profile.kernels.values()) == 1
-    assert [name for name in profile.kernels if name.startswith(RECURRENT)] and not profile.fallbacks
-
-
-@pytest.mark.skipif(on_a_mac(), reason="a Mac does not report which kernels ran")
 @pytest.mark.parametrize(
     ("device", "normalise", "dispatches"),
     [("mps", True, 1), ("mps-recurrent", True, 1), ("mps-chunked", False, 3)],

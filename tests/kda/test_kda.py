@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import torch_gdn
-from tests.helpers.devices import on_a_mac, profiled, ready
+from tests.helpers.devices import ready
 from tests.helpers.errors import assert_same_bits
 from tests.helpers.kda import (
     FUNCTIONS,
@@ -65,19 +65,6 @@ def test_gate_in_the_kernel(device: torch.device, function: str, lower_bound: fl
     if has_bias:
         options["dt_bias"] = torch.randn(2 * 32)
     assert_exact_kda(function, inputs, device, **options)
-
-
-@pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")
-@pytest.mark.parametrize("lower_bound", [None, -5.0])
-def test_decoding_from_raw_gates_is_one_dispatch(lower_bound: float | None) -> None:
-    mps = ready("mps")
-    inputs = to_device(kda_inputs(1, 128, 32, B=2), mps)
-    gate = {"A_log": torch.tensor([-1.0, 0.5]), "dt_bias": torch.randn(2, 128)}
-    with profiled() as profile:
-        torch_gdn.fused_recurrent_kda(
-            **inputs, **to_device(gate, mps), use_gate_in_kernel=True, lower_bound=lower_bound
-        )
-    assert [each.dispatches for each in profile.kernels.values()] == [1] and not profile.fallbacks
 
 
 @each_function
