@@ -77,6 +77,22 @@ METAL_FUNC float mean_at(
   return present != 0 ? means[offset_of(strides, batch, head, token)] : 0.0f;
 }
 
+// The products of a query row with the means that were subtracted from tiles of keys.
+struct TileScores {
+  device const float* row;
+  bool present;
+
+  METAL_FUNC float at(int key) const { return present ? row[uint(key) / uint(kTokensOfTile)] : 0.0f; }
+};
+
+METAL_FUNC TileScores
+tile_scores_of(device const float* tile_scores, constant FlashParameters& parameters, RowPlace place) {
+  TileScores scores;
+  scores.row = tile_scores + place.index * parameters.tiles;
+  scores.present = parameters.tiles != 0;
+  return scores;
+}
+
 // The state of a row from tile to tile: the largest score, and sums of exp(score - largest), alone and times means.
 struct RowSums {
   float m, l, mean;

@@ -136,15 +136,15 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
     cache = held(model)
     cache.layers[0].cache.save(tmp_path / "one layer")
     with pytest.raises(
-        ValueError, match=r"expected format 'torch_gdn.aura.cache' version '1' or '2', got 'torch_gdn.aura'"
+        ValueError, match=r"expected format 'torch_gdn.aura.cache' version '1' or '2' or '3', got 'torch_gdn.aura'"
     ):
         AuraCache.load(tmp_path / "one layer", model.config)
     (tmp_path / "text").write_text("no tensors")
     with pytest.raises(ValueError, match="path: expected a safetensors file"):
         AuraCache.load(tmp_path / "text", model.config)
     cache.save(tmp_path / "a")
-    with pytest.raises(ValueError, match=r"version '1' or '2', got 'torch_gdn\.aura\.cache' version '3'"):
-        AuraCache.load(changed(tmp_path / "a", version="3"), model.config)
+    with pytest.raises(ValueError, match=r"or '3', got 'torch_gdn\.aura\.cache' version '4'"):
+        AuraCache.load(changed(tmp_path / "a", version="4"), model.config)
 
 
 @pytest.mark.parametrize("layers", [None, "no JSON"])

@@ -29,6 +29,13 @@ class CodedKeys {
     return op_.q_sums.has_value() ? value_at(*op_.q_sums, b, head, query) : 0.0f;
   }
 
+  float tile_score(int64_t b, int64_t head, int64_t query, int64_t key) const {
+    static_assert(kTokensOfTile % kTileKeys == 0, "the keys that are read together are in one tile");
+    const auto& scores = op_.tile_scores;
+    if (!scores.has_value()) return 0.0f;
+    return scores->const_data_ptr<float>()[offset_of(*scores, b, head, query) + key / kTokensOfTile * scores->stride(3)];
+  }
+
   void read_tile(int64_t b, int64_t hk, int64_t first, int64_t count, WorkItem& item, int64_t width) const {
     keys_.dequantise(words_at(key_codes_, b, hk, first), key_codes_.stride(2), count, item.keys, width);
     values_.dequantise(words_at(value_codes_, b, hk, first), value_codes_.stride(2), count, item.values, width);
