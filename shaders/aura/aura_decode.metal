@@ -5,6 +5,7 @@
 #include "aura/aura_decode.h"
 #include "aura/codes.h"
 #include "aura/rotation.h"
+#include "aura/tile.h"
 
 template <typename T, int code, int D, bool kRotated>
 [[kernel]] void aura_decode(

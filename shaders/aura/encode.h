@@ -3,6 +3,7 @@
 #include "aura/aura_encode.h"
 #include "aura/codes.h"
 #include "aura/rotation.h"
+#include "aura/tile.h"
 #include "core/error.h"
 #include "core/indices.h"
 

@@ -1,6 +1,5 @@
 // What several AURA kernels share with the host: strides, geometry, attention's parameters.
 #pragma once
-#include "aura/tile.h"
 #include "aura/window.h"
 #include "core/parameters.h"
 

@@ -4,6 +4,7 @@
 
 #include "aura/parameters.h"
 #include "aura/rotation.h"
+#include "aura/tile.h"
 using namespace metal;
 
 struct KeyRange {

@@ -299,6 +299,10 @@ register(
 # ---- attention -------------------------------------------------------------------------------------------------------
 
 
+def tiles_of(tokens: int) -> int:
+    return entries("tile_means", tokens)
+
+
 @dataclass(frozen=True)
 class AuraPoint(Point):
     bits: tuple[int, int] = (3, 4)
@@ -307,8 +311,8 @@ class AuraPoint(Point):
     queries: int = 3
     keys: int = 20
     batch: int = 2
-    masked: bool = False  # with means of both kinds, sinks, a window, and `starts` that mask the first keys
-    exact: tuple[int, int] = (0, 0)  # exact rows, and how many of them precede the codes
+    masked: bool = False  # with means, sinks, a window, and `starts` that mask the first keys
+    exact: tuple[int, int] = (0, 0)  # exact rows, and how many of them precede the codes, which then have tiles' means
     trellis: bool = False
 
     def cache(self) -> Cache:
@@ -332,6 +336,7 @@ class AuraPoint(Point):
         rows = (self.batch, 2, length + 1, self.D)
         names = ("exact_keys", "exact_values")
         found: Call = {name: torch.randn(rows).to(self.dtype) for name in names}
+        found["key_tile_means"] = torch.randn(self.batch, 2, tiles_of(self.keys), self.D).half()
         return found | {"exact_sinks": sinks, "exact_length": length}
 
 
@@ -372,10 +377,6 @@ def compiled_attention() -> Iterator[AuraPoint]:
         yield replace(one, trellis=of_trellis)
 
 
-def tiles_of(tokens: int) -> int:
-    return entries("tile_means", tokens)
-
-
 def draw_flash_p1(point: AuraPoint) -> Call:
     q, cache = point.q(F32), point.cache()
     tiles = (point.batch, 2 * point.ratio, point.queries, tiles_of(point.keys))
@@ -396,10 +397,7 @@ def draw_attention(point: AuraPoint) -> Call:
     cache = point.cache()
     call = {"q": point.q(point.dtype)} | cache.parts(True) | cache.means(point.masked) | point.masks()
     call |= point.exact_rows()
-    if not point.masked:
-        return call
-    call |= {"sinks": torch.randn(2 * point.ratio), "length": point.keys - 2}
-    return call | {"key_tile_means": torch.randn(point.batch, 2, tiles_of(point.keys), point.D).half()}
+    return call | ({"sinks": torch.randn(2 * point.ratio), "length": point.keys - 2} if point.masked else {})
 
 
 def wrong_attention(entry: OpEntry[AuraPoint]) -> Iterator[Invalid]:
