@@ -329,7 +329,8 @@ template <int key_code, int value_code, int D, int kRows>
 
   // The keys that any row sees, and those that the lane's row sees.
   const KeyRange whole = block_range(parameters, block);
-  const KeyRange needed = range_of_rows(parameters, starts, batch, first_row, min(first_row + kRows, rows) - 1, whole);
+  const KeyRange needed =
+      range_of_rows<Own::kKeys>(parameters, starts, batch, first_row, min(first_row + kRows, rows) - 1, whole);
   const int own_row = min(first_row + int(lane) % kRows, rows - 1);
   const KeyRange seen = visible_range(parameters, starts, batch, own_row, whole);
   const RowPlace own_place = row_place(parameters, batch, kv_head, own_row);
@@ -379,12 +380,12 @@ template <int key_code, int value_code, int D, int kRows>
       }
     }
     float largest = sums.m;
+    const float tile_score = own_tile_scores.at(base);
     UNROLL for (int i = 0; i < Own::kScores; ++i) {
       const int key = first + i * Own::kBatch * Own::kAtOnce + key_of_batch;
-      const int present = min(key, needed.last - 1);
       const float key_mean =
-          mean_at(key_means, parameters.key_means, parameters.has_key_means, batch, kv_head, present);
-      const float offset = fma(key_mean, q_sum, own_tile_scores.at(present));
+          mean_at(key_means, parameters.key_means, parameters.has_key_means, batch, kv_head, min(key, needed.last - 1));
+      const float offset = fma(key_mean, q_sum, tile_score);
       const float dot = sum_of_selected_item<kRows, Own::kLanes>(dots + i * Own::kBatch, lane);
       const bool is_seen = key < needed.last && key >= seen.first && key < seen.last;
       scores[i] = is_seen ? fma(dot, float(key_scales[i]), offset) : -INFINITY;

@@ -69,7 +69,7 @@ METAL_FUNC float2 weigh(
     thread const KeyFactors<kBlocks>& keys,
     thread const KeyFactors<kBlocks>& values,
     float2 q_sum,
-    thread const TileScores* tile_scores,
+    float2 tile_score,
     int first,
     SeenKeys seen) {
   float2 largest = state.m;
@@ -77,7 +77,7 @@ METAL_FUNC float2 weigh(
     UNROLL for (int i = 0; i < 2; ++i) {
       const int key = first + n * 8;
       const bool is_seen = key >= seen.first[i] && key < seen.last[i];
-      const float offset = is_seen ? fma(keys.means[n], q_sum[i], tile_scores[i].at(key)) : 0.0f;
+      const float offset = fma(keys.means[n], q_sum[i], tile_score[i]);
       scores[n][i] = is_seen ? fma(scores[n][i], keys.norms[n], offset) : -INFINITY;
       if (scores[n][i] > largest[i]) largest[i] = scores[n][i];
     }
@@ -149,7 +149,7 @@ template <int key_code, int value_code, int D>
 
   // The keys that any row sees, and those that the lane's two rows see.
   const KeyRange whole = block_range(parameters, block);
-  const KeyRange needed = range_of_rows(parameters, starts, batch, first_row, last_row, whole);
+  const KeyRange needed = range_of_rows<kEightKeys>(parameters, starts, batch, first_row, last_row, whole);
   const LanePosition at = lane_position(lane);
   const int own_row = first_row + at.column;
   SeenKeys seen;
@@ -197,8 +197,9 @@ template <int key_code, int value_code, int D>
         needed.last - 1);
     float2 scores[kBlocks];
     multiply_keys<D, kBlocks>(scores, keys, query, at);
-    const float2 rescale = weigh<kBlocks>(
-        scores, state, o[kOwn / 8], of_keys, of_values, q_sum, own_tile_scores, first + at.row, seen);
+    const float2 tile_score = float2(own_tile_scores[0].at(base), own_tile_scores[1].at(base));
+    const float2 rescale =
+        weigh<kBlocks>(scores, state, o[kOwn / 8], of_keys, of_values, q_sum, tile_score, first + at.row, seen);
     UNROLL for (int part = 0; part < kOwn / 8; ++part) o[part] *= rescale;
     values.words = value_codes + offset_of(parameters.value_codes, batch, kv_head, base);
     values.count = keys.count;

@@ -48,7 +48,7 @@ METAL_FUNC void mask_scores(
     thread float2* scores,
     threadgroup const float* factors,
     float q_sum,
-    TileScores tile_scores,
+    float tile_score,
     int first,
     int count,
     KeyRange seen,
@@ -57,7 +57,7 @@ METAL_FUNC void mask_scores(
     UNROLL for (int i = 0; i < 2; ++i) {
       const int key = n * 8 + at.column + i;
       const bool is_seen = key < count && first + key >= seen.first && first + key < seen.last;
-      const float offset = is_seen ? fma(q_sum, factors[kMatrixKeys + key], tile_scores.at(first + key)) : 0.0f;
+      const float offset = fma(q_sum, factors[kMatrixKeys + key], tile_score);
       scores[n][i] = is_seen ? fma(scores[n][i], factors[key], offset) : -INFINITY;
     }
   }
@@ -146,7 +146,7 @@ template <int key_code, int value_code, int D>
   const KeyRange whole = block_range(parameters, block);
   const KeyRange seen = visible_range(parameters, starts, batch, min(row, rows - 1), whole);
   const KeyRange needed =
-      range_of_rows(parameters, starts, batch, first_row, min(first_row + kMatrixRows, rows) - 1, whole);
+      range_of_rows<kMatrixKeys>(parameters, starts, batch, first_row, min(first_row + kMatrixRows, rows) - 1, whole);
 
   RowSums sums = no_sums();
   float2 o[kOwn / 8];
@@ -182,7 +182,7 @@ template <int key_code, int value_code, int D>
     }
 
     // Softmax
-    mask_scores(scores, key_factors, q_sum, own_tile_scores, first, count, seen, at);
+    mask_scores(scores, key_factors, q_sum, own_tile_scores.at(first), first, count, seen, at);
     const float decay = online_softmax(scores, sums, value_factors, at);
     UNROLL for (int i = 0; i < kOwn / 8; ++i) o[i] *= decay;
 

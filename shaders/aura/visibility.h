@@ -58,7 +58,9 @@ METAL_FUNC RowPlace row_place(constant Parameters& parameters, int batch, int kv
   return place;
 }
 
-// Returns the keys that any of rows first_row .. last_row sees: later queries see later keys.
+// Returns the keys that any of rows first_row .. last_row sees: later queries see later keys. The first one may be seen by
+// none: it is a multiple of kTogether, so that as many keys together are of one tile.
+template <int kTogether>
 METAL_FUNC KeyRange range_of_rows(
     constant FlashParameters& parameters,
     device const int* starts,
@@ -66,8 +68,9 @@ METAL_FUNC KeyRange range_of_rows(
     int first_row,
     int last_row,
     KeyRange range) {
+  static_assert(kTokensOfTile % kTogether == 0, "a tile is whole groups of keys");
   KeyRange found;
-  found.first = visible_range(parameters, starts, batch, first_row, range).first;
+  found.first = visible_range(parameters, starts, batch, first_row, range).first / kTogether * kTogether;
   found.last = visible_range(parameters, starts, batch, last_row, range).last;
   return found;
 }

@@ -29,7 +29,7 @@ class KVCache:
     rotation.
 
     Args:
-        scheme: a `Scheme` or its name; start with "8v4".
+        scheme: a `Scheme` or its name; start with "4v4t".
         batch, kv_heads: B and HK.
         head_dim: D, 64, 80, 96, 128, 256 or 512.
         capacity: how many tokens fit, until `reserve` grows it.
