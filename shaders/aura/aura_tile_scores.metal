@@ -1,6 +1,6 @@
 // The products of queries with the means that were subtracted from the keys of a tile. A simdgroup owns one tile of one
-// KV head, whose means it holds in registers, and up to 32 query rows, which it takes in turn. Lane l has columns l, l +
-// 32, .. Layout: q [B, HQ, L, D] and means [B, HK, tiles, D] f16, with strides; scores [B, HQ, L, tiles] f32,
+// KV head, whose means it holds in registers, and up to 32 query rows, which it takes in turn. Lane l has columns l, l
+// + 32, .. Layout: q [B, HQ, L, D] and means [B, HK, tiles, D] f16, with strides; scores [B, HQ, L, tiles] f32,
 // contiguous.
 //     scores = scale q . means
 #include "aura/aura_tile_scores.h"

@@ -58,8 +58,8 @@ METAL_FUNC RowPlace row_place(constant Parameters& parameters, int batch, int kv
   return place;
 }
 
-// Returns the keys that any of rows first_row .. last_row sees: later queries see later keys. The first one may be seen by
-// none: it is a multiple of kTogether, so that as many keys together are of one tile.
+// Returns the keys that any of rows first_row .. last_row sees: later queries see later keys. The first one may be seen
+// by none: it is a multiple of kTogether, so that as many keys together are of one tile.
 template <int kTogether>
 METAL_FUNC KeyRange range_of_rows(
     constant FlashParameters& parameters,

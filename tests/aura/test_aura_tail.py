@@ -47,7 +47,10 @@ class History:
         coded, found = torch.tensor(self.coded), []
         for x, of in ((self.k.double(), cache.keys), (self.v.double(), cache.values)):
             codes, norms, _ = (part if part is None else part.cpu() for part in of.filled(cache.coded))
-            tables, means = (x.cpu() for x in of.tables), of.tile_means if of.tile_means is None else of.tile_means.cpu()
+            tables, means = (
+                (x.cpu() for x in of.tables),
+                of.tile_means if of.tile_means is None else of.tile_means.cpu(),
+            )
             decoded = reference.aura_decode(codes, norms, *tables, dtype=torch.float64, tile_means=means)
             assert ((decoded - x[:, :, coded]).norm(dim=-1) < 0.3 * x[:, :, coded].norm(dim=-1)).all()
             found.append(x.masked_scatter(coded[:, None], decoded))
@@ -223,7 +226,9 @@ def test_nothing_is_exact_without_a_tail_and_sinks(device: torch.device) -> None
     assert both.cache.coded == 20 and both.cache.bytes_used == 2 * 2 * 20 * (4 * (8 + 6) + 4)
 
 
-@pytest.mark.parametrize(("tail", "capacity", "tokens", "coded", "tiles"), [(4, 100, 50, 40, 0), (128, 500, 400, 256, 2)])
+@pytest.mark.parametrize(
+    ("tail", "capacity", "tokens", "coded", "tiles"), [(4, 100, 50, 40, 0), (128, 500, 400, 256, 2)]
+)
 def test_bytes(tail: int, capacity: int, tokens: int, coded: int, tiles: int) -> None:
     both = Both(torch.device("cpu"), tail=tail, sinks=2, capacity=capacity)
     both.append(tokens)

@@ -1,10 +1,11 @@
 """The file of a cache, a safetensors file: version 3.
 
-Metadata: format "torch_gdn.aura", version "3", scheme, table, means, seed, dtype, tail, sinks, tile_means. Tensors, for "key" and
-"value" each: <key or value>.codes [B, HK, T, W] int32 (u32 words), .norms [B, HK, T] float16 and perhaps .means
-[B, HK, T], for keys with a tail of 128 or more .tile_means [B, HK, ceil(T / 128), D] float16, .codebook [2^bits], .boundaries [2^bits - 1] and .signs [D] float32: the file holds all that it takes to
-read it, whatever later tables are. "exact.keys" and "exact.values" [B, HK, rows, D] in `dtype` are the tokens that are
-no codes: those before them, then those behind.
+Metadata: format "torch_gdn.aura", version "3", scheme, table, means, seed, dtype, tail, sinks, tile_means. Tensors, for
+"key" and "value" each: <key or value>.codes [B, HK, T, W] int32 (u32 words), .norms [B, HK, T] float16 and perhaps
+.means [B, HK, T], .codebook [2^bits], .boundaries [2^bits - 1] and .signs [D] float32: the file holds all that it takes
+to read it, whatever later tables are. With a tail of 128 or more there is "key.tile_means" [B, HK, ceil(T / 128), D]
+float16. "exact.keys" and "exact.values" [B, HK, rows, D] in `dtype` are the tokens that are no codes: those before
+them, then those behind.
 
 Older versions are still read. Version 2 has no means of tiles, and they become zeros. Version 1 has norms in float32,
 and neither tail nor sinks.

@@ -216,9 +216,9 @@ class KVCache:
         k, v = self.keys, self.values
         tensors = (k.codes, k.norms, k.codebook, k.signs, v.codes, v.norms, v.codebook, v.signs, k.means, v.means)
         masks = (starts, sinks, scale, causal, None, window)
-        held, exact = self._exact_length, (None, None, 0, None)
-        if held > 0:
-            exact = (self.exact.keys, self.exact.values, min(self.sinks, held), held)
+        held = self._exact_length
+        rows = (self.exact.keys, self.exact.values) if held > 0 else (None, None)
+        exact = (*rows, min(self.sinks, held), held if held > 0 else None)
         return torch.ops.gdn.aura_attention.default(q, *tensors, *masks, None, self.coded, *exact, k.tile_means)
 
     def decoded(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -243,8 +243,11 @@ class KVCache:
         self.length = kept
 
     def keep_last(self, tokens: int, capacity: int) -> None:
-        """Drops all but the last `tokens` tokens, as a sliding window does, and takes new memory for `capacity`. If
-        keys have means, codes leave in whole tiles, so that up to 127 tokens more stay. The cache must have no sinks."""
+        """Drops all but the last `tokens` tokens, as a sliding window does, and takes new memory for `capacity`.
+
+        If keys have means, codes leave in whole tiles, so that up to 127 tokens more stay. The cache must have no
+        sinks.
+        """
         if self.sinks > 0:
             raise ValueError(f"keep_last: expected a cache with sinks=0, got {self.sinks}: they would be forgotten")
         if not 0 <= tokens <= min(self.length, capacity):

@@ -420,7 +420,9 @@ def wrong_attention(entry: OpEntry[AuraPoint]) -> Iterator[Invalid]:
     else:
         yield Invalid("q_sums", ValueError, "without means", put("key_means", None))
         yield Invalid("q_sums", ValueError, "none for means", put("q_sums", None))
-        yield Invalid("tile_scores", ValueError, "a tile more", change("tile_scores", lambda x: x.expand(-1, -1, -1, 2)))
+        yield Invalid(
+            "tile_scores", ValueError, "a tile more", change("tile_scores", lambda x: x.expand(-1, -1, -1, 2))
+        )
 
 
 def wrong_exact_rows() -> Iterator[Invalid]:

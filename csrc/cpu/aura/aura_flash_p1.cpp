@@ -33,7 +33,8 @@ class CodedKeys {
     static_assert(kTokensOfTile % kTileKeys == 0, "the keys that are read together are in one tile");
     const auto& scores = op_.tile_scores;
     if (!scores.has_value()) return 0.0f;
-    return scores->const_data_ptr<float>()[offset_of(*scores, b, head, query) + key / kTokensOfTile * scores->stride(3)];
+    return scores
+        ->const_data_ptr<float>()[offset_of(*scores, b, head, query) + key / kTokensOfTile * scores->stride(3)];
   }
 
   void read_tile(int64_t b, int64_t hk, int64_t first, int64_t count, WorkItem& item, int64_t width) const {

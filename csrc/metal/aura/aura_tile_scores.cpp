@@ -18,13 +18,12 @@ Launch launch_aura_tile_scores(const AuraAttention<int64_t>& op, const Tensor& s
   parameters.rows = int32_count(rows, "aura_attention: q", "query rows of a KV head");
   parameters.tiles = int32_t(tiles);
   parameters.scale = float(scale_or_default(op.scale, s.D));
-  return {
-      "aura_tile_scores",
-      "aura/aura_tile_scores.metal",
-      {q.scalar_type(), s.D},
-      {q, means, scores, Binding::values(parameters)},
-      {size_t(ceil_div(tiles, kAuraThreads / 32)), size_t(s.HK * ceil_div(rows, kTileScoreRows)), size_t(s.B)},
-      kAuraThreads};
+  return {"aura_tile_scores",
+          "aura/aura_tile_scores.metal",
+          {q.scalar_type(), s.D},
+          {q, means, scores, Binding::values(parameters)},
+          {size_t(ceil_div(tiles, kAuraThreads / 32)), size_t(s.HK * ceil_div(rows, kTileScoreRows)), size_t(s.B)},
+          kAuraThreads};
 }
 
 }  // namespace torch_gdn

@@ -16,7 +16,8 @@ struct AuraFlashP1 : CachedAttention<Int> {
       "aura_flash_p1(Tensor q_rot, Tensor key_codes, Tensor key_norms, Tensor key_codebook, Tensor value_codes, "
       "Tensor value_norms, Tensor value_codebook, Tensor? key_means=None, Tensor? q_sums=None, "
       "Tensor? value_means=None, Tensor? starts=None, bool causal=True, SymInt? q_offset=None, int window=0, "
-      "SymInt block_size=64, Tensor? tile_scores=None) -> (Tensor o_partials, Tensor m_partials, Tensor l_partials, Tensor mean_partials)";
+      "SymInt block_size=64, Tensor? tile_scores=None) -> (Tensor o_partials, Tensor m_partials, Tensor l_partials, "
+      "Tensor mean_partials)";
 
   Tensor q_rot;
   optional<Tensor> q_sums;  // [B, HQ, L], if keys have means

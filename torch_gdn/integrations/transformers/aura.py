@@ -35,10 +35,10 @@ class AuraCache(Cache):
     """A cache for transformers' decoders that holds keys and values in a few bits each.
 
     Layers of full attention and of sliding windows are held as AURA codes (`torch_gdn.aura.KVCache`), a window's with
-    at most a quarter more tokens than it shows, or 128. Others stay as transformers keeps them: linear attention (the states of
-    Gated DeltaNet layers in a hybrid) and chunked attention. A model whose attention implementation is "aura" attends
-    to the codes; with any other, each layer's keys and values are decoded whenever it runs, which costs their memory
-    for that time.
+    at most a quarter more tokens than it shows, or 128. Others stay as transformers keeps them: linear attention (the
+    states of Gated DeltaNet layers in a hybrid) and chunked attention. A model whose attention implementation is "aura"
+    attends to the codes; with any other, each layer's keys and values are decoded whenever it runs, which costs their
+    memory for that time.
 
     The last `tail` tokens and the first `sinks` stay in the model's dtype, as `torch_gdn.aura.KVCache` says; a window
     has no sinks. A first prompt without padding, in heads of at most 256 values, attends to its keys and values as they

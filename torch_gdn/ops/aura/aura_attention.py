@@ -95,4 +95,5 @@ def aura_attention(
     values = (value_codes, value_norms, value_codebook, value_signs)
     masks = (starts, sinks, scale, causal, q_offset, window)
     sizes, exact = (block_size, length), (exact_keys, exact_values, exact_sinks, exact_length)
-    return torch.ops.gdn.aura_attention(q, *keys, *values, key_means, value_means, *masks, *sizes, *exact, key_tile_means)
+    means = (key_means, value_means)
+    return torch.ops.gdn.aura_attention(q, *keys, *values, *means, *masks, *sizes, *exact, key_tile_means)
