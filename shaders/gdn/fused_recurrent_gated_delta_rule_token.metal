@@ -3,7 +3,7 @@
 // A threadgroup owns 32 value rows of one head of one sequence. Each of its 4 simdgroups owns 8 rows, with 8 lanes per
 // row; for K over 128, each of its 8 simdgroups owns 4 rows, with 16 lanes per row.
 // Registers: a lane's part of two rows of S, as float4.
-// Threadgroup memory: q, k and the gates and, if V is the inner dimension, a part of S on its way.
+// Threadgroup memory: q, k and the gates and, if V is the inner dimension, two parts of S on their way.
 // Layout: q, k [B, 1, H, K] and v, o [B, 1, HV, V] in T, with strides of batch and head; g, beta [B, 1, HV] of any
 // strides and float dtype, or raw; states [N, HV, ...] with any strides of K and V; in place both are a pool of P.
 // S <- exp(g) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = scale S^T q
@@ -31,7 +31,7 @@ template <typename T, int K, bool ValueInner, bool Normalise, typename P>
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   constexpr int kParts = Division<K>::kParts;
   constexpr int kPadded = Division<K>::kPadded;
-  constexpr int kScratch = ValueInner ? Division<K>::kPartFloats : 4;
+  constexpr int kScratch = ValueInner ? (kParts > 1 ? 2 : 1) * Division<K>::kPartFloats : 4;
   static_assert(K >= 1 && K <= 256, "K is at most 256");
   static_assert(kPadded <= Division<K>::kThreads, "a thread has at most one element of q, and one of k");
   alignas(16) threadgroup float scratch[kScratch];
