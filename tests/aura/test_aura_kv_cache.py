@@ -68,6 +68,7 @@ def test_attention_to_what_is_held(device: torch.device, scheme: str) -> None:
     assert_close("o", o, exact(cache, q, causal(5, 20)), BOUNDS[o.dtype], head_dim=1)
 
 
+@pytest.mark.sweep(2, of="dtype")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("D", [80, 128])
 def test_attention_in_16_bits(device: torch.device, dtype: torch.dtype, D: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.helpers.devices import on_a_mac, ready
+from tests.helpers.devices import on_a_mac, profiled, ready
 from torch_gdn.testing.experts import ExpertPoint, draw_down, draw_gate_up
 from torch_gdn.testing.inputs import to_device
 
@@ -17,8 +17,6 @@ def counted(point: ExpertPoint) -> tuple[int, int, int, list[str]]:
 
     Each threadgroup reads its experts' vectors anew for 32 rows, and each of its simdgroups reads topk_ids.
     """
-    import mps_simulator
-
     gate_up, down = draw_gate_up(point), draw_down(point)
     ids = down["topk_ids"] = gate_up["topk_ids"]
     active = ids[ids >= 0].unique().long()
@@ -32,7 +30,7 @@ def counted(point: ExpertPoint) -> tuple[int, int, int, list[str]]:
     inputs = size * (pairs * 2 * point.D * point.I + point.T * 2 * point.D * point.IS) // 32
     inputs += ids.nbytes * (16 * ids.numel() * point.I + 8 * point.D) // 32
     device = ready("mps")
-    with mps_simulator.profile(detailed=True) as profile:
+    with profiled(detailed=True) as profile:
         for op, call in (("moe_gate_up", gate_up), ("moe_down", down)):
             getattr(torch.ops.gdn, op)(**to_device(call, device))
     figures = profile.kernels.items()

@@ -12,7 +12,7 @@ from torch import Tensor
 import torch_gdn
 from tests.gdn.test_opcheck import opcheck
 from tests.helpers.cases import Case, make_case
-from tests.helpers.devices import kernels_run, on_a_mac, ready
+from tests.helpers.devices import kernels_run, on_a_mac, profiled, ready
 from tests.helpers.errors import assert_close, assert_same_bits, chunk_f32
 from tests.helpers.prefill import ALGORITHMS, each_device, on_mps
 from torch_gdn import reference
@@ -39,7 +39,7 @@ def prefill(case: Case, pool: Tensor, *slots: Any, **options: Any) -> Tensor:
     return o
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(2, of="dtype")
 @each_algorithm
 @pytest.mark.parametrize("v_first", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -144,13 +144,11 @@ def test_many_sequences(device: torch.device) -> None:
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not report which kernels ran")
 @on_mps("chunked", "fused_chunk", "recurrent")
 def test_takes_no_other_dispatch(device: torch.device) -> None:
-    import mps_simulator
-
     case = make_case(130, K, V, B=2, H=1, HV=HV).to(device)
     pool, profiles = random_pool(device), []
     numbers = [torch.tensor(x, device=device, dtype=torch.int32) for x in ([128, 64], [7, 2])]
     for checkpoints in ({}, dict(zip(("checkpoint_offsets", "checkpoint_indices"), numbers, strict=True))):
-        with mps_simulator.profile() as profile:
+        with profiled() as profile:
             prefill(case, pool, torch.tensor([0, 1], device=device, dtype=torch.int32), **checkpoints)
         profiles.append({name: figures.dispatches for name, figures in profile.kernels.items()})
         assert not profile.fallbacks

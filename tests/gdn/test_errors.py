@@ -47,6 +47,7 @@ def test_every_op_refuses_something(entry: OpEntry[Any]) -> None:
     assert len(list(entry.invalid(entry))) >= 3
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("entry", "bad"), WRONG, ids=name_of)
 def test_bad_input_is_an_error(device: torch.device, entry: OpEntry[Any], bad: Invalid) -> None:
     call = changed(entry, bad)
@@ -61,6 +62,7 @@ def test_bad_input_is_an_error(device: torch.device, entry: OpEntry[Any], bad: I
         entry.run(there)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("entry", "bad"), [each for each in WRONG if not each[1].by_contents], ids=name_of)
 def test_the_fake_raises_the_same(entry: OpEntry[Any], bad: Invalid) -> None:
     call = changed(entry, bad)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import torch_gdn
 from tests.helpers.cases import Case, make_case
-from tests.helpers.devices import kernels_run, on_a_mac, ready, with_unwritten_rows
+from tests.helpers.devices import kernels_run, ready, with_unwritten_rows
 from tests.helpers.errors import assert_same_bits
 
 K, V, HV, DRAFTS = 32, 32, 2, 4
@@ -173,21 +173,3 @@ def test_wrong_contents_on_the_device(words: str, change: dict[str, Any]) -> Non
     with pytest.raises(RuntimeError, match=rf"^fused_recurrent_gated_delta_rule_: {words}\b"):
         torch.mps.synchronize()
     assert_same_bits("the other slots", pool[[0, 5, 6, 7, 8]], before[[0, 5, 6, 7, 8]])
-
-
-@pytest.mark.skipif(on_a_mac(), reason="a Mac does not report which kernels ran")
-def test_is_one_dispatch() -> None:
-    """Up to 32 indices need no gather, no scatter and no read on the host."""
-    import mps_simulator
-
-    device = ready("mps")
-    case = make_case(DRAFTS, K, V, B=2, H=1, HV=HV).to(device)
-    pool = random_pool(device, 9)
-    indices = torch.arange(2 * DRAFTS, device=device, dtype=torch.int32).view(2, DRAFTS)
-    accepted = torch.tensor([2, 4], device=device, dtype=torch.int32)
-    with mps_simulator.profile() as profile:
-        torch_gdn.fused_recurrent_gated_delta_rule_(
-            *tokens_of(case, 0, DRAFTS), pool, indices, num_accepted_tokens=accepted
-        )
-    (figures,) = profile.kernels.values()
-    assert figures.dispatches == 1 and not profile.fallbacks
