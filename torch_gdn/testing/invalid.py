@@ -115,13 +115,12 @@ def drafted(changes: Call) -> Change:
     """Gives each token a slot, as for drafts, and then makes the changes."""
 
     def change_call(call: Call) -> Call:
-        indices = torch.arange(2 * TOKENS).view(2, TOKENS)
+        drafts = {"state_indices": torch.arange(2 * TOKENS).view(2, TOKENS)}
+        drafts["num_accepted_tokens"] = torch.ones(2, dtype=torch.int)
         pools = {name: torch.cat([call[name]] * 8) for name in ("state_pool", "conv_pool") if name in call}
         if "conv_pool" in pools:
             pools["conv_pool"] = torch.cat([pools["conv_pool"]] * 6, -1)
-        return (
-            call | pools | {"state_indices": indices, "num_accepted_tokens": torch.ones(2, dtype=torch.int)} | changes
-        )
+        return call | pools | drafts | changes
 
     return change_call
 

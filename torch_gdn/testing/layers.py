@@ -306,6 +306,8 @@ def wrong_convolution(entry: OpEntry[ConvolutionPoint], state: str) -> Iterator[
     if state == "state_pool":
         yield from [*invalid.slots(), *invalid.checkpoints(1), *invalid.accepted(drafted_columns)]
         yield Invalid(state, ValueError, "a column too few", drafted_columns({}, columns=4 - 2 + 19))
+        both = {"checkpoint_offsets": torch.tensor([1, 1]), "checkpoint_indices": torch.tensor([0, 4])}
+        yield Invalid("checkpoint_offsets", ValueError, "with accepted tokens", drafted_columns(both))
         return
     runs, without = torch.zeros(2, 20, dtype=torch.int64), {"initial_state": None, "output_final_state": False}
     yield Invalid(state, ValueError, "one for three", change(state, lambda s: s[:1]), packed=True)
