@@ -16,13 +16,15 @@ OP = "fused_recurrent_gated_delta_rule"
 
 
 def test_decoding_token_by_token_has_the_bits_of_one_call(device: torch.device) -> None:
+    """A kernel of its own takes one token."""
     case = make_case(5, B=2, H=2, HV=4)
     o, state = run(OP, case, device)
     outputs = []
     rest = make_case(5, B=2, H=2, HV=4)
     for t in range(5):
         token = rest.map(lambda x: x[:, t : t + 1] if x.shape[1] == 5 else x)  # noqa: B023  called at once
-        token_o, rest.initial_state = run(OP, token, device)
+        with kernels_run(device, f"{OP}_token"):
+            token_o, rest.initial_state = run(OP, token, device)
         outputs.append(token_o)
     assert_same_bits("o", torch.cat(outputs, 1), o)
     assert rest.initial_state is not None

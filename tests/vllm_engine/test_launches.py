@@ -1,4 +1,4 @@
-"""Counts what a decode step of vLLM's engine launches on mps, with published heads and four small layers."""
+"""Counts what a step of vLLM's engine launches on mps, with published heads and four small layers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from bench import launches
 from tests.vllm_engine.conftest import run_engine
 
 ONCE = {
-    "copy_from_host": 10,  # four block tables, and six arrays of vLLM's runner
-    "fill_": 3,
+    "copy_from_host": 6,  # the block tables, and five arrays of vLLM's runner
+    "fill_": 2,
     "to": 3,
     "add": 2,
     "copy_": 2,
@@ -29,10 +29,12 @@ ONCE = {
 }
 NORMS = {"rms_norm": 2}
 LINEAR = {"linear": 3, "causal_conv1d_update": 1, "gdn_decode": 1}
-FULL = {"linear": 2, "qk_norm_rope": 1, "reshape_and_cache": 1, "paged_attention_decode": 1, "act_and_mul": 1}
+ATTENTION = {"linear": 2, "qk_norm_rope": 1, "reshape_and_cache": 1, "act_and_mul": 1}
+FULL = {**ATTENTION, "paged_attention_decode": 1}
+PREFILL = {**ATTENTION, "paged_attention_prefill": 1}  # and the angles
 EXPERTS = {"linear": 2, "moe_router": 1, "moe_gate_up": 1, "moe_down": 1}
 DENSE = {"linear": 2, "act_and_mul": 1}
-TOTALS = {"Qwen3.5-35B-A3B": (EXPERTS, 519), "Qwen3-Next-80B-A3B": (EXPERTS, 617), "Qwen3.5-0.8B": (DENSE, 275)}
+TOTALS = {"Qwen3.5-35B-A3B": (EXPERTS, 514), "Qwen3-Next-80B-A3B": (EXPERTS, 612), "Qwen3.5-0.8B": (DENSE, 270)}
 
 
 def of_step(step: list[list[Any]]) -> dict[str, Counter[str]]:
@@ -46,8 +48,11 @@ def of_step(step: list[list[Any]]) -> dict[str, Counter[str]]:
 
 
 @pytest.mark.parametrize("name", TOTALS)
-def test_a_decode_step(name: str, tmp_path: Path) -> None:
-    """A step launches the same for one sequence and for eight. It copies to the device once, and waits once."""
+def test_a_step(name: str, tmp_path: Path) -> None:
+    """A decode step launches the same for one sequence and for eight. It copies to the device once, and waits once.
+
+    A prompt's attention layer launches as much as a token's.
+    """
     mlp, total = TOTALS[name]
     model = launches.small_model(name, torch.bfloat16)
     model.config.eos_token_id = model.config.bos_token_id = 0
@@ -56,6 +61,9 @@ def test_a_decode_step(name: str, tmp_path: Path) -> None:
     options = {"dtype": "bfloat16", "max_num_seqs": 16}
     scenario = {"model": str(tmp_path), "options": options, "rounds": rounds, "launches": True}
     steps = run_engine("mps", scenario)["launches"]
+    for step in (steps[0], steps[len(steps) // 2]):  # each round's prompts
+        (attention,) = (counts for layer, part, counts, *_ in step if (layer, part) == (3, "attention"))
+        assert attention == sums(PREFILL, {"index_select": 1})
     for step in (steps[2], steps[-2]):
         found = of_step(step)
         assert found == {"once": ONCE, "linear": sums(NORMS, LINEAR, mlp), "full": sums(NORMS, FULL, mlp)}
