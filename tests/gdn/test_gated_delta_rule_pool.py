@@ -155,12 +155,18 @@ def test_the_states_between_chunks(device: torch.device) -> None:
 
 @each_op("chunked", "recurrent", devices=("mps",))
 @pytest.mark.parametrize(
-    ("indices", "words"),
-    [([2, 7], "expected indices below the number of slots"), ([2, 2], "expected each slot at most once")],
+    ("indices", "words", "is_token"),
+    [
+        ([2, 7], "expected indices below the number of slots", False),
+        ([2, 2], "expected each slot at most once", False),
+        ([2, 7], "expected indices below the number of slots", True),
+    ],
 )
-def test_wrong_indices_on_the_device(device: torch.device, op: str, indices: list[int], words: str) -> None:
+def test_wrong_indices_on_the_device(
+    device: torch.device, op: str, indices: list[int], words: str, is_token: bool
+) -> None:
     """Count as no slot: o is zeros, the pool is unchanged, and the next synchronisation raises."""
-    case = make_case(TOKENS[op], 32, 16, B=2)
+    case = make_case(1 if is_token else TOKENS[op], 32, 16, B=2)
     storage, pool = paged_pool(device, torch.float32)
     before = storage.clone()
     o, final_state = expected(op, case, pool[[2, 2]])
