@@ -143,7 +143,7 @@ class Aura(NamedTuple):
         keys, values = (int(bits) for bits in self.scheme.removesuffix("t").split("v"))
         family = "AURA" if self.tail is None else "AURA with a tail"
         family += ", means" * self.means + f", trellis {self.window}" * bool(self.window)
-        family += ", trellis" * self.scheme.endswith("t")
+        family = "AURA's trellis codes" if self.scheme.endswith("t") else family
         return Format(self.name, family, self.part("keys", keys), self.part("values", values))
 
 

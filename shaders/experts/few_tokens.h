@@ -115,19 +115,20 @@ struct TwoMatrices {
 
 // Copies a slice of the vectors to threadgroup memory. A step's numbers of all lanes lie together. A vector past
 // group.count is zeros.
-template <int Count, int Slice, int Threads, typename Block, typename T, int Most>
+template <int Count, int Slice, int Threads, typename Block, typename T, typename Group>
 METAL_FUNC void stage_vectors(
     threadgroup T* staged,
     thread const VectorRows<T>& vectors,
-    thread const PairGroup<Most>& group,
+    thread const Group& group,
     int slice,
     int length,
     uint thread_index) {
   typedef typename VectorOf<T, Block::kValues>::type Vector;
   constexpr int kOfWord = Block::kSteps * Block::kValues, kWords = Block::kColumns / kOfWord;
   constexpr int kDistance = Slice / Block::kColumns * Block::kValues;  // from step to step
+  auto pairs = group.pairs;
   UNROLL for (int v = 0; v < Count; ++v) {
-    device const T* source = vectors.of_pair(group.pairs[v]) + slice;
+    device const T* source = vectors.of_pair(v < group.count ? pairs.take_first() : 0) + slice;
     for (int item = int(thread_index); item < length / kOfWord; item += Threads) {
       const int block = item / kWords, word = item % kWords;
       Vector loaded[Block::kSteps];
@@ -142,13 +143,13 @@ METAL_FUNC void stage_vectors(
 // Computes sums[row * Count + v] for the rows of `weights`: each lane's share, which reduce_to_lanes adds up. It
 // multiplies `Count` vectors; the sums of those past group.count are not used. The first block of a slice is loaded
 // while the vectors are copied.
-template <int Count, int Most, int Threads, int Half, typename T, int Bits, int Width>
+template <int Count, int Threads, int Half, typename T, int Bits, int Width, typename Group>
 METAL_FUNC void multiply_vectors(
     thread float* sums,
     threadgroup T* staged,
     thread const TwoMatrices<Half, T, Bits, Width>& weights,
     thread const VectorRows<T>& vectors,
-    thread const PairGroup<Most>& group,
+    thread const Group& group,
     int columns,
     uint thread_index,
     uint lane) {

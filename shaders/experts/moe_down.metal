@@ -113,7 +113,7 @@ template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
   const bool has_shared = parameters.IS > 0;
   const bool is_shared = has_shared && simdgroup == kDownSimdgroups - 1;
   FewPairs few;
-  few.load(topk_ids, pairs, lane);
+  if constexpr (Most > 1) few.load(topk_ids, pairs, lane);
   VectorRows<T> vectors;
   vectors.data = is_shared ? shared_hidden : hidden;
   vectors.stride = is_shared ? parameters.IS : parameters.I;
@@ -133,18 +133,18 @@ template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
   // The shared expert follows the pairs.
   const int last = is_shared ? count : count - 1;
   for (int unit = is_shared ? count : int(simdgroup); unit <= last; unit += kDownSimdgroups - (has_shared ? 1 : 0)) {
-    PairSet own = first_pairs(pairs.tokens);
+    PairSet own = first_pairs(is_shared ? pairs.tokens : unit + 1);
     if (!is_shared) {
-      rows.expert = few.expert_of(unit);
+      rows.expert = expert_of_pair(topk_ids, pairs, unit);
       if (rows.expert == kLeftOut) {
         if (first == 0 && lane == 0) report_pair(topk_ids, pairs, unit, errors);
         if (int(lane) < Plan::kRows) products[unit * Plan::kRows + int(lane)] = 0.0f;
         continue;
       }
-      own = few.with_expert(rows.expert, lane);
+      if constexpr (Most > 1) own = few.with_expert(rows.expert, lane);
       const int all = own.count();
       own.drop_before(unit);
-      if (own.count() < all) continue;
+      if (Most > 1 && own.count() < all) continue;
     }
     threadgroup float* target = products + (is_shared ? count * Plan::kRows : 0) + own_row;
     if constexpr (SharedBits != Bits) {

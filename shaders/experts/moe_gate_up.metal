@@ -21,12 +21,18 @@ METAL_FUNC void multiply_and_store(
     uint lane) {
   constexpr int kValues = kRowsOfHalf * Count;
   float sums[2 * kValues];
-  multiply_vectors<Count, Most, Threads>(sums, staged, weights, vectors, own, columns, thread_index, lane);
+  multiply_vectors<Count, Threads>(sums, staged, weights, vectors, own, columns, thread_index, lane);
   const float gate = reduce_to_lanes<kValues>(sums, lane);
   const float up = reduce_to_lanes<kValues>(sums + kValues, lane);
   const int v = int(lane) % Count;
-  int pair = own.pairs[0];
-  UNROLL for (int i = 1; i < Count; ++i) pair = v == i ? own.pairs[i] : pair;
+  PairSet pairs = own.pairs;
+  int pair = pairs.take_first();
+  UNROLL for (int i = 1; i < Count; ++i) {
+    if (i < own.count) {
+      const int next = pairs.take_first();
+      pair = v == i ? next : pair;
+    }
+  }
   const int own_row = row + int(lane) / Count;
   const bool is_there = int(lane) < kValues && v < own.count && own_row < width;
   if (is_there) target[int64_t(pair) * width + own_row] = T(silu_product(gate, up));

@@ -50,10 +50,14 @@ struct PairSet {
   // Takes the first pair out, and returns it. There must be one.
   METAL_FUNC int take_first() {
     int first = 0;
-    UNROLL for (int i = kWords - 1; i >= 0; --i) {
-      if (words[i] != 0) first = i * 32 + int(ctz(words[i]));
+    bool is_open = true;
+    UNROLL for (int i = 0; i < kWords; ++i) {
+      const uint word = words[i];
+      const bool is_here = is_open && word != 0;
+      first = is_here ? i * 32 + int(ctz(word)) : first;
+      words[i] = is_here ? word & (word - 1u) : word;
+      is_open = is_open && !is_here;
     }
-    UNROLL for (int i = 0; i < kWords; ++i) { words[i] &= first / 32 == i ? words[i] - 1u : 0xffffffffu; }
     return first;
   }
 };
@@ -78,13 +82,7 @@ struct FewPairs {
     }
   }
 
-  // Every lane must call the functions below, with the same arguments.
-  METAL_FUNC int expert_of(int pair) const {
-    int own = experts[0];
-    UNROLL for (int i = 1; i < PairSet::kWords; ++i) own = pair / 32 == i ? experts[i] : own;
-    return simd_shuffle(own, ushort(pair % 32));
-  }
-
+  // Every lane must call, with the same expert.
   METAL_FUNC PairSet with_expert(int expert, uint lane) const {
     PairSet found;
     UNROLL for (int i = 0; i < PairSet::kWords; ++i) {
@@ -97,24 +95,21 @@ struct FewPairs {
 // A group of up to `Most` pairs of one expert, or tokens of the shared one.
 template <int Most>
 struct PairGroup {
-  int pairs[Most];
+  PairSet pairs;  // the first `count` are the group's
   int count;
 
   METAL_FUNC void take_tokens(int tokens) {
-    UNROLL for (int i = 0; i < Most; ++i) pairs[i] = min(i, tokens - 1);
+    pairs = first_pairs(tokens);
     count = min(tokens, Most);
   }
 
   // Returns the pairs with the expert of `pair`, from this one on, or none if another group has them. Each group starts
   // at every Most-th pair of the expert. Every lane must call.
   METAL_FUNC void take(thread const FewPairs& few, int expert, int pair, uint lane) {
-    count = 0;
-    PairSet same = few.with_expert(expert, lane);
-    const int all = same.count();
-    same.drop_before(pair);
-    const int left = same.count();
-    if ((all - left) % Most != 0) return;
-    count = min(left, Most);
-    UNROLL for (int i = 0; i < Most; ++i) pairs[i] = i < left ? same.take_first() : pair;
+    pairs = few.with_expert(expert, lane);
+    const int all = pairs.count();
+    pairs.drop_before(pair);
+    const int left = pairs.count();
+    count = (all - left) % Most == 0 ? min(left, Most) : 0;
   }
 };

@@ -5,6 +5,16 @@
 #include "quantized/bias.h"
 #include "quantized/quantized_linear.h"
 
+// The rows of x, as multiply_vectors takes the pairs of an expert.
+struct RowsInTurn {
+  int next;
+  METAL_FUNC int take_first() { return next++; }
+};
+struct AllRows {
+  RowsInTurn pairs;
+  int count;
+};
+
 template <typename T, int Most, int Width, int Bits>
 [[kernel, max_total_threads_per_threadgroup(kLinearSimdgroups * 32)]] void quantized_linear(
     device const T* x [[buffer(0)]],
@@ -27,14 +37,15 @@ template <typename T, int Most, int Width, int Bits>
   TwoMatrices<kRowsOfHalf, T, Bits, Width> weights;
   weights.first = rows_of<T, Bits, Width>(weight, scales, biases, parameters.weight, 0, first, parameters.N - first);
   weights.second = rows_of<T, Bits, Width>(weight, scales, biases, parameters.weight, 0, second, parameters.N - second);
-  PairGroup<Most> own;
-  own.take_tokens(parameters.M);
+  AllRows own;
+  own.pairs.next = 0;
+  own.count = parameters.M;
   VectorRows<T> vectors;
   vectors.data = x;
   vectors.stride = parameters.x_stride;
   vectors.divisor = 1;
   float sums[kRows * Most];
-  multiply_vectors<Most, Most, kThreads>(sums, staged, weights, vectors, own, parameters.K, thread_index, lane);
+  multiply_vectors<Most, kThreads>(sums, staged, weights, vectors, own, parameters.K, thread_index, lane);
 
   // Lane l holds row l / Most of the simdgroup's rows, for row l % Most of x.
   const float sum = reduce_to_lanes<kRows * Most>(sums, lane);
