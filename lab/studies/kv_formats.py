@@ -143,7 +143,7 @@ class Aura(NamedTuple):
         keys, values = (int(bits) for bits in self.scheme.removesuffix("t").split("v"))
         family = "AURA" if self.tail is None else "AURA with a tail"
         family += ", means" * self.means + f", trellis {self.window}" * bool(self.window)
-        family += ", trellis" * self.scheme.endswith("t")
+        family = "AURA's trellis codes" if self.scheme.endswith("t") else family
         return Format(self.name, family, self.part("keys", keys), self.part("values", values))
 
 
@@ -264,6 +264,7 @@ def all_formats() -> dict[str, Format]:
         every += [Aura(scheme).format(), Aura(scheme, 64).format(), Aura(scheme, 64, True).format()]
     every += [Aura(s, tail, True, 8).format() for tail in (32, 128) for s in ("4v4", "3v3", "2v2")]
     every += [Aura(s, 128).format() for s in ("4v4t", "3v3t", "2v2t", "8v4t", "5v5", "8v4", "3v3", "2v2")]
+    every += [Aura(s, 128).format() for s in ("5v4t", "5v3t", "4v3t", "4v2t", "3v2t")]
     every += [Aura("5v5", 128, True).format(), with_rotation("fp8 e4m3", cache_formats.fp8)]
     every += [Aura("4v4", 64, False, 8).format()]
     return {form.name: form for form in every}

@@ -4,32 +4,26 @@
 // because the second term is exactly 0 for symmetric codes, so that a weight is rounded once. A zero point stands for
 // the bias -scale * zero point.
 //
-// A code becomes a number without a shift and without a conversion. If the code's bits lie within the low 16, they are
-// or-ed to the bits of 2^23, whose last place is 1. This gives 2^23 + code * 2^position. Subtracting 2^23 + middle *
-// 2^position is exact, and a scale divided by 2^position makes up for the position.
+// Two codes become halves without a conversion. A word's codes lie in pairs, 16 bits apart. A pair's bits, at bit 0 or
+// 4 of either half, are or-ed to the bits of 1024, whose last place is 1. This gives 1024 + code * 2^position. Dividing
+// by 2^position and subtracting is exact.
 #pragma once
 #include "core/elements.h"
 #include "core/vectors.h"
 
-// The scale of a group's codes for each position within 16 bits, and the second term of the formula.
+// The scale of a group's codes, and the second term of the formula.
 template <int Bits>
 struct ScaleAndRest {
-  GDN_CONSTANT int kPositions = 16 / Bits;
-  float scales[kPositions];
-  float rest;
+  float scale, rest;
 
-  METAL_FUNC void set(float scale, float bias) {
+  METAL_FUNC void set(float own_scale, float bias) {
+    scale = own_scale;
     rest = fma(scale, float(1 << (Bits - 1)), bias);
-    set_scales(scale);
   }
 
-  METAL_FUNC void set(float scale, uchar zero_point) {
+  METAL_FUNC void set(float own_scale, uchar zero_point) {
+    scale = own_scale;
     rest = scale * float((1 << (Bits - 1)) - int(zero_point));
-    set_scales(scale);
-  }
-
-  METAL_FUNC void set_scales(float scale) {
-    UNROLL for (int i = 0; i < kPositions; ++i) scales[i] = scale * (1.0f / float(1 << (i * Bits)));
   }
 };
 
@@ -39,6 +33,7 @@ struct Codes {
   static_assert(Bits == 4 || Bits == 8, "a word holds 8 or 4 codes");
   static_assert(Columns % 8 == 0 && Columns * Bits <= 128, "at most 16 bytes");
   GDN_CONSTANT int kWords = Columns * Bits / 32;
+  GDN_CONSTANT int kPairs = 16 / Bits;  // of a word: pair i has its columns i and i + kPairs
   uint words[kWords];
 
   // With a Width of 4, rows start at multiples of 16 bytes, so that one load takes all words.
@@ -52,17 +47,59 @@ struct Codes {
     }
   }
 
-  // Decodes columns 4 step .. 4 step + 3. After unrolling, step is a compile-time number.
-  METAL_FUNC Values<4> values(int step, ScaleAndRest<Bits> own) const {
+  // Decodes a pair: code - middle. After unrolling, the arguments of these functions are compile-time numbers.
+  METAL_FUNC vec<half, 2> pair(int word, int i) const {
+    constexpr uint kMask = (1u << Bits) - 1u;
+    const int position = i * Bits % 8;
+    const uint codes = (words[word] >> uint(i * Bits - position)) & ((kMask | kMask << 16) << uint(position));
+    const vec<half, 2> numbers = as_type<vec<half, 2>>(codes | 0x64006400u);
+    const float unit = 1.0f / float(1 << position);
+    return fma(numbers, vec<half, 2>(half(unit)), vec<half, 2>(half(-1024.0f * unit - float(1 << (Bits - 1)))));
+  }
+
+  // Decodes pairs 2 step and 2 step + 1: code - middle of 4 columns in the order of pairs.
+  METAL_FUNC Values<4> numbers(int step) const {
+    Values<4> found;
+    UNROLL for (int i = 0; i < 2; ++i) {
+      const int number = step * 2 + i;
+      const vec<half, 2> decoded = pair(number / kPairs, number % kPairs);
+      found.at[2 * i] = float(decoded.x);
+      found.at[2 * i + 1] = float(decoded.y);
+    }
+    return found;
+  }
+
+  // Decodes the weights of columns 4 step .. 4 step + 3.
+  METAL_FUNC Values<4> weights(int step, ScaleAndRest<Bits> own) const {
     Values<4> found;
     UNROLL for (int i = 0; i < 4; ++i) {
-      const int bit = (step * 4 + i) * Bits;
-      const int position = bit % 16;
-      const uint half_word = words[bit / 32] >> uint(bit % 32 - position);
-      const uint code = half_word & (((1u << Bits) - 1u) << uint(position));
-      const float number = as_type<float>(code | 0x4b000000u) - float((1 << 23) + (1 << (Bits - 1 + position)));
-      found.at[i] = fma(number, own.scales[position / Bits], own.rest);
+      const int column = (step * 4 + i) % (2 * kPairs);
+      const vec<half, 2> decoded = pair((step * 4 + i) / (2 * kPairs), column % kPairs);
+      found.at[i] = fma(float(column < kPairs ? decoded.x : decoded.y), own.scale, own.rest);
     }
     return found;
   }
 };
+
+template <int Width, typename T>
+METAL_FUNC vec<T, 4> load_four(device const T* source) {
+  if constexpr (Width == 4) {
+    return *(device const vec<T, 4>*)source;
+  } else {
+    return vec<T, 4>(source[0], source[1], source[2], source[3]);
+  }
+}
+
+// Loads the numbers of a vector that meet a word's codes, in the order of Codes::numbers.
+template <int Bits, int Width, typename T>
+METAL_FUNC void load_for_word(thread vec<T, 4>* found, device const T* source, int word) {
+  if constexpr (Bits == 8) {
+    const vec<T, 4> all = load_four<Width>(source + word * 4);
+    found[0] = vec<T, 4>(all.x, all.z, all.y, all.w);
+  } else {
+    const vec<T, 4> lower = load_four<Width>(source + word * 8);
+    const vec<T, 4> upper = load_four<Width>(source + word * 8 + 4);
+    found[0] = vec<T, 4>(lower.x, upper.x, lower.y, upper.y);
+    found[1] = vec<T, 4>(lower.z, upper.z, lower.w, upper.w);
+  }
+}

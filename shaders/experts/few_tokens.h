@@ -1,7 +1,6 @@
 // Multiplies a threadgroup's rows of two matrices by up to `Most` vectors. The vectors are staged in threadgroup
 // memory, a slice of their columns at a time. Each weight is read and decoded once, and meets all vectors in registers.
 #pragma once
-#include "experts/few_rows.h"
 #include "experts/pairs.h"
 #include "experts/weights.h"
 
@@ -22,33 +21,61 @@ struct VectorRows {
   METAL_FUNC device const T* of_pair(int pair) const { return data + int64_t(pair / divisor) * stride; }
 };
 
-template <int Width, typename T>
-METAL_FUNC Values<Width> staged_values(threadgroup const T* source) {
-  typedef typename VectorOf<T, Width>::type Vector;
-  const Vector loaded = *(threadgroup const Vector*)source;
-  Values<Width> values;
-  if constexpr (Width == 1) {
-    values.at[0] = float(loaded);
-  } else {
-    UNROLL for (int i = 0; i < Width; ++i) values.at[i] = float(loaded[i]);
+// A vector in threadgroup memory, at a lane's columns. Each step's numbers lie together.
+template <typename Block, int Distance, typename T>
+struct StagedVector {
+  typedef typename VectorOf<T, Block::kValues>::type Vector;
+  threadgroup const T* columns;
+  METAL_FUNC Vector step(int number) const { return *(threadgroup const Vector*)(columns + number * Distance); }
+  METAL_FUNC void load(thread Vector* found, int word) const {
+    UNROLL for (int i = 0; i < Block::kSteps; ++i) found[i] = step(word * Block::kSteps + i);
   }
-  return values;
+};
+
+// A vector in device memory, at a lane's columns.
+template <typename Block, typename T>
+struct StoredVector {
+  typedef typename VectorOf<T, Block::kValues>::type Vector;
+  device const T* columns;
+  METAL_FUNC void load(thread Vector* found, int word) const { Block::load_vector(found, columns, word); }
+};
+
+// Adds the products of a lane's columns of Rows rows and one vector.
+template <int Rows, typename Block, typename Source>
+METAL_FUNC void add_products(thread float* sums, thread const Block* blocks, thread const Source& vector) {
+  constexpr int kSteps = Block::kSteps;
+  float of_numbers[Rows];
+  float total = 0.0f;
+  UNROLL for (int row = 0; row < Rows; ++row) of_numbers[row] = 0.0f;
+  UNROLL for (int word = 0; word < Block::kColumns / (kSteps * Block::kValues); ++word) {
+    typename Source::Vector loaded[kSteps];
+    vector.load(loaded, word);
+    UNROLL for (int step = 0; step < kSteps; ++step) {
+      const Values<Block::kValues> x = floats_of<Block::kValues>(loaded[step]);
+      UNROLL for (int i = 0; i < Block::kValues; ++i) total += x.at[i];
+      UNROLL for (int row = 0; row < Rows; ++row) {
+        const Values<Block::kValues> numbers = blocks[row].numbers(word * kSteps + step);
+        UNROLL for (int i = 0; i < Block::kValues; ++i) of_numbers[row] += numbers.at[i] * x.at[i];
+      }
+    }
+  }
+  UNROLL for (int row = 0; row < Rows; ++row) sums[row] += blocks[row].product(of_numbers[row], total);
 }
 
-// Decodes Step columns of Rows rows and adds their products. `staged` has those columns of the first vector.
-template <int Count, int Rows, int Step, typename T, int Bits, int Width>
-METAL_FUNC void multiply_values(
-    thread float* sums,
-    thread const WeightBlock<Bits, Width>* blocks,
-    int step,
-    threadgroup const T* staged,
-    int columns) {
-  Values<Step> weights[Rows];
-  UNROLL for (int row = 0; row < Rows; ++row) weights[row] = blocks[row].values(step);
-  UNROLL for (int v = 0; v < Count; ++v) {
-    const Values<Step> x = staged_values<Step>(staged + v * columns);
-    UNROLL for (int row = 0; row < Rows; ++row) {
-      UNROLL for (int i = 0; i < Step; ++i) sums[row * Count + v] += weights[row].at[i] * x.at[i];
+// Does the same for Count vectors, `columns` apart. Each weight is decoded once.
+template <int Count, int Rows, int Distance, typename T, typename Block>
+METAL_FUNC void add_products_of_vectors(
+    thread float* sums, thread const Block* blocks, threadgroup const T* staged, int columns) {
+  UNROLL for (int step = 0; step < Block::kColumns / Block::kValues; ++step) {
+    Values<Block::kValues> weights[Rows];
+    UNROLL for (int row = 0; row < Rows; ++row) weights[row] = blocks[row].values(step);
+    UNROLL for (int v = 0; v < Count; ++v) {
+      StagedVector<Block, Distance, T> vector;
+      vector.columns = staged + v * columns;
+      const Values<Block::kValues> x = floats_of<Block::kValues>(vector.step(step));
+      UNROLL for (int row = 0; row < Rows; ++row) {
+        UNROLL for (int i = 0; i < Block::kValues; ++i) sums[row * Count + v] += weights[row].at[i] * x.at[i];
+      }
     }
   }
 }
@@ -86,59 +113,69 @@ struct TwoMatrices {
   }
 };
 
-// Copies a slice of the vectors to threadgroup memory, in the order in which lanes read it. A vector past group.count
-// is zeros.
-template <int Count, int Slice, int Threads, typename Matrix, int Width, typename T, int Most>
+// Copies a slice of the vectors to threadgroup memory. A step's numbers of all lanes lie together. A vector past
+// group.count is zeros.
+template <int Count, int Slice, int Threads, typename Block, typename T, typename Group>
 METAL_FUNC void stage_vectors(
     threadgroup T* staged,
     thread const VectorRows<T>& vectors,
-    thread const PairGroup<Most>& group,
+    thread const Group& group,
     int slice,
     int length,
     uint thread_index) {
-  typedef typename VectorOf<T, Width>::type Vector;
+  typedef typename VectorOf<T, Block::kValues>::type Vector;
+  constexpr int kOfWord = Block::kSteps * Block::kValues, kWords = Block::kColumns / kOfWord;
+  constexpr int kDistance = Slice / Block::kColumns * Block::kValues;  // from step to step
+  auto pairs = group.pairs;
   UNROLL for (int v = 0; v < Count; ++v) {
-    device const T* source = vectors.of_pair(group.pairs[v]) + slice;
-    for (int column = int(thread_index) * Width; column < length; column += Threads * Width) {
-      const Vector values = v < group.count ? Vector(*(device const Vector*)(source + column)) : Vector(T(0));
-      *(threadgroup Vector*)(staged + v * Slice + Matrix::template place<Slice>(column)) = values;
+    device const T* source = vectors.of_pair(v < group.count ? pairs.take_first() : 0) + slice;
+    for (int item = int(thread_index); item < length / kOfWord; item += Threads) {
+      const int block = item / kWords, word = item % kWords;
+      Vector loaded[Block::kSteps];
+      UNROLL for (int i = 0; i < Block::kSteps; ++i) loaded[i] = Vector(T(0));
+      if (v < group.count) Block::load_vector(loaded, source + block * Block::kColumns, word);
+      threadgroup T* target = staged + v * Slice + word * Block::kSteps * kDistance + block * Block::kValues;
+      UNROLL for (int i = 0; i < Block::kSteps; ++i) { *(threadgroup Vector*)(target + i * kDistance) = loaded[i]; }
     }
   }
 }
 
 // Computes sums[row * Count + v] for the rows of `weights`: each lane's share, which reduce_to_lanes adds up. It
-// multiplies `Count` vectors; the sums of those past group.count are not used. Part p of the simdgroups that share
-// these rows takes every Parts-th block of 32 lanes' columns. The first block of a slice is loaded while the vectors
-// are copied.
-template <int Count, int Most, int Threads, int Parts, int Half, typename T, int Bits, int Width>
+// multiplies `Count` vectors; the sums of those past group.count are not used. The first block of a slice is loaded
+// while the vectors are copied.
+template <int Count, int Threads, int Half, typename T, int Bits, int Width, typename Group>
 METAL_FUNC void multiply_vectors(
     thread float* sums,
     threadgroup T* staged,
     thread const TwoMatrices<Half, T, Bits, Width>& weights,
     thread const VectorRows<T>& vectors,
-    thread const PairGroup<Most>& group,
+    thread const Group& group,
     int columns,
-    int part,
     uint thread_index,
     uint lane) {
   typedef Weights<T, Bits, Width> Matrix;
-  constexpr int kSlice = staged_columns<T, Most>();
-  constexpr int kStep = 32 * Parts * Matrix::kColumns;
-  constexpr int kValues = WeightBlock<Bits, Width>::kValues;
+  constexpr int kSlice = staged_columns<T, Count>();
+  typedef WeightBlock<Bits, Width> Block;
+  constexpr int kStep = 32 * Matrix::kColumns;
+  constexpr int kDistance = kSlice / Matrix::kColumns * Block::kValues;  // from step to step
   static_assert(kSlice % Matrix::kColumns == 0, "a slice holds whole blocks");
   UNROLL for (int i = 0; i < 2 * Half * Count; ++i) sums[i] = 0.0f;
-  const int first = (part * 32 + int(lane)) * Matrix::kColumns;
+  const int first = int(lane) * Matrix::kColumns;
   for (int slice = 0; slice < columns; slice += kSlice) {
     const int length = min(kSlice, columns - slice);
-    WeightBlock<Bits, Width> blocks[2 * Half];
+    Block blocks[2 * Half];
     if (first < length) weights.load(blocks, slice + first);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    stage_vectors<Count, kSlice, Threads, Matrix, Width>(staged, vectors, group, slice, length, thread_index);
+    stage_vectors<Count, kSlice, Threads, Block>(staged, vectors, group, slice, length, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (int column = first; column < length; column += kStep) {
-      UNROLL for (int step = 0; step < Matrix::kColumns / kValues; ++step) {
-        threadgroup const T* x = staged + Matrix::template place<kSlice>(column + step * kValues);
-        multiply_values<Count, 2 * Half, kValues>(sums, blocks, step, x, kSlice);
+      threadgroup const T* x = staged + column / Matrix::kColumns * Block::kValues;
+      if constexpr (Count == 1) {
+        StagedVector<Block, kDistance, T> vector;
+        vector.columns = x;
+        add_products<2 * Half>(sums, blocks, vector);
+      } else {
+        add_products_of_vectors<Count, 2 * Half, kDistance>(sums, blocks, x, kSlice);
       }
       if (column + kStep < length) weights.load(blocks, slice + column + kStep);
     }
@@ -152,21 +189,21 @@ METAL_FUNC void halve_values(thread float* values, uint lane) {
   if constexpr (Size > 0) {
     const bool keeps_upper = (lane & uint(Size)) != 0;
     UNROLL for (int i = 0; i < Size; ++i) {
-      const float kept = keeps_upper ? values[Size + i] : values[i];
-      const float handed = keeps_upper ? values[i] : values[Size + i];
-      values[i] = kept + simd_shuffle_xor(handed, ushort(Size));
+      const float lower = values[i], upper = values[Size + i];  // read before the choice, to stay in registers
+      const float handed = keeps_upper ? lower : upper;
+      values[i] = (keeps_upper ? upper : lower) + simd_shuffle_xor(handed, ushort(Size));
     }
     halve_values<Size / 2>(values, lane);
   }
 }
 
-// Adds up values[i] over all lanes, for each i. Lane l returns the sum of values[l % Count]. Destroys `values`. For 32
-// values it takes 31 shuffles, while a simd_sum per value would take 160.
-template <int Count>
+// Adds up values[i] over each `Lanes` neighbours, for each i. Lane l returns the sum of values[l % Count]. Destroys
+// `values`. For 32 values it takes 31 shuffles, while a simd_sum per value would take 160.
+template <int Count, int Lanes = 32>
 METAL_FUNC float reduce_to_lanes(thread float* values, uint lane) {
-  static_assert(Count <= 32 && (Count & (Count - 1)) == 0, "each value has a lane");
+  static_assert(Count <= Lanes && (Count & (Count - 1)) == 0, "each value has a lane");
   halve_values<Count / 2>(values, lane);
   float sum = values[0];
-  UNROLL for (int distance = Count; distance < 32; distance *= 2) sum += simd_shuffle_xor(sum, ushort(distance));
+  UNROLL for (int distance = Count; distance < Lanes; distance *= 2) sum += simd_shuffle_xor(sum, ushort(distance));
   return sum;
 }

@@ -1,7 +1,9 @@
 // y = the weighted sum of each token's products hidden W_down, plus its residual, for up to 8 tokens.
-// A threadgroup owns kDownRows rows of every expert. It takes the experts one after another, each with all its pairs.
-// A simdgroup owns 4 of the rows. Threadgroup memory holds the products, [pairs + tokens, kDownRows], which the
-// threadgroup adds up at the end.
+// A threadgroup owns DownPlan's rows of every expert. Its simdgroups take turns at the pairs. The first pair of an
+// expert does the work for all its pairs, and the last simdgroup does that of the shared expert. Some lanes share the
+// columns of their own rows. Registers hold a block of codes for each of a lane's rows, which meets all vectors, and
+// a sum for each row. Threadgroup memory holds the weighted products, [pairs + tokens, rows], which the threadgroup
+// adds up at the end.
 //
 // Layout: hidden [T, k, I], shared_hidden [T, IS], w_down [E, D, I] and shared [D, IS] with strides; residual and y
 // [T, D].
@@ -15,59 +17,74 @@ METAL_FUNC constexpr int most_products() {
   return (Most == 1 ? 32 : kFewPairs) + Most;
 }
 
-struct StagedProducts {
-  threadgroup const float* column;
-  METAL_FUNC float at(int64_t pair) const { return column[pair * kDownRows]; }
+// A token's share of an expert's product.
+struct Shares {
+  device const uchar* topk_weights;
+  device const uchar* shared_gate;
+  bool is_shared;
+  METAL_FUNC float of_pair(constant MoeDownParameters& parameters, int pair) const {
+    if (is_shared) return shared_weight(shared_gate, parameters, pair);
+    return weight_of_pair(topk_weights, parameters, pair);
+  }
 };
 
-// Multiplies and keeps the products. Lane row * Count + v of a simdgroup holds the product of that row and vector v.
-template <int Count, int Most, typename T, typename Matrices>
-METAL_FUNC void multiply_and_keep(
-    threadgroup float* products,
-    int offset,
-    threadgroup T* staged,
-    thread const Matrices& weights,
-    thread const VectorRows<T>& vectors,
-    thread const PairGroup<Most>& own,
-    int columns,
-    uint thread_index,
-    uint lane) {
-  constexpr int kValues = kRowsOfHalf * Count;  // per half
-  float sums[2 * kValues];
-  multiply_vectors<Count, Most, kDownSimdgroups * 32, 1>(
-      sums, staged, weights, vectors, own, columns, 0, thread_index, lane);
-  const float upper = reduce_to_lanes<kValues>(sums, lane);
-  const float lower = reduce_to_lanes<kValues>(sums + kValues, lane);
-  const int v = int(lane) % Count;
-  int pair = own.pairs[0];
-  UNROLL for (int i = 1; i < Count; ++i) pair = v == i ? own.pairs[i] : pair;
-  if (int(lane) < kValues && v < own.count) {
-    threadgroup float* own_products = products + (pair + offset) * kDownRows + int(lane) / Count;
-    own_products[0] = upper;
-    own_products[kRowsOfHalf] = lower;
-  }
-}
+// A lane's rows of one expert.
+struct DownRows {
+  device const uchar* weights;
+  device const uchar* scales;
+  device const uchar* biases;
+  int expert, first;
+};
 
-template <int Most, typename T, int Bits, int Width>
-METAL_FUNC void products_of(
+// Multiplies the rows of one expert by the vectors of its pairs. Each weight is read once. The sums of one vector stay
+// in registers. Those of several go to threadgroup memory after each block.
+template <typename Plan, int Bits, int Width, typename T>
+METAL_FUNC void multiply_pairs(
     threadgroup float* products,
-    int offset,
-    threadgroup T* staged,
-    thread const TwoMatrices<kRowsOfHalf, T, Bits, Width>& weights,
+    constant MoeDownParameters& parameters,
+    constant MatrixParameters& matrix,
+    thread const Shares& shares,
+    thread const DownRows& rows,
     thread const VectorRows<T>& vectors,
-    thread const PairGroup<Most>& own,
-    int columns,
-    uint thread_index,
+    PairSet pairs,
     uint lane) {
-  if (own.count == 1) {
-    multiply_and_keep<1>(products, offset, staged, weights, vectors, own, columns, thread_index, lane);
-  } else if constexpr (Most > 1) {
-    multiply_and_keep<Most>(products, offset, staged, weights, vectors, own, columns, thread_index, lane);
+  constexpr int kRows = Plan::kRowsOfLane;
+  static_assert(kRows <= kDownLanes, "a lane stores the sum of a row");
+  typedef WeightBlock<Bits, Width> Block;
+  constexpr int kStep = kDownLanes * Block::kColumns;
+  const int columns = int(vectors.stride);
+  const int first_row = min(rows.first, parameters.D - 1), second_row = min(rows.first + kRows / 2, parameters.D - 1);
+  TwoMatrices<kRows / 2, T, Bits, Width> weights;
+  weights.first = rows_of<T, Bits, Width>(
+      rows.weights, rows.scales, rows.biases, matrix, rows.expert, first_row, parameters.D - first_row);
+  weights.second = rows_of<T, Bits, Width>(
+      rows.weights, rows.scales, rows.biases, matrix, rows.expert, second_row, parameters.D - second_row);
+  const int count = pairs.count();
+  float sums[kRows];
+  UNROLL for (int row = 0; row < kRows; ++row) sums[row] = 0.0f;
+  for (int first = 0; first < columns; first += kStep) {
+    const int column = first + int(lane) % kDownLanes * Block::kColumns;
+    Block blocks[kRows];
+    if (column < columns) weights.load(blocks, column);
+    PairSet open = pairs;
+    for (int i = 0; i < count; ++i) {
+      const int pair = open.take_first();
+      if (column < columns) {
+        StoredVector<Block, T> vector;
+        vector.columns = vectors.of_pair(pair) + column;
+        add_products<kRows>(sums, blocks, vector);
+      }
+      if (count == 1 && first + kStep < columns) continue;
+      const float product = reduce_to_lanes<kRows, kDownLanes>(sums, lane) * shares.of_pair(parameters, pair);
+      threadgroup float* own = products + pair * Plan::kRows + int(lane) % kRows;
+      if (int(lane) % kDownLanes < kRows) *own = first > 0 && count > 1 ? *own + product : product;
+      UNROLL for (int row = 0; row < kRows; ++row) sums[row] = 0.0f;
+    }
   }
 }
 
 template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
-[[kernel]] void moe_down(
+[[kernel, max_total_threads_per_threadgroup(kDownSimdgroups * 32)]] void moe_down(
     device const T* hidden [[buffer(0)]],
     device const uchar* w_down [[buffer(1)]],
     device const uchar* w_scales [[buffer(2)]],
@@ -87,55 +104,67 @@ template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  typedef DownPlan<Bits> Plan;
   constexpr int kThreads = kDownSimdgroups * 32;
-  alignas(16) threadgroup T staged[Most * staged_columns<T, Most>()];
-  threadgroup float products[most_products<Most>() * kDownRows];
+  threadgroup float products[most_products<Most>() * Plan::kRows];
   constant PairParameters& pairs = parameters.pairs;
   const int count = pairs.count;
-  const int first = int(group.x) * kDownRows;
-  const int own_row = int(simdgroup) * 2 * kRowsOfHalf;
-  const int row = min(first + own_row, parameters.D - 1);
-  const int next_row = min(row + kRowsOfHalf, parameters.D - 1);
-
+  const int first = int(group.x) * Plan::kRows;
+  const bool has_shared = parameters.IS > 0;
+  const bool is_shared = has_shared && simdgroup == kDownSimdgroups - 1;
   FewPairs few;
-  few.load(topk_ids, pairs, lane);
-  PairGroup<Most> own;
+  if constexpr (Most > 1) few.load(topk_ids, pairs, lane);
   VectorRows<T> vectors;
+  vectors.data = is_shared ? shared_hidden : hidden;
+  vectors.stride = is_shared ? parameters.IS : parameters.I;
   vectors.divisor = 1;
-  vectors.data = hidden;
-  vectors.stride = parameters.I;
-  for (int pair = 0; pair < count; ++pair) {
-    const int expert = expert_of_pair(topk_ids, pairs, pair);
-    if (expert == kLeftOut && first == 0 && thread_index == 0) report_pair(topk_ids, pairs, pair, errors);
-    own.take(few, expert, pair, lane);
-    if (own.count == 0) continue;
-    TwoMatrices<kRowsOfHalf, T, Bits, Width> weights;
-    weights.first =
-        rows_of<T, Bits, Width>(w_down, w_scales, w_biases, parameters.experts, expert, row, parameters.D - row);
-    weights.second = rows_of<T, Bits, Width>(
-        w_down, w_scales, w_biases, parameters.experts, expert, next_row, parameters.D - next_row);
-    products_of<Most>(products + own_row, 0, staged, weights, vectors, own, parameters.I, thread_index, lane);
-  }
-  if (parameters.IS > 0) {
-    own.take_tokens(pairs.tokens);
-    vectors.data = shared_hidden;
-    vectors.stride = parameters.IS;
-    TwoMatrices<kRowsOfHalf, T, SharedBits, Width> weights;
-    weights.first = rows_of<T, SharedBits, Width>(
-        shared_down_proj, shared_scales, shared_biases, parameters.shared, 0, row, parameters.D - row);
-    weights.second = rows_of<T, SharedBits, Width>(
-        shared_down_proj, shared_scales, shared_biases, parameters.shared, 0, next_row, parameters.D - next_row);
-    products_of<Most>(products + own_row, count, staged, weights, vectors, own, parameters.IS, thread_index, lane);
+  Shares shares;
+  shares.topk_weights = topk_weights;
+  shares.shared_gate = shared_gate;
+  shares.is_shared = is_shared;
+  DownRows rows;
+  rows.weights = is_shared ? shared_down_proj : w_down;
+  rows.scales = is_shared ? shared_scales : w_scales;
+  rows.biases = is_shared ? shared_biases : w_biases;
+  rows.expert = 0;
+  const int own_row = int(lane) / kDownLanes * Plan::kRowsOfLane;
+  rows.first = first + own_row;
+
+  // The shared expert follows the pairs.
+  const int last = is_shared ? count : count - 1;
+  for (int unit = is_shared ? count : int(simdgroup); unit <= last; unit += kDownSimdgroups - (has_shared ? 1 : 0)) {
+    PairSet own = first_pairs(is_shared ? pairs.tokens : unit + 1);
+    if (!is_shared) {
+      rows.expert = expert_of_pair(topk_ids, pairs, unit);
+      if (rows.expert == kLeftOut) {
+        if (first == 0 && lane == 0) report_pair(topk_ids, pairs, unit, errors);
+        if (int(lane) < Plan::kRows) products[unit * Plan::kRows + int(lane)] = 0.0f;
+        continue;
+      }
+      if constexpr (Most > 1) own = few.with_expert(rows.expert, lane);
+      const int all = own.count();
+      own.drop_before(unit);
+      if (Most > 1 && own.count() < all) continue;
+    }
+    threadgroup float* target = products + (is_shared ? count * Plan::kRows : 0) + own_row;
+    if constexpr (SharedBits != Bits) {
+      if (is_shared) {
+        multiply_pairs<Plan, SharedBits, Width>(
+            target, parameters, parameters.shared, shares, rows, vectors, own, lane);
+        continue;
+      }
+    }
+    constant MatrixParameters& matrix = is_shared ? parameters.shared : parameters.experts;
+    multiply_pairs<Plan, Bits, Width>(target, parameters, matrix, shares, rows, vectors, own, lane);
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  for (int item = int(thread_index); item < pairs.tokens * kDownRows; item += kThreads) {
-    const int token = item / kDownRows;
-    const int column = item % kDownRows;
-    StagedProducts staged_products;
-    staged_products.column = products + column;
-    if (first + column < parameters.D) {
-      const float sum = weighted_sum(staged_products, topk_ids, topk_weights, shared_gate, parameters, token);
-      store_sum(y, residual, parameters, int64_t(token) * parameters.D + first + column, sum);
-    }
+  for (int item = int(thread_index); item < pairs.tokens * Plan::kRows; item += kThreads) {
+    const int token = item / Plan::kRows;
+    const int column = item % Plan::kRows;
+    if (first + column >= parameters.D) continue;
+    float sum = 0.0f;
+    for (int j = 0; j < pairs.k; ++j) sum += products[(token * pairs.k + j) * Plan::kRows + column];
+    if (has_shared) sum += products[(count + token) * Plan::kRows + column];
+    store_sum(y, residual, parameters, int64_t(token) * parameters.D + first + column, sum);
   }
 }

@@ -1,13 +1,13 @@
-// hidden = silu(x W_gate) * (x W_up) for up to 8 tokens. A threadgroup owns kGateUpRows rows of gate and of up
-// of one expert, and all pairs of that expert. y counts pairs, then the shared expert; the first pair of an expert does
-// the work. A simdgroup owns 2 rows of each. Registers: a sum for each row and vector.
-// Layout: x [T, D], w_gate_up [E, 2 I, D], shared [IS, D], with strides; hidden [T, k, I], shared_hidden [T, IS].
+// hidden = silu(x W_gate) * (x W_up) for up to 8 tokens. A threadgroup owns GateUpPlan's rows of gate and of
+// up of one expert, and all pairs of that expert. y counts pairs, then the shared expert; the first pair of an expert
+// does the work. A simdgroup owns 2 rows of each. Registers: a sum for each row and vector. Layout: x [T, D], w_gate_up
+// [E, 2 I, D], shared [IS, D], with strides; hidden [T, k, I], shared_hidden [T, IS].
 #include "experts/few_tokens.h"
 #include "experts/gate_up.h"
 #include "experts/moe_gate_up.h"
 
 // Multiplies and stores. Lane row * Count + v of a simdgroup stores its row for vector v.
-template <int Count, int Most, typename T, typename Matrices>
+template <int Threads, int Count, int Most, typename T, typename Matrices>
 METAL_FUNC void multiply_and_store(
     device T* target,
     threadgroup T* staged,
@@ -21,19 +21,24 @@ METAL_FUNC void multiply_and_store(
     uint lane) {
   constexpr int kValues = kRowsOfHalf * Count;
   float sums[2 * kValues];
-  multiply_vectors<Count, Most, kGateUpSimdgroups * 32, 1>(
-      sums, staged, weights, vectors, own, columns, 0, thread_index, lane);
+  multiply_vectors<Count, Threads>(sums, staged, weights, vectors, own, columns, thread_index, lane);
   const float gate = reduce_to_lanes<kValues>(sums, lane);
   const float up = reduce_to_lanes<kValues>(sums + kValues, lane);
   const int v = int(lane) % Count;
-  int pair = own.pairs[0];
-  UNROLL for (int i = 1; i < Count; ++i) pair = v == i ? own.pairs[i] : pair;
+  PairSet pairs = own.pairs;
+  int pair = pairs.take_first();
+  UNROLL for (int i = 1; i < Count; ++i) {
+    if (i < own.count) {
+      const int next = pairs.take_first();
+      pair = v == i ? next : pair;
+    }
+  }
   const int own_row = row + int(lane) / Count;
   const bool is_there = int(lane) < kValues && v < own.count && own_row < width;
   if (is_there) target[int64_t(pair) * width + own_row] = T(silu_product(gate, up));
 }
 
-template <int Most, typename T, int Bits, int Width>
+template <int Threads, int Most, typename T, int Bits, int Width>
 METAL_FUNC void gate_and_up(
     device T* target,
     threadgroup T* staged,
@@ -46,14 +51,14 @@ METAL_FUNC void gate_and_up(
     uint thread_index,
     uint lane) {
   if (own.count == 1) {
-    multiply_and_store<1>(target, staged, weights, vectors, own, width, row, columns, thread_index, lane);
+    multiply_and_store<Threads, 1>(target, staged, weights, vectors, own, width, row, columns, thread_index, lane);
   } else if constexpr (Most > 1) {
-    multiply_and_store<Most>(target, staged, weights, vectors, own, width, row, columns, thread_index, lane);
+    multiply_and_store<Threads, Most>(target, staged, weights, vectors, own, width, row, columns, thread_index, lane);
   }
 }
 
 template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
-[[kernel, max_total_threads_per_threadgroup(kGateUpSimdgroups * 32)]] void moe_gate_up(
+[[kernel, max_total_threads_per_threadgroup(GateUpPlan<Bits>::kSimdgroups * 32)]] void moe_gate_up(
     device const T* x [[buffer(0)]],
     device const uchar* w_gate_up [[buffer(1)]],
     device const uchar* w_scales [[buffer(2)]],
@@ -73,10 +78,12 @@ template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  typedef GateUpPlan<Bits> Plan;
+  constexpr int kThreads = Plan::kSimdgroups * 32;
   alignas(16) threadgroup T staged[Most * staged_columns<T, Most>()];
   constant PairParameters& pairs = parameters.pairs;
   const int pair = int(group.y);
-  const int first = int(group.x) * kGateUpRows;
+  const int first = int(group.x) * Plan::kRows;
   const bool is_shared = pair == pairs.count;
   const int width = is_shared ? parameters.IS : parameters.I;
   if (first >= width) return;
@@ -90,7 +97,7 @@ template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
     if (expert == kLeftOut) {
       if (first == 0 && thread_index == 0) report_pair(topk_ids, pairs, pair, errors);
       const int row = first + int(thread_index);
-      if (int(thread_index) < kGateUpRows && row < width) hidden[int64_t(pair) * width + row] = T(0);
+      if (int(thread_index) < Plan::kRows && row < width) hidden[int64_t(pair) * width + row] = T(0);
       return;
     }
     FewPairs few;
@@ -111,13 +118,14 @@ template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
         shared_gate_proj, shared_gate_scales, shared_gate_biases, parameters.shared_gate, 0, own_row, width - own_row);
     weights.second = rows_of<T, SharedBits, Width>(
         shared_up_proj, shared_up_scales, shared_up_biases, parameters.shared_up, 0, own_row, width - own_row);
-    gate_and_up<Most>(shared_hidden, staged, weights, vectors, own, width, row, parameters.D, thread_index, lane);
+    gate_and_up<kThreads, Most>(
+        shared_hidden, staged, weights, vectors, own, width, row, parameters.D, thread_index, lane);
   } else {
     TwoMatrices<kRowsOfHalf, T, Bits, Width> weights;
     weights.first =
         rows_of<T, Bits, Width>(w_gate_up, w_scales, w_biases, parameters.experts, expert, own_row, width - own_row);
     weights.second = rows_of<T, Bits, Width>(
         w_gate_up, w_scales, w_biases, parameters.experts, expert, int64_t(width) + own_row, width - own_row);
-    gate_and_up<Most>(hidden, staged, weights, vectors, own, width, row, parameters.D, thread_index, lane);
+    gate_and_up<kThreads, Most>(hidden, staged, weights, vectors, own, width, row, parameters.D, thread_index, lane);
   }
 }

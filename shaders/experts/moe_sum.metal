@@ -3,12 +3,6 @@
 #include "experts/moe_sum.h"
 #include "experts/weighted_sum.h"
 
-struct StoredProducts {
-  device const float* column;
-  int64_t stride;
-  METAL_FUNC float at(int64_t pair) const { return column[pair * stride]; }
-};
-
 template <typename T>
 [[kernel]] void moe_sum(
     device const float* products [[buffer(0)]],
@@ -22,9 +16,16 @@ template <typename T>
     uint thread_index [[thread_index_in_threadgroup]]) {
   const int column = int(group.x) * kSumThreads + int(thread_index);
   if (column >= parameters.D) return;
-  StoredProducts stored;
-  stored.column = products + column;
-  stored.stride = parameters.D;
-  const float sum = weighted_sum(stored, topk_ids, topk_weights, shared_gate, parameters, int(group.y));
-  store_sum(y, residual, parameters, int64_t(group.y) * parameters.D + column, sum);
+  constant PairParameters& pairs = parameters.pairs;
+  const int token = int(group.y);
+  device const float* own = products + column;
+  float sum = 0.0f;
+  for (int pair = token * pairs.k; pair < (token + 1) * pairs.k; ++pair) {
+    if (expert_of_pair(topk_ids, pairs, pair) == kLeftOut) continue;
+    sum += weight_of_pair(topk_weights, parameters, pair) * own[int64_t(pair) * parameters.D];
+  }
+  if (parameters.IS > 0) {
+    sum += shared_weight(shared_gate, parameters, token) * own[(int64_t(pairs.count) + token) * parameters.D];
+  }
+  store_sum(y, residual, parameters, int64_t(token) * parameters.D + column, sum);
 }

@@ -7,7 +7,6 @@
 #include "experts/parameters.h"
 
 GDN_CONSTANT int kLeftOut = -1;
-GDN_CONSTANT int kNoPair = 0x7fffffff;
 
 METAL_FUNC int64_t id_at(device const int* topk_ids, constant PairParameters& pairs, int token, int slot) {
   return read_index(topk_ids, token * pairs.token_stride + slot * pairs.slot_stride, pairs.id_bytes);
@@ -30,60 +29,87 @@ METAL_FUNC void report_pair(
   report_error(errors, pairs.op, "topk_ids: expected ids below the number of experts, got ", id, pair, __LINE__);
 }
 
+// Some of up to kFewPairs pairs: a bit for each.
+struct PairSet {
+  GDN_CONSTANT int kWords = kFewPairs / 32;
+  uint words[kWords];
+
+  METAL_FUNC int count() const {
+    int found = 0;
+    UNROLL for (int i = 0; i < kWords; ++i) found += int(popcount(words[i]));
+    return found;
+  }
+
+  METAL_FUNC void drop_before(int pair) {
+    UNROLL for (int i = 0; i < kWords; ++i) {
+      const int before = pair - i * 32;
+      if (before > 0) words[i] &= before < 32 ? 0xffffffffu << uint(before) : 0u;
+    }
+  }
+
+  // Takes the first pair out, and returns it. There must be one.
+  METAL_FUNC int take_first() {
+    int first = 0;
+    bool is_open = true;
+    UNROLL for (int i = 0; i < kWords; ++i) {
+      const uint word = words[i];
+      const bool is_here = is_open && word != 0;
+      first = is_here ? i * 32 + int(ctz(word)) : first;
+      words[i] = is_here ? word & (word - 1u) : word;
+      is_open = is_open && !is_here;
+    }
+    return first;
+  }
+};
+
+METAL_FUNC PairSet first_pairs(int count) {
+  PairSet all;
+  UNROLL for (int i = 0; i < PairSet::kWords; ++i) all.words[i] = 0xffffffffu;
+  PairSet rest = all;
+  rest.drop_before(count);
+  UNROLL for (int i = 0; i < PairSet::kWords; ++i) all.words[i] &= ~rest.words[i];
+  return all;
+}
+
 // The experts of up to kFewPairs pairs. Lane l holds those of pairs l, l + 32 and l + 64.
 struct FewPairs {
-  int experts[kFewPairs / 32];
+  int experts[PairSet::kWords];
 
   METAL_FUNC void load(device const int* topk_ids, constant PairParameters& pairs, uint lane) {
-    UNROLL for (int i = 0; i < kFewPairs / 32; ++i) {
+    UNROLL for (int i = 0; i < PairSet::kWords; ++i) {
       const int pair = i * 32 + int(lane);
       experts[i] = pair < pairs.count ? expert_of_pair(topk_ids, pairs, pair) : kLeftOut;
     }
   }
 
-  // Returns how many pairs before `pair` have the expert. Every lane must call.
-  METAL_FUNC int count_before(int expert, int pair, uint lane) const {
-    int count = 0;
-    UNROLL for (int i = 0; i < kFewPairs / 32; ++i) {
-      if (experts[i] == expert && i * 32 + int(lane) < pair) ++count;
+  // Every lane must call, with the same expert.
+  METAL_FUNC PairSet with_expert(int expert, uint lane) const {
+    PairSet found;
+    UNROLL for (int i = 0; i < PairSet::kWords; ++i) {
+      found.words[i] = simd_sum(experts[i] == expert ? 1u << lane : 0u);
     }
-    return simd_sum(count);
-  }
-
-  // Returns the first pair after `pair` with the expert, or kNoPair. Every lane must call.
-  METAL_FUNC int next(int expert, int pair, uint lane) const {
-    int found = kNoPair;
-    UNROLL for (int i = kFewPairs / 32 - 1; i >= 0; --i) {
-      const int candidate = i * 32 + int(lane);
-      if (experts[i] == expert && candidate > pair) found = candidate;
-    }
-    return simd_min(found);
+    return found;
   }
 };
 
 // A group of up to `Most` pairs of one expert, or tokens of the shared one.
 template <int Most>
 struct PairGroup {
-  int pairs[Most];
+  PairSet pairs;  // the first `count` are the group's
   int count;
 
   METAL_FUNC void take_tokens(int tokens) {
-    UNROLL for (int i = 0; i < Most; ++i) pairs[i] = min(i, tokens - 1);
+    pairs = first_pairs(tokens);
     count = min(tokens, Most);
   }
 
   // Returns the pairs with the expert of `pair`, from this one on, or none if another group has them. Each group starts
   // at every Most-th pair of the expert. Every lane must call.
   METAL_FUNC void take(thread const FewPairs& few, int expert, int pair, uint lane) {
-    count = 0;
-    if (expert == kLeftOut || few.count_before(expert, pair, lane) % Most != 0) return;
-    int last = pair;
-    UNROLL for (int i = 0; i < Most; ++i) {
-      pairs[i] = last == kNoPair ? pair : last;
-      if (last != kNoPair) {
-        count = i + 1;
-        last = few.next(expert, last, lane);
-      }
-    }
+    pairs = few.with_expert(expert, lane);
+    const int all = pairs.count();
+    pairs.drop_before(pair);
+    const int left = pairs.count();
+    count = (all - left) % Most == 0 ? min(left, Most) : 0;
   }
 };

@@ -6,22 +6,59 @@
 #include "core/tile.h"
 #include "experts/tile_size.h"
 
-// A lane loads 16 bytes of codes at once. They belong to one row and to one group.
+// A lane loads 16 bytes of codes at once. They belong to one row and to one group. A step takes kValues columns, in the
+// order of pairs, and a word has kSteps steps. A product with a vector x is scale * sum of numbers x + rest * sum of x.
 template <int Bits, int Width>
 struct WeightBlock {
-  GDN_CONSTANT int kValues = 4;  // decoded at once
-  Codes<Bits, 128 / Bits> codes;
+  GDN_CONSTANT int kValues = 4;
+  GDN_CONSTANT int kSteps = 8 / Bits;
+  GDN_CONSTANT int kColumns = 128 / Bits;
+  Codes<Bits, kColumns> codes;
   ScaleAndRest<Bits> own;
-  METAL_FUNC Values<4> values(int step) const { return codes.values(step, own); }
+
+  METAL_FUNC Values<4> numbers(int step) const { return codes.numbers(step); }
+  METAL_FUNC Values<4> values(int step) const {
+    Values<4> found = numbers(step);
+    UNROLL for (int i = 0; i < 4; ++i) found.at[i] = fma(found.at[i], own.scale, own.rest);
+    return found;
+  }
+  METAL_FUNC float product(float of_numbers, float total) const { return fma(own.scale, of_numbers, own.rest * total); }
+
+  // Loads the numbers of a vector that meet a word's steps.
+  template <typename T>
+  METAL_FUNC static void load_vector(thread vec<T, 4>* found, device const T* source, int word) {
+    load_for_word<Bits, Width>(found, source, word);
+  }
 };
 
 // Does the same for numbers.
 template <int Width>
 struct WeightBlock<0, Width> {
   GDN_CONSTANT int kValues = Width;
-  Values<Width> numbers;
-  METAL_FUNC Values<Width> values(int) const { return numbers; }
+  GDN_CONSTANT int kSteps = 1;
+  GDN_CONSTANT int kColumns = Width;
+  Values<Width> all;
+
+  METAL_FUNC Values<Width> numbers(int) const { return all; }
+  METAL_FUNC Values<Width> values(int) const { return all; }
+  METAL_FUNC float product(float of_numbers, float) const { return of_numbers; }
+
+  template <typename T>
+  METAL_FUNC static void load_vector(thread typename VectorOf<T, Width>::type* found, device const T* source, int) {
+    found[0] = *(device const typename VectorOf<T, Width>::type*)source;
+  }
 };
+
+template <int Width, typename Vector>
+METAL_FUNC Values<Width> floats_of(Vector vector) {
+  Values<Width> values;
+  if constexpr (Width == 1) {
+    values.at[0] = float(vector);
+  } else {
+    UNROLL for (int i = 0; i < Width; ++i) values.at[i] = float(vector[i]);
+  }
+  return values;
+}
 
 // The bytes of kTileColumns rows of kTileDepth columns in threadgroup memory. Decoded weights are f32: rounding them to
 // 16 bits would add as much error as rounding the result does.
@@ -33,14 +70,7 @@ METAL_FUNC constexpr int staged_bytes() {
 // Consecutive rows of a packed matrix.
 template <typename T, int Bits, int Width>
 struct Weights {
-  GDN_CONSTANT int kColumns = 128 / Bits;  // per load of a lane
-
-  // Returns where a slice of a vector keeps a column in threadgroup memory. Neighbouring lanes read neighbouring
-  // values.
-  template <int Slice>
-  METAL_FUNC static int place(int column) {
-    return column % kColumns / 4 * (Slice * 4 / kColumns) + column / kColumns * 4 + column % 4;
-  }
+  GDN_CONSTANT int kColumns = WeightBlock<Bits, Width>::kColumns;  // per load of a lane
 
   device const uint* data;
   device const uchar* scales;
@@ -123,7 +153,7 @@ struct Weights {
     codes.template load<Width>(data + int64_t(row) * stride + (column + at) / (32 / Bits));
     const ScaleAndRest<Bits> own = scale_at(row, column + at);
     UNROLL for (int step = 0; step < 2; ++step) {
-      const Values<4> found = codes.values(step, own);
+      const Values<4> found = codes.weights(step, own);
       *(threadgroup float4*)(target + step * 4) = float4(found.at[0], found.at[1], found.at[2], found.at[3]);
     }
   }
@@ -139,11 +169,6 @@ struct Weights {
 template <typename T, int Width>
 struct Weights<T, 0, Width> {
   GDN_CONSTANT int kColumns = Width;
-
-  template <int Slice>
-  METAL_FUNC static int place(int column) {
-    return column;
-  }
 
   device const T* data;
   int stride;
@@ -161,7 +186,7 @@ struct Weights<T, 0, Width> {
   }
 
   METAL_FUNC void load(thread WeightBlock<0, Width>& block, int row, int column) const {
-    block.numbers = load_values<Width>(data + int64_t(min(row, rows - 1)) * stride + column);
+    block.all = load_values<Width>(data + int64_t(min(row, rows - 1)) * stride + column);
   }
 
   // Copies kTileDepth columns of kTileColumns rows into a tile, and zeros past the last row or column.

@@ -36,6 +36,6 @@ template <typename T, int Bits>
   codes.template load<1>(own.data + column / (32 / Bits));
   const ScaleAndRest<Bits> scale = own.scale_at(0, column);
   UNROLL for (int step = 0; step < kDequantizeColumns / 4; ++step) {
-    store_values<T, 4>(target + step * 4, codes.values(step, scale));
+    store_values<T, 4>(target + step * 4, codes.weights(step, scale));
   }
 }

@@ -150,6 +150,14 @@ def test_scale(device: torch.device) -> None:
     assert_close("o", attend(device, call), exact(call), BOUND[torch.float32], head_dim=1)
 
 
+@pytest.mark.parametrize("L", [1, 7, 40])
+def test_a_window_begins_within_a_tile_of_means(device: torch.device, L: int) -> None:
+    """A block holds three tiles, and keys that kernels read together must not be of two."""
+    options = {"L": L, "T": 300, "tile_means": True, "mask": "window of 50", "block_size": 512}
+    call = make_call(PLAIN | options)
+    assert_close("o", attend(device, call), exact(call), BOUND[torch.float32], head_dim=1)
+
+
 @pytest.mark.parametrize("L", [1, 7])
 def test_the_same_bits_each_time(device: torch.device, L: int) -> None:
     call = make_call(PLAIN | {"L": L})

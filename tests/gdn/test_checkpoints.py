@@ -166,28 +166,6 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("is_default", [False, True])
-@pytest.mark.parametrize(("argument", "words", "offsets", "slots"), WRONG)
-def test_wrong_numbers_on_the_cpu(
-    device: torch.device,
-    argument: str,
-    words: str,
-    offsets: list[int],
-    slots: list[int],
-    is_default: bool,
-    packed: bool,
-) -> None:
-    case = make_case(260 if packed else 130, K, V, B=1 if packed else 2, H=1, HV=HV).to(device)
-    pool = random_pool(device)
-    before = pool.clone()
-    numbers = {"checkpoint_offsets": torch.tensor(offsets), "checkpoint_indices": torch.tensor(slots)}
-    options = {"cu_seqlens": torch.tensor([0, 130, 260])} if packed else {}
-    with pytest.raises(ValueError, match=f"^chunk_gated_delta_rule_: {argument}: {words}"):
-        prefill(case, pool, None if is_default else torch.tensor([0, 1]), **numbers, **options)
-    assert_same_bits("pool", pool, before)
-
-
 @on_mps("chunked", "fused_chunk", "recurrent")
 @pytest.mark.parametrize("is_default", [False, True])
 @pytest.mark.parametrize(("argument", "words", "offsets", "slots"), WRONG)
@@ -207,25 +185,6 @@ def test_wrong_numbers_on_the_device(
         torch.mps.synchronize()
     others = [n for n in range(SLOTS) if n != 4]
     assert_same_bits("pool", pool[others], expected[others])
-
-
-@pytest.mark.parametrize(
-    ("argument", "error", "offsets", "slots"),
-    [
-        ("checkpoint_indices", ValueError, torch.tensor([64, 64]), None),
-        ("checkpoint_offsets", ValueError, None, torch.tensor([4, 5])),
-        ("checkpoint_offsets", TypeError, torch.tensor([64.0, 64]), torch.tensor([4, 5])),
-        ("checkpoint_indices", TypeError, torch.tensor([64, 64]), torch.tensor([4.0, 5])),
-        ("checkpoint_offsets", ValueError, torch.tensor([64]), torch.tensor([4, 5])),
-        ("checkpoint_indices", ValueError, torch.tensor([64, 64]), torch.tensor([[4, 5]])),
-    ],
-)
-def test_wrong_arguments(
-    device: torch.device, argument: str, error: type[Exception], offsets: Tensor | None, slots: Tensor | None
-) -> None:
-    case = make_case(130, K, V, B=2, H=1, HV=HV).to(device)
-    with pytest.raises(error, match=f"^chunk_gated_delta_rule_: {argument}: expected"):
-        prefill(case, random_pool(device), checkpoint_offsets=offsets, checkpoint_indices=slots)
 
 
 def test_without_tokens_there_is_none(device: torch.device) -> None:

@@ -88,7 +88,7 @@ def test_the_recurrent_op_at_the_edge_of_the_specification(mps: torch.device, na
 
 AURA = {"key_bits": 4, "value_bits": 3, "D": 80, "ratio": 3, "T": 150, "mask": "window of 50", "means": True}
 AURA |= {"offset": "last", "sinks": True, "starts": True, "block_size": 64, "dtype": torch.float32}
-AURA |= {"exact": (132, 4), "trellis": False}
+AURA |= {"exact": (132, 4), "trellis": False, "tile_means": True}
 
 
 def in_other_orders(run: Callable[[], Tensor], exact: Tensor) -> None:

@@ -119,33 +119,6 @@ def test_many_sequences(device: torch.device, on_cpu: bool) -> None:
         assert_same_bits(f"state after token {t}", pool[indices[:, t].to(device)], states[t + 1])
 
 
-def refused_calls() -> list[tuple[str, str, dict[str, Any]]]:
-    square = torch.arange(4).view(2, 2)
-    return [
-        ("too many tokens", "state_indices: expected a column for each token", {"state_indices": square[:, :1]}),
-        ("no columns", "state_indices: expected at least one column", {"state_indices": square[:, :0]}),
-        ("a third dimension", r"state_indices: expected shape \[N\] or", {"state_indices": square[..., None]}),
-        ("a slot twice", "state_indices: expected each slot at most once", {"state_indices": square * 0 + 1}),
-        ("none accepted", "num_accepted_tokens: expected counts from 1 to 2", {"num_accepted_tokens": [0, 1]}),
-        ("more than a step", "num_accepted_tokens: expected counts from 1 to 2", {"num_accepted_tokens": [1, 3]}),
-        ("one count", r"num_accepted_tokens: expected shape \[N\]", {"num_accepted_tokens": [1]}),
-        (
-            "one slot a sequence",
-            r"num_accepted_tokens: expected None when state_indices is not",
-            {"state_indices": square[:, 0], "num_accepted_tokens": [1, 1]},
-        ),
-    ]
-
-
-@pytest.mark.parametrize(("words", "change"), [pytest.param(*each[1:], id=each[0]) for each in refused_calls()])
-def test_wrong_calls(device: torch.device, words: str, change: dict[str, Any]) -> None:
-    case = make_case(2, K, V, B=2, H=1, HV=HV).to(device)
-    options = {"state_indices": torch.arange(4).view(2, 2)} | change
-    options = {name: torch.as_tensor(value) for name, value in options.items()}
-    with pytest.raises(ValueError, match=f"^fused_recurrent_gated_delta_rule_: {words}"):
-        torch_gdn.fused_recurrent_gated_delta_rule_(*tokens_of(case, 0, 2), random_pool(device, 5), **options)
-
-
 @pytest.mark.parametrize(
     ("words", "change"),
     [

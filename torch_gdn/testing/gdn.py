@@ -219,6 +219,10 @@ def wrong_rules(entry: OpEntry[RulePoint], rows: tuple[Row, ...] = ()) -> Iterat
         yield from invalid.states("initial_state")
         return
     yield from [*invalid.slots(), *invalid.integers("state_pool"), *invalid.too_flat("state_pool")]
+    if "checkpoint_offsets" in entry.arguments:
+        yield from invalid.checkpoints(64)
+    else:
+        yield from [*invalid.drafts(), *invalid.accepted(invalid.drafted)]
     yield Invalid("state_pool", ValueError, "three heads for four", change("state_pool", lambda pool: pool[:, :3]))
     yield Invalid("state_pool", ValueError, "V and K swapped", put("state_v_first", True))
 

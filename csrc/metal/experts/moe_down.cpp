@@ -48,13 +48,15 @@ void run(const MoeDown<int64_t>& op, const Tensor& y) {
   Call call = call_of(op);
   const auto dtype = y.scalar_type();
   if (is_few(s)) {
+    const auto bits = bits_of(op.packing), shared_bits = s.IS > 0 ? bits_of(op.shared_packing) : bits;
+    const int64_t rows = op.packing.bits == 0 ? DownPlan<0>::kRows : DownPlan<4>::kRows;
     launcher().run({{"moe_down",
                      "experts/moe_down.metal",
-                     {dtype, most_tokens(s), call.width, bits_of(op.packing), bits_of(op.shared_packing)},
+                     {dtype, most_tokens(s), call.width, bits, shared_bits},
                      {call.hidden, op.w_down, op.w_scales, op.w_biases, op.topk_weights, op.topk_ids,
                       call.shared_hidden, call.shared_down_proj, op.shared_scales, op.shared_biases, op.shared_gate,
                       call.residual, y, Binding::error_log(), Binding::values(call.parameters)},
-                     {size_t(ceil_div(s.D, kDownRows)), 1, 1},
+                     {size_t(ceil_div(s.D, rows)), 1, 1},
                      kDownSimdgroups * 32}});
     return;
   }

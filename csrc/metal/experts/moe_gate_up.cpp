@@ -45,6 +45,9 @@ void run(const MoeGateUp<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs
   Call call = call_of(op);
   const auto dtype = op.x.scalar_type();
   if (is_few(s)) {
+    const bool is_packed = op.packing.bits != 0;
+    const int64_t rows = is_packed ? GateUpPlan<4>::kRows : GateUpPlan<0>::kRows;
+    const size_t threads = 32 * (is_packed ? GateUpPlan<4>::kSimdgroups : GateUpPlan<0>::kSimdgroups);
     launcher().run(
         {{"moe_gate_up",
           "experts/moe_gate_up.metal",
@@ -52,8 +55,8 @@ void run(const MoeGateUp<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs
           {call.x, op.w_gate_up, op.w_scales, op.w_biases, op.topk_ids, op.shared_gate_proj, op.shared_gate_scales,
            op.shared_gate_biases, op.shared_up_proj, op.shared_up_scales, op.shared_up_biases, hidden, shared_hidden,
            Binding::error_log(), Binding::values(call.parameters)},
-          {size_t(ceil_div(std::max(s.I, s.IS), kGateUpRows)), size_t(s.T * s.k + (s.IS > 0 ? 1 : 0)), 1},
-          kGateUpSimdgroups * 32}});
+          {size_t(ceil_div(std::max(s.I, s.IS), rows)), size_t(s.T * s.k + (s.IS > 0 ? 1 : 0)), 1},
+          threads}});
     return;
   }
   const auto alignment = new_alignment(s, op.topk_ids);

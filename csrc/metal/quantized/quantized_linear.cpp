@@ -1,5 +1,7 @@
 #include "ops/quantized/quantized_linear.h"
 
+#include <bit>
+
 #include "metal/gates.h"
 #include "metal/implement.h"
 #include "metal/matrix.h"
@@ -13,24 +15,6 @@ namespace torch_gdn {
 namespace {
 
 constexpr int64_t kFewRows = 8;  // rows of x whose sums fit a kernel's registers
-
-struct FewRows {
-  int64_t most;  // rows of x that a kernel variant takes
-  int64_t rows;  // of weight, per threadgroup
-  size_t threads;
-};
-
-template <int Most>
-FewRows few_rows_of() {
-  typedef LinearPlan<Most> Plan;
-  return {Most, Plan::kRows, size_t(Plan::kSimdgroups) * 32};
-}
-
-FewRows few_rows(int64_t M) {
-  if (M == 1) return few_rows_of<1>();
-  if (M == 2) return few_rows_of<2>();
-  return M <= 4 ? few_rows_of<4>() : few_rows_of<kFewRows>();
-}
 
 void run(const QuantizedLinear<int64_t>& op, const Tensor& y) {
   if (y.numel() == 0) return;
@@ -47,13 +31,13 @@ void run(const QuantizedLinear<int64_t>& op, const Tensor& y) {
   const int64_t M = x.size(0), bits = op.packing.bits;
   const auto dtype = x.scalar_type();
   if (M <= kFewRows) {
-    const FewRows few = few_rows(M);
+    const auto most = int64_t(std::bit_ceil(uint64_t(M)));
     launcher().run({{"quantized_linear",
                      "quantized/quantized_linear.metal",
-                     {dtype, few.most, width, bits},
+                     {dtype, most, width, bits},
                      {x, op.weight, op.scales, op.biases, op.bias, y, Binding::values(parameters)},
-                     {size_t(ceil_div(op.N, few.rows)), 1, 1},
-                     few.threads}});
+                     {size_t(ceil_div(op.N, kLinearRows)), 1, 1},
+                     kLinearSimdgroups * 32}});
     return;
   }
   launcher().run({{"quantized_linear_tiles",
