@@ -70,7 +70,8 @@ METAL_FUNC KeyRange range_of_rows(
     KeyRange range) {
   static_assert(kTokensOfTile % kTogether == 0, "a tile is whole groups of keys");
   KeyRange found;
-  found.first = visible_range(parameters, starts, batch, first_row, range).first / kTogether * kTogether;
+  found.first = visible_range(parameters, starts, batch, first_row, range).first;
+  found.first -= found.first % kTogether;
   found.last = visible_range(parameters, starts, batch, last_row, range).last;
   return found;
 }
