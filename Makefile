@@ -59,7 +59,7 @@ proof: install  ## examine the Mac build and the shaders without a Mac, and prin
 	@mkdir -p build
 	$(BIN)/python -m proof --json build/proof.json
 	$(BIN)/python -m pytest $(CROSS_BUILD_TESTS)
-	TORCH_GDN_SWEEPS=all $(BIN)/python -m pytest -n 2 --dist loadgroup -m sweep tests
+	TORCH_GDN_SWEEPS=all $(BIN)/python -m pytest -n 2 --dist loadgroup -m sweep $(TESTS)
 	$(MAKE) test-sglang
 
 # A copy of the checkout with its own build: g++ compiles host code and CPU kernels, clang the Metal half. Both use g++'s run

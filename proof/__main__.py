@@ -8,31 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tqdm import tqdm
-
 from proof import checks, page
 
 UNPROVEN = """\
 Stays unproven until a Mac runs it: that Apple's own shader compiler takes the kernels, what registers it gives them,
 that an Apple GPU computes the same as the simulated device, and speed."""
-
-
-class Bar:
-    """A progress bar that grows with what each check announces."""
-
-    def __init__(self) -> None:
-        self._bar = tqdm(total=0, unit="step", bar_format="{n_fmt}/{total_fmt} {bar} {elapsed} {postfix}")
-
-    def expect(self, steps: int) -> None:
-        self._bar.total += steps
-        self._bar.refresh()
-
-    def step(self, what: str) -> None:
-        self._bar.set_postfix_str(what, refresh=False)
-        self._bar.update()
-
-    def close(self) -> None:
-        self._bar.close()
 
 
 def table(results: Sequence[checks.Result]) -> str:
@@ -91,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="write the tables that the checks generate")
     options = parser.parse_args(arguments)
 
-    bar = Bar()
+    bar = checks.Bar()
     results = checks.run([each for each in known if not options.only or each.name in options.only], bar, options.write)
     bar.close()
     print(table(results))

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from tqdm import tqdm
+
 from proof.mac.wheels import Unavailable
 
 SECTIONS = (
@@ -47,6 +49,24 @@ class Silent:
 
     def step(self, what: str) -> None:
         pass
+
+
+class Bar:
+    """A progress bar that grows with what each check announces. `unit`: what a step is."""
+
+    def __init__(self, unit: str = "step") -> None:
+        self._bar = tqdm(total=0, unit=unit, bar_format="{n_fmt}/{total_fmt} {bar} {elapsed} {postfix}")
+
+    def expect(self, steps: int) -> None:
+        self._bar.total += steps
+        self._bar.refresh()
+
+    def step(self, what: str) -> None:
+        self._bar.set_postfix_str(what, refresh=False)
+        self._bar.update()
+
+    def close(self) -> None:
+        self._bar.close()
 
 
 @dataclass

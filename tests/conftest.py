@@ -23,6 +23,9 @@ from torch_gdn.prefill import prefill_algorithm
 
 torch.compiler.config.force_disable_caches = True  # Inductor's cache does not see that an op's schema has changed
 
+# The device and the laboratory are no part of what users install. `make proof` runs all of their tests.
+TAKE_TURNS = ("mps_simulator/", "tests/lab/")
+
 collect_ignore = ["vllm_engine", "sglang_engine"]  # `make test-vllm`, `make test-sglang`: environments of their own
 
 
@@ -33,6 +36,8 @@ def pytest_report_header() -> str:
 def pytest_itemcollected(item: pytest.Item) -> None:
     if is_quick(item.nodeid):
         item.add_marker("quick")
+    if item.nodeid.startswith(TAKE_TURNS) and item.get_closest_marker("sweep") is None:
+        item.add_marker(pytest.mark.sweep(1, seeds=2))
 
 
 @pytest.hookimpl(trylast=True)  # what -k and -m leave is sampled

@@ -9,6 +9,8 @@ struct GateOptions {
   optional<Tensor> A_log, dt_bias;  // read if use_gate is set
   bool use_beta_sigmoid = false;
   bool allow_neg_eigval = false;
+
+  auto arguments() { return std::tie(use_gate, A_log, dt_bias, use_beta_sigmoid, allow_neg_eigval); }
 };
 
 template <typename Int>

@@ -15,6 +15,7 @@ struct StatePool {
   // The state after so many tokens of a sequence (0: none) goes to this slot too.
   optional<Tensor> checkpoint_offsets, checkpoint_indices;
 
+  auto slots() { return std::tie(states, indices, has_initial_state, null_index); }
   bool has_slot_per_token() const { return indices.has_value() && indices->dim() == 2; }
 };
 
@@ -64,6 +65,21 @@ void check_slots(const Check<Int>& check, const Int& N, const StatePool& pool, b
               slot_per_token ? "shape [N] or [N, tokens]" : "shape [N], one per sequence", sizes_of<Int>(*pool.indices),
               " for ", N, " sequences");
   if constexpr (is_run<Int>) check_state_indices(check.op(), pool);
+}
+
+// Returns the columns of slots, one per token, or nothing if there is one slot per sequence.
+template <typename Int>
+optional<Int> check_columns_of_slots(const Check<Int>& check, const StatePool& pool, const ChunkShape<Int>& s,
+                                     const optional<Tensor>& cu_seqlens) {
+  if (!pool.has_slot_per_token()) {
+    check.value(!pool.num_accepted_tokens.has_value(), "num_accepted_tokens",
+                "None when state_indices is not [N, tokens]", "a tensor");
+    return std::nullopt;
+  }
+  const Int columns = size_of<Int>(*pool.indices, 1);
+  check.value(sym_ge(columns, Int(1)), "state_indices", "at least one column", columns);
+  check_tokens_of_sequences(check, "state_indices", "a column for each token of a sequence", s, cu_seqlens, columns);
+  return columns;
 }
 
 template <typename Int>

@@ -44,6 +44,15 @@ def compile_cuda(source: str, cubin: Path, architecture: str) -> str:
     return "" if done.returncode == 0 else f"{cubin.stem}: {'; '.join(errors[:3])}"
 
 
+def peer_cubin(source: str, folder: Path, name: str, architecture: str) -> Path:
+    """Compiles a kernel of another system."""
+    folder.mkdir(parents=True, exist_ok=True)
+    cubin = folder / f"{name}.cubin"
+    if wrong := compile_cuda(source, cubin, architecture):
+        raise RuntimeError(wrong)
+    return cubin
+
+
 def compile_all(
     launches: Iterable[LaunchRecord], folder: Path, architecture: str, step: Callable[[str], None]
 ) -> list[str]:

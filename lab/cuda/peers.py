@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from lab.cuda.compiling import compile_cuda
+from lab.cuda.compiling import peer_cubin
 from lab.cuda.dialect import translated
 from lab.cuda.gpu import Gpu, Prepared
 from lab.cuda.replay import CACHE_BYTES, FINITE
@@ -118,12 +118,9 @@ def mlx_source(header: str) -> str:
 
 
 def mlx_times(folder: Path, architecture: str) -> list[PeerTime]:
-    source = mlx_source(mlx_header(HEADER))
-    folder.mkdir(parents=True, exist_ok=True)
-    if wrong := compile_cuda(source, folder / "mlx_decode.cubin", architecture):
-        raise RuntimeError(wrong)
+    cubin = peer_cubin(mlx_source(mlx_header(HEADER)), folder, "mlx_decode", architecture)
     gpu = Gpu()
-    function = gpu.function(folder / "mlx_decode.cubin", "mlx_decode")
+    function = gpu.function(cubin, "mlx_decode")
     return [PeerTime("MLX", decode_case(batch, True), mlx_time(gpu, function, batch)) for batch in BATCHES]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.cuda.compiling import compile_cuda
+from lab.cuda.compiling import peer_cubin
 from lab.cuda.gpu import Gpu
 from lab.cuda.peers import PeerTime, experts_case
 from lab.cuda.peers_linear import BITS, GROUP, functions, mlx_time
@@ -38,10 +38,7 @@ def source() -> str:
 
 
 def experts_times(folder: Path, architecture: str) -> list[PeerTime]:
-    folder.mkdir(parents=True, exist_ok=True)
-    cubin = folder / "mlx_experts.cubin"
-    if wrong := compile_cuda(source(), cubin, architecture):
-        raise RuntimeError(wrong)
+    cubin = peer_cubin(source(), folder, "mlx_experts", architecture)
     gpu = Gpu()
     sizes = {"gate and up": (2 * I, D, K), "down": (D, I, 1)}
     return [

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from lab.cuda.compiling import compile_cuda
+from lab.cuda.compiling import peer_cubin
 from lab.cuda.dialect import translated
 from lab.cuda.gpu import Gpu, Prepared
 from lab.cuda.peers import MLX_TYPES, NotInstalled, PeerTime, linear_case, mlx_header
@@ -104,10 +104,7 @@ def source() -> str:
 
 def linear_times(folder: Path, architecture: str) -> list[PeerTime]:
     """The fastest of MLX's kernels for each size and number of rows."""
-    folder.mkdir(parents=True, exist_ok=True)
-    cubin = folder / "mlx_linear.cubin"
-    if wrong := compile_cuda(source(), cubin, architecture):
-        raise RuntimeError(wrong)
+    cubin = peer_cubin(source(), folder, "mlx_linear", architecture)
     gpu = Gpu()
     found = []
     for size in SIZES:

@@ -4,8 +4,8 @@
 prefill heuristic with it. Delete both, with their tests, once reports of `python -m torch_gdn.check` have times of the
 prefill algorithms on Macs, and the heuristic follows these.
 
-`aura_quality`, with `format_quality` and `cache_formats`, makes tables and plots of docs/aura.md and of
-docs/lab/cache-formats.md. `kv_quality`, with `kv_formats` and `kv_models`, makes those of the latter; its figures are
-in kv_quality.json. `trellis_cost` makes tables of docs/numerics.md.
+`aura_quality`, with `format_quality` and `cache_formats`, makes tables and plots of docs/lab/cache-formats.md.
+`kv_quality`, with `kv_formats` and `kv_models`, makes others of that page; its figures are in kv_quality.json.
+`trellis_cost` makes tables of docs/numerics.md.
 Delete them, with their tests, when AURA's codebooks and schemes no longer change.
 """

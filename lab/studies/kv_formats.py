@@ -30,8 +30,8 @@ import torch_gdn
 from lab.studies import cache_formats
 from lab.studies.cache_formats import Stored, pack, reciprocal, unpack
 from torch_gdn.aura import codebooks, trellis
+from torch_gdn.aura.coded_tensor import TILE, CodedTensor, has_tile_means
 
-TILE = 128  # tokens that AURA, KVarN and KIVI's keys code at a time
 SEEDS = {"keys": 0, "values": 1}  # of the rotations' signs, as KVCache's
 SMALL = 2.0**-24  # of float16: a vector of zeros has this norm
 
@@ -101,11 +101,13 @@ def aura(
     return Stored((planes, scale, *kept), decoded)
 
 
-def cached(x: Tensor, bits: int, seed: int, table: str) -> Stored:
-    """Codes as a cache does."""
-    book, signs = codebooks.codebook(bits, x.shape[-1], table), codebooks.aura_signs(x.shape[-1], seed)
-    codes, norms, _ = torch_gdn.aura_encode(x.contiguous(), signs, codebooks.boundaries(book), book)
-    return Stored((codes, norms), torch_gdn.aura_decode(codes, norms, book, signs))
+def cached(x: Tensor, bits: int, seed: int, table: str, means: bool) -> Stored:
+    """Codes x [HK, T, D] as a cache does."""
+    HK, T, D = x.shape
+    signs = codebooks.aura_signs(D, seed)
+    coded = CodedTensor(bits, signs, codebooks.codebook(bits, D, table), (1, HK, T), tile_means=means)
+    coded.append(x[None], torch.arange(T), 0)
+    return Stored(tuple(coded.of_tokens().values()), coded.decoded(T, torch.float32)[0])
 
 
 class Aura(NamedTuple):
@@ -126,9 +128,10 @@ class Aura(NamedTuple):
         window = 0 if bits == 8 else self.window
         means = self.means and what == "keys"
         if self.scheme.endswith("t"):
-            table = "trellis" if bits <= 4 else "lloyd-max"
-            code = partial(cached, bits=bits, seed=SEEDS[what], table=table)
-            return Part(f"{what} {bits} bits {table}", code, TILE, self.tail or 0, sinks=4, slow=True)
+            table, tail = "trellis" if bits <= 4 else "lloyd-max", self.tail or 0
+            means = what == "keys" and has_tile_means(tail)
+            code = partial(cached, bits=bits, seed=SEEDS[what], table=table, means=means)
+            return Part(f"{what} {bits} bits {table}", code, TILE, tail, sinks=4, slow=True)
         label = f"{what} {bits} bits" + f" trellis {window}" * bool(window) + " means" * means
         if self.tail is None:
             code = partial(aura, bits=bits, seed=SEEDS[what], norms=torch.float32)
@@ -140,7 +143,7 @@ class Aura(NamedTuple):
         keys, values = (int(bits) for bits in self.scheme.removesuffix("t").split("v"))
         family = "AURA" if self.tail is None else "AURA with a tail"
         family += ", means" * self.means + f", trellis {self.window}" * bool(self.window)
-        family += ", trellis" * self.scheme.endswith("t")
+        family = "AURA's trellis codes" if self.scheme.endswith("t") else family
         return Format(self.name, family, self.part("keys", keys), self.part("values", values))
 
 
@@ -261,5 +264,7 @@ def all_formats() -> dict[str, Format]:
         every += [Aura(scheme).format(), Aura(scheme, 64).format(), Aura(scheme, 64, True).format()]
     every += [Aura(s, tail, True, 8).format() for tail in (32, 128) for s in ("4v4", "3v3", "2v2")]
     every += [Aura(s, 128).format() for s in ("4v4t", "3v3t", "2v2t", "8v4t", "5v5", "8v4", "3v3", "2v2")]
-    every += [with_rotation("fp8 e4m3", cache_formats.fp8), Aura("4v4", 64, False, 8).format()]
+    every += [Aura(s, 128).format() for s in ("5v4t", "5v3t", "4v3t", "4v2t", "3v2t")]
+    every += [Aura("5v5", 128, True).format(), with_rotation("fp8 e4m3", cache_formats.fp8)]
+    every += [Aura("4v4", 64, False, 8).format()]
     return {form.name: form for form in every}

@@ -138,6 +138,7 @@ def plot(results: Results, formats: dict[str, Format], path: Path) -> None:
 
     figure, panels = pyplot.subplots(1, 2, figsize=(13, 6), sharey=True, layout="constrained")
     families = dict.fromkeys(form.family for form in formats.values())
+    colors = pyplot.get_cmap("tab20")
     for axes, key in zip(panels, ("SmolLM2, 2k", "SmolLM2, 8k"), strict=True):
         found = {name: x for name, x in results.get(key, {}).items() if name in formats}
         for i, family in enumerate(families):
@@ -145,11 +146,11 @@ def plot(results: Results, formats: dict[str, Format], path: Path) -> None:
             if points:
                 bits, kl, names = zip(*points, strict=True)
                 style = "o-" if family.startswith("AURA") else "s:"
-                axes.plot(bits, kl, style, color=f"C{i % 10}", label=family, markersize=4, linewidth=0.8)
+                axes.plot(bits, kl, style, color=colors(i), label=family, markersize=4, linewidth=0.8)
                 for at, loss, name in zip(bits, kl, names, strict=True):
                     text = name.removeprefix("AURA ").split(",")[0]
                     axes.annotate(
-                        text, (at, loss), xytext=(3, 3), textcoords="offset points", fontsize=6, color=f"C{i % 10}"
+                        text, (at, loss), xytext=(3, 3), textcoords="offset points", fontsize=6, color=colors(i)
                     )
         axes.set(title=key, xlabel="bits a value, with everything", yscale="log")
         axes.grid(alpha=0.3)

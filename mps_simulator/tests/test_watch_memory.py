@@ -11,18 +11,13 @@ import torch
 import mps_simulator
 from metal_programs import Argument, run
 from mps_simulator import settings
-from twins import IN_GROUP, PARAMETERS, THREAD, N, Twin, each, ramp, thread, unwritten
+from twins import BARRIER, IN_GROUP, PARAMETERS, THREAD, N, Twin, both_tests, ramp, thread, unwritten
 
 BOUNDS = [
     Twin(
         "read past the end",
-        """
-        #ifdef FAULTY
-        out[i] = source[i + 1];
-        #else
-        out[i] = source[i];
-        #endif
-        """,
+        "out[i] = source[i@];",
+        (" + 1", ""),
         [
             r"out of bounds read of 4 bytes",
             r"argument 'source' \(buffer 0\), element 64 \(byte offset 256\)",
@@ -32,68 +27,34 @@ BOUNDS = [
     ),
     Twin(
         "read before the beginning",
-        """
-        #ifdef FAULTY
-        out[i] = source[int(i) - 1];
-        #else
-        out[i] = source[i];
-        #endif
-        """,
-        [
-            r"out of bounds read",
-            r"argument 'source' \(buffer 0\), element -1 \(byte offset -4\)",
-            thread(0),
-        ],
+        "out[i] = source[@];",
+        ("int(i) - 1", "i"),
+        [r"out of bounds read", r"argument 'source' \(buffer 0\), element -1 \(byte offset -4\)", thread(0)],
     ),
     Twin(
         "read before the argument's offset, inside its buffer",
-        """
-        #ifdef FAULTY
-        out[i] = source[int(i) - 2];
-        #else
-        out[i] = source[i];
-        #endif
-        """,
+        "out[i] = source[@];",
+        ("int(i) - 2", "i"),
         [r"out of bounds read", r"argument 'source' \(buffer 0\), element -[12] ", THREAD],
         arguments=lambda: [ramp(N + 8)[8:], unwritten()],
         expected=lambda: torch.arange(8, N + 8, dtype=torch.float32),
     ),
     Twin(
         "write past the end",
-        """
-        out[i] = source[i];
-        #ifdef FAULTY
-        if (i == 3) out[N] = 1;
-        #endif
-        """.replace("N", str(N)),
-        [
-            r"out of bounds write",
-            r"argument 'out' \(buffer 1\), element 64 \(byte offset 256\)",
-            thread(3),
-        ],
+        "out[i] = source[i]; @",
+        ("if (i == 3) out[64] = 1;", ""),
+        [r"out of bounds write", r"argument 'out' \(buffer 1\), element 64 \(byte offset 256\)", thread(3)],
     ),
     Twin(
         "write before the beginning",
-        """
-        out[i] = source[i];
-        #ifdef FAULTY
-        if (i == 3) out[-5] = 1;
-        #endif
-        """,
-        [
-            r"out of bounds write",
-            r"argument 'out' \(buffer 1\), element -5 \(byte offset -20\)",
-            thread(3),
-        ],
+        "out[i] = source[i]; @",
+        ("if (i == 3) out[-5] = 1;", ""),
+        [r"out of bounds write", r"argument 'out' \(buffer 1\), element -5 \(byte offset -20\)", thread(3)],
     ),
     Twin(
         "vector that sticks out of the end",
-        """
-        out[i] = source[i];
-        #ifdef FAULTY
-        if (i == 0) out[0] = dot(*(device const float4*)(source + 60), float4(1));
-        #endif
-        """,
+        "out[i] = source[i]; @",
+        ("if (i == 0) out[0] = dot(*(device const float4*)(source + 60), float4(1));", ""),
         [
             r"out of bounds read of 16 bytes",
             r"argument 'source' \(buffer 0\), element 60 \(byte offset 240\)",
@@ -106,91 +67,46 @@ BOUNDS = [
     ),
     Twin(
         "threadgroup array overrun",
-        """
-        threadgroup float tile[64];
-        #ifdef FAULTY
-        tile[i + 1] = source[i];
-        #else
-        tile[i] = source[i];
-        #endif
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        out[i] = tile[i];
-        """,
-        [
-            r"out of bounds write",
-            r"'tile', element 64 \(byte offset 256\)",
-            thread(63),
-        ],
+        f"threadgroup float tile[64]; tile[i@] = source[i]; {BARRIER} out[i] = tile[i];",
+        (" + 1", ""),
+        [r"out of bounds write", r"'tile', element 64 \(byte offset 256\)", thread(63)],
     ),
     Twin(
         "threadgroup argument underrun",
-        """
-        #ifdef FAULTY
-        tile[int(i) - 1] = source[i];
-        #else
-        tile[i] = source[i];
-        #endif
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        out[i] = tile[i];
-        """,
-        [
-            r"out of bounds write",
-            r"argument 'tile' \(threadgroup 2\), element -1 \(byte offset -4\)",
-            thread(0),
-        ],
+        f"tile[@] = source[i]; {BARRIER} out[i] = tile[i];",
+        ("int(i) - 1", "i"),
+        [r"out of bounds write", r"argument 'tile' \(threadgroup 2\), element -1 \(byte offset -4\)", thread(0)],
         threadgroup_memory={2: 4 * N},
         parameters=f"{PARAMETERS}, threadgroup float* tile [[threadgroup(2)]]",
     ),
     Twin(
         "misaligned float4",
-        """
-        #ifdef FAULTY
-        out[i] = dot(*(device const float4*)(source + min(i, 60u)), float4(1));
-        #else
-        out[i] = source[i];
-        #endif
-        """,
+        "out[i] = @;",
+        ("dot(*(device const float4*)(source + min(i, 60u)), float4(1))", "source[i]"),
         [r"misaligned read of 16 bytes", r"argument 'source' \(buffer 0\), element \d+", r"multiple of 16", THREAD],
     ),
     Twin(
         "misaligned float4 that is assigned",
-        """
-        float4 four = float4(source[i]);
-        #ifdef FAULTY
-        four = *(device const float4*)(source + min(i, 60u));
-        #endif
-        out[i] = four.x;
-        """,
+        "float4 four = float4(source[i]); @ out[i] = four.x;",
+        ("four = *(device const float4*)(source + min(i, 60u));", ""),
         [r"misaligned read of 16 bytes", r"argument 'source' \(buffer 0\), element \d+", r"multiple of 16", THREAD],
     ),
     Twin(
         "float4 of a threadgroup array that is aligned for float",
         """
-        #ifdef FAULTY
-        threadgroup float tile[64];
-        #else
-        alignas(16) threadgroup float tile[64];
-        #endif
+        @threadgroup float tile[64];
         tile[i] = source[i];
         threadgroup_barrier(mem_flags::mem_threadgroup);
         const uint n = i % 4;
         out[i] = dot(*(threadgroup const float4*)(tile + i - n), float4(n == 0, n == 1, n == 2, n == 3));
         """,
-        [
-            r"misaligned read of 16 bytes",
-            r"threadgroup array 'tile', element \d+",
-            r"must be a multiple of 16",
-            THREAD,
-        ],
+        ("", "alignas(16) "),
+        [r"misaligned read of 16 bytes", r"threadgroup array 'tile', element \d+", r"must be a multiple of 16", THREAD],
     ),
     Twin(
         "write to a const argument",
-        """
-        out[i] = source[i];
-        #ifdef FAULTY
-        if (i == 7) ((device float*)source)[i] = 0;
-        #endif
-        """,
+        "out[i] = source[i]; @",
+        ("if (i == 7) ((device float*)source)[i] = 0;", ""),
         [
             r"write of 4 bytes",
             r"argument 'source' \(buffer 0\), element 7 \(byte offset 28\), which is const",
@@ -202,46 +118,20 @@ BOUNDS = [
 UNWRITTEN = [
     Twin(
         "device memory that nothing wrote",
-        """
-        #ifdef FAULTY
-        out[i] += source[i];
-        #else
-        out[i] = source[i];
-        #endif
-        """,
+        "out[i] @= source[i];",
+        ("+", ""),
         [r"read of 4 bytes", r"argument 'out' \(buffer 1\), element \d+", r"nothing has written", THREAD],
     ),
     Twin(
         "threadgroup memory that nothing wrote",
-        """
-        threadgroup float tile[64];
-        #ifdef FAULTY
-        if (i != 9) tile[i] = source[i];
-        #else
-        tile[i] = source[i];
-        #endif
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        out[i] = tile[i];
-        """,
-        [
-            r"read of 4 bytes",
-            r"'tile', element 9 \(byte offset 36\)",
-            r"nothing has written",
-            thread(9),
-        ],
+        f"threadgroup float tile[64]; @tile[i] = source[i]; {BARRIER} out[i] = tile[i];",
+        ("if (i != 9) ", ""),
+        [r"read of 4 bytes", r"'tile', element 9 \(byte offset 36\)", r"nothing has written", thread(9)],
     ),
     Twin(
         "threadgroup memory that only an earlier threadgroup wrote",
-        """
-        threadgroup float tile[32];
-        #ifdef FAULTY
-        if (group == 0) tile[t] = source[i];
-        #else
-        tile[t] = source[i];
-        #endif
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        out[i] = tile[t];
-        """,
+        f"threadgroup float tile[32]; @tile[t] = source[i]; {BARRIER} out[i] = tile[t];",
+        ("if (group == 0) ", ""),
         [
             r"read of 4 bytes",
             r"'tile', element \d+",
@@ -258,14 +148,11 @@ UNWRITTEN = [
         device ushort* halves = (device ushort*)(out + i);
         ushort2 word = as_type<ushort2>(source[i]);
         halves[0] = word.x;
-        #ifdef FAULTY
-        if (i != 5) halves[1] = word.y;
-        #else
-        halves[1] = word.y;
-        #endif
+        @halves[1] = word.y;
         threadgroup_barrier(mem_flags::mem_device);
         out[i] += 0.0f;
         """,
+        ("if (i != 5) ", ""),
         [
             r"read of 4 bytes",
             r"argument 'out' \(buffer 1\), element 5 \(byte offset 20\)",
@@ -280,15 +167,12 @@ SPACE = [
         "too much threadgroup memory in the kernel",
         """
         threadgroup float first[4096];
-        #ifdef FAULTY
-        threadgroup float second[4100];
-        #else
-        threadgroup float second[4096];
-        #endif
+        threadgroup float second[@];
         second[i] = source[i];
         first[i] = second[i];
         out[i] = first[i];
         """,
+        ("4100", "4096"),
         [r"threadgroup memory", r"32784 bytes", r"at most 32768"],
     ),
 ]
@@ -304,13 +188,8 @@ def whole_and_second_half() -> list[Argument]:
 ALIASES = [
     Twin(
         "read through one argument and written through another",
-        """
-        #ifdef FAULTY
-        out[i] = source[i] + 1;
-        #else
-        out[i] += 1;
-        #endif
-        """,
+        "out[i] @ 1;",
+        ("= source[i] +", "+="),
         [
             r"arguments alias: reads element 0 of argument 'source' \(buffer 0\)",
             r"and in the same memory writes element 0 of argument 'out' \(buffer 1\)",
@@ -320,13 +199,8 @@ ALIASES = [
     ),
     Twin(
         "two views of one storage",
-        """
-        #ifdef FAULTY
-        out[i] = i == 7 ? source[4096 + 7] : source[i];
-        #else
-        out[i] = source[i];
-        #endif
-        """,
+        "out[i] = @source[i];",
+        ("i == 7 ? source[4096 + 7] : ", ""),
         [r"reads element 4103 of argument 'source' .* writes element 7 of argument 'out' \(buffer 1\)"],
         arguments=whole_and_second_half,
         expected=lambda: torch.arange(M, dtype=torch.float32),
@@ -334,32 +208,15 @@ ALIASES = [
     ),
     Twin(
         "written through both arguments",
-        """
-        #ifdef FAULTY
-        first[i] = 0;
-        #else
-        if (i < 32) first[i] = i;
-        #endif
-        if (i >= 32) second[i] = i;
-        """,
+        "@; if (i >= 32) second[i] = i;",
+        ("first[i] = 0", "if (i < 32) first[i] = i"),
         [r"writes element 32 of argument 'first' .* writes element 32 of argument 'second' \(buffer 1\)"],
         arguments=lambda: [unwritten()] * 2,
         parameters=PARAMETERS.replace("const ", "").replace("source", "first").replace("out", "second"),
     ),
 ]
 
-TWINS = [*BOUNDS, *UNWRITTEN, *SPACE, *ALIASES]
-
-
-@each(TWINS)
-def test_the_fault_is_reported(twin: Twin, seed: int) -> None:
-    twin.must_fault(seed)
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-@each(TWINS)
-def test_the_mended_twin_passes_and_is_right(twin: Twin, seed: int, workers: int) -> None:
-    twin.must_pass(seed, workers)
+test_the_fault_is_reported, test_the_correct_twin_passes = both_tests([*BOUNDS, *UNWRITTEN, *SPACE, *ALIASES])
 
 
 def test_where_threadgroup_arrays_lie_is_left_to_the_seed() -> None:
@@ -389,7 +246,7 @@ def test_where_threadgroup_arrays_lie_is_left_to_the_seed() -> None:
 
 
 def test_a_recycled_block_is_unwritten_again() -> None:
-    copy = BOUNDS[0]
+    copy = BOUNDS[0].source(False)
     first = ramp(4096)
     address = first.untyped_storage().data_ptr()
     torch.mps.synchronize()
@@ -397,10 +254,10 @@ def test_a_recycled_block_is_unwritten_again() -> None:
     again = unwritten(4096)
     assert again.untyped_storage().data_ptr() == address, "the allocator did not hand out the block again"
     with pytest.raises(mps_simulator.Fault, match=r"argument 'source' \(buffer 0\), element 0 .*nothing has written"):
-        run(copy.source, [again, unwritten()])
+        run(copy, [again, unwritten()])
     again.copy_(torch.ones(4096))
     out = unwritten()
-    run(copy.source, [again, out])
+    run(copy, [again, out])
     assert torch.equal(out.cpu(), torch.ones(N))
 
 
@@ -410,7 +267,7 @@ def resident_kb(name: str) -> int:
 
 
 def test_a_large_buffer_takes_room_where_it_is_used() -> None:
-    copy = BOUNDS[0]
+    copy = BOUNDS[0].source(False)
     torch.mps.empty_cache()
     count = 2**32 // 4
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
@@ -418,11 +275,11 @@ def test_a_large_buffer_takes_room_where_it_is_used() -> None:
     for _ in range(2):
         large = unwritten(count)
         with pytest.raises(mps_simulator.Fault, match=r"element 0 .*nothing has written"):
-            run(copy.source, [(large, 4 * (count - N)), unwritten()])
+            run(copy, [(large, 4 * (count - N)), unwritten()])
         large[-N:] = ramp()
         out = unwritten()
-        run(copy.source, [(large, 4 * (count - N)), out])
-        run(copy.source, [out, (large, 2**31)])
+        run(copy, [(large, 4 * (count - N)), out])
+        run(copy, [out, (large, 2**31)])
         assert torch.equal(large[2**29 : 2**29 + N].cpu(), torch.arange(N, dtype=torch.float32))
         torch.mps.synchronize()
         del large
@@ -448,8 +305,8 @@ def test_only_the_last_part_of_a_dispatch_runs() -> None:
 
 
 def test_what_one_dispatch_writes_the_next_may_read() -> None:
-    copy = BOUNDS[0]
+    copy = BOUNDS[0].source(False)
     between, out = unwritten(), unwritten()
-    run(copy.source, [ramp(), between])
-    run(copy.source, [between, out])
+    run(copy, [ramp(), between])
+    run(copy, [between, out])
     assert torch.equal(out.cpu(), torch.arange(N, dtype=torch.float32))

@@ -8,25 +8,28 @@ import torch
 import mps_simulator
 from metal_programs import run
 from mps_simulator import settings
-from twins import IN_GROUP, PARAMETERS, RACE, RACE_IN_TILE, SEEDS, THREAD, N, Twin, each, ramp, unwritten
+from twins import (
+    BARRIER,
+    IN_GROUP,
+    PARAMETERS,
+    RACE,
+    RACE_IN_TILE,
+    SEEDS,
+    THREAD,
+    TILE,
+    N,
+    Twin,
+    both_tests,
+    ramp,
+    unwritten,
+)
 
 ORDER = [
     Twin(
         "threadgroup memory without a barrier",
-        """
-        threadgroup float tile[64];
-        tile[i] = -1;
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        tile[63 - i] = source[i];
-        #ifndef FAULTY
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        #endif
-        out[63 - i] = tile[i];
-        """,
-        [
-            *RACE_IN_TILE,
-            r"threadgroup_barrier( or simdgroup_barrier)? of mem_threadgroup",
-        ],
+        f"{TILE} tile[63 - i] = source[i]; @ out[63 - i] = tile[i];",
+        ("", "threadgroup_barrier(mem_flags::mem_threadgroup);"),
+        [*RACE_IN_TILE, r"threadgroup_barrier( or simdgroup_barrier)? of mem_threadgroup"],
     ),
     Twin(
         "neighbouring bfloats without a barrier",
@@ -35,62 +38,27 @@ ORDER = [
         tile[i] = bfloat(0);
         threadgroup_barrier(mem_flags::mem_threadgroup);
         tile[i] = bfloat(source[i]);
-        #ifdef FAULTY
-        out[i] = tile[i ^ 1];
-        #else
-        out[i] = tile[i];
-        #endif
+        out[i] = tile[i@];
         """,
+        (" ^ 1", ""),
         RACE_IN_TILE,
     ),
     Twin(
         "only simdgroup_barrier between simdgroups",
-        """
-        threadgroup float tile[64];
-        tile[i] = -1;
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        tile[i] = source[i];
-        simdgroup_barrier(mem_flags::mem_threadgroup);
-        #ifdef FAULTY
-        out[i ^ 32] = tile[i ^ 32];
-        #else
-        out[i ^ 1] = tile[i ^ 1];
-        #endif
-        """,
-        [
-            *RACE_IN_TILE,
-            r"threadgroup_barrier of mem_threadgroup",
-        ],
+        f"{TILE} tile[i] = source[i]; simdgroup_barrier(mem_flags::mem_threadgroup); out[i ^ @];",
+        ("32] = tile[i ^ 32", "1] = tile[i ^ 1"),
+        [*RACE_IN_TILE, r"threadgroup_barrier of mem_threadgroup"],
     ),
     Twin(
         "simdgroup_barrier of the wrong memory",
-        """
-        threadgroup float tile[64];
-        tile[i] = -1;
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        tile[i] = source[i];
-        #ifdef FAULTY
-        simdgroup_barrier(mem_flags::mem_device);
-        #else
-        simdgroup_barrier(mem_flags::mem_threadgroup);
-        #endif
-        out[i ^ 1] = tile[i ^ 1];
-        """,
+        f"{TILE} tile[i] = source[i]; simdgroup_barrier(mem_flags::@); out[i ^ 1] = tile[i ^ 1];",
+        ("mem_device", "mem_threadgroup"),
         RACE_IN_TILE,
     ),
     Twin(
         "simd_sum orders no memory",
-        """
-        threadgroup float tile[64];
-        tile[i] = -1;
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        tile[i] = source[i];
-        float lanes = simd_sum(1.0f);
-        #ifndef FAULTY
-        simdgroup_barrier(mem_flags::mem_threadgroup);
-        #endif
-        out[i ^ 1] = tile[i ^ 1] + (lanes - 32);
-        """,
+        f"{TILE} tile[i] = source[i]; float lanes = simd_sum(1.0f); @ out[i ^ 1] = tile[i ^ 1] + (lanes - 32);",
+        ("", "simdgroup_barrier(mem_flags::mem_threadgroup);"),
         RACE_IN_TILE,
     ),
     Twin(
@@ -99,29 +67,16 @@ ORDER = [
         out[i] = -1;
         threadgroup_barrier(mem_flags::mem_device);
         out[i ^ 33] = source[i ^ 33];
-        #ifdef FAULTY
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        #else
-        threadgroup_barrier(mem_flags::mem_device);
-        #endif
+        threadgroup_barrier(mem_flags::@);
         out[i] = out[i] + 0.0f;
         """,
+        ("mem_threadgroup", "mem_device"),
         [r"data race at argument 'out' \(buffer 1\), element \d+", THREAD, RACE, r"of mem_device"],
     ),
     Twin(
         "barrier of mem_none",
-        """
-        threadgroup float tile[64];
-        tile[i] = -1;
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        tile[i ^ 33] = source[i ^ 33];
-        #ifdef FAULTY
-        threadgroup_barrier(mem_flags::mem_none);
-        #else
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        #endif
-        out[i] = tile[i];
-        """,
+        f"{TILE} tile[i ^ 33] = source[i ^ 33]; threadgroup_barrier(mem_flags::@); out[i] = tile[i];",
+        ("mem_none", "mem_threadgroup"),
         RACE_IN_TILE,
     ),
     Twin(
@@ -133,22 +88,17 @@ ORDER = [
           tile[i] = source[i] * (pass == 0 ? 3 : -2);
           threadgroup_barrier(mem_flags::mem_threadgroup);
           sum += tile[63 - i];
-        #ifndef FAULTY
-          threadgroup_barrier(mem_flags::mem_threadgroup);
-        #endif
+          @
         }
         out[63 - i] = sum;
         """,
+        ("", "threadgroup_barrier(mem_flags::mem_threadgroup);"),
         RACE_IN_TILE,
     ),
     Twin(
         "two threadgroups write one element",
-        """
-        #ifdef FAULTY
-        out[t] = source[t];
-        #endif
-        out[i] = source[i];
-        """,
+        "@ out[i] = source[i];",
+        ("out[t] = source[t];", ""),
         [
             r"data race at argument 'out' \(buffer 1\), element \d+",
             RACE,
@@ -161,12 +111,8 @@ ORDER = [
     ),
     Twin(
         "a threadgroup reads what another writes",
-        """
-        out[i] = source[i];
-        #ifdef FAULTY
-        if (i == 32) out[i] = out[i] + 0 * out[31];
-        #endif
-        """,
+        "out[i] = source[i]; @",
+        ("if (i == 32) out[i] = out[i] + 0 * out[31];", ""),
         [
             r"data race at argument 'out' \(buffer 1\), element 31 \(byte offset 124\)",
             RACE,
@@ -177,12 +123,8 @@ ORDER = [
     ),
     Twin(
         "two halves of one word, written by two threadgroups",
-        """
-        for (uint i = group; i < 128; i += 2) out[i] = source[i];
-        #ifdef FAULTY
-        if (group == 1) out[64] = source[64];
-        #endif
-        """,
+        "for (uint i = group; i < 128; i += 2) out[i] = source[i]; @",
+        ("if (group == 1) out[64] = source[64];", ""),
         [r"data race at argument 'out' \(buffer 1\), element 64 \(byte offset 128\)", RACE],
         threadgroups=2,
         threads=1,
@@ -190,13 +132,8 @@ ORDER = [
     ),
     Twin(
         "atomic and plain additions of threadgroups",
-        """
-        #ifdef FAULTY
-        out[0] += 1;
-        #else
-        atomic_fetch_add_explicit((device atomic_uint*)out, 1u, memory_order_relaxed);
-        #endif
-        """,
+        "@;",
+        ("out[0] += 1", "atomic_fetch_add_explicit((device atomic_uint*)out, 1u, memory_order_relaxed)"),
         [r"data race at argument 'out' \(buffer 1\), element 0", RACE],
         threadgroups=5,
         threads=1,
@@ -206,13 +143,8 @@ ORDER = [
     ),
     Twin(
         "two arguments are one memory",
-        """
-        float value = out[i];
-        #ifdef FAULTY
-        if (i == 63) value = source[0];
-        #endif
-        out[i] = value;
-        """,
+        "float value = out[i]; @ out[i] = value;",
+        ("if (i == 63) value = source[0];", ""),
         [r"data race at argument '(source|out)' \(buffer [01]\), element 0", RACE, r"thread \((0|63), 0, 0\)"],
         arguments=lambda: [shared := ramp(), shared],
     ),
@@ -221,14 +153,8 @@ ORDER = [
 DIVERGENCE = [
     Twin(
         "barrier in an if",
-        """
-        #ifdef FAULTY
-        if (i < 16) threadgroup_barrier(mem_flags::mem_threadgroup);
-        #else
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        #endif
-        out[i] = source[i];
-        """,
+        f"@{BARRIER} out[i] = source[i];",
+        ("if (i < 16) ", ""),
         [
             r"divergent threadgroup_barrier",
             r"16 threads at threadgroup_barrier\(mem_threadgroup\) \(thread \(0, 0, 0\)",
@@ -238,20 +164,12 @@ DIVERGENCE = [
     ),
     Twin(
         "two barriers in two branches",
-        """
-        #ifdef FAULTY
-        if (i < 16) {
-          out[i] = source[i];
-          threadgroup_barrier(mem_flags::mem_device);
-        } else {
-          threadgroup_barrier(mem_flags::mem_threadgroup);
-          out[i] = source[i];
-        }
-        #else
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        out[i] = source[i];
-        #endif
-        """,
+        "@",
+        (
+            "if (i < 16) { out[i] = source[i]; threadgroup_barrier(mem_flags::mem_device); } "
+            "else { threadgroup_barrier(mem_flags::mem_threadgroup); out[i] = source[i]; }",
+            "threadgroup_barrier(mem_flags::mem_threadgroup); out[i] = source[i];",
+        ),
         [
             r"divergent threadgroup_barrier",
             r"thread \(\d+, 0, 0\) is at threadgroup_barrier\(mem_(device|threadgroup)\)",
@@ -261,15 +179,8 @@ DIVERGENCE = [
     ),
     Twin(
         "early return before a barrier",
-        """
-        #ifdef FAULTY
-        if (i >= 40) return;
-        #endif
-        threadgroup float tile[64];
-        tile[i] = source[i];
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        out[i] = tile[i];
-        """,
+        f"@ threadgroup float tile[64]; tile[i] = source[i]; {BARRIER} out[i] = tile[i];",
+        ("if (i >= 40) return;", ""),
         [
             r"divergent threadgroup_barrier",
             r"40 threads at threadgroup_barrier",
@@ -278,40 +189,20 @@ DIVERGENCE = [
     ),
     Twin(
         "early return before a simd operation",
-        """
-        #ifdef FAULTY
-        if (i == 40) return;
-        #endif
-        out[i] = simd_broadcast(source[i], 0) + i % 32;
-        """,
+        "@ out[i] = simd_broadcast(source[i], 0) + i % 32;",
+        ("if (i == 40) return;", ""),
         [r"divergent simd_broadcast", r"1 thread returned \(thread \(40, 0, 0\)\)"],
     ),
     Twin(
         "simd operation in an if",
-        """
-        float value = source[i];
-        #ifdef FAULTY
-        if (i % 32 < 8) value = simd_max(value);
-        threadgroup_barrier(mem_flags::mem_none);
-        #endif
-        out[i] = value;
-        """,
-        [
-            r"divergent",
-            r"8 threads at simd_max \(thread \(0, 0, 0\)",
-            r"24 threads at threadgroup_barrier\(mem_none\)",
-        ],
+        "float value = source[i]; @ out[i] = value;",
+        ("if (i % 32 < 8) value = simd_max(value); threadgroup_barrier(mem_flags::mem_none);", ""),
+        [r"divergent", r"8 threads at simd_max \(thread \(0, 0, 0\)", r"24 threads at threadgroup_barrier\(mem_none\)"],
     ),
     Twin(
         "different simd operations",
-        """
-        float value = source[i];
-        #ifdef FAULTY
-        if (i % 2 == 0) value = simd_sum(value);
-        else value = simd_max(value);
-        #endif
-        out[i] = value;
-        """,
+        "float value = source[i]; @ out[i] = value;",
+        ("if (i % 2 == 0) value = simd_sum(value); else value = simd_max(value);", ""),
         [
             r"divergent simd_(sum|max)",
             r"is at simd_(sum|max) while thread \(\d+, 0, 0\) of its simdgroup waits at simd_",
@@ -320,30 +211,13 @@ DIVERGENCE = [
     ),
     Twin(
         "simdgroup_barrier in an if",
-        """
-        #ifdef FAULTY
-        if (i < 40) simdgroup_barrier(mem_flags::mem_threadgroup);
-        #else
-        if (i < 32) simdgroup_barrier(mem_flags::mem_threadgroup);
-        #endif
-        out[i] = source[i];
-        """,
+        "if (i < @) simdgroup_barrier(mem_flags::mem_threadgroup); out[i] = source[i];",
+        ("40", "32"),
         [r"divergent simdgroup_barrier", r"8 threads at simdgroup_barrier\(mem_threadgroup\) \(thread \(32, 0, 0\)"],
     ),
 ]
 
-TWINS = [*ORDER, *DIVERGENCE]
-
-
-@each(TWINS)
-def test_the_fault_is_reported(twin: Twin, seed: int) -> None:
-    twin.must_fault(seed)
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-@each(TWINS)
-def test_the_correct_twin_passes(twin: Twin, seed: int, workers: int) -> None:
-    twin.must_pass(seed, workers)
+test_the_fault_is_reported, test_the_correct_twin_passes = both_tests([*ORDER, *DIVERGENCE])
 
 
 def test_a_cell_does_not_remember_earlier_dispatches() -> None:

@@ -1,4 +1,4 @@
-"""A kernel with one fault, and its correct twin: the same source with and without the macro FAULTY."""
+"""A kernel with one fault, and its correct twin: the same source with another text in one place."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ RACE_IN_TILE = [r"data race at threadgroup array 'tile', element \d+ \(byte offs
 PARAMETERS = (
     "device const float* source [[buffer(0)]], device float* out [[buffer(1)]], uint i [[thread_position_in_grid]]"
 )
+BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
+TILE = f"threadgroup float tile[64]; tile[i] = -1; {BARRIER}"
 IN_GROUP = "uint t [[thread_index_in_threadgroup]], uint group [[threadgroup_position_in_grid]]"
 
 
@@ -39,13 +41,15 @@ def unwritten(count: int = N) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Twin:
-    """`program` is the body of a kernel with `parameters`, or has a kernel of its own.
+    """`program` is the body of a kernel with `parameters`, or has a kernel of its own. Its "@" stands for `texts`.
 
-    `arguments` are fresh for each run and the last is the output; `words`: what the fault's text must match.
+    `texts` are the faulty one and the correct one. `arguments` are fresh for each run and the last is the output;
+    `words`: what the fault's text must match.
     """
 
     name: str
     program: str
+    texts: tuple[str, str]
     words: Sequence[str]
     expected: Callable[[], torch.Tensor] = lambda: torch.arange(N, dtype=torch.float32)
     arguments: Callable[[], list[Argument]] = lambda: [ramp(), unwritten()]
@@ -54,20 +58,18 @@ class Twin:
     threadgroup_memory: Mapping[int, int] = field(default_factory=dict)
     parameters: str = PARAMETERS
 
-    @property
-    def source(self) -> str:
-        whole = "kernel void" in self.program
-        return self.program if whole else f"kernel void twin({self.parameters}) {{\n{self.program}}}\n"
+    def source(self, faulty: bool) -> str:
+        program = self.program.replace("@", self.texts[0 if faulty else 1])
+        return program if "kernel void" in program else f"kernel void twin({self.parameters}) {{\n{program}\n}}\n"
 
     def run(self, faulty: bool) -> torch.Tensor:
         arguments = self.arguments()
         run(
-            self.source,
+            self.source(faulty),
             arguments,
             threadgroups=self.threadgroups,
             threads=self.threads,
             threadgroup_memory=self.threadgroup_memory,
-            macros=["FAULTY"] if faulty else [],
         )
         output = arguments[-1]
         assert isinstance(output, torch.Tensor)
@@ -76,7 +78,7 @@ class Twin:
     def must_fault(self, seed: int) -> None:
         with settings(seed=seed), pytest.raises(mps_simulator.Fault) as fault:
             self.run(faulty=True)
-        kernel = re.findall(r"kernel void (\w+)\(", self.source)[0]
+        kernel = re.findall(r"kernel void (\w+)\(", self.source(True))[0]
         for words in [f"kernel '{kernel}': ", *self.words]:
             assert re.search(words, str(fault.value)), f"no {words!r} in: {fault.value}"
 
@@ -90,3 +92,16 @@ def each(twins: Sequence[Twin]) -> Any:
     by_name = pytest.mark.parametrize("twin", twins, ids=[twin.name for twin in twins])
     by_seed = pytest.mark.parametrize("seed", SEEDS)
     return lambda test: by_name(by_seed(test))
+
+
+def both_tests(twins: Sequence[Twin]) -> tuple[Any, Any]:
+    @each(twins)
+    def test_the_fault_is_reported(twin: Twin, seed: int) -> None:
+        twin.must_fault(seed)
+
+    @pytest.mark.parametrize("workers", [1, 2])
+    @each(twins)
+    def test_the_correct_twin_passes(twin: Twin, seed: int, workers: int) -> None:
+        twin.must_pass(seed, workers)
+
+    return test_the_fault_is_reported, test_the_correct_twin_passes

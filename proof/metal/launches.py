@@ -20,7 +20,7 @@ from torch_gdn.testing.attention import PagePoint
 from torch_gdn.testing.aura import AuraPoint, CodecPoint
 from torch_gdn.testing.decode import DecodePoint
 from torch_gdn.testing.experts import ExpertPoint
-from torch_gdn.testing.gdn import RulePoint, end_to_end, kda_at, stages_at
+from torch_gdn.testing.gdn import RECURRENT, RulePoint, end_to_end, kda_at, stages_at
 from torch_gdn.testing.layers import ConvolutionPoint, HeadPoint, RowPoint, mixed_dtypes
 from torch_gdn.testing.models import DTYPES, MODEL_SIZES, OTHER_SIZES
 from torch_gdn.testing.quantized import QuantizedPoint
@@ -140,6 +140,7 @@ def model_launches() -> list[Launch]:
         *(DecodePoint, Point),
     )
     wanted: list[Wanted] = [*(end_to_end(point) for point in rules), stages_at(rules)]
+    wanted.append((REGISTRY[RECURRENT], replace(each, tokens=1, channels=False)) for each in rules)
     wanted += [*(kda_at(replace(SHORT, dtype=dtype)) for dtype in DTYPES)]
     wanted.append((entry, point) for entry, point in others if is_of_models(entry, point))
     # A length that is no power of two, codes that straddle words, and the longest vectors.

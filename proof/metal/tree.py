@@ -17,7 +17,6 @@ Node = dict[str, Any]  # of clang's JSON: kind, type, inner, ...
 GENERATED = "simulator_"  # names that the translation adds start so
 FUNCTIONS = ("FunctionDecl", "CXXMethodDecl", "CXXConstructorDecl", "CXXConversionDecl", "CXXDestructorDecl")
 RECORDS = ("CXXRecordDecl", "ClassTemplateSpecializationDecl")  # a partial specialisation is a pattern
-LOCATION_WORDS = ("buffer", "threadgroup")
 
 
 def children(node: Node) -> list[Node]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from tqdm import tqdm
 
+from proof.checks import Bar
 from proof.mutate.faults import CHECKOUT, Fault, all_faults, sample
 from proof.mutate.page import PAGE, RECORD, page_text, record_text, recorded
 from proof.mutate.rates import RECORD as DRAWN
@@ -16,23 +17,15 @@ from proof.mutate.runs import FOLDER, run_all
 from proof.mutate.trial import CAUGHT, State, line_of
 
 
-class Bar:
-    """A progress bar over faults."""
+class FaultBar(Bar):
+    """Prints each fault's verdict above the bar."""
 
     def __init__(self) -> None:
-        self._bar = tqdm(total=0, unit="fault", bar_format="{n_fmt}/{total_fmt} {bar} {elapsed} {postfix}")
-
-    def expect(self, steps: int) -> None:
-        self._bar.total += steps
-        self._bar.refresh()
+        super().__init__("fault")
 
     def step(self, what: str) -> None:
-        self._bar.update()
-        self._bar.set_postfix_str("")
+        super().step("")
         tqdm.write(what)
-
-    def close(self) -> None:
-        self._bar.close()
 
 
 def write_record(faults: Sequence[Fault]) -> None:
@@ -74,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for fault in wanted:
             print(f"{fault.kind:9} {fault.file}: {fault.id}\n{'':10}{' '.join(fault.tests)}")
         return 0
-    bar = Bar()
+    bar = FaultBar()
     verdicts = run_all(wanted, bar, again=options.again, jobs=options.jobs)
     bar.close()
     not_caught = [fault for fault in wanted if verdicts[fault.id].word != CAUGHT]

@@ -20,7 +20,7 @@ def new_seed() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    from proof.mutate.__main__ import Bar, write_page
+    from proof.mutate.__main__ import FaultBar, write_page
 
     parser = argparse.ArgumentParser(prog="python -m proof.mutate.drawn", description=__doc__)
     parser.add_argument("count", type=int, help="so many mutants")
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         RECORD.write_text(record_text(rows))
         write_page()
         return 0
-    bar = Bar()
+    bar = FaultBar()
     verdicts = run_drawn(faults, options.seed, bar, options.jobs)
     bar.close()
     print("\n".join(f"{count} {word}" for word, count in Counter(each.word for each in verdicts.values()).items()))

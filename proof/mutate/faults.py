@@ -84,13 +84,13 @@ def tests_of(file: str, claims: dict[str, list[str]], checkout: Path) -> tuple[s
     return tuple(dict.fromkeys([*(str(path.relative_to(checkout)) for path in sorted(named)), *claimed]))
 
 
-def all_faults(tables: Path = TABLES, checkout: Path = CHECKOUT) -> list[Fault]:
-    claims = read_table(tables / "tests.toml")
+def all_faults() -> list[Fault]:
+    claims = read_table(TABLES / "tests.toml")
     faults = []
     for part in PARTS:
-        entries = [entry for path in sorted(tables.glob(f"{part}*.toml")) for entry in read_table(path)["fault"]]
+        entries = [entry for path in sorted(TABLES.glob(f"{part}*.toml")) for entry in read_table(path)["fault"]]
         for entry in entries:
-            tests = tuple(entry.pop("tests", ())) or tests_of(entry["file"], claims, checkout)
+            tests = tuple(entry.pop("tests", ())) or tests_of(entry["file"], claims, CHECKOUT)
             faults.append(Fault(part=part, tests=tests, **entry))
     return faults
 

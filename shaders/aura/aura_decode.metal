@@ -1,10 +1,11 @@
 // A simdgroup owns 32 / lanes_of(D) vectors. A lane holds D / lanes_of(D) elements in registers, in f32. Threadgroup
-// memory holds the centroids. Layout: codes [B, H, T, words], norms (f16) and means [B, H, T] with strides, x [B, H, T,
-// D] contiguous.
-// x = norm Pi^T centroids + mean, or (rotated) norm centroids + mean Pi 1.
+// memory holds the centroids. Layout: codes [B, H, T, words], norms (f16) and means [B, H, T], means of tiles [B, H,
+// tiles, D] (f16), all with strides, x [B, H, T, D] contiguous.
+// x = norm Pi^T centroids + means, or (rotated) norm centroids + Pi means.
 #include "aura/aura_decode.h"
 #include "aura/codes.h"
 #include "aura/rotation.h"
+#include "aura/tile.h"
 
 template <typename T, int code, int D, bool kRotated>
 [[kernel]] void aura_decode(
@@ -13,8 +14,9 @@ template <typename T, int code, int D, bool kRotated>
     device const float* codebook [[buffer(2)]],
     device const float* signs [[buffer(3)]],
     device const float* means [[buffer(4)]],
-    device T* x [[buffer(5)]],
-    constant DecodeParameters& parameters [[buffer(6)]],
+    device const half* tile_means [[buffer(5)]],
+    device T* x [[buffer(6)]],
+    constant DecodeParameters& parameters [[buffer(7)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -28,23 +30,26 @@ template <typename T, int code, int D, bool kRotated>
   const VectorPlace place = vector_place<D>(parameters.vectors, group.x, simdgroup, lane);
   device const uint* words = codes + offset_of(parameters.codes, place.batch, place.head, place.token);
   float values[kOwn];
-  float ones[kOwn];  // factors of a mean
+  float added[kOwn];
+  float mean = 0.0f;
+  if (parameters.has_means != 0) mean = means[offset_of(parameters.means, place.batch, place.head, place.token)];
+  device const half* tile_mean =
+      tile_means + offset_of(parameters.tile_means, place.batch, place.head, place.token / kTokensOfTile);
   UNROLL for (int i = 0; i < kOwn; ++i) {
     values[i] = centroids[code_at<code, D>(words, place_of<D>(i, lane))];
-    ones[i] = 1.0f;
+    added[i] = mean;
+    if (parameters.has_tile_means != 0) added[i] += float(tile_mean[place_of<D>(i, lane)]);
   }
-  const float root = sqrt(float(D));
+  const float by_root = 1.0f / sqrt(float(D));
   if constexpr (kRotated) {
-    rotate<D, false>(ones, signs, lane);
+    rotate<D, false>(added, signs, lane);
   } else {
     rotate<D, true>(values, signs, lane);
   }
   const float norm = float(norms[offset_of(parameters.norms, place.batch, place.head, place.token)]);
-  float mean = 0.0f;
-  if (parameters.has_means != 0) mean = means[offset_of(parameters.means, place.batch, place.head, place.token)];
-  const float factor = kRotated ? norm : norm / root;
-  const float share = kRotated ? mean / root : mean;
+  const float factor = kRotated ? norm : norm * by_root;
+  const float share = kRotated ? by_root : 1.0f;
   UNROLL for (int i = 0; i < kOwn; ++i) {
-    if (place.present) x[place.index * D + place_of<D>(i, lane)] = T(fma(values[i], factor, share * ones[i]));
+    if (place.present) x[place.index * D + place_of<D>(i, lane)] = T(fma(values[i], factor, share * added[i]));
   }
 }

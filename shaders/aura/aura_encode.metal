@@ -1,6 +1,7 @@
 // A simdgroup owns 32 / lanes_of(D) vectors; a lane holds D / lanes_of(D) elements in registers, in f32. Threadgroup
 // memory holds boundaries, centroids and a byte for each code, of which lanes pack whole words. Layout: x [B, H, T, D],
-// codes [B, H, S, words], norms (f16) and means [B, H, S], all with strides; slots [B, T] of 32 or 64 bits.
+// codes [B, H, S, words], norms (f16) and means [B, H, S], means of tiles [B, H, tiles, D] (f16), all with strides;
+// slots [B, T] of 32 or 64 bits.
 #include "aura/encode.h"
 
 // The number of boundaries below y, found bit by bit; a NaN is above none.
@@ -21,8 +22,9 @@ template <typename T, int bits, int D>
     device uint* codes [[buffer(5)]],
     device half* norms [[buffer(6)]],
     device float* means [[buffer(7)]],
-    device ErrorLog* errors [[buffer(8)]],
-    constant EncodeParameters& parameters [[buffer(9)]],
+    device const half* tile_means [[buffer(8)]],
+    device ErrorLog* errors [[buffer(9)]],
+    constant EncodeParameters& parameters [[buffer(10)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -43,8 +45,9 @@ template <typename T, int bits, int D>
 
   const VectorPlace place = vector_place<D>(parameters.vectors, group.x, simdgroup, lane);
   float values[kOwn];
-  const Length length = read_direction<D>(
-      values, x + offset_of(parameters.x, place.batch, place.head, place.token), parameters.has_means, signs, lane);
+  const int64_t wanted = slot_of(slots, parameters, place);
+  read_vector<D>(values, x, tile_means, parameters, place, wanted, lane);
+  const Length length = find_direction<D>(values, parameters.has_means, signs, lane);
   const float norm = length.norm;
   const float grow = length.grow;
 
@@ -58,7 +61,7 @@ template <typename T, int bits, int D>
   const float kept_norm = sqrt(sum_of_squares<D>(kept));
 
   const bool is_first = int(lane) % lanes_of(D) == 0;
-  const int slot = checked_slot(slot_of(slots, parameters, place), errors, parameters, place, is_first);
+  const int slot = checked_slot(wanted, errors, parameters, place, is_first);
   if (is_first) {
     slot_of_vector[vector] = slot;
     if (slot >= 0) {

@@ -93,8 +93,9 @@ template <typename T, int bits, int D>
     device uint* codes [[buffer(4)]],
     device half* norms [[buffer(5)]],
     device float* means [[buffer(6)]],
-    device ErrorLog* errors [[buffer(7)]],
-    constant EncodeParameters& parameters [[buffer(8)]],
+    device const half* tile_means [[buffer(7)]],
+    device ErrorLog* errors [[buffer(8)]],
+    constant EncodeParameters& parameters [[buffer(9)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_threadgroup]]) {
   typedef Trellis<bits, D> Code;
@@ -116,8 +117,8 @@ template <typename T, int bits, int D>
     const int vector = next + int(lane) / kLanes;
     const VectorPlace place = place_of_vector(parameters.vectors, first + vector);
     float values[D / kLanes];
-    const Length length = read_direction<D>(
-        values, x + offset_of(parameters.x, place.batch, place.head, place.token), parameters.has_means, signs, lane);
+    read_vector<D>(values, x, tile_means, parameters, place, slot_of(slots, parameters, place), lane);
+    const Length length = find_direction<D>(values, parameters.has_means, signs, lane);
     const bool is_own = vector < kVectors;
     if (is_own && int(lane) % kLanes == 0) lengths[vector] = length;
     UNROLL for (int i = 0; i < D / kLanes; ++i) {

@@ -3,8 +3,8 @@
 // o, in registers. So a simdgroup decodes each code once for all rows, and reads whole rows of codes. A score is a sum
 // over columns: lanes exchange their parts, until each has one row's scores of some keys. The weights lie in
 // threadgroup memory. o is multiplied only where a row's largest score grows. Layout: codes [B, HK, T, words], norms
-// and means [B, HK, T], q_rot [B, HQ, L, D], all with strides; o_partials [B, HQ, L, NB, D], m, l and mean [B, HQ, L,
-// NB] f32, contiguous. Norms are f16, means and q_rot f32.
+// and means [B, HK, T], q_rot [B, HQ, L, D], all with strides; tile_scores [B, HQ, L, tiles], o_partials [B, HQ, L, NB,
+// D], m, l and mean [B, HQ, L, NB] f32, contiguous. Norms are f16, means and q_rot f32.
 #include "aura/aura_flash_p1.h"
 #include "aura/codes.h"
 #include "aura/visibility.h"
@@ -299,7 +299,8 @@ template <int key_code, int value_code, int D, int kRows>
     device float* m_partials [[buffer(12)]],
     device float* l_partials [[buffer(13)]],
     device float* mean_partials [[buffer(14)]],
-    constant FlashParameters& parameters [[buffer(15)]],
+    device const float* tile_scores [[buffer(15)]],
+    constant FlashParameters& parameters [[buffer(16)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -328,12 +329,14 @@ template <int key_code, int value_code, int D, int kRows>
 
   // The keys that any row sees, and those that the lane's row sees.
   const KeyRange whole = block_range(parameters, block);
-  const KeyRange needed = range_of_rows(parameters, starts, batch, first_row, min(first_row + kRows, rows) - 1, whole);
+  const KeyRange needed =
+      range_of_rows<Own::kKeys>(parameters, starts, batch, first_row, min(first_row + kRows, rows) - 1, whole);
   const int own_row = min(first_row + int(lane) % kRows, rows - 1);
   const KeyRange seen = visible_range(parameters, starts, batch, own_row, whole);
   const RowPlace own_place = row_place(parameters, batch, kv_head, own_row);
   const float q_sum =
       mean_at(q_sums, parameters.q_sums, parameters.has_key_means, batch, own_place.head, own_place.query);
+  const TileScores own_tile_scores = tile_scores_of(tile_scores, parameters, own_place);
 
   RowSums sums = no_sums();  // of the lane's row; l and mean of the lane's keys alone
   float4 o[kRows * Own::kParts * 2];
@@ -377,13 +380,15 @@ template <int key_code, int value_code, int D, int kRows>
       }
     }
     float largest = sums.m;
+    const float tile_score = own_tile_scores.at(base);
     UNROLL for (int i = 0; i < Own::kScores; ++i) {
       const int key = first + i * Own::kBatch * Own::kAtOnce + key_of_batch;
       const float key_mean =
           mean_at(key_means, parameters.key_means, parameters.has_key_means, batch, kv_head, min(key, needed.last - 1));
+      const float offset = fma(key_mean, q_sum, tile_score);
       const float dot = sum_of_selected_item<kRows, Own::kLanes>(dots + i * Own::kBatch, lane);
       const bool is_seen = key < needed.last && key >= seen.first && key < seen.last;
-      scores[i] = is_seen ? fma(dot, float(key_scales[i]), key_mean * q_sum) : -INFINITY;
+      scores[i] = is_seen ? fma(dot, float(key_scales[i]), offset) : -INFINITY;
       if (scores[i] > largest) largest = scores[i];
     }
 

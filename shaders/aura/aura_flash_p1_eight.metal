@@ -3,8 +3,9 @@
 //     scores [keys, rows] = K Q^T,    o [D, rows] += V^T weights.
 // A lane decodes codes straight into its elements of K and V (core/row_attention.h), so a simdgroup decodes each code
 // once, and only q lies in threadgroup memory. In registers: scores [32, 8], o [columns, 8].
-// Layout: codes [B, HK, T, words], norms and means [B, HK, T], q_rot [B, HQ, L, D], all with strides; o_partials
-// [B, HQ, L, NB, D], m, l and mean [B, HQ, L, NB] f32, contiguous. Norms are f16, means and q_rot f32.
+// Layout: codes [B, HK, T, words], norms and means [B, HK, T], q_rot [B, HQ, L, D], all with strides; tile_scores [B,
+// HQ, L, tiles], o_partials [B, HQ, L, NB, D], m, l and mean [B, HQ, L, NB] f32, contiguous. Norms are f16, means and
+// q_rot f32.
 #include "aura/aura_flash_p1_eight.h"
 #include "aura/codes.h"
 #include "aura/stage_queries.h"
@@ -68,6 +69,7 @@ METAL_FUNC float2 weigh(
     thread const KeyFactors<kBlocks>& keys,
     thread const KeyFactors<kBlocks>& values,
     float2 q_sum,
+    float2 tile_score,
     int first,
     SeenKeys seen) {
   float2 largest = state.m;
@@ -75,7 +77,8 @@ METAL_FUNC float2 weigh(
     UNROLL for (int i = 0; i < 2; ++i) {
       const int key = first + n * 8;
       const bool is_seen = key >= seen.first[i] && key < seen.last[i];
-      scores[n][i] = is_seen ? fma(scores[n][i], keys.norms[n], keys.means[n] * q_sum[i]) : -INFINITY;
+      const float offset = fma(keys.means[n], q_sum[i], tile_score[i]);
+      scores[n][i] = is_seen ? fma(scores[n][i], keys.norms[n], offset) : -INFINITY;
       if (scores[n][i] > largest[i]) largest[i] = scores[n][i];
     }
   }
@@ -115,7 +118,8 @@ template <int key_code, int value_code, int D>
     device float* m_partials [[buffer(12)]],
     device float* l_partials [[buffer(13)]],
     device float* mean_partials [[buffer(14)]],
-    constant FlashParameters& parameters [[buffer(15)]],
+    device const float* tile_scores [[buffer(15)]],
+    constant FlashParameters& parameters [[buffer(16)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -145,11 +149,12 @@ template <int key_code, int value_code, int D>
 
   // The keys that any row sees, and those that the lane's two rows see.
   const KeyRange whole = block_range(parameters, block);
-  const KeyRange needed = range_of_rows(parameters, starts, batch, first_row, last_row, whole);
+  const KeyRange needed = range_of_rows<kEightKeys>(parameters, starts, batch, first_row, last_row, whole);
   const LanePosition at = lane_position(lane);
   const int own_row = first_row + at.column;
   SeenKeys seen;
   float2 q_sum;
+  TileScores own_tile_scores[2];
   UNROLL for (int i = 0; i < 2; ++i) {
     const int row = min(own_row + i, last_row);
     const KeyRange range = visible_range(parameters, starts, batch, row, whole);
@@ -157,6 +162,7 @@ template <int key_code, int value_code, int D>
     seen.first[i] = range.first;
     seen.last[i] = range.last;
     q_sum[i] = mean_at(q_sums, parameters.q_sums, parameters.has_key_means, batch, place.head, place.query);
+    own_tile_scores[i] = tile_scores_of(tile_scores, parameters, place);
   }
 
   RowState state = no_keys();
@@ -191,7 +197,9 @@ template <int key_code, int value_code, int D>
         needed.last - 1);
     float2 scores[kBlocks];
     multiply_keys<D, kBlocks>(scores, keys, query, at);
-    const float2 rescale = weigh<kBlocks>(scores, state, o[kOwn / 8], of_keys, of_values, q_sum, first + at.row, seen);
+    const float2 tile_score = float2(own_tile_scores[0].at(base), own_tile_scores[1].at(base));
+    const float2 rescale =
+        weigh<kBlocks>(scores, state, o[kOwn / 8], of_keys, of_values, q_sum, tile_score, first + at.row, seen);
     UNROLL for (int part = 0; part < kOwn / 8; ++part) o[part] *= rescale;
     values.words = value_codes + offset_of(parameters.value_codes, batch, kv_head, base);
     values.count = keys.count;

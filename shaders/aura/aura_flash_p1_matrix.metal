@@ -2,7 +2,7 @@
 // tiles of 32 keys are dequantised into threadgroup memory, up to 128 columns at a time. In registers: scores [8, 32],
 // which become the left side of the product with the values, o [8, columns], and a row's m and l in the 4 lanes that
 // hold it. Layout: codes [B, HK, T, words], norms and means [B, HK, T], q_rot [B, HQ, L, D], all with strides;
-// o_partials [B, HQ, L, NB, D], m, l and mean [B, HQ, L, NB] f32, contiguous.
+// tile_scores [B, HQ, L, tiles], o_partials [B, HQ, L, NB, D], m, l and mean [B, HQ, L, NB] f32, contiguous.
 #include "aura/aura_flash_p1_matrix.h"
 #include "aura/codes.h"
 #include "aura/visibility.h"
@@ -48,6 +48,7 @@ METAL_FUNC void mask_scores(
     thread float2* scores,
     threadgroup const float* factors,
     float q_sum,
+    float tile_score,
     int first,
     int count,
     KeyRange seen,
@@ -56,7 +57,8 @@ METAL_FUNC void mask_scores(
     UNROLL for (int i = 0; i < 2; ++i) {
       const int key = n * 8 + at.column + i;
       const bool is_seen = key < count && first + key >= seen.first && first + key < seen.last;
-      scores[n][i] = is_seen ? fma(scores[n][i], factors[key], q_sum * factors[kMatrixKeys + key]) : -INFINITY;
+      const float offset = fma(q_sum, factors[kMatrixKeys + key], tile_score);
+      scores[n][i] = is_seen ? fma(scores[n][i], factors[key], offset) : -INFINITY;
     }
   }
 }
@@ -107,7 +109,8 @@ template <int key_code, int value_code, int D>
     device float* m_partials [[buffer(12)]],
     device float* l_partials [[buffer(13)]],
     device float* mean_partials [[buffer(14)]],
-    constant FlashParameters& parameters [[buffer(15)]],
+    device const float* tile_scores [[buffer(15)]],
+    constant FlashParameters& parameters [[buffer(16)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -137,12 +140,13 @@ template <int key_code, int value_code, int D>
   const RowPlace place = row_place(parameters, batch, kv_head, min(row, rows - 1));
   device const float* query = q_rot + offset_of(parameters.q, batch, place.head, place.query) + at.column;
   const float q_sum = mean_at(q_sums, parameters.q_sums, parameters.has_key_means, batch, place.head, place.query);
+  const TileScores own_tile_scores = tile_scores_of(tile_scores, parameters, place);
 
   // The keys that this row sees, and those that any row sees.
   const KeyRange whole = block_range(parameters, block);
   const KeyRange seen = visible_range(parameters, starts, batch, min(row, rows - 1), whole);
   const KeyRange needed =
-      range_of_rows(parameters, starts, batch, first_row, min(first_row + kMatrixRows, rows) - 1, whole);
+      range_of_rows<kMatrixKeys>(parameters, starts, batch, first_row, min(first_row + kMatrixRows, rows) - 1, whole);
 
   RowSums sums = no_sums();
   float2 o[kOwn / 8];
@@ -178,7 +182,7 @@ template <int key_code, int value_code, int D>
     }
 
     // Softmax
-    mask_scores(scores, key_factors, q_sum, first, count, seen, at);
+    mask_scores(scores, key_factors, q_sum, own_tile_scores.at(first), first, count, seen, at);
     const float decay = online_softmax(scores, sums, value_factors, at);
     UNROLL for (int i = 0; i < kOwn / 8; ++i) o[i] *= decay;
 

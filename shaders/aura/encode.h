@@ -3,6 +3,7 @@
 #include "aura/aura_encode.h"
 #include "aura/codes.h"
 #include "aura/rotation.h"
+#include "aura/tile.h"
 #include "core/error.h"
 #include "core/indices.h"
 
@@ -35,13 +36,30 @@ struct Length {
   float norm, grow, mean;
 };
 
-// Reads a vector and makes `values` the coordinates of its rotated direction.
+// Reads a vector without the mean of the tile of its slot.
 template <int D, typename T>
-METAL_FUNC Length
-read_direction(thread float* values, device const T* source, int has_means, device const float* signs, uint lane) {
+METAL_FUNC void read_vector(
+    thread float* values,
+    device const T* x,
+    device const half* tile_means,
+    constant EncodeParameters& parameters,
+    VectorPlace place,
+    int64_t slot,
+    uint lane) {
+  constexpr int kOwn = D / lanes_of(D);
+  device const T* source = x + offset_of(parameters.x, place.batch, place.head, place.token);
+  UNROLL for (int i = 0; i < kOwn; ++i) values[i] = float(source[place_of<D>(i, lane)]);
+  if (parameters.has_tile_means == 0 || slot < 0 || slot >= parameters.capacity) return;
+  device const half* mean =
+      tile_means + offset_of(parameters.tile_means, place.batch, place.head, int(slot) / kTokensOfTile);
+  UNROLL for (int i = 0; i < kOwn; ++i) values[i] -= float(mean[place_of<D>(i, lane)]);
+}
+
+// Makes a vector the coordinates of its rotated direction.
+template <int D>
+METAL_FUNC Length find_direction(thread float* values, int has_means, device const float* signs, uint lane) {
   constexpr int kOwn = D / lanes_of(D);
   Length length;
-  UNROLL for (int i = 0; i < kOwn; ++i) values[i] = float(source[place_of<D>(i, lane)]);
   length.mean = 0.0f;
   if (has_means != 0) {
     UNROLL for (int i = 0; i < kOwn; ++i) length.mean += values[i];

@@ -35,5 +35,6 @@ struct FlashParameters {
   int32_t first_position;                  // position of the first key
   int32_t q_offset, causal, window;        // a window of 0 means none
   int32_t has_key_means, has_value_means;
+  int32_t tiles;        // of keys from which means were subtracted; 0 if none were
   int32_t start_words;  // of an element of `starts`: 1 or 2; 0 without `starts`
 };

@@ -4,6 +4,7 @@
 
 #include "aura/parameters.h"
 #include "aura/rotation.h"
+#include "aura/tile.h"
 using namespace metal;
 
 struct KeyRange {
@@ -57,7 +58,9 @@ METAL_FUNC RowPlace row_place(constant Parameters& parameters, int batch, int kv
   return place;
 }
 
-// Returns the keys that any of rows first_row .. last_row sees: later queries see later keys.
+// Returns the keys that any of rows first_row .. last_row sees: later queries see later keys. The first one may be seen
+// by none: it is a multiple of kTogether, so that as many keys together are of one tile.
+template <int kTogether>
 METAL_FUNC KeyRange range_of_rows(
     constant FlashParameters& parameters,
     device const int* starts,
@@ -65,8 +68,10 @@ METAL_FUNC KeyRange range_of_rows(
     int first_row,
     int last_row,
     KeyRange range) {
+  static_assert(kTokensOfTile % kTogether == 0, "a tile is whole groups of keys");
   KeyRange found;
   found.first = visible_range(parameters, starts, batch, first_row, range).first;
+  found.first -= found.first % kTogether;
   found.last = visible_range(parameters, starts, batch, last_row, range).last;
   return found;
 }
@@ -75,6 +80,22 @@ METAL_FUNC KeyRange range_of_rows(
 METAL_FUNC float mean_at(
     device const float* means, constant VectorStrides& strides, int present, int batch, int64_t head, int token) {
   return present != 0 ? means[offset_of(strides, batch, head, token)] : 0.0f;
+}
+
+// The products of a query row with the means that were subtracted from tiles of keys.
+struct TileScores {
+  device const float* row;
+  bool present;
+
+  METAL_FUNC float at(int key) const { return present ? row[uint(key) / uint(kTokensOfTile)] : 0.0f; }
+};
+
+METAL_FUNC TileScores
+tile_scores_of(device const float* tile_scores, constant FlashParameters& parameters, RowPlace place) {
+  TileScores scores;
+  scores.row = tile_scores + place.index * parameters.tiles;
+  scores.present = parameters.tiles != 0;
+  return scores;
 }
 
 // The state of a row from tile to tile: the largest score, and sums of exp(score - largest), alone and times means.

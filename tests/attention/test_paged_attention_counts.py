@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import torch_gdn
-from tests.helpers.devices import on_a_mac, ready
+from tests.helpers.devices import on_a_mac, profiled, ready
 from torch_gdn.testing.attention import make_call
 from torch_gdn.testing.inputs import to_device
 
@@ -23,11 +23,9 @@ class Bytes(NamedTuple):
 
 
 def bytes_of(queries: list[int], keys: list[int], ratio: int) -> Bytes:
-    import mps_simulator
-
     call = make_call(queries, keys, HQ=HK * ratio, HK=HK, D=D, dtype=torch.bfloat16, padding=0)
     on_device = to_device(call, ready("mps"))
-    with mps_simulator.profile(detailed=True) as profile:
+    with profiled(detailed=True) as profile:
         torch_gdn.paged_attention(**on_device)
     figures = list(profile.kernels.values())
     distinct, issued = (

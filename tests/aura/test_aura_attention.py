@@ -35,6 +35,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "dtype": DTYPES,
     "trellis": (False, True),
     "means": (False, True),
+    "tile_means": (False, True),
     "sinks": (False, True),
     "starts": (False, True),
     "block_size": (None, 16, 64, 512),
@@ -50,6 +51,8 @@ def make_call(case: dict[str, Any], B: int = 2, HK: int = 2) -> Call:
     cache = make_cache(key, value, B, HK, T, case["means"])
     call: Call = {"q": 1.5 * torch.randn(B, L, HQ, D).to(case["dtype"]).transpose(1, 2)}
     call |= cache.parts(True) | cache.means(case["means"])
+    if case["tile_means"]:
+        call["key_tile_means"] = torch.randn(B, -(-T // 128) + 1, HK, D).half().transpose(1, 2)
     call |= exact_rows(case["exact"], (B, HK, D), case["dtype"])
     tokens = T + case["exact"][0]
     call["q_offset"] = {"last": None, "earlier": max(0, tokens // 2 - L), "later": tokens + 3}[case["offset"]]
@@ -74,7 +77,8 @@ def exact_rows(exact: tuple[int, int], sizes: tuple[int, int, int], dtype: torch
 
 
 def attend(device: torch.device, call: Call) -> Tensor:
-    with kernels_run(device, *KERNELS, *(("aura_flash_exact",) if "exact_keys" in call else ())):
+    others = {"aura_flash_exact": "exact_keys", "aura_tile_scores": "key_tile_means"}
+    with kernels_run(device, *KERNELS, *(kernel for kernel, argument in others.items() if argument in call)):
         o = torch_gdn.aura_attention(**to_device(call, device))
     assert o.dtype == call["q"].dtype and o.is_contiguous()
     return o.cpu()
@@ -88,7 +92,7 @@ def name_of(case: dict[str, Any]) -> str:
     return "-".join(str(value).removeprefix("torch.").replace(" ", "_") for value in case.values())
 
 
-@pytest.mark.sweep(5)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_every_pair_of_options(device: torch.device, case: dict[str, Any]) -> None:
     call = make_call(case)
@@ -143,6 +147,14 @@ PLAIN: dict[str, Any] = {name: values[0] for name, values in FACTORS.items()} | 
 
 def test_scale(device: torch.device) -> None:
     call = make_call(PLAIN) | {"scale": 0.3}
+    assert_close("o", attend(device, call), exact(call), BOUND[torch.float32], head_dim=1)
+
+
+@pytest.mark.parametrize("L", [1, 7, 40])
+def test_a_window_begins_within_a_tile_of_means(device: torch.device, L: int) -> None:
+    """A block holds three tiles, and keys that kernels read together must not be of two."""
+    options = {"L": L, "T": 300, "tile_means": True, "mask": "window of 50", "block_size": 512}
+    call = make_call(PLAIN | options)
     assert_close("o", attend(device, call), exact(call), BOUND[torch.float32], head_dim=1)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tests.aura.test_aura_cache import PADDED, PROMPT, aura_cache, model_of
 from tests.helpers.devices import ready
+from tests.helpers.errors import relative_error
 from torch_gdn.integrations.transformers import aura_file
 from torch_gdn.integrations.transformers.aura import AuraCache
 
@@ -52,6 +53,22 @@ def test_round_trip(kind: str, device_name: str, tmp_path: Path) -> None:
     assert loaded.get_seq_length() == 8
     for start, end in ((8, 10), (10, 11)):
         assert torch.equal(logits(model, loaded, start, end), logits(model, cache, start, end))
+
+
+def test_a_long_conversation(tmp_path: Path) -> None:
+    """Its keys have means. Attention to codes equals attention to what they decode to, before and after a file."""
+    model, tokens, found = model_of("qwen3"), torch.randint(1, 50, (2, 430)), []
+    for implementation in ("aura", "sdpa"):
+        model.set_attn_implementation(implementation)
+        cache = AuraCache(model.config)
+        with torch.no_grad():
+            model(tokens[:, :400], past_key_values=cache)
+            cache.save(tmp_path / "a")
+            loaded = AuraCache.load(tmp_path / "a", model.config)
+            found += [model(tokens[:, 400:], past_key_values=each).logits for each in (cache, loaded)]
+        assert loaded.layers[0].cache.keys.tile_means.any()
+    assert torch.equal(found[0], found[1]) and torch.equal(found[2], found[3])
+    assert relative_error(found[0], found[2]) < 1e-3  # a code may be rounded the other way
 
 
 def test_scheme_and_capacity(tmp_path: Path) -> None:
@@ -136,15 +153,15 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
     cache = held(model)
     cache.layers[0].cache.save(tmp_path / "one layer")
     with pytest.raises(
-        ValueError, match=r"expected format 'torch_gdn.aura.cache' version '1' or '2', got 'torch_gdn.aura'"
+        ValueError, match=r"expected format 'torch_gdn.aura.cache' version '1' or '2' or '3', got 'torch_gdn.aura'"
     ):
         AuraCache.load(tmp_path / "one layer", model.config)
     (tmp_path / "text").write_text("no tensors")
     with pytest.raises(ValueError, match="path: expected a safetensors file"):
         AuraCache.load(tmp_path / "text", model.config)
     cache.save(tmp_path / "a")
-    with pytest.raises(ValueError, match=r"version '1' or '2', got 'torch_gdn\.aura\.cache' version '3'"):
-        AuraCache.load(changed(tmp_path / "a", version="3"), model.config)
+    with pytest.raises(ValueError, match=r"or '3', got 'torch_gdn\.aura\.cache' version '4'"):
+        AuraCache.load(changed(tmp_path / "a", version="4"), model.config)
 
 
 @pytest.mark.parametrize("layers", [None, "no JSON"])

@@ -10,8 +10,9 @@ from transformers import DynamicCache
 
 from tests.aura.test_aura_cache import COMMON, PADDED, PROMPT, aura_cache, decoded_cache, logits_of, model_of
 from tests.helpers.devices import kernels_run, ready
-from tests.helpers.errors import relative_error
-from torch_gdn.integrations.transformers.aura_layers import WindowLayer
+from tests.helpers.errors import assert_close, relative_error
+from torch_gdn.aura import Scheme
+from torch_gdn.integrations.transformers.aura_layers import Options, WindowLayer
 
 WINDOW = 4  # of model_of("window"), whose second layer has it
 OPTIONS: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
@@ -45,6 +46,20 @@ def test_a_long_answer(implementation: str) -> None:
     assert torch.equal(tokens, expected)
     assert cache.layers[1].cache.capacity == WINDOW
     assert cache.get_seq_length() == 40
+
+
+def test_codes_of_a_window_leave_in_whole_tiles() -> None:
+    """Masks are of the keys that come, which are those of the positions."""
+    config = model_of("window").config
+    config._attn_implementation = "sdpa"
+    layer, window = WindowLayer(config, Options(Scheme("8v8"), 128, 4), 0, 200), 200
+    k = torch.randn(1, 2, 900, 64)
+    for tokens in (300, *[1] * 150, 250, 3):
+        length, first = layer.get_mask_sizes(tokens)
+        found, _ = layer.update(k[:, :, layer.seen : layer.seen + tokens], k[:, :, layer.seen : layer.seen + tokens])
+        assert found.shape[2] == length and first + length == layer.seen
+        assert min(layer.seen, window) <= length < window + 128 + tokens
+        assert_close("keys", found, k[:, :, first : layer.seen].double(), 0.01, head_dim=1)
 
 
 def test_drafts_are_taken_back() -> None:

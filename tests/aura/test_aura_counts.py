@@ -58,6 +58,19 @@ def test_a_simdgroup_asks_for_codes_once(scheme: str, ratio: int, most: float) -
     assert second.device_bytes_issued_read <= vectors * (blocks * (D + 3) * 4 + D * 4)
 
 
+@pytest.mark.parametrize(("ratio", "most"), [(1, 1.05), (4, 1.08), (8, 1.08)])
+def test_means_of_tiles_cost_little(ratio: int, most: float) -> None:
+    """A launch reads each tile's means once, and pass 1 reads a product for each row and group of keys."""
+    cache = make_cache(Codec(D, 4, 3), Codec(D, 4, 4), 1, HK, T)
+    call = {"q": torch.randn(1, HK * ratio, 1, D), "block_size": 512} | cache.parts(True)
+    call["key_tile_means"] = torch.randn(1, HK, T // 128, D).half()
+    figures = figures_of(torch_gdn.aura_attention, call)
+    (products,) = (each for name, each in figures.items() if "tile_scores" in name)
+    (first,) = (each for name, each in figures.items() if "flash_p1" in name)
+    assert products.device_bytes_issued_read == HK * T // 128 * (D * 2 + ratio * D * 4)
+    assert first.device_bytes_issued_read <= most * (codes_and_norms((4, 4), T) + T // 512 * HK * ratio * D * 4)
+
+
 @pytest.mark.parametrize(("bits", "ratio"), [((4, 4), 4), ((8, 3), 8)])
 def test_a_threadgroup_asks_for_coded_pages_once(bits: tuple[int, int], ratio: int) -> None:
     call: Call = make_call([1], [T], HQ=HK * ratio, HK=HK, D=D, dtype=torch.float32, padding=0)

@@ -68,6 +68,7 @@ def test_attention_to_what_is_held(device: torch.device, scheme: str) -> None:
     assert_close("o", o, exact(cache, q, causal(5, 20)), BOUNDS[o.dtype], head_dim=1)
 
 
+@pytest.mark.sweep(2, of="dtype")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("D", [80, 128])
 def test_attention_in_16_bits(device: torch.device, dtype: torch.dtype, D: int) -> None:
@@ -267,6 +268,27 @@ def test_a_file_of_version_1(tmp_path: Path) -> None:
     assert (loaded.tail, loaded.sinks) == (0, 0)
 
 
+def test_a_file_of_version_2(tmp_path: Path) -> None:
+    """It has no means: its codes are those of whole keys."""
+    from safetensors.torch import load_file, save_file
+
+    cache = KVCache("4v4", 1, 2, 64, 400, dtype=torch.float32)
+    cache.append(torch.randn(1, 2, 400, 64) + 1, torch.randn(1, 2, 400, 64))
+    cache.save(tmp_path / "cache")
+    metadata, tensors = metadata_of(tmp_path / "cache"), load_file(tmp_path / "cache")
+    means = tensors.pop("key.tile_means").float().repeat_interleave(128, 2)
+    assert metadata.pop("tile_means") == "True"
+    save_file(tensors, tmp_path / "old", metadata | {"version": "2"})
+    loaded = KVCache.load(tmp_path / "old", capacity=1000)
+    coded = slice(4, 4 + loaded.coded)
+    whole, without = cache.decoded()[0], loaded.decoded()[0]
+    assert_close("keys", without[:, :, coded], (whole[:, :, coded] - means).double(), 1e-6)
+    loaded.append(torch.randn(1, 2, 200, 64) + 1, torch.randn(1, 2, 200, 64))
+    assert loaded.keys.tile_means is not None
+    has_means = loaded.keys.tile_means.any(-1).all(1)[0, :4]
+    assert has_means.tolist() == [False, False, True, False]  # the new tile has some
+
+
 def metadata_of(path: Path) -> dict[str, str]:
     from safetensors import safe_open
 
@@ -277,9 +299,9 @@ def metadata_of(path: Path) -> dict[str, str]:
 BAD_FILES = {
     "no metadata": (
         lambda tensors, metadata: metadata.clear(),
-        "expected format 'torch_gdn.aura' version '1' or '2', got None",
+        "expected format 'torch_gdn.aura' version '1' or '2' or '3', got None",
     ),
-    "version 3": (lambda tensors, metadata: metadata.update(version="3"), "got 'torch_gdn.aura' version '3'"),
+    "version 4": (lambda tensors, metadata: metadata.update(version="4"), "got 'torch_gdn.aura' version '4'"),
     "tail": (lambda tensors, metadata: metadata.update(tail="-1"), "expected a tail, got '-1'"),
     "exact rows": (
         lambda tensors, metadata: tensors.update({"exact.keys": torch.zeros(2, 2, 3, 64)}),

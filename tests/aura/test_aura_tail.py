@@ -13,7 +13,7 @@ from tests.helpers.devices import kernels_run, on_a_mac
 from tests.helpers.errors import assert_close
 from tests.helpers.prefill import on_mps
 from torch_gdn import reference
-from torch_gdn.aura import KVCache, Scheme, codebooks
+from torch_gdn.aura import KVCache, Scheme
 
 D, SEED, SCHEME = 64, 3, Scheme("4v3t")
 
@@ -42,13 +42,18 @@ class History:
     def select(self, rows: list[int]) -> None:
         self.k, self.v = self.k[rows], self.v[rows]
 
-    def vectors(self) -> tuple[Tensor, Tensor]:
-        coded, found = torch.tensor(self.coded)[:, None], []
-        for i, (x, centroids) in enumerate(zip((self.k, self.v), SCHEME.codebooks(D), strict=True)):
-            signs = codebooks.aura_signs(D, 2 * SEED + i)
-            codes, norms, _ = reference.aura_encode(x, signs, codebooks.boundaries(centroids), centroids)
-            decoded = reference.aura_decode(codes, norms.half(), centroids, signs, dtype=torch.float64)
-            found.append(torch.where(coded, decoded, x.double()))
+    def vectors(self, cache: KVCache) -> tuple[Tensor, Tensor]:
+        """The keys and values, those that are codes as the cache's codes have them, which must be near them."""
+        coded, found = torch.tensor(self.coded), []
+        for x, of in ((self.k.double(), cache.keys), (self.v.double(), cache.values)):
+            codes, norms, _ = (part if part is None else part.cpu() for part in of.filled(cache.coded))
+            tables, means = (
+                (x.cpu() for x in of.tables),
+                of.tile_means if of.tile_means is None else of.tile_means.cpu(),
+            )
+            decoded = reference.aura_decode(codes, norms, *tables, dtype=torch.float64, tile_means=means)
+            assert ((decoded - x[:, :, coded]).norm(dim=-1) < 0.3 * x[:, :, coded].norm(dim=-1)).all()
+            found.append(x.masked_scatter(coded[:, None], decoded))
         return found[0], found[1]
 
 
@@ -60,9 +65,21 @@ class Both:
         self.cache = KVCache(SCHEME, 2, 2, D, capacity, device, torch.float32, seed=SEED, tail=tail, sinks=sinks)
 
     def append(self, tokens: int) -> None:
-        k, v = torch.randn(2, 2, tokens, D), torch.randn(2, 2, tokens, D)
+        """Keys have channels whose mean changes with the position."""
+        place, before = torch.arange(len(self.cache), len(self.cache) + tokens), self.cache.coded
+        means = (place[:, None] / 100 + torch.arange(D)).cos()
+        k, v = torch.randn(2, 2, tokens, D) + means, torch.randn(2, 2, tokens, D)
         self.history.append(k, v)
         self.cache.append(k.to(self.device), v.to(self.device))
+        if self.cache.keys.tile_means is not None:
+            self.check_means(self.cache.keys.tile_means.cpu(), before)
+
+    def check_means(self, tile_means: Tensor, before: int) -> None:
+        """A tile's means are those of its tokens that became codes at once with the first one."""
+        rows = [i for i, coded in enumerate(self.history.coded) if coded]
+        for slot in range(-(-before // 128) * 128, len(rows), 128):
+            means = self.history.k[:, :, rows[slot : slot + 128]].double().mean(2)
+            assert_close("means", tile_means[:, :, slot // 128], means, 1e-3, head_dim=1)
 
     def crop(self, length: int) -> None:
         self.cache.crop(length)
@@ -72,7 +89,7 @@ class Both:
         """Row 1 has a token of left padding."""
         T = len(self.history.coded)
         assert len(self.cache) == T and self.cache.coded == sum(self.history.coded)
-        k, v = self.history.vectors()
+        k, v = self.history.vectors(self.cache)
         q, starts = 2 * torch.randn(2, 4, L, D), torch.tensor([0, 1])
         keys, queries = torch.arange(T), torch.arange(T - L, T)[:, None]
         mask = (keys <= queries) & (keys > queries - (window or T)) & (keys >= starts[:, None, None, None])
@@ -151,17 +168,53 @@ def test_going_on_after_other_rows_more_memory_and_a_file(device: torch.device, 
         both.check(L=1)
 
 
-@pytest.mark.parametrize("tail", [2, 20])
-def test_a_window_forgets_codes_first(device: torch.device, tail: int) -> None:
-    both = Both(device, tail=tail, sinks=0, capacity=30)
-    both.append(30)
-    for kept in (25, 9, 3, 0):
-        both.cache.keep_last(kept, 14 if kept < 12 else 40)
+@pytest.mark.parametrize(
+    ("tail", "tokens", "cuts"),
+    [
+        (2, 30, {25: 25, 9: 9, 3: 3, 0: 0}),
+        (20, 30, {25: 25, 9: 9, 3: 3, 0: 0}),
+        (128, 400, {300: 400, 200: 276, 149: 149, 9: 9}),  # codes leave in whole tiles
+    ],
+)
+def test_a_window_forgets_codes_first(device: torch.device, tail: int, tokens: int, cuts: dict[int, int]) -> None:
+    """4 tokens come after each cut."""
+    both = Both(device, tail=tail, sinks=0, capacity=tokens)
+    both.append(tokens)
+    for wanted, kept in cuts.items():
+        both.cache.keep_last(wanted, kept + 4 if kept < 12 else tokens + 10)
+        assert len(both.cache) == kept
         both.history.keep(len(both.history.coded) - kept, None)
         if kept > 0:
             both.check(window=6)
+            both.check(window=wanted)
         both.append(4)
         both.check(L=2, window=6)
+
+
+@pytest.mark.parametrize("length", [204, 260, 300])  # within a tile of codes, at its end, behind codes
+def test_a_tile_of_codes_keeps_its_means(device: torch.device, tmp_path: Path, length: int) -> None:
+    both = Both(device, tail=128, sinks=4, capacity=900)
+    both.append(500)
+    both.crop(length)
+    both.append(400)
+    both.check(L=2)
+    both.cache.save(tmp_path / "cache")
+    both.cache = KVCache.load(tmp_path / "cache", device, 900)
+    both.cache.reorder(torch.tensor([1, 0]).to(device))
+    both.history.select([1, 0])
+    both.check(L=17)
+    both.append(150)
+    both.check(L=4)
+
+
+def test_a_key_that_is_not_finite_spoils_no_other_one_of_its_tile(device: torch.device) -> None:
+    cache = KVCache("4v4", 1, 1, D, 300, device, torch.float32, sinks=0)
+    k = torch.randn(1, 1, 300, D)
+    k[0, 0, 3, 5], k[0, 0, 4, 6] = torch.nan, torch.inf
+    cache.append(k.to(device), torch.randn(1, 1, 300, D).to(device))
+    decoded = cache.decoded()[0].cpu()[0, 0]
+    assert decoded.isfinite().all(-1).nonzero().flatten().tolist() == [i for i in range(300) if i not in (3, 4)]
+    assert ((decoded[5:] - k[0, 0, 5:]).norm() < 0.1 * k[0, 0, 5:].norm()).item()
 
 
 def test_nothing_is_exact_without_a_tail_and_sinks(device: torch.device) -> None:
@@ -173,9 +226,14 @@ def test_nothing_is_exact_without_a_tail_and_sinks(device: torch.device) -> None
     assert both.cache.coded == 20 and both.cache.bytes_used == 2 * 2 * 20 * (4 * (8 + 6) + 4)
 
 
-def test_bytes() -> None:
-    both = Both(torch.device("cpu"), tail=4, sinks=2, capacity=100)
-    both.append(50)
-    coded, exact = 40, 10
-    assert both.cache.bytes_used == 2 * 2 * (coded * (4 * (8 + 6) + 4) + exact * 2 * D * 4)
-    assert both.cache.bytes_reserved == 2 * 2 * (94 * (4 * (8 + 6) + 4) + 10 * 2 * D * 4)
+@pytest.mark.parametrize(
+    ("tail", "capacity", "tokens", "coded", "tiles"), [(4, 100, 50, 40, 0), (128, 500, 400, 256, 2)]
+)
+def test_bytes(tail: int, capacity: int, tokens: int, coded: int, tiles: int) -> None:
+    both = Both(torch.device("cpu"), tail=tail, sinks=2, capacity=capacity)
+    both.append(tokens)
+    exact, means = tokens - coded, D * 2
+    assert both.cache.bytes_used == 2 * 2 * (coded * (4 * (8 + 6) + 4) + exact * 2 * D * 4 + tiles * means)
+    codes = capacity - 2 - tail
+    of_tiles = -(-codes // 128) * means if tiles else 0
+    assert both.cache.bytes_reserved == 2 * 2 * (codes * (4 * (8 + 6) + 4) + (2 + 2 * tail) * 2 * D * 4 + of_tiles)

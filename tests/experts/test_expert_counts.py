@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.helpers.devices import on_a_mac, ready
+from tests.helpers.devices import on_a_mac, profiled, ready
 from torch_gdn.testing.experts import ExpertPoint, draw_down, draw_gate_up
 from torch_gdn.testing.inputs import to_device
 
@@ -18,8 +18,6 @@ def counted(point: ExpertPoint) -> tuple[int, int, int, list[str]]:
     Each threadgroup reads its experts' vectors anew, for 32 rows of gate and of up, and for 32 rows of down; for 16 if
     they are packed. Each of its simdgroups reads topk_ids, but those of down only for several tokens.
     """
-    import mps_simulator
-
     gate_up, down = draw_gate_up(point), draw_down(point)
     ids = down["topk_ids"] = gate_up["topk_ids"]
     active = ids[ids >= 0].unique().long()
@@ -34,7 +32,7 @@ def counted(point: ExpertPoint) -> tuple[int, int, int, list[str]]:
     inputs = size * (pairs * point.I + point.T * point.IS) * (2 * point.D // rows)
     inputs += ids.nbytes * (ids.numel() * point.I // 2 + (12 * point.D // rows if point.T > 1 else 0))
     device = ready("mps")
-    with mps_simulator.profile(detailed=True) as profile:
+    with profiled(detailed=True) as profile:
         for op, call in (("moe_gate_up", gate_up), ("moe_down", down)):
             getattr(torch.ops.gdn, op)(**to_device(call, device))
     figures = profile.kernels.items()

@@ -31,6 +31,7 @@ def route(device: torch.device, logits: Tensor, top_k: int, **options: object) -
     return weights.cpu(), ids.cpu()
 
 
+@pytest.mark.sweep(2, of="dtype")
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
 @pytest.mark.parametrize("experts", [1, 31, 64, 257, 1024])
 def test_routes_as_float64_does(device: torch.device, dtype: torch.dtype, experts: int) -> None:
@@ -99,6 +100,7 @@ def assert_exact(op: str, call: Call, device: torch.device, bound: float) -> Non
             assert_close(op, x, exact, bound, head_dim=None)
 
 
+@pytest.mark.sweep(2, of="dtype")
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
 @pytest.mark.parametrize("T", [0, 1, 8, 9, 33])
 @pytest.mark.parametrize("op", OPS)

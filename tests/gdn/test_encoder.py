@@ -5,7 +5,6 @@ These look at the stream itself, which only the simulated device shows.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import torch_gdn
 from tests.helpers.cases import make_case
 from tests.helpers.devices import on_a_mac
 from tests.helpers.errors import assert_same_bits
+from tests.helpers.files import copied_shaders, replace_once
 from tests.helpers.prefill import on_mps
 from torch_gdn import _C
 
@@ -127,18 +127,10 @@ def test_too_few_chunk_indices_are_reported(mps: torch.device) -> None:
 
 @on_mps()
 def test_a_shader_that_does_not_compile_is_an_error_with_the_compilers_text(mps: torch.device, tmp_path: Path) -> None:
-    shaders = Path(__file__).resolve().parents[2] / "shaders"
-    broken = tmp_path / "shaders"
-    shutil.copytree(shaders, broken)
-    file = broken / "gdn" / "triangle.h"
-    file.write_text(file.read_text().replace("float x[8];", "float x[8] = nonsense;"))
-    _C.clear_pipelines()
-    _C.set_shader_directory(str(broken))
-    try:
+    with copied_shaders(tmp_path) as broken:
+        replace_once(broken / "gdn/triangle.h", "float x[8];", "float x[8] = nonsense;")
         with pytest.raises(RuntimeError, match=r"solve_tril_64.*gdn/triangle\.h:\d+.*nonsense"):
             torch.ops.gdn.solve_tril(torch.zeros(1, 64, 1, 64, device=mps))
-    finally:
-        _C.set_shader_directory(str(shaders))
     assert torch.ops.gdn.solve_tril(torch.zeros(1, 64, 1, 64, device=mps)).cpu()[0, :, 0].equal(torch.eye(64))
 
 
@@ -159,15 +151,9 @@ template <typename T>
 
 @on_mps()
 def test_shaders_are_compiled_for_metal_3_1_with_safe_math(mps: torch.device, tmp_path: Path) -> None:
-    shaders = Path(_C.shader_directory())
-    shutil.copytree(shaders / "core", tmp_path / "core")
-    (tmp_path / "probe.metal").write_text(PROBE)
-    _C.set_shader_directory(str(tmp_path))
-    try:
+    with copied_shaders(tmp_path) as shaders:
+        (shaders / "probe.metal").write_text(PROBE)
         assert _C.compile("probe", "probe.metal", ["float"])["name"] == "probe_float"
-    finally:
-        _C.set_shader_directory(str(shaders))
-        _C.clear_pipelines()
 
 
 @on_mps()

@@ -25,6 +25,9 @@ each_op = pytest.mark.parametrize("entry", REGISTRY.values(), ids=REGISTRY)
 FLOATS = [entry for entry in REGISTRY.values() if entry.smallest()[entry.first].is_floating_point()]
 
 
+CONTENTS = {"cu_seqlens", "state_indices", "num_accepted_tokens", "checkpoint_offsets", "checkpoint_indices"}
+
+
 def name_of(bad: object) -> str:
     if isinstance(bad, OpEntry):
         return str(bad.name)
@@ -47,6 +50,7 @@ def test_every_op_refuses_something(entry: OpEntry[Any]) -> None:
     assert len(list(entry.invalid(entry))) >= 3
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("entry", "bad"), WRONG, ids=name_of)
 def test_bad_input_is_an_error(device: torch.device, entry: OpEntry[Any], bad: Invalid) -> None:
     call = changed(entry, bad)
@@ -56,11 +60,12 @@ def test_bad_input_is_an_error(device: torch.device, entry: OpEntry[Any], bad: I
         return
     there = to_device(call, device)
     if bad.by_contents:  # which the host reads on the CPU, before it launches anything
-        there |= {name: call[name] for name in ("cu_seqlens", "state_indices") if name in call}
+        there |= {name: call[name] for name in CONTENTS & call.keys()}
     with pytest.raises(bad.error, match=message_of(entry, bad)):
         entry.run(there)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("entry", "bad"), [each for each in WRONG if not each[1].by_contents], ids=name_of)
 def test_the_fake_raises_the_same(entry: OpEntry[Any], bad: Invalid) -> None:
     call = changed(entry, bad)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -16,17 +17,45 @@ OP = "fused_recurrent_gated_delta_rule"
 
 
 def test_decoding_token_by_token_has_the_bits_of_one_call(device: torch.device) -> None:
+    """A kernel of its own takes one token."""
     case = make_case(5, B=2, H=2, HV=4)
     o, state = run(OP, case, device)
     outputs = []
     rest = make_case(5, B=2, H=2, HV=4)
     for t in range(5):
         token = rest.map(lambda x: x[:, t : t + 1] if x.shape[1] == 5 else x)  # noqa: B023  called at once
-        token_o, rest.initial_state = run(OP, token, device)
+        with kernels_run(device, f"{OP}_token"):
+            token_o, rest.initial_state = run(OP, token, device)
         outputs.append(token_o)
     assert_same_bits("o", torch.cat(outputs, 1), o)
     assert rest.initial_state is not None
     assert_same_bits("final_state", rest.initial_state, state)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("K, v_first", [(128, True), (33, True), (60, False)])
+def test_one_token_has_the_bits_of_a_packed_one(
+    device: torch.device, K: int, v_first: bool, dtype: torch.dtype
+) -> None:
+    """With slots, null slots, slots to reset, raw gates, the norm, and rows of q, k, v and o that lie apart."""
+    N, H, HV, V = 4, 2, 4, 40
+    torch.manual_seed(0)
+    q, k = torch.randn(2, N, 1, H, K + 1).to(device, torch.bfloat16)[..., :K]
+    v = torch.randn(N, 1, HV, V + 3).to(device, torch.bfloat16)[..., 1 : V + 1]
+    g, beta = torch.randn(2, N, 1, HV).to(device, torch.float16)
+    pool = torch.randn(6, HV, *((V, K) if v_first else (K, V))).to(device, dtype)
+    gates = {"A_log": torch.randn(HV).to(device), "dt_bias": torch.randn(HV).to(device)}
+    options = {"use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True, "use_qk_l2norm_in_kernel": True, **gates}
+    slots = {"state_indices": torch.tensor([5, 0, 1, 3]).to(device), "null_index": 0}
+    slots["has_initial_state"] = torch.tensor([True, True, False, True]).to(device)
+    found, out = pool.clone(), torch.full((N, 1, HV, V + 2), 7.0).to(device, torch.bfloat16)[..., :V]
+    decode = partial(torch_gdn.fused_recurrent_gated_delta_rule_, state_v_first=v_first, **slots, **options)
+    with kernels_run(device, f"{OP}_token"):
+        decode(q, k, v, g, beta, found, out=out)
+    packed = (x.transpose(0, 1) for x in (q, k, v, g, beta))
+    expected = decode(*packed, pool, cu_seqlens=torch.arange(N + 1).to(device))
+    assert_same_bits("o", out, expected.transpose(0, 1))
+    assert_same_bits("pool", found, pool)
 
 
 def test_without_g_and_beta_nothing_decays_and_beta_is_one(device: torch.device) -> None:

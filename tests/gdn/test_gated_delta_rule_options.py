@@ -11,7 +11,7 @@ from torch import Tensor
 
 import torch_gdn
 from tests.helpers.cases import END_TO_END_OPS, Case, assert_exact, make_case, run
-from tests.helpers.devices import on_a_mac
+from tests.helpers.devices import on_a_mac, profiled
 from tests.helpers.errors import assert_close, assert_same_bits, chunk_f32
 from tests.helpers.prefill import each_op
 from torch_gdn.prefill import prefill_algorithm
@@ -250,23 +250,6 @@ def test_views_of_channels(device: torch.device) -> None:
 
 
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not report which kernels ran")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_decoding_from_raw_gates_is_one_dispatch(dtype: torch.dtype) -> None:
-    """Norm, gate, sigmoid and recurrence in one kernel, straight from the projections."""
-    import mps_simulator
-    from tests.helpers.devices import ready
-
-    case = make_case(1, 64, 64, B=2, H=2, HV=4, dtype=dtype, normal=False)
-    options = raw_gates(case, dtype) | raw_betas(case, dtype) | {"use_qk_l2norm_in_kernel": True}
-    there = case.to(ready("mps"))
-    options = {name: x.to("mps") if isinstance(x, Tensor) else x for name, x in options.items()}
-    with mps_simulator.profile() as profile:
-        torch_gdn.fused_recurrent_gated_delta_rule(*there.qkv, **(there.options | options))
-    assert sum(figures.dispatches for figures in profile.kernels.values()) == 1
-    assert [name for name in profile.kernels if name.startswith(RECURRENT)] and not profile.fallbacks
-
-
-@pytest.mark.skipif(on_a_mac(), reason="a Mac does not report which kernels ran")
 @pytest.mark.parametrize(
     ("device", "normalise", "dispatches"),
     [("mps", True, 1), ("mps-recurrent", True, 1), ("mps-chunked", False, 3)],
@@ -274,12 +257,10 @@ def test_decoding_from_raw_gates_is_one_dispatch(dtype: torch.dtype) -> None:
 )
 def test_raw_gates_cost_a_prefill_no_dispatch(device: torch.device, normalise: bool, dispatches: int) -> None:
     """No conversions. Only the chunked algorithm launches kernels for the norm of q and k."""
-    import mps_simulator
-
     case = make_case(70, 64, 32, H=1, HV=2, dtype=torch.bfloat16, normal=False)
     options = raw_gates(case, torch.bfloat16) | raw_betas(case, torch.bfloat16) | {"use_qk_l2norm_in_kernel": normalise}
     there = case.to(device)
     options = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in options.items()}
-    with mps_simulator.profile() as profile:
+    with profiled() as profile:
         torch_gdn.chunk_gated_delta_rule(*there.qkv, **(there.options | options))
     assert sum(figures.dispatches for figures in profile.kernels.values()) == dispatches and not profile.fallbacks

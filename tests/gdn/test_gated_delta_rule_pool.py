@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import torch_gdn
 from tests.helpers.cases import END_TO_END_OPS, Case, make_case
-from tests.helpers.devices import kernels_run, on_a_mac, ready
+from tests.helpers.devices import kernels_run, on_a_mac, profiled
 from tests.helpers.errors import RECURRENT_F32, assert_close, assert_same_bits
 from tests.helpers.prefill import each_op, kernels_of
 from torch_gdn.testing.cases import IN_PLACE
@@ -156,12 +155,18 @@ def test_the_states_between_chunks(device: torch.device) -> None:
 
 @each_op("chunked", "recurrent", devices=("mps",))
 @pytest.mark.parametrize(
-    ("indices", "words"),
-    [([2, 7], "expected indices below the number of slots"), ([2, 2], "expected each slot at most once")],
+    ("indices", "words", "is_token"),
+    [
+        ([2, 7], "expected indices below the number of slots", False),
+        ([2, 2], "expected each slot at most once", False),
+        ([2, 7], "expected indices below the number of slots", True),
+    ],
 )
-def test_wrong_indices_on_the_device(device: torch.device, op: str, indices: list[int], words: str) -> None:
+def test_wrong_indices_on_the_device(
+    device: torch.device, op: str, indices: list[int], words: str, is_token: bool
+) -> None:
     """Count as no slot: o is zeros, the pool is unchanged, and the next synchronisation raises."""
-    case = make_case(TOKENS[op], 32, 16, B=2)
+    case = make_case(1 if is_token else TOKENS[op], 32, 16, B=2)
     storage, pool = paged_pool(device, torch.float32)
     before = storage.clone()
     o, final_state = expected(op, case, pool[[2, 2]])
@@ -203,8 +208,6 @@ def test_wrong_indices_among_many_on_the_device(device: torch.device, op: str, d
 @each_op("chunked", devices=("mps",))
 def test_many_indices_are_looked_through_once(device: torch.device, op: str) -> None:
     """On the device by locate_slots, on the host by the check of the arguments."""
-    import mps_simulator
-
     case = make_case(1, 8, 4, B=33)
     there, pool = case.to(device), torch.randn(40, 2, 8, 4, device=device)
     slots = torch.randperm(40)[:33]
@@ -212,42 +215,9 @@ def test_many_indices_are_looked_through_once(device: torch.device, op: str) -> 
     results = []
     for indices in (slots, slots.to(device)):
         mine = pool.clone()
-        with mps_simulator.profile() as profile:
+        with profiled() as profile:
             results.append(IN_PLACE[op](*there.qkv, there.g, there.beta, mine, indices))
         assert profile.launched("locate_slots_4") == (indices.device.type == "mps")
         assert_same_bits("the slots", mine[slots.to(device)], final_state)
     for each in results:
         assert_same_bits("o", each, o)
-
-
-@pytest.mark.skipif(on_a_mac(), reason="a Mac does not report which kernels ran")
-def test_decoding_is_one_dispatch_and_copies_no_state() -> None:
-    """States are read once and written once; only o is allocated."""
-    import mps_simulator
-
-    device = ready("mps")
-    case = make_case(1, 64, 64, B=2, H=2, HV=4, dtype=torch.bfloat16).to(device)
-    pool = torch.zeros(5, 4, 64, 64, device=device)
-    indices = torch.tensor([3, 1], device=device, dtype=torch.int32)
-    with mps_simulator.profile() as profile:
-        o = torch_gdn.fused_recurrent_gated_delta_rule_(*case.qkv, case.g, case.beta, pool, indices)
-    (figures,) = profile.kernels.values()
-    states = 2 * 4 * 64 * 64 * 4
-    assert figures.dispatches == 1 and not profile.fallbacks
-    assert states <= figures.device_bytes_read < 1.25 * states  # and q, k and v, for each 32 columns
-    assert states + o.nbytes == figures.device_bytes_written
-    assert profile.allocated_bytes < o.nbytes + 4096  # the allocator rounds up
-
-
-@each_op("chunked")
-def test_fullgraph_gives_the_same_bits(device: torch.device, op: str) -> None:
-    torch._dynamo.reset()
-    case = make_case(TOKENS[op], 32, 16, B=2)
-    _, pool = paged_pool(device, torch.float32)
-    same = pool.clone()
-    indices = torch.tensor([5, -1], device=device)
-    o = call(op, case, pool, state_indices=indices)
-    there = case.to(device)
-    compiled = torch.compile(IN_PLACE[op], fullgraph=True, backend="aot_eager")
-    assert_same_bits("o", compiled(*there.qkv, there.g, there.beta, same, indices), o)
-    assert_same_bits("pool", same, pool)

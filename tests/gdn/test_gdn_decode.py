@@ -18,6 +18,7 @@ KERNELS = ("causal_conv1d_update", "gdn_decode")
 Call = dict[str, Any]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point.name)
 def test_equals_the_reference(device: torch.device, point: DecodePoint) -> None:
     """Takes two launches, and a third to search more than 32 indices."""

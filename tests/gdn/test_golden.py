@@ -8,7 +8,7 @@ import torch
 from tests.helpers.cases import assert_exact, run
 from tests.helpers.devices import kernels_run
 from tests.helpers.errors import relative_error
-from tests.helpers.golden import NAMES, load
+from tests.helpers.golden import NAMES, assert_as_exact_as_fla, load
 from tests.helpers.prefill import each_device, each_op
 from torch_gdn.check import golden as recorded
 from torch_gdn.testing import stages
@@ -17,6 +17,7 @@ CHUNKED = [name for name in NAMES if name != "decode_b4"]
 STAGED = [name for name in CHUNKED if name != "half_k128"]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", STAGED)
 @pytest.mark.parametrize("op", stages.OUTPUTS)
 def test_a_stage_fed_what_fla_was_fed(device: torch.device, op: str, name: str) -> None:
@@ -28,21 +29,16 @@ def test_a_stage_fed_what_fla_was_fed(device: torch.device, op: str, name: str) 
         assert part.kept, str(part)
 
 
+@pytest.mark.sweep(2)
 @each_device("chunked", "recurrent")
 @pytest.mark.parametrize("name", CHUNKED)
 def test_the_prefill_is_as_exact_as_fla(device: torch.device, name: str) -> None:
-    op = "chunk_gated_delta_rule"
-    golden = load(name)
-    for part in recorded.end_to_end_parts(golden, op, *run(op, golden.case, device)):
-        assert part.kept, str(part)
+    assert_as_exact_as_fla(name, "chunk_gated_delta_rule", device)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_recurrent_op_is_as_exact_as_fla(device: torch.device, name: str) -> None:
-    op = "fused_recurrent_gated_delta_rule"
-    golden = load(name)
-    for part in recorded.end_to_end_parts(golden, op, *run(op, golden.case, device)):
-        assert part.kept, str(part)
+    assert_as_exact_as_fla(name, "fused_recurrent_gated_delta_rule", device)
 
 
 @each_op("chunked", "recurrent")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers.cases import END_TO_END_OPS, Case, assert_exact, make_case, run
-from tests.helpers.devices import on_a_mac, ready
+from tests.helpers.devices import on_a_mac, profiled, ready
 from tests.helpers.errors import assert_same_bits
 from tests.helpers.prefill import each_op
 
@@ -27,9 +27,7 @@ def projected(case: Case, offset: int, device: torch.device) -> Case:
 
 def cost(op: str, case: Case) -> tuple[int, int, int, int]:
     """Dispatches, bytes read, bytes written and bytes allocated by a call on the simulated device."""
-    import mps_simulator
-
-    with mps_simulator.profile() as profile:
+    with profiled() as profile:
         END_TO_END_OPS[op](*case.qkv, **case.options)
     assert not profile.fallbacks
     figures = list(profile.kernels.values())

@@ -11,7 +11,7 @@ from torch import Tensor
 import torch_gdn
 from tests.gdn.test_opcheck import opcheck
 from tests.helpers.cases import make_case
-from tests.helpers.devices import on_a_mac, ready
+from tests.helpers.devices import on_a_mac, profiled, ready
 from tests.helpers.errors import assert_same_bits
 from tests.helpers.prefill import each_device
 from torch_gdn.testing import REGISTRY
@@ -45,7 +45,7 @@ def room_for(o: Tensor, padding: int) -> tuple[Tensor, Tensor]:
     return whole, whole[1:, 1 : 1 + o.shape[1], ..., shift : shift + o.shape[-1]]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(3)
 @each_device("chunked", "fused_chunk", "recurrent")
 @each_way
 @pytest.mark.parametrize("packed", [False, True], ids=["batch", "packed"])
@@ -113,16 +113,14 @@ def test_decodes_and_prefills_of_a_step_share_a_buffer(device: torch.device) -> 
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not report which kernels ran")
 @each_way
 def test_nothing_is_allocated_or_copied(op: str) -> None:
-    import mps_simulator
-
     device = ready("mps")
     call = call_of(op, device, False)
     call |= {"state_indices": call["state_indices"].to(torch.int32)}
     _, view = room_for(run(op, copy_of(call)), 4)
     torch.mps.synchronize()
-    with mps_simulator.profile() as without:
+    with profiled() as without:
         run(op, copy_of(call))
-    with mps_simulator.profile() as profile:
+    with profiled() as profile:
         run(op, copy_of(call) | {"out": view})
     assert {name: each.dispatches for name, each in profile.kernels.items()} == {
         name: each.dispatches for name, each in without.kernels.items()

@@ -14,7 +14,7 @@ from torch.utils._cpp_embed_headers import embed_headers
 
 import torch_gdn
 from tests.helpers.cases import Case, make_case
-from tests.helpers.devices import on_a_mac, ready
+from tests.helpers.devices import on_a_mac, profiled, ready
 from torch_gdn.prefill import prefill_algorithm
 
 pytestmark = pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")
@@ -37,13 +37,11 @@ def read_and_written(figures: Any, kind: str) -> int:
 
 
 def figures_of_fused(case: Case, *, state_v_first: bool = False) -> Any:
-    import mps_simulator
-
     there = case.to(ready("mps"))
     assert there.initial_state is not None
     if state_v_first:
         there.initial_state = there.initial_state.transpose(-1, -2).contiguous()
-    with prefill_algorithm("fused_chunk"), mps_simulator.profile(detailed=True) as profile:
+    with prefill_algorithm("fused_chunk"), profiled(detailed=True) as profile:
         torch_gdn.chunk_gated_delta_rule(*there.qkv, **there.options, state_v_first=state_v_first)
     (figures,) = profile.kernels.values()
     return figures
@@ -98,10 +96,8 @@ def test_each_byte_comes_and_goes_once_in_whole_lines(dtype: torch.dtype, state_
     ids=str,
 )
 def test_kernels_of_the_chunked_algorithm_move_whole_lines(kernel: str, dtype: torch.dtype, share: float) -> None:
-    import mps_simulator
-
     there = inputs(dtype).to(ready("mps"))
-    with prefill_algorithm("chunked"), mps_simulator.profile(detailed=True) as profile:
+    with prefill_algorithm("chunked"), profiled(detailed=True) as profile:
         torch_gdn.chunk_gated_delta_rule(*there.qkv, **there.options)
     (figures,) = (figures for name, figures in profile.kernels.items() if name.startswith(kernel + "_"))
     assert figures.least_cache_lines >= share * figures.cache_lines

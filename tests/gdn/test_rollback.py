@@ -11,7 +11,7 @@ from torch import Tensor
 
 import torch_gdn
 from tests.helpers.cases import Case, make_case
-from tests.helpers.devices import kernels_run, on_a_mac, ready, with_unwritten_rows
+from tests.helpers.devices import kernels_run, ready, with_unwritten_rows
 from tests.helpers.errors import assert_same_bits
 
 K, V, HV, DRAFTS = 32, 32, 2, 4
@@ -119,33 +119,6 @@ def test_many_sequences(device: torch.device, on_cpu: bool) -> None:
         assert_same_bits(f"state after token {t}", pool[indices[:, t].to(device)], states[t + 1])
 
 
-def refused_calls() -> list[tuple[str, str, dict[str, Any]]]:
-    square = torch.arange(4).view(2, 2)
-    return [
-        ("too many tokens", "state_indices: expected a column for each token", {"state_indices": square[:, :1]}),
-        ("no columns", "state_indices: expected at least one column", {"state_indices": square[:, :0]}),
-        ("a third dimension", r"state_indices: expected shape \[N\] or", {"state_indices": square[..., None]}),
-        ("a slot twice", "state_indices: expected each slot at most once", {"state_indices": square * 0 + 1}),
-        ("none accepted", "num_accepted_tokens: expected counts from 1 to 2", {"num_accepted_tokens": [0, 1]}),
-        ("more than a step", "num_accepted_tokens: expected counts from 1 to 2", {"num_accepted_tokens": [1, 3]}),
-        ("one count", r"num_accepted_tokens: expected shape \[N\]", {"num_accepted_tokens": [1]}),
-        (
-            "one slot a sequence",
-            r"num_accepted_tokens: expected None when state_indices is not",
-            {"state_indices": square[:, 0], "num_accepted_tokens": [1, 1]},
-        ),
-    ]
-
-
-@pytest.mark.parametrize(("words", "change"), [pytest.param(*each[1:], id=each[0]) for each in refused_calls()])
-def test_wrong_calls(device: torch.device, words: str, change: dict[str, Any]) -> None:
-    case = make_case(2, K, V, B=2, H=1, HV=HV).to(device)
-    options = {"state_indices": torch.arange(4).view(2, 2)} | change
-    options = {name: torch.as_tensor(value) for name, value in options.items()}
-    with pytest.raises(ValueError, match=f"^fused_recurrent_gated_delta_rule_: {words}"):
-        torch_gdn.fused_recurrent_gated_delta_rule_(*tokens_of(case, 0, 2), random_pool(device, 5), **options)
-
-
 @pytest.mark.parametrize(
     ("words", "change"),
     [
@@ -173,21 +146,3 @@ def test_wrong_contents_on_the_device(words: str, change: dict[str, Any]) -> Non
     with pytest.raises(RuntimeError, match=rf"^fused_recurrent_gated_delta_rule_: {words}\b"):
         torch.mps.synchronize()
     assert_same_bits("the other slots", pool[[0, 5, 6, 7, 8]], before[[0, 5, 6, 7, 8]])
-
-
-@pytest.mark.skipif(on_a_mac(), reason="a Mac does not report which kernels ran")
-def test_is_one_dispatch() -> None:
-    """Up to 32 indices need no gather, no scatter and no read on the host."""
-    import mps_simulator
-
-    device = ready("mps")
-    case = make_case(DRAFTS, K, V, B=2, H=1, HV=HV).to(device)
-    pool = random_pool(device, 9)
-    indices = torch.arange(2 * DRAFTS, device=device, dtype=torch.int32).view(2, DRAFTS)
-    accepted = torch.tensor([2, 4], device=device, dtype=torch.int32)
-    with mps_simulator.profile() as profile:
-        torch_gdn.fused_recurrent_gated_delta_rule_(
-            *tokens_of(case, 0, DRAFTS), pool, indices, num_accepted_tokens=accepted
-        )
-    (figures,) = profile.kernels.values()
-    assert figures.dispatches == 1 and not profile.fallbacks

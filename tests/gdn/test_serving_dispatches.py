@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import torch_gdn
-from tests.helpers.devices import on_a_mac, ready
+from tests.helpers.devices import on_a_mac, profiled, ready
 from torch_gdn.prefill import prefill_algorithm
 
 pytestmark = pytest.mark.skipif(on_a_mac(), reason="a Mac does not report which kernels ran")
@@ -164,12 +164,10 @@ def test_the_table_has_every_step() -> None:
 @pytest.mark.parametrize("name", STEPS)
 def test_dispatches_and_waits(name: str) -> None:
     """The simulated device runs kernels when the host waits: none has run when the step returns."""
-    import mps_simulator
-
     ready("mps")
     step = STEPS[name]()
     step()  # compiles
-    with mps_simulator.profile() as profile:
+    with profiled() as profile:
         before = dispatches_run()
         step()
         assert dispatches_run() == before

@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from torch_gdn import _C
+
+
+@contextmanager
+def copied_shaders(folder: Path) -> Iterator[Path]:
+    """A copy of the shaders, from which kernels are compiled inside the block. No pipeline exists at its start."""
+    before = _C.shader_directory()
+    copy = Path(shutil.copytree(before, folder / "shaders"))
+    _C.clear_pipelines()
+    _C.set_shader_directory(str(copy))
+    try:
+        yield copy
+    finally:
+        _C.set_shader_directory(before)
+        _C.clear_pipelines()
 
 
 def replace_once(file: Path, old: str, new: str) -> None:

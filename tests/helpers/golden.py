@@ -13,11 +13,17 @@ from tests.helpers.cases import run
 from tests.helpers.devices import DEVICES, ready
 from tests.helpers.errors import head_errors, relative_error
 from tests.helpers.prefill import ALGORITHMS, PREFILL
-from torch_gdn.check.golden import Golden, index, load
+from torch_gdn.check.golden import Golden, end_to_end_parts, index, load
 from torch_gdn.prefill import prefill_algorithm
 
 __all__ = ["NAMES", "Golden", "load"]
 NAMES = list(index())
+
+
+def assert_as_exact_as_fla(name: str, op: str, device: torch.device) -> None:
+    golden = load(name)
+    for part in end_to_end_parts(golden, op, *run(op, golden.case, device)):
+        assert part.kept, str(part)
 
 
 def algorithms(op: str, device: str) -> tuple[str | None, ...]:

@@ -21,7 +21,7 @@ NUMBER = 20_000  # at least; a kind of change that is lost would be missed by no
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("op", OPS)
 def test_both_devices_do_the_same(device: torch.device, op: str, kind: str) -> None:
-    calls = share_of([hostile for hostile in CALLS[op] if hostile.kind == kind], 12)
+    calls = share_of([hostile for hostile in CALLS[op] if hostile.kind == kind], 20)
     found = [disagreement(hostile, device) for hostile in calls]
     assert [each for each in found if each] == []
 

@@ -10,7 +10,7 @@ from tests.integrations import versions
 
 
 @pytest.mark.versions
-@pytest.mark.sweep(8, of="version")
+@pytest.mark.sweep(8, of="version", seeds=2)
 @pytest.mark.parametrize("version", ["5.12.0", "5.16.0"])
 def test_with_transformers(version: str) -> None:
     try:

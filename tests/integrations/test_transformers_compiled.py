@@ -15,6 +15,7 @@ pytestmark = [
     pytest.mark.usefixtures("enabled"),
     pytest.mark.skipif(not version("transformers").startswith("5.23."), reason="other versions launch other operators"),
     pytest.mark.skipif(on_a_mac(), reason="the simulated device counts launches"),
+    pytest.mark.sweep(1, seeds=2),
 ]
 # A linear layer launches two between its projections, and an attention layer two around its attention.
 OURS = {

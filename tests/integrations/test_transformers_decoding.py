@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.devices import on_a_mac, ready
+from tests.helpers.devices import on_a_mac, profiled, ready
 from tests.helpers.operations import CountedOperations
 from tests.integrations import models
 from tests.integrations.models import distance, random_model, torch_gdn_enabled
 from tests.integrations.serving import other_version
-from torch_gdn.integrations.transformers.decoding import projections_of
+from torch_gdn.integrations.transformers.decoding import form_of
 
 if reason := other_version("decoding of whole layers"):
     pytest.skip(reason, allow_module_level=True)
 
 CPU = torch.device("cpu")
-KINDS = [kind for kind in ("qwen3_next", "qwen3_5", "qwen4_exp") if models.there(kind)]
+KINDS = [kind for kind in ("qwen3_next", "qwen3_5", "qwen4_exp", "olmo_hybrid") if models.there(kind)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -64,8 +64,6 @@ def gdn_layer(model: Any) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_a_layer_takes_two_launches_and_its_projections(kind: str) -> None:
-    import mps_simulator
-
     model = random_model(kind, torch.bfloat16).to(ready("mps"))
     layer = gdn_layer(model)
     x = torch.randn(2, 1, 64, dtype=torch.bfloat16).to("mps")
@@ -73,9 +71,11 @@ def test_a_layer_takes_two_launches_and_its_projections(kind: str) -> None:
         cache, _ = prompted(model)
         states = cache.layers[0].conv_states[0], cache.layers[0].recurrent_states[0]
         before = [state.clone() for state in states]
-        with mps_simulator.profile() as profile, CountedOperations() as counted:
+        with profiled() as profile, CountedOperations() as counted:
             layer(x, cache_params=cache)
-    assert counted.calls.total() == len(projections_of(layer)) + 1 + 1, counted.calls  # and gdn_decode_
+    form = form_of(layer)
+    assert form is not None
+    assert counted.calls == {"mm": len(form.inputs) + 1, "gdn_decode_": 1}
     launched = {name.split("_bfloat")[0]: kernel.dispatches for name, kernel in profile.kernels.items()}
     assert launched == {"causal_conv1d_update": 1, "gdn_decode": 1}
     assert states[0] is cache.layers[0].conv_states[0] and states[1] is cache.layers[0].recurrent_states[0]

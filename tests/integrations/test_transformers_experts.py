@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.devices import on_a_mac, ready
+from tests.helpers.devices import on_a_mac, profiled, ready
 from tests.helpers.errors import assert_close
 from tests.helpers.operations import CountedOperations
 from tests.integrations import models
@@ -50,14 +50,12 @@ def test_tokens_are_transformers_own_without_histc(kind: str, options: dict[str,
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_a_block_takes_five_launches_and_reads_active_experts_once(kind: str) -> None:
-    import mps_simulator
-
     sizes = {"hidden_size": 1024, "moe_intermediate_size": 256, "shared_expert_intermediate_size": 256}
     device = ready("mps")
     block = random_model(kind, torch.bfloat16, num_hidden_layers=1, layer_types=["full_attention"], **sizes, **SPARSE)
     block = block.model.layers[0].mlp.to(device)
     x = torch.randn(1, 1, 1024).to(torch.bfloat16).to(device)
-    with torch_gdn_enabled(), mps_simulator.profile(detailed=True) as profile, CountedOperations() as counted:
+    with torch_gdn_enabled(), profiled(detailed=True) as profile, CountedOperations() as counted:
         block(x)
     assert sum(counted.calls.values()) == 5, counted.calls
     kernels = profile.kernels

@@ -47,40 +47,43 @@ def schedule(
     return [(request, chance.choice([1, 1, 1, 2, 4, 9, 60])) for request in batch]
 
 
-def found(slot: int, start: int, sink_slot: int, pool: Tensor, first: int) -> dict[int, float]:
+def found(layout: Layout, slot: int, start: int, sink_slot: int, pool: Tensor, first: int) -> dict[int, float]:
     """What attention reads, by position: rows as the docstring of `aura_paged_attention` says."""
-    sinks = range(min(first, LAYOUT.sinks) if sink_slot >= 0 else 0)
-    tail = range(max(start, first - LAYOUT.tail, LAYOUT.sinks), first if slot >= 0 else 0)
-    places = [(p, sink_slot, p) for p in sinks] + [(p, slot, LAYOUT.sinks + p % LAYOUT.ring) for p in tail]
+    sinks = range(min(first, layout.sinks) if sink_slot >= 0 else 0)
+    tail = range(max(start, first - layout.tail, layout.sinks), first if slot >= 0 else 0)
+    places = [(p, sink_slot, p) for p in sinks] + [(p, slot, layout.sinks + p % layout.ring) for p in tail]
     return {p: float(pool[owner, row, 0, 0]) for p, owner, row in places}
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_slot_holds_what_was_accepted_last(device: torch.device, seed: int) -> None:
-    chance, names, written = random.Random(seed), iter(range(1000)), 0.0
-    slots, requests, first_tokens = Slots(LAYOUT, BATCH, device), list[Request](), dict[int, list[float]]()
-    pool = torch.full((LAYOUT.slots, LAYOUT.rows, 1, 16), torch.nan, device=device)
+@pytest.mark.parametrize("drafts", [3, 0])
+def test_a_slot_holds_what_was_accepted_last(device: torch.device, drafts: int) -> None:
+    """Without drafts, the host computes the rows of a batch, and the device those of a padded one."""
+    layout, chance, names, written = replace(LAYOUT, drafts=drafts), random.Random(drafts), iter(range(1000)), 0.0
+    slots, requests, first_tokens = Slots(layout, BATCH, device), list[Request](), dict[int, list[float]]()
+    pool = torch.full((layout.slots, layout.rows, 1, 16), torch.nan, device=device)
     read = [0, 0]
     for _ in range(100):
         batch = schedule(chance, requests, first_tokens, names)
         slots.begin_step([Scheduled(each.name, each.first, count, each.block) for each, count in batch])
         places = slots.numbers[: 3 * len(batch)].view(3, -1).t().tolist()
         for place, (request, _) in zip(places, batch, strict=True):
-            rows = found(*place, pool.cpu(), request.first)
+            rows = found(layout, *place, pool.cpu(), request.first)
             assert rows == {p: request.accepted[p] for p in rows}
             read[0] += sum(p < LAYOUT.sinks for p in rows)
             read[1] += sum(p >= LAYOUT.sinks for p in rows)
         counts = torch.tensor([0, *(count for _, count in batch)], dtype=torch.int32)
         lengths = torch.tensor([request.first + count for request, count in batch], dtype=torch.int32)
         tokens = int(counts.sum())
-        step = slots.step(counts.cumsum(0, dtype=torch.int32).to(device), lengths.to(device), tokens + 2)
+        sequences = counts.cumsum(0, dtype=torch.int32).to(device), lengths.to(device)
+        step = slots.step(*sequences, tokens + 2)
+        assert slots.step(*sequences, tokens).new_rows.tolist() == step.new_rows[:tokens].tolist()
         rows_of_tokens = step.new_rows[:tokens][step.new_rows[:tokens] >= 0].tolist()
         assert len({*rows_of_tokens}) == len(rows_of_tokens)  # threads write in any order
         assert step.new_rows[tokens:].tolist() == [-1, -1]
         new = (written + torch.arange(tokens + 2.0)).view(-1, 1, 1).expand(-1, 1, 16).contiguous().to(device)
         torch_gdn.reshape_and_cache(new, new, pool, pool.clone(), step.new_rows)
         for request, count in batch:
-            rejected = chance.randint(0, count - 1) if count <= 1 + LAYOUT.drafts else 0
+            rejected = chance.randint(0, count - 1) if count <= 1 + drafts else 0
             request.accepted += [written + i for i in range(count - rejected)]
             written += count
             first_tokens.setdefault(request.block, request.accepted[: LAYOUT.sinks])

@@ -1,5 +1,5 @@
-"""chunk_kda and chunk_kda_ against the float64 recurrence, head by head: decays of any size, where chunks and blocks of
-tokens meet, and what is kept of the states between them."""
+"""chunk_kda against the float64 recurrence, head by head, beyond test_kernels.py: decays of any size, groups of
+heads, sequences in a batch, and the states between chunks."""
 
 from __future__ import annotations
 
@@ -24,12 +24,6 @@ STRONG = [-20.0, -1e3, -torch.inf]
 by_chunks = each_device("chunked")  # algorithms: what these sizes take, and this one
 
 
-@pytest.mark.parametrize("T", [5, 7, 8, 9, 31, 32, 33, 64, 71])
-@by_chunks
-def test_lengths(device: torch.device, T: int) -> None:
-    assert_exact_kda(NAME, kda_inputs(T, 32, 16, B=2), device)
-
-
 @pytest.mark.parametrize("K", [1, 3, 36, 60, 100, 128, 256])
 @pytest.mark.parametrize("V", [1, 33, 100, 512])
 def test_head_sizes(K: int, V: int) -> None:
@@ -46,30 +40,10 @@ def test_one_decay_throughout(device: torch.device, g: float) -> None:
 
 @pytest.mark.parametrize("g", STRONG)
 @by_chunks
-def test_strong_decays_of_some_channels_and_tokens(device: torch.device, g: float) -> None:
-    """Tokens before them are lost; tokens after them, even in the same block, must keep their digits."""
-    inputs = kda_inputs(70, 32, 16)
-    for channel, token in enumerate([0, 3, 7, 8, 15, 31, 32, 40, 63, 64]):
-        inputs["g"][:, token, :, channel::10] = g
-    assert_exact_kda(NAME, inputs, device)
-
-
-@pytest.mark.parametrize("g", STRONG)
-@by_chunks
 def test_a_reset_leaves_no_trace_of_a_large_state(device: torch.device, g: float) -> None:
     inputs = kda_inputs(40, 32, 16)
     inputs["initial_state"] *= 1e4
     inputs["g"][:, 0] = g
-    assert_exact_kda(NAME, inputs, device)
-
-
-@pytest.mark.parametrize("kind", ["every token's own", "one for all"])
-@by_chunks
-def test_decays_from_minus_20_to_0_and_repeated_keys(device: torch.device, kind: str) -> None:
-    inputs = kda_inputs(70)
-    inputs["g"] = -20 * torch.rand_like(inputs["g"][:, :1] if kind == "one for all" else inputs["g"])
-    inputs["g"] = inputs["g"].expand(1, 70, 2, 64).contiguous()
-    inputs["k"] = inputs["k"][:, :1].expand_as(inputs["k"]).contiguous()
     assert_exact_kda(NAME, inputs, device)
 
 
@@ -90,23 +64,6 @@ def test_value_heads_per_key_head(device: torch.device, ratio: int, grouping: st
     heads = torch.arange(2 * ratio) % 2 if grouping == "tiled" else torch.arange(2 * ratio) // ratio
     exact_o, exact_state = exact_kda(inputs | {"q": inputs["q"][:, :, heads], "k": inputs["k"][:, :, heads]})
     o, state = torch_gdn.chunk_kda(**to_device(inputs, device), output_final_state=True, head_grouping=grouping)
-    assert state is not None
-    assert_close("o", o.cpu(), exact_o, F32)
-    assert_close("final_state", state.cpu(), exact_state, F32, head_dim=1)
-
-
-@pytest.mark.parametrize("lower_bound", [None, -5.0])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@by_chunks
-def test_gate_in_the_kernel(device: torch.device, lower_bound: float | None, dtype: torch.dtype) -> None:
-    """The bias of a head ends where the next one's begins, not at a whole vector."""
-    inputs = kda_inputs(40, 36, 16)
-    inputs["g"] = (8 * torch.randn(inputs["g"].shape, generator=torch.Generator().manual_seed(1))).to(dtype)
-    options = {"A_log": torch.tensor([[[-1.0], [0.5]]]), "dt_bias": torch.linspace(-3, 3, 72).view(2, 36)}
-    flat = {name: x.flatten() for name, x in options.items()}
-    given = {"use_gate_in_kernel": True, "lower_bound": lower_bound}
-    o, state = torch_gdn.chunk_kda(**to_device(inputs | options, device), **given, output_final_state=True)
-    exact_o, exact_state = exact_kda(inputs, **flat, **given)
     assert state is not None
     assert_close("o", o.cpu(), exact_o, F32)
     assert_close("final_state", state.cpu(), exact_state, F32, head_dim=1)
@@ -141,17 +98,6 @@ def test_a_sequence_in_a_batch_has_the_bits_that_it_has_alone(device: torch.devi
         assert alone_state is not None
         assert_same_bits(f"o of sequence {n}", o[:, first:last], alone_o)
         assert_same_bits(f"state of sequence {n}", state[n : n + 1], alone_state)
-
-
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("v_first", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@by_chunks
-def test_both_layouts(device: torch.device, v_first: bool, dtype: torch.dtype) -> None:
-    inputs = kda_inputs(40, 32, 40, dtype=dtype)
-    if v_first:
-        inputs["initial_state"] = inputs["initial_state"].mT.contiguous()
-    assert_exact_kda(NAME, inputs, device, state_v_first=v_first)
 
 
 def first_tokens(inputs: Inputs, tokens: int) -> Inputs:
@@ -226,53 +172,6 @@ def test_v_of_another_dtype(device: torch.device, dtypes: tuple[torch.dtype, tor
     assert_close("o", o.cpu(), exact_o, F32)
     assert_close("final_state", state.cpu(), exact_state, F32, head_dim=1)
     assert_same_bits("o", torch_gdn.chunk_kda(**there)[0], o.to(dtypes[1]))
-
-
-def pool_of(inputs: Inputs, device: torch.device) -> tuple[dict[str, Any], Tensor]:
-    there = to_device(inputs, device)
-    del there["initial_state"]
-    return there, torch.randn(8, 2, 32, 16, generator=torch.Generator().manual_seed(2)).to(device)
-
-
-@by_chunks
-def test_slots(device: torch.device) -> None:
-    """Sequence 0 continues in slot 5, 1 has no slot, 2 starts from zeros in slot 1."""
-    inputs, pool = pool_of(kda_inputs(40, 32, 16, B=3), device)
-    before, states = pool.clone(), pool[[5, 0, 1]]
-    states[2] = 0
-    expected, final = torch_gdn.chunk_kda(**inputs, initial_state=states, output_final_state=True)
-    assert final is not None
-    indices, flags = torch.tensor([5, -1, 1], device=device), torch.tensor([True, True, False], device=device)
-    o = torch_gdn.chunk_kda_(**inputs, state_pool=pool, state_indices=indices, has_initial_state=flags)
-    assert (o[1] == 0).all()
-    assert_same_bits("o", o[[0, 2]], expected[[0, 2]])
-    assert_same_bits("the slots", pool[[5, 1]], final[[0, 2]])
-    others = [0, 2, 3, 4, 6, 7]
-    assert_same_bits("the other slots", pool[others], before[others])
-
-
-@by_chunks
-def test_a_checkpoint_has_the_bits_of_a_prefill_that_ends_there(device: torch.device) -> None:
-    inputs, pool = pool_of(kda_inputs(150, 32, 16), device)
-    alone, plain = pool.clone(), pool.clone()
-    offsets = {"checkpoint_offsets": torch.tensor([128]), "checkpoint_indices": torch.tensor([4])}
-    o = torch_gdn.chunk_kda_(**inputs, state_pool=pool, **offsets)
-    assert_same_bits("o", o, torch_gdn.chunk_kda_(**inputs, state_pool=plain))
-    torch_gdn.chunk_kda_(**first_tokens(inputs, 128), state_pool=alone)
-    assert_same_bits("the checkpoint", pool[4], alone[0])
-    assert_same_bits("the state", pool[0], plain[0])
-
-
-@pytest.mark.parametrize("name", ["v", "k", "beta"])
-@by_chunks
-def test_nan_stays_in_its_head_from_its_chunk_on(device: torch.device, name: str) -> None:
-    inputs = to_device(kda_inputs(70, 32, 16, H=2), device)
-    expected = torch_gdn.chunk_kda(**inputs)[0]
-    inputs[name][:, 40, 1] = torch.nan
-    o = torch_gdn.chunk_kda(**inputs)[0]
-    assert_same_bits("the other head", o[:, :, 0], expected[:, :, 0])
-    assert_same_bits("the chunk before", o[:, :32, 1], expected[:, :32, 1])
-    assert o[:, 40:, 1].isnan().any(-1).all()
 
 
 def test_bits_do_not_depend_on_the_number_of_threads() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import torch_gdn
-from tests.helpers.devices import on_a_mac, ready
+from tests.helpers.devices import ready
 from tests.helpers.errors import assert_same_bits
 from tests.helpers.kda import (
     FUNCTIONS,
@@ -26,21 +26,6 @@ def test_dtypes(device: torch.device, function: str, dtype: torch.dtype) -> None
     assert_exact_kda(function, kda_inputs(37, 64, 48, B=2, H=2, HV=4, dtype=dtype), device)
 
 
-@pytest.mark.parametrize("T", [1, 16, 65])
-@each_function
-def test_lengths(device: torch.device, function: str, T: int) -> None:
-    assert_exact_kda(function, kda_inputs(T, 32, 32), device)
-
-
-@each_function
-def test_key_channels_that_forget_beside_others_that_do_not(device: torch.device, function: str) -> None:
-    """Their running sums reach -1,300, where exp of the sum, negated, is infinite."""
-    inputs = kda_inputs(65)
-    inputs["g"] = -20 * torch.rand_like(inputs["g"])
-    inputs["g"][..., ::2] = -1e-3
-    assert_exact_kda(function, inputs, device)
-
-
 @pytest.mark.parametrize("v_first", [False, True])
 @each_function
 def test_states_whose_rows_are_vectors(device: torch.device, function: str, v_first: bool) -> None:
@@ -54,11 +39,6 @@ def test_states_whose_rows_are_vectors(device: torch.device, function: str, v_fi
 def repeated_keys(inputs: Inputs, beta: float) -> Inputs:
     key = inputs["k"][:, :1].expand_as(inputs["k"]).contiguous()
     return inputs | {"k": key, "beta": beta * (1 - 0.1 * inputs["beta"]), "g": 0.01 * inputs["g"]}
-
-
-@each_function
-def test_repeated_keys(device: torch.device, function: str) -> None:
-    assert_exact_kda(function, repeated_keys(kda_inputs(65), 1.9), device)
 
 
 @pytest.mark.parametrize("kind", ["models' decays", "from -20", "at -5", "repeated keys"])
@@ -85,21 +65,6 @@ def test_gate_in_the_kernel(device: torch.device, function: str, lower_bound: fl
     if has_bias:
         options["dt_bias"] = torch.randn(2 * 32)
     assert_exact_kda(function, inputs, device, **options)
-
-
-@pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")
-@pytest.mark.parametrize("lower_bound", [None, -5.0])
-def test_decoding_from_raw_gates_is_one_dispatch(lower_bound: float | None) -> None:
-    import mps_simulator
-
-    mps = ready("mps")
-    inputs = to_device(kda_inputs(1, 128, 32, B=2), mps)
-    gate = {"A_log": torch.tensor([-1.0, 0.5]), "dt_bias": torch.randn(2, 128)}
-    with mps_simulator.profile() as profile:
-        torch_gdn.fused_recurrent_kda(
-            **inputs, **to_device(gate, mps), use_gate_in_kernel=True, lower_bound=lower_bound
-        )
-    assert [each.dispatches for each in profile.kernels.values()] == [1] and not profile.fallbacks
 
 
 @each_function

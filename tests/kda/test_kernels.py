@@ -1,8 +1,9 @@
-"""chunk_kda's kernels on Metal, the fused one and those of a stage each, against the float64 recurrence: sizes, dtypes,
-decays where blocks and chunks of tokens meet, gates, pools, views."""
+"""chunk_kda and chunk_kda_ by every algorithm, the CPU's, the fused one and that of a stage each, against the float64
+recurrence: sizes, dtypes, decays where blocks and chunks of tokens meet, gates, pools, views."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 import torch_gdn
-from tests.helpers.devices import kernels_run, on_a_mac, ready
+from tests.helpers.devices import kernels_run, on_a_mac, profiled, ready
 from tests.helpers.errors import assert_close, assert_same_bits
 from tests.helpers.kda import (
     CHUNKED,
@@ -28,54 +29,61 @@ from torch_gdn.prefill import prefill_algorithm
 from torch_gdn.testing.inputs import to_device
 
 Way = tuple[str, int]  # algorithm and chunk size; 0 leaves the size to the kernel
-WAYS = [("fused_chunk", 8), ("fused_chunk", 16), ("chunked", 16), ("chunked", 32), ("chunked", 64)]
+WAYS = [("cpu", 0), ("fused_chunk", 8), ("fused_chunk", 16), ("chunked", 16), ("chunked", 32), ("chunked", 64)]
 each_way = pytest.mark.parametrize("way", WAYS, ids=[f"{algorithm}-{size}" for algorithm, size in WAYS])
+most_ways = pytest.mark.parametrize("way", [*WAYS[:3], WAYS[-1]], ids=str)
 each_algorithm = pytest.mark.parametrize("algorithm", ["fused_chunk", "chunked"])
+anywhere = pytest.mark.parametrize("algorithm", ["cpu", "fused_chunk", "chunked"])
 only_simulated = pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")
+
+
+def device_of(algorithm: str) -> torch.device:
+    return ready("cpu" if algorithm == "cpu" else "mps")
+
+
+def by(algorithm: str, size: int = 0) -> AbstractContextManager[None]:
+    return nullcontext() if algorithm == "cpu" else prefill_algorithm(algorithm, size)
 
 
 def assert_exact(way: Way, inputs: Inputs, **options: Any) -> None:
     algorithm, size = way
     if algorithm == "chunked" and size:
         options["chunk_size"] = size
-    with prefill_algorithm(algorithm, size if algorithm == "fused_chunk" else 0):
-        assert_exact_kda("chunk_kda", inputs, ready("mps"), **options)
+    with by(algorithm, size if algorithm == "fused_chunk" else 0):
+        assert_exact_kda("chunk_kda", inputs, device_of(algorithm), **options)
 
 
-def fused(inputs: dict[str, Any], chunk_size: int = 0, **options: Any) -> tuple[Tensor, Tensor]:
-    """o and the final state, on mps; the kernel must run."""
-    mps = ready("mps")
-    with kernels_run(mps, FUSED), prefill_algorithm("fused_chunk", chunk_size):
-        given = {"output_final_state": True} | to_device(options, mps)
-        o, state, _ = torch.ops.gdn.chunk_kda(**to_device(inputs, mps), **given)
-    return o, state
+def run(algorithm: str, inputs: dict[str, Any], **options: Any) -> tuple[Tensor, Tensor | None]:
+    """o and the final state; the algorithm's kernels must run."""
+    device = device_of(algorithm)
+    with kernels_run(device, *KERNELS.get(algorithm, ())), by(algorithm):
+        return torch_gdn.chunk_kda(**to_device(inputs, device), **to_device(options, device), output_final_state=True)
 
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("way", [*WAYS[:2], WAYS[-1]], ids=str)
+@most_ways
 def test_dtypes(way: Way, dtype: torch.dtype) -> None:
-    mps = ready("mps")
     name, wide = {torch.float32: ("float",) * 2, torch.bfloat16: ("bfloat",) * 2, torch.float16: ("half", "float")}[
         dtype
     ]
     first = f"{FUSED}_{name}_64_{way[1]}_4" if way[0] == "fused_chunk" else f"{CHUNKED[0]}_{name}_{wide}_64_48_64"
-    with kernels_run(mps, first):
+    with kernels_run(device_of(way[0]), first):
         assert_exact(way, kda_inputs(70, 64, 48, B=2, H=2, HV=4, dtype=dtype))
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(("K", "V"), [(1, 1), (33, 65), (60, 100), (96, 33), (128, 32), (255, 9), (256, 9)])
 @each_algorithm
 def test_sizes(algorithm: str, K: int, V: int) -> None:
     assert_exact((algorithm, 0), kda_inputs(19 if algorithm == "fused_chunk" else 70, K, V))
 
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("T", [1, 8, 9, 16, 65])
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize("T", [1, 5, 8, 9, 16, 33, 65])
 @each_way
 def test_lengths(way: Way, T: int) -> None:
-    assert_exact(way, kda_inputs(T, 32, 32))
+    assert_exact(way, kda_inputs(T, 32, 32, B=2))
 
 
 @each_way
@@ -86,13 +94,15 @@ def test_channels_that_forget_beside_others_that_do_not(way: Way) -> None:
     assert_exact(way, inputs)
 
 
-@pytest.mark.parametrize("reset", [-torch.inf, -1e4])
-@pytest.mark.parametrize("way", [*WAYS[:2], WAYS[-1]], ids=str)
+@pytest.mark.parametrize("reset", [-torch.inf, -1e4, -20.0])
+@most_ways
 def test_resets(way: Way, reset: float) -> None:
-    """Resets a whole head within 8 tokens, some channels at their first and last token, and a head twice."""
+    """Resets a whole head within 8 tokens, some channels at the first and last token of 8 and of a chunk, and a head
+    twice. Tokens after them must keep their digits."""
     inputs = kda_inputs(40 if way[0] == "fused_chunk" else 70, 32, 32)
     g = inputs["g"]
     g[:, 11, 0] = g[:, 16, :, ::3] = g[:, 31, :, 1::3] = g[:, 33:35, 1] = reset
+    g[:, [0, 7, 8], :, 2::7] = g[:, 63:65, :, 1::5] = reset
     assert_exact(way, inputs)
 
 
@@ -149,34 +159,23 @@ def test_rows_that_are_not_aligned(algorithm: str) -> None:
 @pytest.mark.parametrize("lower_bound", [None, -5.0])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_gate_is_in_the_kernel(dtype: torch.dtype, has_bias: bool, lower_bound: float | None) -> None:
-    """Raw gates from -30 to 30, parameters in any shape, and one dispatch."""
+@anywhere
+def test_the_gate_is_in_the_kernel(
+    algorithm: str, dtype: torch.dtype, has_bias: bool, lower_bound: float | None
+) -> None:
+    """Raw gates from -30 to 30, parameters in any shape, and one dispatch of the fused kernel. The bias of a head ends
+    where the next one's begins, not at a whole vector."""
     inputs = kda_inputs(20, 36, 32)
     inputs["g"] = (30 * (2 * torch.rand_like(inputs["g"]) - 1)).to(dtype)
     options = {"A_log": torch.tensor([-1.0, 0.5]), "use_gate_in_kernel": True, "lower_bound": lower_bound}
     if has_bias:
         options["dt_bias"] = torch.randn(2, 36).to(dtype)
-    assert_exact(("fused_chunk", 0), inputs, **options)
-    if not on_a_mac():
-        import mps_simulator
-
+    assert_exact((algorithm, 0), inputs, **options)
+    if algorithm == "fused_chunk" and not on_a_mac():
         there, options = to_device(inputs, ready("mps")), to_device(options, ready("mps"))
-        with mps_simulator.profile() as profile:
+        with profiled() as profile:
             torch.ops.gdn.chunk_kda(**there, **options)
         assert [each.dispatches for each in profile.kernels.values()] == [1] and not profile.fallbacks
-
-
-def test_a_bounded_gate_needs_no_A_log() -> None:
-    assert_exact(("fused_chunk", 0), kda_inputs(17, 32, 32), use_gate_in_kernel=True, lower_bound=-5.0)
-
-
-def test_tiled_heads() -> None:
-    inputs = kda_inputs(20, 32, 16, H=2, HV=4)
-    o, state = fused(inputs, head_grouping="tiled")
-    repeated = {name: inputs[name].repeat(1, 1, 2, 1) for name in "qk"}
-    exact_o, exact_state = exact_kda(inputs | repeated)
-    assert_close("o", o.cpu(), exact_o, F32)
-    assert_close("final_state", state.cpu(), exact_state, F32, head_dim=1)
 
 
 def test_rows_of_zeros_under_the_norm() -> None:
@@ -186,20 +185,21 @@ def test_rows_of_zeros_under_the_norm() -> None:
     assert_exact(("fused_chunk", 0), inputs, use_qk_l2norm_in_kernel=True)
 
 
-def test_nan_stays_in_its_sequence_and_head() -> None:
-    for name in ("q", "k", "v", "g", "beta"):
-        inputs = kda_inputs(40, 32, 8, B=2, HV=2, H=2)
-        clean, _ = fused(inputs, 8)
-        inputs[name][0, 17, 1] = torch.nan
-        found, _ = fused(inputs, 8)
-        assert found[0, 17, 1].isnan().any(), name
-        assert_same_bits(name, found[0, :16], clean[0, :16])
-        assert_same_bits(name, found[0, :, 0], clean[0, :, 0])
-        assert_same_bits(name, found[1], clean[1])
+@pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta"])
+@anywhere
+def test_nan_stays_in_its_sequence_and_head(algorithm: str, name: str) -> None:
+    inputs = kda_inputs(70, 32, 8, B=2, HV=2, H=2)
+    clean, _ = run(algorithm, inputs)
+    inputs[name][0, 40, 1] = torch.nan
+    found, _ = run(algorithm, inputs)
+    assert found[0, 40, 1].isnan().any()
+    assert_same_bits("the chunk before", found[0, :32], clean[0, :32])
+    assert_same_bits("the other head", found[0, :, 0], clean[0, :, 0])
+    assert_same_bits("the other sequence", found[1], clean[1])
 
 
-def in_place(inputs: dict[str, Any], pool: Tensor, algorithm: str = "fused_chunk", **options: Any) -> Tensor:
-    with kernels_run(pool.device, *KERNELS[algorithm]), prefill_algorithm(algorithm):
+def in_place(inputs: dict[str, Any], pool: Tensor, algorithm: str, **options: Any) -> Tensor:
+    with kernels_run(pool.device, *KERNELS.get(algorithm, ())), by(algorithm):
         o: Tensor = torch_gdn.chunk_kda_(**inputs, state_pool=pool, **options)
     return o
 
@@ -209,17 +209,18 @@ def without_state(inputs: Inputs) -> Inputs:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_slots(dtype: torch.dtype) -> None:
+@anywhere
+def test_slots(algorithm: str, dtype: torch.dtype) -> None:
     """Sequence 0 continues in slot 5, 1 has no slot, 2 starts from zeros in slot 1."""
-    mps = ready("mps")
-    inputs = without_state(kda_inputs(21, 32, 16, B=3))
-    pool = torch.randn(8, 2, 32, 16).to(dtype).to(mps)
+    device = device_of(algorithm)
+    inputs = to_device(without_state(kda_inputs(21, 32, 16, B=3)), device)
+    pool = torch.randn(8, 2, 32, 16).to(dtype).to(device)
     before, states = pool.clone(), pool[[5, 0, 1]].float()
     states[2] = 0
-    expected, final = fused(inputs | {"initial_state": states})
-    indices, flags = torch.tensor([5, -1, 1], device=mps), torch.tensor([True, True, False], device=mps)
-    o = in_place(to_device(inputs, mps), pool, state_indices=indices, has_initial_state=flags)
-    assert (o[1] == 0).all()
+    expected, final = run(algorithm, inputs | {"initial_state": states})
+    indices, flags = torch.tensor([5, -1, 1], device=device), torch.tensor([True, True, False], device=device)
+    o = in_place(inputs, pool, algorithm, state_indices=indices, has_initial_state=flags)
+    assert (o[1] == 0).all() and final is not None
     assert_same_bits("o", o[[0, 2]], expected[[0, 2]])
     assert_same_bits("the slots", pool[[5, 1]], final[[0, 2]].to(dtype))
     others = [0, 2, 3, 4, 6, 7]
@@ -238,17 +239,18 @@ def test_a_sequence_without_a_slot_is_not_read(algorithm: str) -> None:
     assert (o[1] == 0).all() and not o[0].isnan().any() and not pool.isnan().any()
 
 
-def test_checkpoints() -> None:
+@anywhere
+def test_checkpoints(algorithm: str) -> None:
     """After 64 tokens of sequence 0 and 128 of 1, the states of prefills that end there."""
-    mps = ready("mps")
-    inputs = to_device(without_state(kda_inputs(130, 32, 16, B=2)), mps)
-    pool = torch.randn(8, 2, 32, 16).to(mps)
-    before, slots = pool.clone(), torch.tensor([3, 6], device=mps)
+    device = device_of(algorithm)
+    inputs = to_device(without_state(kda_inputs(130, 32, 16, B=2)), device)
+    pool = torch.randn(8, 2, 32, 16).to(device)
+    before, slots = pool.clone(), torch.tensor([3, 6], device=device)
     checkpoints = {"checkpoint_offsets": torch.tensor([64, 128]), "checkpoint_indices": torch.tensor([1, 4])}
-    in_place(inputs, pool, state_indices=slots, **to_device(checkpoints, mps))
+    in_place(inputs, pool, algorithm, state_indices=slots, **to_device(checkpoints, device))
     for n, (tokens, kept) in enumerate(((64, 1), (128, 4))):
         part, alone = {name: x[n : n + 1, :tokens] for name, x in inputs.items()}, before.clone()
-        in_place(part, alone, state_indices=slots[n : n + 1])
+        in_place(part, alone, algorithm, state_indices=slots[n : n + 1])
         assert_same_bits(f"the checkpoint of {n}", pool[kept], alone[slots[n]])
 
 
@@ -283,10 +285,8 @@ def test_views_with_any_strides(algorithm: str) -> None:
     ],
 )
 def test_which_kernel_runs(T: int, forced: str | None, kernel: str) -> None:
-    import mps_simulator
-
     inputs = to_device(kda_inputs(T, 32, 16), ready("mps"))
-    with prefill_algorithm(forced), mps_simulator.profile() as profile:
+    with prefill_algorithm(forced), profiled() as profile:
         torch.ops.gdn.chunk_kda(**inputs)
     assert [name.startswith(f"{kernel}_") for name in profile.kernels] == [True]
 
@@ -294,11 +294,9 @@ def test_which_kernel_runs(T: int, forced: str | None, kernel: str) -> None:
 @only_simulated
 @pytest.mark.parametrize(("tokens", "kernel"), [((7, 0, 5), KERNEL), ((7, 0, 6), FUSED)])
 def test_the_mean_length_of_packed_sequences_decides(tokens: tuple[int, ...], kernel: str) -> None:
-    import mps_simulator
-
     cu_seqlens = torch.tensor([0, *tokens]).cumsum(0)
     inputs = to_device(kda_inputs(sum(tokens), 32, 16, N=3) | {"cu_seqlens": cu_seqlens}, ready("mps"))
-    with mps_simulator.profile() as profile:
+    with profiled() as profile:
         torch.ops.gdn.chunk_kda(**inputs)
     assert [name.startswith(f"{kernel}_") for name in profile.kernels] == [True]
 
@@ -306,13 +304,11 @@ def test_the_mean_length_of_packed_sequences_decides(tokens: tuple[int, ...], ke
 @only_simulated
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_each_byte_comes_and_goes_once_in_whole_lines(dtype: torch.dtype) -> None:
-    import mps_simulator
-
     inputs = kda_inputs(64, 128, 128, dtype=dtype)
     state = inputs["initial_state"].nbytes
     compulsory = sum(x.nbytes for x in inputs.values()) + inputs["v"].nbytes + state
     there = to_device(inputs, ready("mps"))
-    with mps_simulator.profile(detailed=True) as profile:
+    with profiled(detailed=True) as profile:
         torch.ops.gdn.chunk_kda(**there, output_final_state=True)
     (figures,) = profile.kernels.values()
     moved_bytes = figures.device_bytes_distinct_read + figures.device_bytes_distinct_written

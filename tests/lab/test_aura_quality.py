@@ -1,4 +1,4 @@
-"""lab/studies/aura_quality.py: its table with fewer tokens; docs/aura.md has its output."""
+"""lab/studies/aura_quality.py: its table with fewer tokens; docs/lab/cache-formats.md has its output."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_trained_model_hardly_notices_the_safe_scheme() -> None:
 
 
 def test_the_documentation_has_these_ratios() -> None:
-    page = (ROOT / "docs/aura.md").read_text()
+    page = (ROOT / "docs/lab/cache-formats.md").read_text()
     for scheme in aura_quality.SCHEMES:
         row = next(line for line in page.split("\n") if line.startswith(f"| {scheme} | ") and "MiB" in line)
         for D in (64, 128):

@@ -31,6 +31,7 @@ EXPECTED = {  # bits of a value at 8,192 tokens and D = 64, and the relative err
     "AURA 4v4, tail 64": (with_exact(4 + 16 / 64, TAIL), 0.0925, 0.0944),
     "AURA 4v4, tail 64, means": (with_exact(4 + 16 / 64 + 16 / 128 / 2, TAIL), 0.0683, 0.0944),
     "AURA 4v4, tail 128, means, trellis 8": (with_exact(4 + 16 / 64 + 16 / 128 / 2, TAIL + 64), 0.0546, 0.0741),
+    "AURA 4v4t, tail 128": (with_exact(4 + 16 / 64 + 16 / 128 / 2, TAIL + 64), 0.0585, 0.0810),
     "AURA 2v2, tail 64, means, trellis 6": (with_exact(2 + 16 / 64 + 16 / 128 / 2, TAIL), 0.2087, 0.2858),
     "AURA 5v5, tail 64, means, trellis 10": (with_exact(5 + 16 / 64 + 16 / 128 / 2, TAIL), 0.0272, 0.0371),
     "q4_0, rotated": (4 + 16 / 32, 0.0844, 0.0854),

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import torch_gdn
-from tests.helpers.devices import kernels_run, on_a_mac, ready
+from tests.helpers.devices import kernels_run, on_a_mac, profiled, ready
 from tests.helpers.large import needs_sparse_memory, sparse_memory
 from torch_gdn import reference
 
@@ -187,11 +187,9 @@ def test_fullgraph_gives_the_same_bytes(device: torch.device) -> None:
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not report which kernels ran")
 def test_is_one_dispatch_that_moves_each_byte_once() -> None:
     """A large range is shared, and the host reads nothing from the device."""
-    import mps_simulator
-
     device = ready("mps")
     there, numbers = bytes_of(2 * LARGE).to(device), [x.to(device) for x in vectors([(0, LARGE, LARGE), (0, 0, 0)])]
-    with mps_simulator.profile() as profile:
+    with profiled() as profile:
         torch_gdn.batch_copy_(there, *numbers)
     (figures,) = profile.kernels.values()
     assert figures.dispatches == 1 and not profile.fallbacks

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import torch_gdn
-from tests.helpers.devices import kernels_run, launched, on_a_mac
+from tests.helpers.devices import kernels_run, launched, on_a_mac, profiled, ready
 from tests.helpers.errors import assert_close, assert_same_bits
 from tests.helpers.prefill import on_mps
 from torch_gdn import reference
@@ -43,6 +43,7 @@ def inputs(T: int, D: int = 12, W: int = 4, B: int = 2, dtype: torch.dtype = tor
     return tuple(torch.randn(shape).to(dtype) for shape in shapes)
 
 
+@pytest.mark.sweep(2, of="dtype")
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
 @pytest.mark.parametrize("W", [2, 3, 4])
 @pytest.mark.parametrize("D", [12, 131, 140])  # 140: vectors of channels for a simdgroup and a part of the next
@@ -190,11 +191,9 @@ def test_any_strides(device: torch.device, T: int) -> None:
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not count allocated bytes")
 def test_prefill_copies_nothing() -> None:
     """x is a transposed view of a projection; y splits into q, k, v with a last stride of 1."""
-    import mps_simulator
-
-    mps_simulator.activate()
+    ready("mps")
     projection, weight = torch.randn(2, 64, 128).to("mps"), torch.randn(128, 4).to("mps")
-    with mps_simulator.profile() as profile:
+    with profiled() as profile:
         y = torch_gdn.causal_conv1d_fn(projection.transpose(1, 2), weight, activation="silu")
         q, k, v = y.transpose(1, 2).split([32, 32, 64], dim=-1)
         torch.ops.gdn.causal_conv1d(projection.transpose(0, 1), weight)

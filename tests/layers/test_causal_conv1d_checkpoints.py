@@ -76,22 +76,6 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("argument", "words", "offsets", "slots"), WRONG)
-def test_wrong_numbers(device: torch.device, argument: str, words: str, offsets: list[int], slots: list[int]) -> None:
-    x, weight, pool = torch.randn(2, 6, D).to(device), torch.randn(D, W).to(device), random_pool(4).to(device)
-    numbers = {"checkpoint_offsets": torch.tensor(offsets), "checkpoint_indices": torch.tensor(slots)}
-    with pytest.raises(ValueError, match=f"^causal_conv1d_update_: {argument}: {words}"):
-        torch_gdn.causal_conv1d_update_(x, weight, pool, **numbers)
-    accepted = torch.tensor([1, 1])
-    with pytest.raises(
-        ValueError, match=r"^causal_conv1d_update_: checkpoint_offsets: expected None with num_accepted_tokens"
-    ):
-        torch_gdn.causal_conv1d_update_(
-            x, weight, random_pool(9).to(device), checkpoint_offsets=torch.tensor([1, 1]),
-            checkpoint_indices=torch.tensor([4, 5]), num_accepted_tokens=accepted,
-        )  # fmt: skip
-
-
-@pytest.mark.parametrize(("argument", "words", "offsets", "slots"), WRONG)
 def test_wrong_numbers_on_the_device(argument: str, words: str, offsets: list[int], slots: list[int]) -> None:
     """The next synchronisation raises, and a wrong checkpoint is not written."""
     device = ready("mps")

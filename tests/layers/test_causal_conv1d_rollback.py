@@ -101,26 +101,6 @@ def test_a_conversation_of_steps_is_a_plain_convolution(device: torch.device) ->
 @pytest.mark.parametrize(
     ("words", "change"),
     [
-        (
-            "state_pool: expected W - 2 columns plus one per token of a sequence, got 3 ",
-            {"x": torch.zeros(2, 4, D)},
-        ),
-        ("num_accepted_tokens: expected counts from 1 to 3", {"num_accepted_tokens": torch.tensor([1, 4])}),
-        ("num_accepted_tokens: expected counts from 1 to 3", {"num_accepted_tokens": torch.tensor([0, 1])}),
-        (r"num_accepted_tokens: expected shape \[N\]", {"num_accepted_tokens": torch.ones(3, dtype=torch.int)}),
-    ],
-)
-def test_wrong_calls(device: torch.device, words: str, change: dict[str, Any]) -> None:
-    call = {"x": torch.zeros(2, 3, D), "weight": torch.zeros(D, 4), "state_pool": torch.zeros(2, D, 5)}
-    call |= {"num_accepted_tokens": torch.tensor([1, 1])} | change
-    call = {name: value if name == "num_accepted_tokens" else value.to(device) for name, value in call.items()}
-    with pytest.raises(ValueError, match=f"^causal_conv1d_update_: {words}"):
-        torch.ops.gdn.causal_conv1d_update_(**call)
-
-
-@pytest.mark.parametrize(
-    ("words", "change"),
-    [
         ("num_accepted_tokens: expected .+, got 4 at 0", {"num_accepted_tokens": [4, 1]}),
         ("state_pool: expected W - 2 columns plus one per .+, got too few for 4 at 0", {"cu_seqlens": [0, 4, 5]}),
     ],

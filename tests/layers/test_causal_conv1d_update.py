@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import torch_gdn
-from tests.helpers.devices import kernels_run, on_a_mac
+from tests.helpers.devices import kernels_run
 from tests.helpers.errors import assert_close, assert_same_bits
 from tests.helpers.prefill import on_mps
 from torch_gdn import causal_conv1d_interface, reference
@@ -161,18 +161,6 @@ def test_wrong_indices_on_the_device(device: torch.device, T: int, indices: list
     torch.mps.synchronize()  # reported once
     assert torch.equal(y[1].cpu(), torch.zeros(T, D))
     assert_same_bits("pool", there, expected)
-
-
-@pytest.mark.skipif(on_a_mac(), reason="a Mac does not report which kernels ran")
-def test_decoding_is_one_dispatch() -> None:
-    import mps_simulator
-
-    mps_simulator.activate()
-    x, weight, pool = torch.randn(2, 1, D).to("mps"), torch.randn(D, 4).to("mps"), torch.randn(3, D, 4).to("mps")
-    indices, flags = torch.tensor([2, 0], dtype=torch.int32).to("mps"), torch.tensor([True, False]).to("mps")
-    with mps_simulator.profile() as profile:
-        torch.ops.gdn.causal_conv1d_update_(x, weight, pool, indices, flags)
-    assert {name: profile.launched(name) for name in profile.kernels} == {"causal_conv1d_update_float_float_float_4": 1}
 
 
 def test_a_saved_pool_is_seen_to_change() -> None:

@@ -18,6 +18,7 @@ def normalise(device: torch.device, x: Tensor, **options: float) -> Tensor:
     return launched(device, "l2norm", torch_gdn.l2norm, x.to(device), **options).cpu()
 
 
+@pytest.mark.sweep(2, of="dtype")
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
 @pytest.mark.parametrize("width", [60, 1024, 2500])
 def test_equals_the_reference(device: torch.device, dtype: torch.dtype, width: int) -> None:

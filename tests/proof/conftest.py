@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from proof.checks import Silent
@@ -10,20 +12,21 @@ from proof.mac import build as mac_build
 from proof.mac import checks as mac_checks
 
 
-@pytest.fixture(scope="session")
-def torch_wheel() -> wheels.Wheel:
+def wheel_or_skip(find: Callable[[], wheels.Wheel]) -> wheels.Wheel:
     try:
-        return wheels.torch()
+        return find()
     except wheels.Unavailable as reason:
         pytest.skip(str(reason))
+
+
+@pytest.fixture(scope="session")
+def torch_wheel() -> wheels.Wheel:
+    return wheel_or_skip(wheels.torch)
 
 
 @pytest.fixture(scope="session")
 def mlx_wheel() -> wheels.Wheel:
-    try:
-        return wheels.mlx_metal()
-    except wheels.Unavailable as reason:
-        pytest.skip(str(reason))
+    return wheel_or_skip(wheels.mlx_metal)
 
 
 @pytest.fixture(scope="session")

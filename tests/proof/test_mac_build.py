@@ -142,15 +142,21 @@ def problems_of_linked(
     return mac_symbols.check_imports(read(module), images, system).problems
 
 
-def test_call_of_what_the_wheel_lacks_is_found(
-    torch_wheel: wheels.Wheel, tmp_path: Path, images: list[Image], system: dict[str, frozenset[str]]
+LACKED = {  # by the torch wheel, and by macOS 14's standard library
+    "flush_everything": "namespace at::mps { void flush_everything(MPSStream*); }\n"
+    "void use() { at::mps::flush_everything(at::mps::getCurrentMPSStream()); }\n",
+    "__hash_memory": "#include <cstddef>\n"
+    "namespace std { inline namespace __1 { size_t __hash_memory(const void*, size_t) noexcept; } }\n"
+    "size_t use(const void* data) { return std::__hash_memory(data, 8); }\n",
+}
+
+
+@pytest.mark.parametrize("name", LACKED)
+def test_call_of_what_a_library_lacks_is_found(
+    torch_wheel: wheels.Wheel, tmp_path: Path, images: list[Image], system: dict[str, frozenset[str]], name: str
 ) -> None:
-    source = MPS + (
-        "namespace at::mps { void flush_everything(MPSStream*); }\n"
-        "void use() { at::mps::flush_everything(at::mps::getCurrentMPSStream()); }\n"
-    )
-    (problem,) = problems_of_linked(torch_wheel, tmp_path, source, images, system)
-    assert "flush_everything" in problem
+    (problem,) = problems_of_linked(torch_wheel, tmp_path, MPS + LACKED[name], images, system)
+    assert name in problem
 
 
 def test_queue_type_that_is_not_apples_is_found(
@@ -165,18 +171,6 @@ def test_queue_type_that_is_not_apples_is_found(
     plain = "#define OS_OBJECT_USE_OBJC 0\n" + MPS + use
     (problem,) = problems_of_linked(torch_wheel, tmp_path, plain, images, system)
     assert "dispatch_sync_with_rethrow" in problem
-
-
-def test_part_of_the_standard_library_that_macos_14_lacks_is_found(
-    torch_wheel: wheels.Wheel, tmp_path: Path, images: list[Image], system: dict[str, frozenset[str]]
-) -> None:
-    source = (
-        "#include <cstddef>\n"
-        "namespace std { inline namespace __1 { size_t __hash_memory(const void*, size_t) noexcept; } }\n"
-        "size_t use(const void* data) { return std::__hash_memory(data, 8); }\n"
-    )
-    (problem,) = problems_of_linked(torch_wheel, tmp_path, source, images, system)
-    assert "__hash_memory" in problem
 
 
 def test_message_that_metal_does_not_take_is_refused(torch_wheel: wheels.Wheel, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from proof.mutate.trial import BROKEN, CAUGHT, FALSE, LATE, MISSED, NOT_RUN, PRO
 from tests.proof.needs import needs_simulated_device
 
 FAULTS = all_faults()
+runs_tests = pytest.mark.sweep(1, seeds=2)  # in processes of their own, which take seconds
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
@@ -75,6 +76,7 @@ def verdict_of(project: Path, fault: Fault) -> Verdict:
     return run_all([fault], Silent(), folder=project.parent / "mutate", checkout=project)[fault.id]
 
 
+@runs_tests
 def test_a_fault_that_a_test_sees_is_caught_by_it(project: Path) -> None:
     before = (project / "product.py").read_text()
     verdict = verdict_of(project, planted("a * b", "a + b"))
@@ -93,6 +95,7 @@ def test_sources_that_the_simulated_device_cannot_build_are_no_catch(project: Pa
     assert verdict_of(project, planted("return a * b", as_raised)).word == BROKEN
 
 
+@runs_tests
 def test_the_test_that_sees_it_is_named(project: Path) -> None:
     assert verdict_of(project, planted("a * b", "0")).test == "tests/test_product.py::test_six"
 
@@ -101,6 +104,7 @@ def test_a_fault_that_no_test_sees_is_missed(project: Path) -> None:
     assert verdict_of(project, planted("return 1", "return 2")).word == MISSED
 
 
+@runs_tests
 def test_faults_at_the_same_time_do_not_meet(project: Path) -> None:
     faults = [planted("a * b", "a + b"), planted("a * b", "0"), planted("return 1", "return 2")]
     verdicts = run_all(faults, Silent(), jobs=3, folder=project.parent / "mutate", checkout=project)
@@ -109,10 +113,12 @@ def test_faults_at_the_same_time_do_not_meet(project: Path) -> None:
     assert [verdicts[fault.id].word for fault in faults] == [CAUGHT, CAUGHT, MISSED]
 
 
+@runs_tests
 def test_a_test_that_always_fails_finds_nothing(project: Path) -> None:
     assert verdict_of(project, planted("return 1", "return 2", "tests/test_never.py")).word == FALSE
 
 
+@runs_tests
 def test_a_process_that_ends_by_itself_names_the_test_it_was_in(project: Path) -> None:
     verdict = verdict_of(project, planted("return a * b", "import os; os._exit(3)"))
     assert (verdict.word, verdict.test) == (CAUGHT, "tests/test_product.py::test_zero")
@@ -157,6 +163,7 @@ def test_sweeps_run_after_other_tests_and_with_every_case_where_a_sample_passes(
     assert verdict_of(project, planted("a * b", "0 ", f"{file}::test_sweep")).test == f"{file}::test_sweep[2]"
 
 
+@runs_tests
 def test_a_verdict_is_kept_until_the_file_or_a_test_changes(project: Path) -> None:
     fault = planted("a * b", "0")
     first = verdict_of(project, fault)
@@ -211,6 +218,7 @@ def test_the_record_and_the_page_say_what_is_missed() -> None:
     assert f"- {missed.id}: MISSED\n" in page_text([new, missed], found)
 
 
+@runs_tests
 @pytest.mark.parametrize("folder", ["shaders/layers", "torch_gdn/aura", "csrc/cpu/aura"])
 def test_mutants_are_drawn(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A seed gives the same ones each time. Each fits the tree, changes it, and has tests."""

@@ -35,6 +35,7 @@ def kernel_of(M: int) -> str:
     return "quantized_linear" if M <= 8 else "quantized_linear_tiles"
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("bits", "group"), PACKINGS)
 @pytest.mark.parametrize("M", [1, 6, 37])
 def test_equals_float64(device: torch.device, M: int, bits: int, group: int) -> None:
@@ -167,7 +168,7 @@ MIXED = [
 ]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("op", EXPERTS)
 @pytest.mark.parametrize("point", MIXED, ids=lambda point: point.name)
 def test_packed_experts(device: torch.device, op: str, point: ExpertPoint) -> None:

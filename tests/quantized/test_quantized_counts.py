@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers.devices import on_a_mac, ready
+from tests.helpers.devices import on_a_mac, profiled, ready
 from torch_gdn.testing.inputs import Call, bytes_of, to_device
 from torch_gdn.testing.quantized import QuantizedPoint, draw_linear
 
@@ -16,10 +16,8 @@ BF16 = torch.bfloat16
 
 
 def counted(op: str, call: Call) -> dict[str, Any]:
-    import mps_simulator
-
     there = to_device(call, ready("mps"))
-    with mps_simulator.profile(detailed=True) as profile:
+    with profiled(detailed=True) as profile:
         getattr(torch.ops.gdn, op)(**there)
     return dict(profile.kernels)
 

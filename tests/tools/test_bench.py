@@ -33,7 +33,7 @@ from bench.ceilings import Ceilings
 from bench.results import OURS, Row
 from bench.shapes import ATTENTIONS, KIMI_LINEAR, QWEN3_NEXT, Layer
 from bench.timing import Time, measure, steadiest
-from tests.helpers.devices import on_a_mac, ready
+from tests.helpers.devices import on_a_mac, profiled, ready
 from torch_gdn.check.peers import Prepared
 from torch_gdn.check.steps import LeftOut
 from torch_gdn.integrations import transformers as integration
@@ -304,10 +304,8 @@ def test_every_public_function_of_a_layer_has_its_overhead_measured() -> None:
 
 @pytest.mark.skipif(on_a_mac(), reason="the do-nothing launcher is built for the simulated device")
 def test_a_call_without_its_encoding_launches_nothing() -> None:
-    import mps_simulator
-
     device = ready("mps")
-    with mps_simulator.profile() as profile:
+    with profiled() as profile:
         (row,) = host.run("l2norm", Ceilings(CPU), 0.01)
     assert row.seconds is not None and row.seconds > 0 and set(row.others) == {host.NOTHING, host.ADD}
     assert not profile.kernels

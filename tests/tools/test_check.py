@@ -37,7 +37,10 @@ from torch_gdn.testing.registry import launches_at
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.xdist_group("check")  # one process: the runs are shared
+pytestmark = [
+    pytest.mark.xdist_group("check"),  # one process: the runs are shared
+    pytest.mark.sweep(1, seeds=2),
+]
 WANTED = (r"probe (matrix|error)", r"recorded \S+ base_k128", "pipelines", "time l2norm", "timing decode", "model")
 
 

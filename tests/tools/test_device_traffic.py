@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,9 +10,11 @@ import torch
 
 import torch_gdn
 from tests.helpers.cases import make_case
-from tests.helpers.devices import on_a_mac, ready
+from tests.helpers.devices import on_a_mac, profiled, ready
+from tests.helpers.entries import fields_of
 from tests.helpers.errors import assert_same_bits
 from torch_gdn.testing import REGISTRY
+from torch_gdn.testing.gdn import STAGES
 from torch_gdn.testing.inputs import to_device
 
 pytestmark = pytest.mark.skipif(on_a_mac(), reason="a Mac does not count a kernel's accesses to memory")
@@ -35,8 +38,6 @@ def coalesced(figures: Any) -> float:
 @pytest.mark.parametrize("state_v_first", [False, True], ids=["value inner", "key inner"])
 @pytest.mark.parametrize(("K", "V"), [(128, 128), (96, 192)])
 def test_a_decoding_step_moves_its_state_once(K: int, V: int, state_v_first: bool) -> None:
-    import mps_simulator
-
     device = ready("mps")
     case = make_case(1, K, V, H=1, HV=2, dtype=bfloat16)
     if state_v_first and case.initial_state is not None:
@@ -47,7 +48,7 @@ def test_a_decoding_step_moves_its_state_once(K: int, V: int, state_v_first: boo
         "A_log": torch.zeros(2, device=device),
         "use_beta_sigmoid_in_kernel": True,
     }
-    with mps_simulator.profile(detailed=True) as profile:
+    with profiled(detailed=True) as profile:
         torch_gdn.fused_recurrent_gated_delta_rule(
             *there.qkv, **there.options, **gates, state_v_first=state_v_first, use_qk_l2norm_in_kernel=True
         )
@@ -59,12 +60,10 @@ def test_a_decoding_step_moves_its_state_once(K: int, V: int, state_v_first: boo
 
 @pytest.mark.parametrize("columns", [3, 4])
 def test_a_decoding_step_of_the_convolution_moves_its_state_once(columns: int) -> None:
-    import mps_simulator
-
     device = ready("mps")
     shapes = ((1, 1, 256), (256, 4), (3, 256, columns))
     x, weight, pool = (torch.randn(sizes).bfloat16().to(device) for sizes in shapes)
-    with mps_simulator.profile(detailed=True) as profile:
+    with profiled(detailed=True) as profile:
         torch_gdn.causal_conv1d_update_(x, weight, pool, torch.tensor([1], device=device))
     figures = only_kernel(profile)
     assert issued_bytes(figures) <= 1.1 * (2 * x.nbytes + weight.nbytes + 2 * pool[1].nbytes)
@@ -73,13 +72,11 @@ def test_a_decoding_step_of_the_convolution_moves_its_state_once(columns: int) -
 
 @pytest.mark.parametrize("neighbours", ["tokens", "channels"])
 def test_a_convolution_moves_whole_cache_lines(neighbours: str) -> None:
-    import mps_simulator
-
     device = ready("mps")
     x = torch.randn(1, 128, 128).bfloat16().to(device)
     x = x.transpose(1, 2) if neighbours == "tokens" else x
     weight = torch.randn(128, 4).bfloat16().to(device)
-    with mps_simulator.profile(detailed=True) as profile:
+    with profiled(detailed=True) as profile:
         torch.ops.gdn.causal_conv1d(x, weight)
     figures = only_kernel(profile)
     assert issued_bytes(figures) <= 1.15 * (2 * x.nbytes + weight.nbytes)
@@ -108,8 +105,6 @@ def apart(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("op", REGISTRY)
 def test_no_op_copies_or_waits(op: str) -> None:
     """Given indices of the host, or int32 ones on the device, or int64 ones; the results are the same."""
-    import mps_simulator
-
     entry, device = REGISTRY[op], ready("mps")
     for packed in (False, True) if entry.packable else (False,):
         call = entry.smallest(packed)
@@ -123,7 +118,7 @@ def test_no_op_copies_or_waits(op: str) -> None:
         ):
             there = to_device(call, device) | given
             torch.mps.synchronize()
-            with mps_simulator.profile() as profile:
+            with profiled() as profile:
                 results = entry.run(there)
                 for x in on_host.values() if given is on_host else ():
                     x.fill_(-(2**30))  # the op must not read them any more
@@ -134,17 +129,48 @@ def test_no_op_copies_or_waits(op: str) -> None:
                 assert_same_bits(name, x, expected.setdefault(name, x))
 
 
+# Ops that launch more than one kernel, and how many.
+LAUNCHES = {"aura_attention": 5, "aura_paged_attention_": 3, "gdn_decode_": 2}
+LAUNCHES |= dict.fromkeys(("causal_conv1d", "causal_conv1d_update_"), 2)
+SCRATCH = ("aura_attention", "aura_paged_attention_", "gdn_decode_")  # they allocate more than their outputs
+COPYING = (*STAGES, "aura_flash_p2", "copy_from_host_", "dequantize", "moe_down")  # not every view, or they copy it
+
+
+def view(x: Any) -> Any:
+    """Rows that others follow in memory."""
+    if not isinstance(x, torch.Tensor) or x.dim() < 2:
+        return x
+    return torch.cat([x, x[..., :1].expand(*x.shape[:-1], 8)], -1)[..., : x.shape[-1]]
+
+
+@pytest.mark.parametrize("op", [op for op in REGISTRY if op not in COPYING])
+def test_an_op_on_views_is_its_kernels_and_allocates_its_outputs(op: str) -> None:
+    """Gates, norms and conversions cost the delta rule's ops no kernel of their own."""
+    entry = REGISTRY[op]
+    more = [{"gated": True}] if "gated" in fields_of(entry) else []
+    points = [replace(entry.small, **change) for change in ({}, {"dtype": bfloat16}, *more)]
+    for point in [*points, *(replace(each, packed=True) for each in points if entry.packable)]:
+        call = {name: view(x) for name, x in to_device(entry.call(point), ready("mps")).items()}
+        if "use_qk_l2norm_in_kernel" in entry.arguments:
+            call["use_qk_l2norm_in_kernel"] = True
+        with profiled() as profile:
+            results = entry.run(call)
+        assert sum(each.dispatches for each in profile.kernels.values()) == LAUNCHES.get(op, 1), str(profile)
+        outputs = results if isinstance(results, tuple) else () if results is None else (results,)
+        if op not in SCRATCH:
+            allocated = sum(-(-x.nbytes // 256) * 256 for x in outputs)
+            assert profile.allocated_bytes <= allocated, str(profile)
+
+
 @pytest.mark.parametrize(("slots", "copies"), [(512, {}), (513, {"to the device": 1})])
 def test_setbytes_passes_indices_of_the_host_up_to_metals_limit(slots: int, copies: dict[str, int]) -> None:
-    import mps_simulator
-
     device = ready("mps")
     x, weight, pool = torch.randn(slots, 1, 4), torch.randn(4, 4), torch.randn(slots, 4, 3)
     indices = torch.randperm(slots)
     expected = pool.clone()
     y = torch_gdn.causal_conv1d_update_(x, weight, expected, indices)
     there = [each.to(device) for each in (x, weight, pool)]
-    with mps_simulator.profile() as profile:
+    with profiled() as profile:
         found = torch_gdn.causal_conv1d_update_(*there, indices)
     assert profile.copies == copies and profile.waits == len(copies)
     torch.testing.assert_close(found.cpu(), y)
@@ -155,8 +181,6 @@ def test_setbytes_passes_indices_of_the_host_up_to_metals_limit(slots: int, copi
 @pytest.mark.parametrize("columns", [slice(1, 4), slice(0, 5, 2)], ids=["neighbours", "columns apart"])
 def test_slots_in_a_part_of_a_table_are_not_copied(columns: slice, sequences: int) -> None:
     """A server's table has more columns than a step has tokens."""
-    import mps_simulator
-
     device = ready("mps")
     case = make_case(3, 32, 32, B=sequences, H=1, HV=2).to(device)
     table = (torch.randperm(5 * sequences) + 1).view(sequences, 5).int().to(device)
@@ -165,7 +189,7 @@ def test_slots_in_a_part_of_a_table_are_not_copied(columns: slice, sequences: in
     for indices in (part.contiguous(), part):
         states = pool.clone()
         torch.mps.synchronize()
-        with mps_simulator.profile() as profile:
+        with profiled() as profile:
             o = torch_gdn.fused_recurrent_gated_delta_rule_(*case.qkv, case.g, case.beta, states, indices)
         launched = ["locate_slots_4"] * (part.numel() > 32)
         assert [name for name in profile.kernels if not name.startswith("fused_recurrent")] == launched

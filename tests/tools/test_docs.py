@@ -35,6 +35,7 @@ def need(*modules: str) -> None:
         pytest.skip(f"{', '.join(missing)}: not installed; pip install -e '.[dev]' --no-build-isolation brings it")
 
 
+@pytest.mark.sweep(1, seeds=2)
 def test_builds_without_a_warning_or_raw_markup(tmp_path: Path) -> None:
     need("sphinx", "myst_parser", "furo", "transformers", "safetensors")
     finished = run("-m", "sphinx", "--quiet", "--fail-on-warning", "--keep-going", "-d", f"{tmp_path}/trees",

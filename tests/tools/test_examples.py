@@ -14,7 +14,10 @@ ROOT = Path(__file__).resolve().parents[2]
 ON_MAC = sys.platform == "darwin"
 METAL_DEVICE = "mps" if ON_MAC else "simulated-mps"
 SHORT = ("--prompt-file", "LICENSE", "--prompt-tokens", "70", "--new-tokens", "3", "--modules", "1")
-pytestmark = pytest.mark.xdist_group("examples")  # one process: the outputs are shared
+pytestmark = [
+    pytest.mark.xdist_group("examples"),  # one process: the outputs are shared
+    pytest.mark.sweep(1, seeds=2),
+]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -100,7 +103,7 @@ runpy.run_path("examples/generate.py", run_name="__main__")
 """
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(2, seeds=2)
 @pytest.mark.parametrize("function", ["chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"])
 def test_generate_fails_on_a_decay_one_percent_off(function: str) -> None:
     finished = run("-c", WITH_A_FAULT.format(function=function, short=SHORT))

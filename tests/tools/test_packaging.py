@@ -19,7 +19,10 @@ import setuptools
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.xdist_group("packaging")  # one process: the wheel is built once
+pytestmark = [
+    pytest.mark.xdist_group("packaging"),  # one process: the wheel is built once
+    pytest.mark.sweep(1, seeds=2),
+]
 
 
 def setup(*arguments: str) -> None:

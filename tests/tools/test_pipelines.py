@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -22,6 +21,7 @@ import torch
 import torch_gdn
 from tests.helpers.devices import ready
 from tests.helpers.errors import assert_same_bits
+from tests.helpers.files import copied_shaders
 from torch_gdn import _C
 from torch_gdn._compiling import compile_variants
 from torch_gdn._recorder import KernelVariant
@@ -80,15 +80,9 @@ class Pipe:
 
 @pytest.fixture
 def shaders(tmp_path: Path) -> Iterator[Path]:
-    """A copy of the shaders, from which kernels are compiled. No pipeline exists yet."""
     ready("mps")
-    before = _C.shader_directory()
-    copy = shutil.copytree(before, tmp_path / "shaders")
-    _C.clear_pipelines()
-    _C.set_shader_directory(str(copy))
-    yield copy
-    _C.set_shader_directory(before)
-    _C.clear_pipelines()
+    with copied_shaders(tmp_path) as copy:
+        yield copy
 
 
 @contextlib.contextmanager

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 from tests.helpers.devices import ready
-from tests.helpers.files import replace_once
+from tests.helpers.files import copied_shaders, replace_once
 from torch_gdn import _C
 from torch_gdn.check import probes
 from torch_gdn.check.probes import PROBES, check_probe
@@ -60,15 +58,10 @@ def mps() -> torch.device:
 
 @pytest.fixture(scope="module")
 def with_planted_faults(mps: torch.device, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    before = _C.shader_directory()
-    shaders = shutil.copytree(before, tmp_path_factory.mktemp("planted") / "shaders")
-    for file, old, new in dict.fromkeys(PLANTED.values()):
-        replace_once(Path(shaders) / "probes" / f"{file}.metal", old, new)
-    _C.clear_pipelines()
-    _C.set_shader_directory(str(shaders))
-    yield
-    _C.set_shader_directory(before)
-    _C.clear_pipelines()
+    with copied_shaders(tmp_path_factory.mktemp("planted")) as shaders:
+        for file, old, new in dict.fromkeys(PLANTED.values()):
+            replace_once(shaders / "probes" / f"{file}.metal", old, new)
+        yield
 
 
 @pytest.mark.parametrize("name", PROBES)

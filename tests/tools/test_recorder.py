@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import torch_gdn
-from tests.helpers.devices import on_a_mac, ready
+from tests.helpers.devices import on_a_mac, profiled, ready
 from torch_gdn import _C
 from torch_gdn._recorder import KernelVariant
 
@@ -35,14 +35,12 @@ def test_a_launch_is_listed_and_nothing_is_compiled() -> None:
 
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not say which kernels ran")
 def test_a_recorded_variant_is_what_runs_without_the_recording() -> None:
-    import mps_simulator
-
     device = ready("mps")
     q, g = torch.ones(1, 9, 1, 40, device=device), torch.zeros(1, 9, 2, device=device)
     v = torch.ones(1, 9, 2, 24, device=device)
     with torch_gdn.recording() as recorded:
         torch_gdn.chunk_gated_delta_rule(q, q, v, g, g, use_qk_l2norm_in_kernel=True)
-    with mps_simulator.profile() as profile:
+    with profiled() as profile:
         torch_gdn.chunk_gated_delta_rule(q, q, v, g, g, use_qk_l2norm_in_kernel=True)
     names = {variant.name for variant in recorded.variants}
     assert names == {name for name in profile.kernels if name.startswith(("chunk_", "fused_", "l2norm"))}

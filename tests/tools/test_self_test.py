@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import warnings
@@ -19,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_gdn
 from tests.helpers.devices import kernels_run, ready
-from tests.helpers.files import replace_once
+from tests.helpers.files import copied_shaders, replace_once
 from tests.integrations import test_vllm_gated_delta_net as vllm_layer
 from tests.integrations.test_vllm_gated_delta_net import DECODES
 from tests.integrations.test_vllm_gated_delta_net import PREFILLS as PREFILLED
@@ -81,21 +80,18 @@ def on_mps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[torch.de
 
 @pytest.fixture
 def plant(on_mps: torch.device, tmp_path: Path) -> Iterator[Plant]:
-    before = _C.shader_directory()
-    folder = Path(shutil.copytree(before, tmp_path / "shaders"))
+    with copied_shaders(tmp_path) as folder:
 
-    def in_shader(name: str, compiles: bool) -> None:
-        file = folder / f"{name}.metal"
-        if compiles:
-            line, old, new = WRONG[name]
-            replace_once(file, line, line.replace(old, new))
-        else:
-            file.write_text(f"#error planted\n{file.read_text()}")
-        _C.set_shader_directory(str(folder))
-        forget()
+        def in_shader(name: str, compiles: bool) -> None:
+            file = folder / f"{name}.metal"
+            if compiles:
+                line, old, new = WRONG[name]
+                replace_once(file, line, line.replace(old, new))
+            else:
+                file.write_text(f"#error planted\n{file.read_text()}")
+            forget()
 
-    yield in_shader
-    _C.set_shader_directory(before)
+        yield in_shader
 
 
 def ensure(*cases: Case) -> str:

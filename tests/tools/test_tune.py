@@ -15,7 +15,7 @@ import torch
 
 import torch_gdn
 from tests.helpers.cases import make_case
-from tests.helpers.devices import on_a_mac, ready
+from tests.helpers.devices import on_a_mac, profiled, ready
 from tests.helpers.prefill import ALGORITHMS
 from torch_gdn import _C, chunk_gated_delta_rule, tune, tuning_cache
 from torch_gdn.tuning_cache import Row
@@ -139,11 +139,9 @@ def test_an_excluded_algorithm_gives_way() -> None:
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not say which kernels ran")
 @pytest.mark.parametrize("wanted", _C.prefill_algorithms())
 def test_calls_go_by_the_table(wanted: str) -> None:
-    import mps_simulator
-
     case = make_case(20, 32, 16).to(ready("mps"))
     tuning_cache.install({tuning_cache.key(): [Row(20, 2, 32, wanted)]})
-    with mps_simulator.profile() as profile:
+    with profiled() as profile:
         chunk_gated_delta_rule(*case.qkv, **case.options)
     assert {name for name in ALGORITHMS[wanted] if any(each.startswith(name + "_") for each in profile.kernels)} == set(
         ALGORITHMS[wanted]
@@ -152,12 +150,10 @@ def test_calls_go_by_the_table(wanted: str) -> None:
 
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not say which kernels ran")
 def test_packed_sequences_count_by_their_mean_length() -> None:
-    import mps_simulator
-
     case = make_case(40, 32, 16, cu_seqlens=[0, 5, 10, 15, 40])
     there = case.to(ready("mps"))
     tuning_cache.install({tuning_cache.key(): [Row(40, 2, 32, "chunked"), Row(10, 8, 32, "recurrent")]})
-    with mps_simulator.profile() as profile:
+    with profiled() as profile:
         chunk_gated_delta_rule(*there.qkv, **there.options)
     assert [name for name in profile.kernels if name.startswith(ALGORITHMS["recurrent"])]
 

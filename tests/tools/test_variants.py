@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import torch_gdn
-from tests.helpers.devices import on_a_mac, ready
+from tests.helpers.devices import on_a_mac, profiled, ready
 from torch_gdn import _C, reference
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -18,25 +18,21 @@ SIZE = 52  # of rows that no other test has
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not say which kernels ran")
 def test_arguments_in_another_order_are_another_variant() -> None:
     """Three dtypes of rms_norm_gated, in all 6 orders, each called twice: found the second time."""
-    import mps_simulator
-
     device = ready("mps")
     names = {torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat"}
     x = torch.randn(3, SIZE)
     for dtypes in [*itertools.permutations(DTYPES)] * 2:
         row, gate, weight = (part.to(device, dtype) for part, dtype in zip((x, x, x[0]), dtypes, strict=True))
-        with mps_simulator.profile() as profile:
+        with profiled() as profile:
             torch_gdn.rms_norm_gated(row, gate, weight)
         assert list(profile.kernels) == ["_".join(["rms_norm_gated", *(names[each] for each in dtypes), f"{SIZE}_4"])]
 
 
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not say which kernels ran")
 def test_kernels_of_the_same_arguments_are_two_variants() -> None:
-    import mps_simulator
-
     device = ready("mps")
     x, weight = torch.randn(1, 40, 128).to(device), torch.randn(128, 3).to(device)
-    with mps_simulator.profile() as profile:
+    with profiled() as profile:
         torch.ops.gdn.causal_conv1d_update_(x[:, :1], weight, torch.zeros(1, 128, 2, device=device))
         torch.ops.gdn.causal_conv1d(x.mT.contiguous().mT, weight)
     arguments = "float_float_float_3"

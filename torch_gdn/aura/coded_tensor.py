@@ -6,7 +6,8 @@ from torch import Tensor
 from torch_gdn.aura.codebooks import boundaries
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # of the vectors that are coded
-OF_TOKENS = ("codes", "norms", "means")  # [B, HK, capacity, ..] each; means may be absent
+OF_TOKENS = ("codes", "norms", "means", "tile_means")  # [B, HK, capacity, ..] each; the last two may be absent
+TILE = 128  # tokens that become codes together, at most; slots 0 .. 127 of a cache share means, and so on
 TABLES = ("codebook", "boundaries", "signs")
 
 
@@ -15,10 +16,33 @@ def dtype_name(dtype: object) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-class CodedTensor:
-    """The keys of a cache, or its values: codes [B, HK, S, W], norms and perhaps means [B, HK, S], and their tables."""
+def has_tile_means(tail: int) -> bool:
+    """Returns whether the keys of a cache have means of tiles. With a tail of this length whole tiles become codes."""
+    return tail >= TILE
 
-    def __init__(self, bits: int, signs: Tensor, codebook: Tensor, means: bool, shape: tuple[int, int, int]) -> None:
+
+def entries(name: str, tokens: int) -> int:
+    """Returns how many entries one of OF_TOKENS has for so many tokens."""
+    return -(-tokens // TILE) if name == "tile_means" else tokens
+
+
+class CodedTensor:
+    """The keys of a cache, or its values: codes [B, HK, S, W], norms and perhaps means [B, HK, S], and their tables.
+
+    With `tile_means`, each tile of 128 slots has a vector that is subtracted before a vector becomes codes: the mean of
+    the tokens that become codes together with the one in the tile's first slot. Later tokens of the tile take it as it
+    is. Any vector is right, because decoding adds it again.
+    """
+
+    def __init__(
+        self,
+        bits: int,
+        signs: Tensor,
+        codebook: Tensor,
+        shape: tuple[int, int, int],
+        means: bool = False,
+        tile_means: bool = False,
+    ) -> None:
         device = signs.device
         self.signs, self.codebook = signs, codebook
         between = boundaries(codebook.cpu())
@@ -27,6 +51,8 @@ class CodedTensor:
         self.codes = torch.zeros(*shape, words, dtype=torch.int32, device=device)
         self.norms = torch.zeros(shape, dtype=torch.float16, device=device)
         self.means = torch.zeros(shape, device=device) if means else None
+        of_tiles = (*shape[:2], entries("tile_means", shape[2]), signs.shape[0])
+        self.tile_means = torch.zeros(of_tiles, dtype=torch.float16, device=device) if tile_means else None
 
     def filled(self, length: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Returns the first `length` tokens. An index of slices would take twice as long as `narrow`."""
@@ -43,7 +69,7 @@ class CodedTensor:
 
     def parts(self, length: int) -> dict[str, Tensor]:
         """All that it takes to read the first `length` tokens."""
-        tokens = {name: x[:, :, :length] for name, x in self.of_tokens().items()}
+        tokens = {name: x[:, :, : entries(name, length)] for name, x in self.of_tokens().items()}
         return tokens | self.tables_of_file()
 
     def tables_of_file(self) -> dict[str, Tensor]:
@@ -56,20 +82,35 @@ class CodedTensor:
         for name in self.tables_of_file():
             setattr(self, name, parts[name].to(self.norms.device))
 
-    def append(self, x: Tensor, slots: Tensor) -> None:
-        torch.ops.gdn.aura_encode_(
-            x, slots, self.signs, self.boundaries, self.codebook, self.codes, self.norms, self.means
-        )
+    def append(self, x: Tensor, slots: Tensor, first: int) -> None:
+        """Encodes x [B, HK, T, D] into these slots, which begin with `first`."""
+        self._find_tile_means(x, first)
+        tables, cache = (self.signs, self.boundaries, self.codebook), (self.codes, self.norms, self.means)
+        torch.ops.gdn.aura_encode_(x, slots, *tables, *cache, self.tile_means)
+
+    def _find_tile_means(self, x: Tensor, first: int) -> None:
+        """Takes the means of the tiles whose first token is in x: of all whole tiles at once, and of the rest."""
+        tokens, start = x.shape[2], -first % TILE
+        if self.tile_means is None or start >= tokens:
+            return
+        rest = tokens - (tokens - start) % TILE
+        for begin, end in ((start, rest), (rest, tokens)):
+            if begin < end:
+                tiles = x.narrow(2, begin, end - begin).unflatten(2, (-1, min(TILE, end - begin)))
+                means = tiles.mean(3, dtype=torch.float32).half()
+                target = self.tile_means.narrow(2, (first + begin) // TILE, means.shape[2])
+                target.copy_(means.nan_to_num(0.0, 0.0, 0.0))  # a token that is not finite must spoil no other one
 
     def decoded(self, length: int, dtype: torch.dtype) -> Tensor:
         codes, norms, means = self.filled(length)
-        return torch.ops.gdn.aura_decode(codes, norms, self.codebook, self.signs, means, False, dtype)
+        return torch.ops.gdn.aura_decode(codes, norms, self.codebook, self.signs, means, False, dtype, self.tile_means)
 
     def resize(self, capacity: int, start: int, end: int) -> None:
-        """Memory for `capacity` tokens, the first of which are those from start to end."""
+        """Memory for `capacity` tokens, the first of which are those from start, where a tile begins, to end."""
         for name, x in self.of_tokens().items():
-            other = x.new_zeros(*x.shape[:2], capacity, *x.shape[3:])
-            other[:, :, : end - start] = x[:, :, start:end]
+            first, last, size = (entries(name, tokens) for tokens in (start, end, capacity))
+            other = x.new_zeros(*x.shape[:2], size, *x.shape[3:])
+            other[:, :, : last - first] = x[:, :, first:last]
             setattr(self, name, other)
 
     def select(self, rows: Tensor) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-MOST_OF_TILE = 128  # tokens that become codes together
+from torch_gdn.aura.coded_tensor import TILE
 
 
 class ExactRows:
@@ -15,7 +15,7 @@ class ExactRows:
 
     def __init__(self, like: Tensor, sinks: int, tail: int, capacity: int) -> None:
         """`like`: an empty tensor [B, HK, 0, D] of the cache's dtype and device."""
-        self.sinks, self.tail, self.tile = sinks, tail, min(tail, MOST_OF_TILE)
+        self.sinks, self.tail, self.tile = sinks, tail, min(tail, TILE)
         self.keys = self.values = like
         self.resize(capacity, 0, 0)
 

@@ -1,12 +1,14 @@
-"""The file of a cache, a safetensors file: version 2.
+"""The file of a cache, a safetensors file: version 3.
 
-Metadata: format "torch_gdn.aura", version "2", scheme, table, means, seed, dtype, tail, sinks. Tensors, for "key" and
-"value" each: <key or value>.codes [B, HK, T, W] int32 (u32 words), .norms [B, HK, T] float16 and perhaps .means
-[B, HK, T], .codebook [2^bits], .boundaries [2^bits - 1] and .signs [D] float32: the file holds all that it takes to
-read it, whatever later tables are. "exact.keys" and "exact.values" [B, HK, rows, D] in `dtype` are the tokens that are
-no codes: those before them, then those behind.
+Metadata: format "torch_gdn.aura", version "3", scheme, table, means, seed, dtype, tail, sinks, tile_means. Tensors, for
+"key" and "value" each: <key or value>.codes [B, HK, T, W] int32 (u32 words), .norms [B, HK, T] float16 and perhaps
+.means [B, HK, T], .codebook [2^bits], .boundaries [2^bits - 1] and .signs [D] float32: the file holds all that it takes
+to read it, whatever later tables are. With a tail of 128 or more there is "key.tile_means" [B, HK, ceil(T / 128), D]
+float16. "exact.keys" and "exact.values" [B, HK, rows, D] in `dtype` are the tokens that are no codes: those before
+them, then those behind.
 
-Version 1, which is still read, has norms in float32, and neither tail nor sinks.
+Older versions are still read. Version 2 has no means of tiles, and they become zeros. Version 1 has norms in float32,
+and neither tail nor sinks.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_gdn.aura.coded_tensor import DTYPES, dtype_name
+from torch_gdn.aura.coded_tensor import DTYPES, dtype_name, entries, has_tile_means
 from torch_gdn.aura.scheme import Scheme
 
-FORMAT, VERSION = "torch_gdn.aura", "2"
+FORMAT, VERSIONS = "torch_gdn.aura", ("1", "2", "3")
 NAMES = {dtype_name(dtype): dtype for dtype in DTYPES}
 
 
@@ -64,7 +66,7 @@ class Content:
 def write(path: str | os.PathLike[str], content: Content) -> None:
     from safetensors.torch import save_file
 
-    save_file(content.tensors, path, {"format": FORMAT, "version": VERSION} | description(content))
+    save_file(content.tensors, path, {"format": FORMAT, "version": VERSIONS[-1]} | description(content))
 
 
 def description(content: Content) -> dict[str, str]:
@@ -72,7 +74,8 @@ def description(content: Content) -> dict[str, str]:
     scheme, dtype = content.scheme, dtype_name(content.dtype)
     means, seed = str(scheme.means), str(content.seed)
     told = {"scheme": scheme.name, "table": scheme.table, "means": means, "seed": seed, "dtype": dtype}
-    return told | {"tail": str(content.tail), "sinks": str(content.sinks)}
+    told |= {"tail": str(content.tail), "sinks": str(content.sinks)}
+    return told | {"tile_means": str(has_tile_means(content.tail))}
 
 
 def read(path: str | os.PathLike[str]) -> Content:
@@ -91,8 +94,8 @@ def opened(path: str | os.PathLike[str], expected_format: str) -> tuple[dict[str
     except SafetensorError as error:
         raise ValueError(f"load: path: expected a safetensors file, got {error}") from None
     version = metadata.get("version")
-    if metadata.get("format") != expected_format or version not in ("1", VERSION):
-        expected = f"format {expected_format!r} version '1' or {VERSION!r}"
+    if metadata.get("format") != expected_format or version not in VERSIONS:
+        expected = f"format {expected_format!r} version {' or '.join(map(repr, VERSIONS))}"
         raise ValueError(f"load: path: expected {expected}, got {metadata.get('format')!r} version {version!r}")
     if version == "1":
         tensors = {name: x.half() if name.endswith(".norms") else x for name, x in tensors.items()}
@@ -108,7 +111,13 @@ def described(metadata: dict[str, str], tensors: dict[str, Tensor]) -> Content:
     require(dtype in NAMES, f"dtype {', '.join(NAMES)}", dtype)
     scheme = Scheme(metadata.get("scheme", ""), metadata.get("table", ""), metadata.get("means") == "True")
     require(seed.lstrip("-").isdecimal(), "a seed", seed)
-    return Content(scheme, int(seed), NAMES[dtype], *exact_sizes(metadata), tensors)
+    tail, sinks = exact_sizes(metadata)
+    if has_tile_means(tail) and "tile_means" not in metadata:
+        assert norms is not None and signs is not None  # they were required above
+        batch, heads, tokens = norms.shape
+        of_tiles = (batch, heads, entries("tile_means", tokens), signs.shape[0])
+        tensors = tensors | {"key.tile_means": torch.zeros(of_tiles, dtype=torch.float16)}
+    return Content(scheme, int(seed), NAMES[dtype], tail, sinks, tensors)
 
 
 def exact_sizes(metadata: dict[str, str]) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torch_gdn.aura import file, tested
 from torch_gdn.aura.codebooks import DIMENSIONS, aura_signs
-from torch_gdn.aura.coded_tensor import DTYPES, CodedTensor, dtype_name
+from torch_gdn.aura.coded_tensor import DTYPES, TILE, CodedTensor, dtype_name, entries, has_tile_means
 from torch_gdn.aura.exact_rows import ExactRows
 from torch_gdn.aura.scheme import Scheme
 
@@ -25,9 +25,11 @@ class KVCache:
     The first `sinks` tokens and the last `tail` tokens stay in `dtype`, and attention merges them with the codes. A
     tile of min(tail, 128) tokens becomes codes when more than `tail` tokens and a tile are exact, so most decoding
     steps only store their token. If you append a long prompt at once, all of it but the tail becomes codes at once.
+    With a tail of 128 or more, each tile of 128 keys has the mean of each channel, which is subtracted before the
+    rotation.
 
     Args:
-        scheme: a `Scheme` or its name; start with "8v4".
+        scheme: a `Scheme` or its name; start with "4v4t".
         batch, kv_heads: B and HK.
         head_dim: D, 64, 80, 96, 128, 256 or 512.
         capacity: how many tokens fit, until `reserve` grows it.
@@ -82,13 +84,13 @@ class KVCache:
         self.tail, self.sinks, self.capacity = tail, sinks, capacity
         self.length = self.coded = 0  # all tokens, and those that are codes
 
-        def coded(bits: int, centroids: Tensor, its_seed: int) -> CodedTensor:
+        def coded(bits: int, centroids: Tensor, its_seed: int, tile_means: bool = False) -> CodedTensor:
             shape = (batch, kv_heads, self._most_codes(capacity))
             signs = aura_signs(head_dim, its_seed).to(device)
-            return CodedTensor(bits, signs, centroids.to(device), self.scheme.means, shape)
+            return CodedTensor(bits, signs, centroids.to(device), shape, self.scheme.means, tile_means)
 
         of_keys, of_values = self.scheme.codebooks(head_dim)
-        self.keys = coded(self.scheme.key_bits, of_keys, 2 * seed)
+        self.keys = coded(self.scheme.key_bits, of_keys, 2 * seed, has_tile_means(tail))
         self.values = coded(self.scheme.value_bits, of_values, 2 * seed + 1)
         like = torch.empty(batch, kv_heads, 0, head_dim, dtype=dtype, device=device)
         self.exact = ExactRows(like, sinks, tail, capacity)
@@ -116,6 +118,8 @@ class KVCache:
     def bytes_used(self) -> int:
         """Returns the bytes of the tokens in the cache: codes and exact rows."""
         of_codes = self.coded * self.scheme.bytes_per_token(self.head_dim)
+        if self.keys.tile_means is not None:
+            of_codes += entries("tile_means", self.coded) * self.head_dim * self.keys.tile_means.itemsize
         of_rows = self._exact_length * 2 * self.head_dim * self.dtype.itemsize
         return self.batch * self.kv_heads * (of_codes + of_rows)
 
@@ -154,20 +158,22 @@ class KVCache:
             self._write(k, v)
 
     def _make_codes(self, k: Tensor, v: Tensor, surplus: int) -> tuple[Tensor, Tensor]:
-        """Encodes the oldest tokens behind the sinks, which may be exact rows or new ones. Returns the new ones that
-        stay exact."""
+        """Encodes the oldest tokens behind the sinks, which may be exact rows or new ones, at once. Returns the new
+        ones that stay exact."""
         held = self._exact_length
         of_rows = min(surplus, max(0, held - self.sinks))
-        if of_rows > 0:
-            self._encode(*self.exact.rows(self.sinks, self.sinks + of_rows))
-            self.exact.drop_oldest(of_rows, held)
         of_sinks = max(0, min(k.shape[2], self.sinks - held))
         if of_sinks > 0:
             self._write(k[:, :, :of_sinks], v[:, :, :of_sinks])
         coded = of_sinks + surplus - of_rows
-        if coded > of_sinks:
-            self._encode(k[:, :, of_sinks:coded], v[:, :, of_sinks:coded])
-            self.length += coded - of_sinks
+        found = (k[:, :, of_sinks:coded], v[:, :, of_sinks:coded])
+        if of_rows > 0:
+            rows = self.exact.rows(self.sinks, self.sinks + of_rows)
+            found = rows if coded == 0 else (torch.cat((rows[0], found[0]), 2), torch.cat((rows[1], found[1]), 2))
+        self._encode(*found)
+        self.length += coded - of_sinks
+        if of_rows > 0:
+            self.exact.drop_oldest(of_rows, held)
         return k[:, :, coded:], v[:, :, coded:]
 
     def _write(self, k: Tensor, v: Tensor) -> None:
@@ -176,8 +182,8 @@ class KVCache:
 
     def _encode(self, k: Tensor, v: Tensor) -> None:
         slots = self.slots[self.coded : self.coded + k.shape[2]]
-        self.keys.append(k, slots)
-        self.values.append(v, slots)
+        self.keys.append(k, slots, self.coded)
+        self.values.append(v, slots, self.coded)
         self.coded += k.shape[2]
 
     def attend(
@@ -211,10 +217,9 @@ class KVCache:
         tensors = (k.codes, k.norms, k.codebook, k.signs, v.codes, v.norms, v.codebook, v.signs, k.means, v.means)
         masks = (starts, sinks, scale, causal, None, window)
         held = self._exact_length
-        if held == 0:
-            return torch.ops.gdn.aura_attention.default(q, *tensors, *masks, None, self.coded)
-        exact = (self.exact.keys, self.exact.values, min(self.sinks, held), held)
-        return torch.ops.gdn.aura_attention.default(q, *tensors, *masks, None, self.coded, *exact)
+        rows = (self.exact.keys, self.exact.values) if held > 0 else (None, None)
+        exact = (*rows, min(self.sinks, held), held if held > 0 else None)
+        return torch.ops.gdn.aura_attention.default(q, *tensors, *masks, None, self.coded, *exact, k.tile_means)
 
     def decoded(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
         """Returns decoded keys and values, [B, HK, len, D] each, in bfloat16, float16 or float32."""
@@ -238,8 +243,11 @@ class KVCache:
         self.length = kept
 
     def keep_last(self, tokens: int, capacity: int) -> None:
-        """Drops all but the last `tokens` tokens, as a sliding window does, and takes new memory for `capacity`. The
-        cache must have no sinks."""
+        """Drops all but the last `tokens` tokens, as a sliding window does, and takes new memory for `capacity`.
+
+        If keys have means, codes leave in whole tiles, so that up to 127 tokens more stay. The cache must have no
+        sinks.
+        """
         if self.sinks > 0:
             raise ValueError(f"keep_last: expected a cache with sinks=0, got {self.sinks}: they would be forgotten")
         if not 0 <= tokens <= min(self.length, capacity):
@@ -247,9 +255,15 @@ class KVCache:
             raise ValueError(f"keep_last: tokens: expected from 0 to {most}, got {tokens}")
         held = self._exact_length
         of_rows = min(held, tokens)
-        of_codes = tokens - of_rows
-        self._resize(capacity, self.coded - of_codes, self.coded, held - of_rows, held)
-        self.length, self.coded = tokens, of_codes
+        of_codes = self.kept_by(tokens) - of_rows
+        self._resize(max(capacity, of_rows + of_codes), self.coded - of_codes, self.coded, held - of_rows, held)
+        self.length, self.coded = of_rows + of_codes, of_codes
+
+    def kept_by(self, tokens: int) -> int:
+        """Returns how many tokens `keep_last` keeps."""
+        if tokens <= self._exact_length or self.keys.tile_means is None:
+            return tokens
+        return self.length - (self.length - tokens) // TILE * TILE
 
     def reorder(self, rows: Tensor) -> None:
         """Replaces row b by row rows[b], as beam search does. `rows` [B'] may repeat rows and leave some out."""

@@ -21,15 +21,15 @@ def names() -> list[str]:
 class Scheme:
     """Says how many bits each coordinate of a key and of a value gets, and which tables code them.
 
-    Give keys at least as many bits as values, because softmax amplifies errors in keys. "8v4" is the safe choice. "4v4"
-    takes two thirds of its memory. Test your model before you use 2 bits. Each vector has its codes and a norm of 2
-    bytes. With 128 values per head, 8v8 takes 1/1.97 of float16's memory, 8v4 1/2.61, 4v4 1/3.88, 4v2 and 3v3 1/5.12,
-    and 2v2 1/7.53.
+    Give keys at least as many bits as values, because softmax amplifies errors in keys. "8v4t" is the safe choice.
+    "4v4t" takes two thirds of its memory. Test your model before you use 2 bits. Each vector has its codes and a norm
+    of 2 bytes. With 128 values per head, 8v8 takes 1/1.97 of float16's memory, 8v4 1/2.61, 4v4 1/3.88, 4v2 and 3v3
+    1/5.12, and 2v2 1/7.53. Means of tiles add 2 bytes per key value and 128 tokens.
 
     Args:
         name: "<bits of keys>v<bits of values>", each 2, 3, 4, 5 or 8. With a "t" at the end, as in "4v4t", codes of
             2, 3 and 4 bits are trellis codes: they lose less in the same memory, and encoding takes longer. Default:
-            "8v4".
+            "4v4t".
         table: the codebooks of codes without a trellis (`torch_gdn.aura.codebooks`), "lloyd-max" or "origin".
             Default: "lloyd-max".
         means: whether to subtract each vector's mean and store it, in 4 more bytes. This helps models whose keys have a
@@ -44,10 +44,10 @@ class Scheme:
         >>> scheme.key_bits, scheme.value_bits, scheme.bytes_per_token(128)
         (4, 2, 100)
         >>> round(Scheme().ratio(128), 2)
-        2.61
+        3.88
     """
 
-    name: str = "8v4"
+    name: str = "4v4t"
     table: str = "lloyd-max"
     means: bool = False
     key_bits: int = field(init=False, repr=False)

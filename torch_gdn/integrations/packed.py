@@ -179,9 +179,35 @@ class Linear:
     The layer has weight, scales and biases, and `order` if it gathers the columns of x first."""
 
     dtype: torch.dtype  # of x
+    rows: list[int]  # of each matrix of a fused layer
 
     def __init__(self, packing: Packing, name: str) -> None:
         self.packing, self.name, self.loaded = packing, name, Loaded()
+
+    def create_weights(
+        self,
+        layer: Any,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **attributes: Any,
+    ) -> None:
+        columns, self.rows, self.dtype = input_size_per_partition, output_partition_sizes, params_dtype
+        self.packing.check(self.name, self.rows, columns)
+        for each in self.packing.tensors():
+            data = each.empty(*each.shape(sum(self.rows), columns, self.packing))
+            layer.register_parameter(each.name, self.parameter_of(each, data, attributes))
+        if self.packing.is_ordered:
+            layer.register_parameter("g_idx", self.groups(torch.full((columns,), -1, dtype=torch.int32)))
+
+    def parameter_of(self, stored: Stored, data: Tensor, attributes: dict[str, Any]) -> Parameter:
+        """Returns the engine's parameter for a tensor of the files. `attributes` are the engine's."""
+        raise NotImplementedError
+
+    def groups(self, order: Tensor) -> Parameter:
+        return as_parameter(order, self.load_groups)
 
     def load_groups(self, parameter: Tensor, loaded: Tensor, *part: Any) -> None:
         """Loads the group of each column. All matrices of a fused layer multiply the same columns of x."""
@@ -409,3 +435,38 @@ def the_same(name: str, found: list[Any]) -> Any:
     if any(each != found[0] for each in found):
         raise ValueError(f"{name}: expected matrices that are all quantised the same way, got {found}")
     return found[0]
+
+
+class Config:
+    """What an engine asks of the configuration of any format. An engine's own class extends it."""
+
+    @classmethod
+    def get_supported_act_dtypes(cls) -> list[torch.dtype]:
+        return DTYPES
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return 0
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        return []
+
+
+class LayoutConfig(Config):
+    """The configuration of a format whose layers are packed in one layout."""
+
+    method: str  # the format's name in the engine
+    read: Callable[[dict[str, Any]], Layout | OneScheme]
+
+    def __init__(self, layout: Layout | OneScheme) -> None:
+        super().__init__()
+        self.layout = layout
+
+    @classmethod
+    def get_name(cls) -> Any:
+        return cls.method
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        return cls(cls.read(config))

@@ -20,6 +20,7 @@ __all__ = [
 
 
 MASK = 2**64 - 1
+TILE = 128  # tokens
 
 
 def aura_signs(D: int, seed: int) -> Tensor:
@@ -126,17 +127,25 @@ def pack(indices: Tensor, bits: int, closed: bool = False) -> Tensor:
 
 def aura_decode(
     codes: Tensor, norms: Tensor, codebook: Tensor, signs: Tensor, means: Tensor | None = None, rotated: bool = False,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | None = None, tile_means: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """The vectors [.., D] that codes [.., W] and norms [..] encode, in `dtype` (float32), or Pi times them."""
     result = dtype or torch.float32
     computed = torch.promote_types(result, torch.promote_types(norms.dtype, torch.float32))
     D = signs.shape[0]
     y = norms.to(computed)[..., None] * codebook.to(computed).flatten()[entries(codes, codebook, D)]
-    mean = y.new_zeros(()) if means is None else means.to(computed)[..., None]
+    mean = y.new_zeros(D) if means is None else means.to(computed)[..., None].expand(y.shape)
+    if tile_means is not None:
+        mean = mean + of_tokens(tile_means, y.shape[-2]).to(computed)
     if rotated:
-        return (y + mean * aura_rotate(y.new_ones(D), signs)).to(result)
+        return (y + aura_rotate(mean, signs)).to(result)
     return (aura_rotate(y, signs, inverse=True) + mean).to(result)
+
+
+def of_tokens(of_tiles: Tensor, tokens: int) -> Tensor:
+    """What each of the tokens in the first slots of a cache has of its tile: [B, H, tiles, ..] as [B, H, tokens, ..].
+    The 128 slots of a tile are those from 128 times its number on."""
+    return of_tiles.repeat_interleave(TILE, 2)[:, :, :tokens]
 
 
 def entries(codes: Tensor, codebook: Tensor, D: int) -> Tensor:
@@ -165,6 +174,7 @@ def aura_attention(
     scale: float | None = None, causal: bool = True, q_offset: int | None = None, window: int = 0,
     block_size: int | None = None, length: int | None = None, exact_keys: Tensor | None = None,
     exact_values: Tensor | None = None, exact_sinks: int = 0, exact_length: int | None = None,
+    key_tile_means: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Attention of q [B, HQ, L, D] to the decoded keys and values, all or the first `length` of them, with the exact
     rows around them: the definition. `block_size` is ignored."""
@@ -172,6 +182,8 @@ def aura_attention(
     B, HQ, L, D = q.shape
     ratio = HQ // key_codes.shape[1]
     keys = aura_decode(key_codes, key_norms, key_codebook, key_signs, key_means, dtype=dtype)[:, :, :length]
+    if key_tile_means is not None:
+        keys = keys + of_tokens(key_tile_means, keys.shape[2]).to(dtype)
     values = aura_decode(value_codes, value_norms, value_codebook, value_signs, value_means, dtype=dtype)[:, :, :length]
     if exact_keys is not None and exact_values is not None:
         keys, values = (
@@ -220,7 +232,7 @@ def aura_flash_p1(
     q_rot: Tensor, key_codes: Tensor, key_norms: Tensor, key_codebook: Tensor, value_codes: Tensor, value_norms: Tensor,
     value_codebook: Tensor, key_means: Tensor | None = None, q_sums: Tensor | None = None,
     value_means: Tensor | None = None, starts: Tensor | None = None, causal: bool = True, q_offset: int | None = None,
-    window: int = 0, block_size: int = 64,
+    window: int = 0, block_size: int = 64, tile_scores: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Softmax over each block of keys by itself, on codes, for q_rot [B, HQ, L, D] that is rotated and scaled.
 
@@ -242,6 +254,8 @@ def aura_flash_p1(
     if key_means is not None:
         assert q_sums is not None
         scores = scores + q_sums.to(dtype)[..., None] * heads(key_means)[:, :, None]
+    if tile_scores is not None:
+        scores = scores + tile_scores.to(dtype).repeat_interleave(TILE, 3)[..., :T]
     seen = visible(B, L, T, starts, causal, q_offset, window, q_rot.device)
     scores = scores.masked_fill(~seen, -torch.inf)
     o, m, sums, mean = [], [], [], []

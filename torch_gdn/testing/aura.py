@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torch_gdn import reference
 from torch_gdn.aura import Scheme, codebooks, trellis
+from torch_gdn.aura.coded_tensor import entries
 from torch_gdn.reference.trellis import windows
 from torch_gdn.testing import invalid
 from torch_gdn.testing.gdn import LARGE
@@ -177,12 +178,15 @@ def draw_encode_in_place(point: CodecPoint) -> Call:
     call = {"x": call.pop("x"), "slots": torch.arange(point.tokens)} | call
     del call["with_means"]
     call["codes"] = torch.zeros(2, 2, size, point.codec().words, dtype=torch.int32)
-    return call | {"norms": torch.zeros(2, 2, size, dtype=F16), "means": torch.zeros(2, 2, size)}
+    tile_means = torch.randn(2, 2, 1, point.D).half()
+    call["x"] = (call["x"] + tile_means.float()).to(point.dtype)
+    call |= {"norms": torch.zeros(2, 2, size, dtype=F16), "means": torch.zeros(2, 2, size)}
+    return call | {"tile_means": tile_means}
 
 
 def exact_encode_in_place(call: Call) -> None:
-    inputs = {name: call[name] for name in ("x", "signs", "boundaries", "codebook")}
-    encoded = reference.aura_encode(**inputs, with_means=True)
+    tables = {name: call[name] for name in ("signs", "boundaries", "codebook")}
+    encoded = reference.aura_encode(call["x"].double() - call["tile_means"].double(), **tables, with_means=True)
     for name, part in zip(("codes", "norms", "means"), encoded, strict=True):
         call[name][:, :, call["slots"]] = part.to(call[name].dtype)
 
@@ -197,7 +201,7 @@ def draw_decode(point: CodecPoint) -> Call:
     codec = point.codec()
     codes, norms, means = reference.aura_encode(point.rows().float(), *codec.tables, with_means=True)
     call = {"codes": codes, "norms": norms.half(), "codebook": codec.codebook, "signs": codec.signs, "means": means}
-    return call | {"dtype": point.dtype, "rotated": point.rotated}
+    return call | {"dtype": point.dtype, "rotated": point.rotated, "tile_means": torch.randn(2, 2, 1, point.D).half()}
 
 
 def wrong_codec(entry: OpEntry[Any]) -> Iterator[Invalid]:
@@ -214,7 +218,7 @@ def wrong_codec(entry: OpEntry[Any]) -> Iterator[Invalid]:
             yield Invalid(name, TypeError, "floats", change(name, torch.Tensor.float))
         elif name.endswith("codes"):
             yield Invalid(name, TypeError, "int64", change(name, torch.Tensor.long))
-        elif name.endswith("norms"):
+        elif name.endswith(("norms", "tile_means")):
             yield Invalid(name, TypeError, "float32", change(name, torch.Tensor.float))
             yield Invalid(name, ValueError, "a dimension too many", change(name, lambda x: x[None]))
         elif name.startswith("exact"):
@@ -233,6 +237,7 @@ def wrong_encode_in_place(entry: OpEntry[CodecPoint]) -> Iterator[Invalid]:
     yield Invalid("slots", ValueError, "one for each head", change("slots", lambda x: x.expand(2, 2, 5)))
     yield Invalid("codes", ValueError, "words apart", change("codes", columns_apart))
     yield Invalid("codes", ValueError, "one row for two", change("codes", lambda x: x[:1]))
+    yield Invalid("tile_means", ValueError, "no tile", change("tile_means", lambda x: x[:, :, :0]))
 
 
 def wrong_rotate(entry: OpEntry[CodecPoint]) -> Iterator[Invalid]:
@@ -294,6 +299,10 @@ register(
 # ---- attention -------------------------------------------------------------------------------------------------------
 
 
+def tiles_of(tokens: int) -> int:
+    return entries("tile_means", tokens)
+
+
 @dataclass(frozen=True)
 class AuraPoint(Point):
     bits: tuple[int, int] = (3, 4)
@@ -303,7 +312,7 @@ class AuraPoint(Point):
     keys: int = 20
     batch: int = 2
     masked: bool = False  # with means, sinks, a window, and `starts` that mask the first keys
-    exact: tuple[int, int] = (0, 0)  # exact rows, and how many of them precede the codes
+    exact: tuple[int, int] = (0, 0)  # exact rows, and how many of them precede the codes, which then have tiles' means
     trellis: bool = False
 
     def cache(self) -> Cache:
@@ -327,6 +336,7 @@ class AuraPoint(Point):
         rows = (self.batch, 2, length + 1, self.D)
         names = ("exact_keys", "exact_values")
         found: Call = {name: torch.randn(rows).to(self.dtype) for name in names}
+        found["key_tile_means"] = torch.randn(self.batch, 2, tiles_of(self.keys), self.D).half()
         return found | {"exact_sinks": sinks, "exact_length": length}
 
 
@@ -369,7 +379,8 @@ def compiled_attention() -> Iterator[AuraPoint]:
 
 def draw_flash_p1(point: AuraPoint) -> Call:
     q, cache = point.q(F32), point.cache()
-    sums = {"q_sums": q.sum(-1)} if point.masked else {}
+    tiles = (point.batch, 2 * point.ratio, point.queries, tiles_of(point.keys))
+    sums = {"q_sums": q.sum(-1), "tile_scores": torch.randn(tiles)} if point.masked else {}
     return {"q_rot": q} | cache.parts(False) | cache.means(point.masked) | sums | point.masks()
 
 
@@ -404,10 +415,14 @@ def wrong_attention(entry: OpEntry[AuraPoint]) -> Iterator[Invalid]:
     if "length" in entry.arguments:
         yield Invalid("length", ValueError, "negative", put("length", -1))
         yield Invalid("length", ValueError, "more than there are", put("length", 21))
+        yield Invalid("key_tile_means", ValueError, "no tile", change("key_tile_means", lambda x: x[:, :, :0]))
         yield from wrong_exact_rows()
     else:
         yield Invalid("q_sums", ValueError, "without means", put("key_means", None))
         yield Invalid("q_sums", ValueError, "none for means", put("q_sums", None))
+        yield Invalid(
+            "tile_scores", ValueError, "a tile more", change("tile_scores", lambda x: x.expand(-1, -1, -1, 2))
+        )
 
 
 def wrong_exact_rows() -> Iterator[Invalid]:

@@ -89,7 +89,7 @@ def wrong_decode(entry: OpEntry[DecodePoint]) -> Iterator[Invalid]:
         *invalid.half("conv_bias"),
     ]
     yield from [*invalid.too_short("qkv", "z", "b", "a", "A_log", "dt_bias", "norm_weight", "conv_bias", how=last)]
-    yield from [*invalid.packing(), *invalid.slots()]
+    yield from [*invalid.packing(), *invalid.slots(), *invalid.drafts(), *invalid.accepted(invalid.drafted)]
     yield Invalid("a", ValueError, "a alone", put("z", None))
     yield Invalid("qkv", ValueError, "without z", lambda call: call | {"z": None, "a": None})
     yield Invalid("conv_weight", ValueError, "W of 1", change("conv_weight", lambda w: w[:, :1]))

@@ -219,6 +219,10 @@ def wrong_rules(entry: OpEntry[RulePoint], rows: tuple[Row, ...] = ()) -> Iterat
         yield from invalid.states("initial_state")
         return
     yield from [*invalid.slots(), *invalid.integers("state_pool"), *invalid.too_flat("state_pool")]
+    if "checkpoint_offsets" in entry.arguments:
+        yield from invalid.checkpoints(64)
+    else:
+        yield from [*invalid.drafts(), *invalid.accepted(invalid.drafted)]
     yield Invalid("state_pool", ValueError, "three heads for four", change("state_pool", lambda pool: pool[:, :3]))
     yield Invalid("state_pool", ValueError, "V and K swapped", put("state_v_first", True))
 
@@ -252,10 +256,12 @@ SIZES = ((BF16, 96, 192), (F32, 256, 40), (F16, 64, 64), (BF16, 60, 100), (F32, 
 
 def recurrent_points(in_place: bool) -> list[RulePoint]:
     if in_place:
-        return [*POOLS, RulePoint(F32, K=33, V=65, tokens=9), RulePoint(BF16, batch=40, tokens=1, K=64, V=32)]
+        points = [*POOLS, *(replace(each, tokens=1) for each in POOLS), RulePoint(F32, K=33, V=65, tokens=9)]
+        return [*points, RulePoint(BF16, batch=40, tokens=1, K=64, V=32)]
     points = layouts(((128, 128), (33, 65)), DTYPES, RulePoint(tokens=19))
     points += [replace(each, channels=True, tokens=6) for each in points if each.K == 128 or not each.normalise]
     points += [RulePoint(dtype, K=K, V=V, state_v_first=f, tokens=9) for dtype, K, V in SIZES for f in (False, True)]
+    points += [RulePoint(F32, K=33, V=65, tokens=1), RulePoint(F32, K=256, V=40, state_v_first=True, tokens=1)]
     points += [RulePoint(BF16, aligned=False, tokens=9), replace(points[0], tokens=1), RulePoint(BF16, gated=True)]
     return [*points, RulePoint(BF16, K=64, V=64, packed=True, H=2, HV=4)]
 
@@ -272,6 +278,7 @@ def compiled_rules() -> Iterator[RulePoint]:
 def compiled_recurrent() -> Iterator[RulePoint]:
     for point in compiled_rules():
         yield from (point, replace(point, from_state=False))
+    yield from layouts([*MODEL_SIZES, *OTHER_SIZES], DTYPES, RulePoint(tokens=1))
 
 
 def chunk_points(in_place: bool) -> Iterator[RulePoint]:
@@ -363,7 +370,7 @@ def rule_entry(name: str, in_place: bool, **fields: Any) -> OpEntry[RulePoint]:
 # Models on a Mac run in bfloat16, and the kernels of the other dtypes are instances of the same templates. The options
 # are those of Qwen3-Next, whose variants are then compiled for its first request too.
 OF_MODELS = RulePoint(BF16, normalise=True)
-TESTED_DECODE = [replace(OF_MODELS, tokens=3)]
+TESTED_DECODE = [replace(OF_MODELS, tokens=3), replace(OF_MODELS, tokens=1)]
 TESTED_PREFILL = [replace(OF_MODELS, tokens=70, algorithm=each) for each in ALGORITHMS]  # a chunk of 64 and a part
 RECURRENT, CHUNK = "fused_recurrent_gated_delta_rule", "chunk_gated_delta_rule"
 exact_kda = partial(exact_rule, rule=reference.fused_recurrent_kda)
@@ -377,7 +384,7 @@ for in_place, suffix in ((False, ""), (True, "_")):
             in_place,
             points=recurrent_points(in_place),
             self_test=TESTED_DECODE,
-            quick=POOLS[:1] if in_place else layouts([(128, 128)], [BF16], quick),
+            quick=[POOLS[0], replace(POOLS[0], tokens=1)] if in_place else layouts([(128, 128)], [BF16], quick),
             compiled=partial(compiled_pools, None) if in_place else compiled_recurrent,
             bound=partial(rule_bounds, op=RECURRENT),
             invalid=partial(wrong_rules, rows=WRONG_CHANNELS),
@@ -401,7 +408,7 @@ for in_place, suffix in ((False, ""), (True, "_")):
             draw=partial(draw_rule, chunked=False, in_place=in_place, of_channels=True),
             exact=exact_kda,
             points=recurrent_kda_points(in_place),
-            self_test=TESTED_DECODE,
+            self_test=TESTED_DECODE[:1],
             bound=kda_bounds,
             invalid=partial(wrong_rules, rows=WRONG_OF_KDA),
             hostile=SLOTS if in_place else outside(),

@@ -108,6 +108,67 @@ def slots() -> Iterator[Invalid]:
         yield Invalid(indices, ValueError, what, put(indices, torch.tensor(numbers)), by_contents=True)
 
 
+TOKENS = 20  # of a sequence
+
+
+def drafted(changes: Call) -> Change:
+    """Gives each token a slot, as for drafts, and then makes the changes."""
+
+    def change_call(call: Call) -> Call:
+        drafts = {"state_indices": torch.arange(2 * TOKENS).view(2, TOKENS)}
+        drafts["num_accepted_tokens"] = torch.ones(2, dtype=torch.int)
+        pools = {name: torch.cat([call[name]] * 8) for name in ("state_pool", "conv_pool") if name in call}
+        if "conv_pool" in pools:
+            pools["conv_pool"] = torch.cat([pools["conv_pool"]] * 6, -1)
+        return call | pools | drafts | changes
+
+    return change_call
+
+
+def drafts() -> Iterator[Invalid]:
+    """Yields wrong slots of tokens and counts of accepted ones, for two sequences of 20 tokens."""
+    indices, counts = "state_indices", "num_accepted_tokens"
+    each = torch.arange(2 * TOKENS).view(2, TOKENS)
+    wrong = {"a column too few": each[:, 1:], "no columns": each[:, :0], "three dimensions": each[..., None]}
+    for what, numbers in wrong.items():
+        yield Invalid(indices, ValueError, what, drafted({indices: numbers}))
+    yield Invalid(indices, ValueError, "a slot twice", drafted({indices: each % 39}), by_contents=True)
+    yield Invalid(counts, ValueError, "one slot a sequence", drafted({indices: each[:, 0]}))
+
+
+def accepted(drafted: Callable[[Call], Change]) -> Iterator[Invalid]:
+    """Yields wrong counts of accepted tokens."""
+    counts = "num_accepted_tokens"
+    yield Invalid(counts, TypeError, "floats", drafted({counts: torch.ones(2)}))
+    yield Invalid(counts, ValueError, "one for two", drafted({counts: torch.ones(1, dtype=torch.int)}))
+    for what, number in {"none": 0, "more than a step has": TOKENS + 1}.items():
+        yield Invalid(counts, ValueError, what, drafted({counts: torch.tensor([1, number])}), by_contents=True)
+
+
+def checkpoints(multiple: int) -> Iterator[Invalid]:
+    """Yields wrong checkpoints of two sequences, of which the first has slot 2 and the second none."""
+    offsets, slots = "checkpoint_offsets", "checkpoint_indices"
+    good = {offsets: torch.tensor([64, 64]), slots: torch.tensor([0, 4])}
+
+    def with_checkpoints(changes: Call) -> Change:
+        def change_call(call: Call) -> Call:
+            names = [name for name in ("x", "residual", "q", "k", "v", "g", "beta") if name in call]
+            longer = {name: torch.cat([call[name]] * 4, 1)[:, :70] for name in names}
+            return call | longer | good | changes
+
+        return change_call
+
+    for name, other in ((offsets, slots), (slots, offsets)):
+        yield Invalid(name, TypeError, "floats", with_checkpoints({name: good[name].float()}))
+        yield Invalid(name, ValueError, "one for two", with_checkpoints({name: good[name][1:]}))
+        yield Invalid(name, ValueError, f"without {other}", with_checkpoints({name: None}))
+    wrong = {"past the tokens": [0, 128], "negative": [-64, 0]} | ({"of no chunk": [32, 0]} if multiple > 1 else {})
+    for what, numbers in wrong.items():
+        yield Invalid(offsets, ValueError, what, with_checkpoints({offsets: torch.tensor(numbers)}), by_contents=True)
+    for what, numbers in {"past the pool": [0, 5], "one slot twice": [4, 4], "a sequence's slot": [4, 2]}.items():
+        yield Invalid(slots, ValueError, what, with_checkpoints({slots: torch.tensor(numbers)}), by_contents=True)
+
+
 def sizes(key: str, value: str) -> Iterator[Invalid]:
     """Yields wrong sizes of an argument [B, T, H, K] and one [B, T, HV, V]."""
     for size in (257, 0):

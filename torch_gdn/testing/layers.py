@@ -17,7 +17,7 @@ from torch_gdn.testing.gdn import BOUNDARIES, LARGE, RECURRENT, SLOTS, RulePoint
 from torch_gdn.testing.inputs import Call, boundaries_of, slots, unaligned
 from torch_gdn.testing.invalid import change, put
 from torch_gdn.testing.models import DTYPES, MODEL_SIZES, OTHER_SIZES
-from torch_gdn.testing.registry import REGISTRY, Hostile, Invalid, OpEntry, Point, accepted_by, register
+from torch_gdn.testing.registry import REGISTRY, Change, Hostile, Invalid, OpEntry, Point, accepted_by, register
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -283,6 +283,16 @@ def draw_convolution(point: ConvolutionPoint, in_place: bool) -> Call:
     return call | ({"cu_seqlens": torch.tensor(cu_seqlens)} if cu_seqlens else {})
 
 
+def drafted_columns(changes: Call, columns: int = 4 - 2 + 20) -> Change:
+    """Gives states columns for 20 drafts, counts of accepted ones, and makes the changes."""
+
+    def change_call(call: Call) -> Call:
+        pool = torch.cat([call["state_pool"]] * 6, -1)[..., :columns]
+        return call | {"state_pool": pool, "num_accepted_tokens": torch.ones(2, dtype=torch.int)} | changes
+
+    return change_call
+
+
 def wrong_convolution(entry: OpEntry[ConvolutionPoint], state: str) -> Iterator[Invalid]:
     yield from [*invalid.integers("x", "weight", state), *invalid.float64("x"), *invalid.too_flat("x", state)]
     yield from [*invalid.packing(), *invalid.half("bias", "residual"), *invalid.too_short(state, "residual")]
@@ -294,7 +304,10 @@ def wrong_convolution(entry: OpEntry[ConvolutionPoint], state: str) -> Iterator[
     yield Invalid("activation", ValueError, "gelu", put("activation", "gelu"))
     yield Invalid(state, ValueError, "two columns", change(state, lambda s: s[..., :2]))
     if state == "state_pool":
-        yield from invalid.slots()
+        yield from [*invalid.slots(), *invalid.checkpoints(1), *invalid.accepted(drafted_columns)]
+        yield Invalid(state, ValueError, "a column too few", drafted_columns({}, columns=4 - 2 + 19))
+        both = {"checkpoint_offsets": torch.tensor([1, 1]), "checkpoint_indices": torch.tensor([0, 4])}
+        yield Invalid("checkpoint_offsets", ValueError, "with accepted tokens", drafted_columns(both))
         return
     runs, without = torch.zeros(2, 20, dtype=torch.int64), {"initial_state": None, "output_final_state": False}
     yield Invalid(state, ValueError, "one for three", change(state, lambda s: s[:1]), packed=True)

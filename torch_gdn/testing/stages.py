@@ -43,7 +43,7 @@ class Stages:
     chunk_indices: Tensor | None
 
 
-def stages_of(case: Case, chunk_size: int = 64, state_v_first: bool = False) -> Stages:
+def stages_of(case: Case, chunk_size: int = 64) -> Stages:
     """Computes each stage in float64 from the previous ones' results, then rounds it to its own dtype."""
     cu, dtype = case.cu_seqlens, case.dtype
     chunk_indices = None if cu is None else prepare_chunk_indices(cu, chunk_size)
@@ -53,11 +53,8 @@ def stages_of(case: Case, chunk_size: int = 64, state_v_first: bool = False) -> 
     A_inv = reference.solve_tril(A.double(), cu).float()
     w, u = reference.recompute_w_u(exact.k, exact.v, exact.beta, A_inv.double(), g_cumsum.double(), cu)
     w, u = w.to(dtype), u.to(dtype)
-    state = exact.initial_state
-    if state is not None and state_v_first:
-        state = state.transpose(-1, -2).contiguous()
     factors = (exact.k, w.double(), u.double(), g_cumsum.double())
-    h, v_new, _ = reference.chunk_fwd_h(*factors, state, False, chunk_size, state_v_first, cu, chunk_indices)
+    h, v_new, _ = reference.chunk_fwd_h(*factors, exact.initial_state, False, chunk_size, False, cu, chunk_indices)
     return Stages(g_cumsum, A, A_inv, w, u, h.to(dtype), v_new.to(dtype), chunk_indices)
 
 

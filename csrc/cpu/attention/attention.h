@@ -187,7 +187,7 @@ class Attention {
     }
     for (int64_t i = 0; i < item.blocks; ++i) {
       const int64_t at = item.partial + i * item.rows + row;
-      const auto& [m, l, mean, q_sum] = partial_states_[at];
+      const auto& [m, l, mean, q_sum, tile_score] = partial_states_[at];
       const float factor = l == 0.0f ? 0.0f : std::exp(m - merged.m);
       merged.l += factor * l;
       for (int64_t d = 0; d < s_.D; ++d) o[d] += factor * partial_o_[at * width_ + d];

@@ -19,6 +19,15 @@ struct RotatedQuery {
   optional<Tensor> sums;  // [B, HQ, L]: scale times the sums of q, if keys have means
 };
 
+// Returns the products of queries with the means of tiles, [B, HQ, L, tiles], scaled.
+optional<Tensor> tile_scores(const AuraAttention<int64_t>& op) {
+  const auto& s = op.shape;
+  if (!op.key.tile_means.has_value()) return std::nullopt;
+  const Tensor means = op.key.tile_means->narrow(2, 0, tiles_of(s.T)).to(at::kFloat);
+  const Tensor q = op.q.to(at::kFloat).reshape({s.B, s.HK, s.HQ / s.HK * s.L, s.D});
+  return q.matmul(means.mT()).mul_(scale_or_default(op.scale, s.D)).view({s.B, s.HQ, s.L, means.size(2)});
+}
+
 RotatedQuery rotate_query(const AuraAttention<int64_t>& op) {
   const auto& s = op.shape;
   const Tensor q = unit_last_stride(op.q, "q"), signs = op.key_signs.contiguous();
@@ -50,7 +59,7 @@ void run(const AuraAttention<int64_t>& op, const Tensor& o) {
   const int64_t block_size = op.block_size.value_or(default_block_size(s.T, cpu::kTileKeys, groups, kWorkItems));
   const auto rotated = rotate_query(op);
   const int64_t exact_rows = default_block_size(s.E, cpu::kTileKeys, groups, kWorkItems);
-  const auto pass_1 = op.pass_1(rotated.q, rotated.sums, block_size, exact_rows);
+  const auto pass_1 = op.pass_1(rotated.q, rotated.sums, tile_scores(op), block_size, exact_rows);
   const auto partials = pass_1.partials(rotated.q.options());
   cpu::flash_p1(pass_1, partials);
   cpu::attend_to_exact_rows(op, pass_1.shape, exact_rows, partials);

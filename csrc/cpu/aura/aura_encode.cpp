@@ -77,11 +77,17 @@ struct Vectors {
   Tensor x;
   const optional<Tensor>& slots;
   const EncodedVectors& encoded;
+  Tensor tile_means;  // in float32; undefined without
 
   int64_t slot(int64_t b, int64_t t) const { return slots.has_value() ? slot_of(*slots, b, t) : t; }
 
   void read(const cpu::Rows& in, int64_t b, int64_t h, int64_t t, int64_t D, float* row) const {
     in.read(b, h, t, 0, D, row);
+    if (tile_means.defined()) {
+      const float* mean =
+          tile_means.const_data_ptr<float>() + cpu::offset_of(tile_means, b, h, slot(b, t) / kTokensOfTile);
+      for (int64_t d = 0; d < D; ++d) row[d] -= mean[d];
+    }
     if (encoded.means.has_value()) cpu::set_value(*encoded.means, b, h, slot(b, t), subtract_mean(row, D));
   }
 
@@ -138,9 +144,11 @@ void encode_trellis(const Encoder& encoder, const Vectors& vectors) {
   });
 }
 
-void encode(const AuraEncoder<int64_t>& op, const optional<Tensor>& slots, const EncodedVectors& encoded) {
+void encode(const AuraEncoder<int64_t>& op, const optional<Tensor>& slots, const EncodedVectors& encoded,
+            const optional<Tensor>& tile_means) {
   const Encoder encoder(op);
-  const Vectors vectors{cpu::as_vectors(op.x, "x"), slots, encoded};
+  const Vectors vectors{cpu::as_vectors(op.x, "x"), slots, encoded,
+                        tile_means.has_value() ? tile_means->to(at::kFloat).contiguous() : Tensor()};
   if (op.code.is_trellis()) return encode_trellis(encoder, vectors);
   encode_each(encoder, vectors);
 }
@@ -149,10 +157,10 @@ void run(const AuraEncode<int64_t>& op, const std::tuple<Tensor, Tensor, Tensor>
   const auto& [codes, norms, means] = outputs;
   EncodedVectors encoded{cpu::as_vectors(codes, "codes"), cpu::as_values(norms), std::nullopt};
   if (op.with_means) encoded.means = cpu::as_values(means);
-  encode(op, std::nullopt, encoded);
+  encode(op, std::nullopt, encoded, std::nullopt);
 }
 
-void run_in_place(const AuraEncodeInPlace<int64_t>& op) { encode(op, op.slots, op.cache); }
+void run_in_place(const AuraEncodeInPlace<int64_t>& op) { encode(op, op.slots, op.cache, op.tile_means); }
 
 }  // namespace
 

@@ -30,6 +30,8 @@ class ExactKeys {
     return 0.0f;
   }
 
+  float tile_score(int64_t, int64_t, int64_t, int64_t) const { return 0.0f; }
+
   void read_tile(int64_t b, int64_t hk, int64_t first, int64_t count, WorkItem& item, int64_t width) const {
     for (int64_t i = 0; i < count; ++i) {
       keys_.read(b, hk, first + i, 0, s_.D, item.keys + i * width);

@@ -14,6 +14,8 @@ class CodedKeys {
         q_rot_(unit_last_stride(op.q_rot, "q_rot")),
         key_codes_(unit_last_stride(op.key.codes, "key_codes")),
         value_codes_(unit_last_stride(op.value.codes, "value_codes")),
+        tile_score_tensor_(op.tile_scores.has_value() ? op.tile_scores->contiguous() : Tensor()),
+        tile_scores_(op.tile_scores.has_value() ? tile_score_tensor_.const_data_ptr<float>() : nullptr),
         q_(q_rot_),
         keys_(op.key.codebook, op.shape.key_code, D_),
         values_(op.value.codebook, op.shape.value_code, D_) {}
@@ -27,6 +29,13 @@ class CodedKeys {
   float read_query(int64_t b, int64_t head, int64_t query, float* row) const {
     q_.read(b, head, query, 0, D_, row);
     return op_.q_sums.has_value() ? value_at(*op_.q_sums, b, head, query) : 0.0f;
+  }
+
+  float tile_score(int64_t b, int64_t head, int64_t query, int64_t key) const {
+    static_assert(kTokensOfTile % kTileKeys == 0, "the keys that are read together are in one tile");
+    const auto& s = op_.shape;
+    if (tile_scores_ == nullptr) return 0.0f;
+    return tile_scores_[((b * s.HQ + head) * s.L + query) * tiles_of(s.T) + key / kTokensOfTile];
   }
 
   void read_tile(int64_t b, int64_t hk, int64_t first, int64_t count, WorkItem& item, int64_t width) const {
@@ -49,7 +58,8 @@ class CodedKeys {
 
   const AuraFlashP1<int64_t>& op_;
   int64_t D_;
-  Tensor q_rot_, key_codes_, value_codes_;
+  Tensor q_rot_, key_codes_, value_codes_, tile_score_tensor_;
+  const float* tile_scores_;  // nullptr if keys have no means of tiles
   Rows q_;
   Codebook keys_, values_;
 };

@@ -3,6 +3,7 @@
 //   count(), block_size()              the number of keys, and of keys per block
 //   index_of(position)                 the index of the first key at a position or after it
 //   read_query(b, head, query, row)    reads q, rotated like the keys and scaled; returns the factor of the keys' means
+//   tile_score(b, head, query, key)    what is added to a score, the same for the keys of a tile
 //   read_tile(b, hk, first, count, item, width)    reads `count` keys and values into the work item
 #pragma once
 #include <cmath>
@@ -15,7 +16,8 @@
 namespace torch_gdn::cpu {
 
 // A work item is a block of keys of one KV head and up to kFlashRows rows of its query heads, which share kTileKeys
-// keys in f32. Rows of a tile are `width` floats apart, D rounded up to whole kFlashColumns.
+// keys in f32: keys 0 to kTileKeys - 1, and so on. Rows of a tile are `width` floats apart, D rounded up to whole
+// kFlashColumns.
 constexpr int64_t kFlashColumns = 32;
 constexpr int64_t kKeysTogether = 16;  // at most, in a register of the kernels, which read that far past the last key
 
@@ -82,7 +84,14 @@ class Pass1 {
       last = std::max(last, item.last[i]);
     }
     std::fill_n(item.o, count * width_, 0.0f);
-    for (int64_t t = first; t < last; t += kTileKeys) run_tile(item, count, b, hk, t, std::min(kTileKeys, last - t));
+    for (int64_t t = first, next; t < last; t = next) {
+      next = std::min(last, (t / kTileKeys + 1) * kTileKeys);
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t row = first_row + i;
+        item.states[i].tile_score = keys_.tile_score(b, head_of(row, hk), query_of(row), t);
+      }
+      run_tile(item, count, b, hk, t, next - t);
+    }
     for (int64_t i = 0; i < count; ++i) {
       store_row(item, i, b, head_of(first_row + i, hk), query_of(first_row + i), keys_.first_block() + block);
     }

@@ -87,7 +87,8 @@ void online_softmax(const AuraTile& tile, int64_t row, int64_t from, int64_t to)
   };
   Floats largest = all_lanes(state.m);
   for (int64_t t = 0; t < kTileKeys; t += kLanes) {
-    const Floats score = load(scores + t) * load(tile.key_norms + t) + state.q_sum * load(tile.key_means + t);
+    const Floats offset = state.q_sum * load(tile.key_means + t) + state.tile_score;
+    const Floats score = load(scores + t) * load(tile.key_norms + t) + offset;
     const Floats seen = is_seen(t) ? score : all_lanes(-__builtin_inff());
     largest = seen > largest ? seen : largest;
     store(scores + t, seen);

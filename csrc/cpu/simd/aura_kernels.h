@@ -23,8 +23,9 @@ struct Dequantise {
 };
 
 // What a row of q carries from tile to tile: the largest score, and sums of exp(score - m), alone and times means.
+// `tile_score` is added to the scores of the tile at hand.
 struct AuraRow {
-  float m, l, mean, q_sum;
+  float m, l, mean, q_sum, tile_score = 0;
 };
 
 // Some rows of q against `count` keys and values, all as rows of `width` floats. Norms and means have kTileKeys.

@@ -48,6 +48,7 @@ FlashParameters flash_parameters(const AuraFlashP1<int64_t>& op) {
   parameters.window = int32_t(window);
   parameters.has_key_means = op.key.means.has_value() ? 1 : 0;
   parameters.has_value_means = op.value.means.has_value() ? 1 : 0;
+  if (op.tile_scores.has_value()) parameters.tiles = int32_t(tiles_of(s.T));
   if (starts.has_value()) parameters.start_words = starts->scalar_type() == at::kLong ? 2 : 1;
   return parameters;
 }
@@ -89,7 +90,7 @@ Launch launch_aura_flash_p1(const AuraFlashP1<int64_t>& op, const Partials& part
           arguments,
           {q_rot, op.q_sums, key_codes, op.key.norms, op.key.means, op.key.codebook.contiguous(), value_codes,
            op.value.norms, op.value.means, op.value.codebook.contiguous(), contiguous(op.visibility.starts), o, m, l,
-           mean, Binding::values(parameters)},
+           mean, contiguous(op.tile_scores), Binding::values(parameters)},
           {size_t(s.NB * ceil_div(s.D, columns)), size_t(s.HK * row_tiles), size_t(s.B)},
           kAuraThreads};
 }

@@ -9,6 +9,9 @@ namespace torch_gdn {
 // sums is [B, H, T] float32: scale times the sums of x [B, H, T, D].
 Launch launch_aura_rotate(const AuraRotate<int64_t>& op, const Tensor& y, const optional<Tensor>& sums = std::nullopt);
 
+// scores [B, HQ, L, tiles] float32 are the products of op.q with the means of tiles, scaled.
+Launch launch_aura_tile_scores(const AuraAttention<int64_t>& op, const Tensor& scores);
+
 // Returns the query rows of a threadgroup of pass 1: 1, 2, 4, 8 or 32.
 int64_t rows_of_threadgroup(const AuraShape<>& shape);
 Launch launch_aura_flash_p1(const AuraFlashP1<int64_t>& op, const Partials& partials);

@@ -6,6 +6,29 @@
 
 namespace torch_gdn {
 
+namespace {
+
+// Whether each sequence has one token and at most one slot, all in one dtype, for which there is a kernel.
+bool is_one_token(const RuleInputs& in, const StateIo& states, const Tensor& o) {
+  return in.shape.T == 1 && !in.cu_seqlens.has_value() && states.slots.parameters.columns == 0 &&
+         states.checkpoints.parameters.multiple == 0 && in.v.scalar_type() == in.q.scalar_type() &&
+         o.scalar_type() == in.q.scalar_type();
+}
+
+Launch launch_token(const RuleInputs& in, const StateIo& states, const Tensor& o,
+                    const FusedRecurrentParameters& parameters) {
+  return {"fused_recurrent_gated_delta_rule_token",
+          "gdn/fused_recurrent_gated_delta_rule_token.metal",
+          {in.q.scalar_type(), in.shape.K, states.value_is_inner(), in.normalise, states.dtype()},
+          {in.q, in.k, in.v, in.gates.g, in.gates.beta, in.gates.A_log, in.gates.dt_bias,
+           states.slots.source(states.source), states.slots.indices, states.slots.flags, o, states.target,
+           Binding::error_log(), Binding::values(parameters)},
+          state_threadgroups(in.shape),
+          size_t(recurrent_threads(int(in.shape.K)))};
+}
+
+}  // namespace
+
 Launch launch_fused_recurrent_gated_delta_rule(const RuleInputs& in, const StateIo& states, const Tensor& o) {
   const auto& [gk, gv] = std::tie(in.gk, in.gv);
   auto parameters = in.parameters<FusedRecurrentParameters>(states, o);
@@ -21,6 +44,7 @@ Launch launch_fused_recurrent_gated_delta_rule(const RuleInputs& in, const State
   }
   if (states.target.defined()) parameters.final_has_vectors = has_vector_states(states.target, states.v_first, inner);
   const bool has_channels = gk.g.has_value() || gv.g.has_value() || channel.has_vector_beta;
+  if (!has_channels && is_one_token(in, states, o)) return launch_token(in, states, o, parameters);
   return {"fused_recurrent_gated_delta_rule",
           "gdn/fused_recurrent_gated_delta_rule.metal",
           {in.q.scalar_type(), in.shape.K, inner, in.normalise, has_channels, states.dtype()},

@@ -6,6 +6,7 @@
 
 #include "ops/chunk_shape.h"
 #include "ops/op.h"
+#include "shaders/aura/tile.h"
 #include "shaders/aura/window.h"
 
 namespace torch_gdn {
@@ -27,11 +28,16 @@ struct AuraShape {
 };
 
 // Keys or values of a cache: codes [B, HK, T, words] int32, codebook [2^bits] or [2^bits, 2^(6 - bits)] float32, norms
-// [B, HK, T] float16 and means [B, HK, T] float32.
+// [B, HK, T] float16, means of vectors [B, HK, T] float32, and means of tiles [B, HK, tiles, D] float16.
 struct CodedTensor {
   Tensor codes, norms, codebook;
-  optional<Tensor> means;
+  optional<Tensor> means, tile_means = std::nullopt;
 };
+
+template <typename Int>
+Int tiles_of(const Int& tokens) {
+  return ceil_div(tokens, Int(kTokensOfTile));
+}
 
 // Keys and values that stay in q's dtype, [B, HK, rows, D] each. Either both tensors are given or none. The first
 // `sinks` rows have positions 0, 1, .., the T codes have the positions after them, and the other rows up to `length`
@@ -112,6 +118,18 @@ void check_means(const Check<Int>& check, const char* argument, const Tensor& me
   check.shape(argument, means, "that of the codes without their words", rows);
 }
 
+// The mean of channel d of tile i was subtracted from tokens 128 i to 128 i + 127 before they were encoded.
+template <typename Int>
+void check_tile_means(const Check<Int>& check, const char* argument, const Tensor& x, const Int& B, const Int& HK,
+                      const Int& tokens, const Int& D) {
+  check.is_of_dtype(argument, x, at::kHalf);
+  check.dimensions(argument, x, 4, "[B, HK, tiles, D]");
+  const Int tiles = size_of<Int>(x, 2);
+  check.shape(argument, x, "[B, HK, tiles, D]", {B, HK, tiles, D});
+  check.value(sym_ge(tiles, tiles_of(tokens)), argument, "a tile for each 128 tokens", tiles, " for ", tokens,
+              " tokens");
+}
+
 // Checks `starts` or `slots`.
 template <typename Int>
 void check_index(const Check<Int>& check, const char* argument, const Tensor& x) {
@@ -155,6 +173,7 @@ struct CachedAttention {
     check_norms(check, "value_norms", value.norms, rows);
     if (value.means.has_value()) check_means(check, "value_means", *value.means, rows);
     if (length.has_value()) check_length(check, *length);
+    if (key.tile_means.has_value()) check_tile_means(check, "key_tile_means", *key.tile_means, s.B, s.HK, s.T, s.D);
     check_exact(check, q, exact);
     check_visibility(check);
   }

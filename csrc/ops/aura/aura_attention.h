@@ -12,7 +12,8 @@ struct AuraAttention : CachedAttention<Int> {
       "Tensor value_codes, Tensor value_norms, Tensor value_codebook, Tensor value_signs, Tensor? key_means=None, "
       "Tensor? value_means=None, Tensor? starts=None, Tensor? sinks=None, float? scale=None, bool causal=True, "
       "SymInt? q_offset=None, int window=0, SymInt? block_size=None, SymInt? length=None, Tensor? exact_keys=None, "
-      "Tensor? exact_values=None, SymInt exact_sinks=0, SymInt? exact_length=None) -> Tensor";
+      "Tensor? exact_values=None, SymInt exact_sinks=0, SymInt? exact_length=None, "
+      "Tensor? key_tile_means=None) -> Tensor";
 
   Tensor q, key_signs, value_signs;
   optional<Tensor> sinks;
@@ -25,7 +26,7 @@ struct AuraAttention : CachedAttention<Int> {
     return std::tie(q, this->key.codes, this->key.norms, this->key.codebook, key_signs, this->value.codes,
                     this->value.norms, this->value.codebook, value_signs, this->key.means, this->value.means, starts,
                     sinks, scale, causal, q_offset, window, block_size, length, exact.keys, exact.values, exact.sinks,
-                    exact.length);
+                    exact.length, this->key.tile_means);
   }
 
   void check() {
@@ -44,9 +45,9 @@ struct AuraAttention : CachedAttention<Int> {
   }
 
   // The arguments are already checked. The partials have room for the blocks of exact rows, after those of codes.
-  AuraFlashP1<Int> pass_1(const Tensor& q_rot, const optional<Tensor>& q_sums, const Int& keys_of_block,
-                          const Int& rows_of_block) const {
-    AuraFlashP1<Int> pass{*this, q_rot, q_sums, keys_of_block};
+  AuraFlashP1<Int> pass_1(const Tensor& q_rot, const optional<Tensor>& q_sums, const optional<Tensor>& tile_scores,
+                          const Int& keys_of_block, const Int& rows_of_block) const {
+    AuraFlashP1<Int> pass{*this, q_rot, q_sums, keys_of_block, tile_scores};
     pass.shape.NB = ceil_div(pass.shape.T, keys_of_block);
     pass.shape.NX = ceil_div(pass.shape.E, rows_of_block);
     return pass;

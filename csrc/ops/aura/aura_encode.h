@@ -60,14 +60,15 @@ template <typename Int>
 struct AuraEncodeInPlace : AuraEncoder<Int> {
   static constexpr const char* kSchema =
       "aura_encode_(Tensor x, Tensor slots, Tensor signs, Tensor? boundaries, Tensor codebook, Tensor(a!) codes, "
-      "Tensor(b!) norms, Tensor(c!)? means=None) -> ()";
+      "Tensor(b!) norms, Tensor(c!)? means=None, Tensor? tile_means=None) -> ()";
 
   Tensor slots;
   EncodedVectors cache;
+  optional<Tensor> tile_means;  // [B, HK, tiles, D], subtracted first
 
   auto arguments() {
     return std::tie(this->x, slots, this->signs, this->boundaries, this->codebook, cache.codes, cache.norms,
-                    cache.means);
+                    cache.means, tile_means);
   }
 
   void check() {
@@ -90,6 +91,7 @@ struct AuraEncodeInPlace : AuraEncoder<Int> {
     check.value(sym_eq(stride, c10::SymInt(1)), "codes", "a last stride of 1", stride);
     check_norms(check, "norms", norms, rows);
     if (means.has_value()) check_means(check, "means", *means, rows);
+    if (tile_means.has_value()) check_tile_means(check, "tile_means", *tile_means, B, HK, rows[2], this->D);
     if constexpr (is_run<Int>) check_cpu_slots(check);
   }
 

@@ -16,17 +16,19 @@ struct AuraFlashP1 : CachedAttention<Int> {
       "aura_flash_p1(Tensor q_rot, Tensor key_codes, Tensor key_norms, Tensor key_codebook, Tensor value_codes, "
       "Tensor value_norms, Tensor value_codebook, Tensor? key_means=None, Tensor? q_sums=None, "
       "Tensor? value_means=None, Tensor? starts=None, bool causal=True, SymInt? q_offset=None, int window=0, "
-      "SymInt block_size=64) -> (Tensor o_partials, Tensor m_partials, Tensor l_partials, Tensor mean_partials)";
+      "SymInt block_size=64, Tensor? tile_scores=None) -> (Tensor o_partials, Tensor m_partials, Tensor l_partials, "
+      "Tensor mean_partials)";
 
   Tensor q_rot;
   optional<Tensor> q_sums;  // [B, HQ, L], if keys have means
   Int block_size;
+  optional<Tensor> tile_scores;  // [B, HQ, L, tiles]: products of q with the means that were subtracted from keys
 
   auto arguments() {
     auto& [starts, causal, q_offset, window] = this->visibility;
     return std::tie(q_rot, this->key.codes, this->key.norms, this->key.codebook, this->value.codes, this->value.norms,
                     this->value.codebook, this->key.means, q_sums, this->value.means, starts, causal, q_offset, window,
-                    block_size);
+                    block_size, tile_scores);
   }
 
   void check() {
@@ -39,6 +41,10 @@ struct AuraFlashP1 : CachedAttention<Int> {
     if (q_sums.has_value()) {
       check.is_float32("q_sums", *q_sums);
       check.shape("q_sums", *q_sums, "[B, HQ, L]", {s.B, s.HQ, s.L});
+    }
+    if (tile_scores.has_value()) {
+      check.is_float32("tile_scores", *tile_scores);
+      check.shape("tile_scores", *tile_scores, "[B, HQ, L, ceil(T / 128)]", {s.B, s.HQ, s.L, tiles_of(s.T)});
     }
     check_block_size(check, block_size);
     s.NB = ceil_div(s.T, block_size);

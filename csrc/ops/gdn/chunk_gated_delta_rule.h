@@ -11,14 +11,21 @@ struct ChunkedRule : GatedDeltaRule<Int> {
   int64_t chunk_size;
   bool return_intermediate_states;
 
+  auto chunks() { return std::tie(chunk_indices, chunk_size); }
+
   // Checks everything except the states.
-  void check_chunked(const Check<Int>& check) {
+  void check_rule(const Check<Int>& check) {
     check_chunk_size(check, chunk_size);
     this->check_inputs(check);
     auto& s = this->shape;
     s.C = chunk_size;
     check.shape("beta", *this->beta, "[B, T, HV]", {s.B, s.T, s.HV});
     check_sequences(check, s, this->cu_seqlens, chunk_indices);
+  }
+
+  void check_states(const Check<Int>& check, const StatePool& pool) const {
+    this->check_pool(check, pool);
+    check_checkpoints(check, pool, this->shape, this->cu_seqlens, kCheckpointMultiple);
   }
 
   bool has_one_dtype() const { return this->v.scalar_type() == this->q.scalar_type(); }
@@ -38,34 +45,18 @@ struct ChunkedRule : GatedDeltaRule<Int> {
   }
 };
 
-// The form that takes and returns states.
 template <typename Int>
-struct ChunkedCall : ChunkedRule<Int> {
-  optional<Tensor> initial_state;
-  bool output_final_state;
-
-  void check_as(const char* op) {
-    const Check<Int> check(op, "q", this->q);
-    this->check_chunked(check);
-    check_initial_state(check, this->shape, initial_state, this->state_v_first);
-  }
-
+struct ChunkedCall : WithStates<ChunkedRule<Int>, Int> {
   std::tuple<Tensor, Tensor, Tensor> outputs() const {
-    return {this->output(), final_state(this->shape, this->q, output_final_state, this->state_v_first),
-            this->chunk_states()};
+    return {this->output(), this->new_state(), this->chunk_states()};
   }
 };
 
-// The form that updates a pool of states in place.
 template <typename Int>
-struct ChunkedCallInPlace : ChunkedRule<Int> {
-  StatePool pool;
-
-  void check_as(const char* op) {
-    const Check<Int> check(op, "q", this->q);
-    this->check_chunked(check);
-    this->check_pool(check, pool);
-    check_checkpoints(check, pool, this->shape, this->cu_seqlens, kCheckpointMultiple);
+struct ChunkedCallInPlace : WithPool<ChunkedRule<Int>, Int> {
+  auto results() {
+    return std::tie(this->return_intermediate_states, this->pool.checkpoint_offsets, this->pool.checkpoint_indices,
+                    this->out);
   }
 
   std::tuple<Tensor, Tensor> outputs() const { return {this->output(), this->chunk_states()}; }
@@ -83,11 +74,8 @@ struct ChunkGatedDeltaRule : ChunkedCall<Int> {
       "(Tensor o, Tensor final_state, Tensor h)";
 
   auto arguments() {
-    return std::tie(this->q, this->k, this->v, required(this->g), required(this->beta), this->scale,
-                    this->initial_state, this->output_final_state, this->use_qk_l2norm, this->state_v_first,
-                    this->cu_seqlens, this->chunk_indices, this->chunk_size, this->gates.use_gate, this->gates.A_log,
-                    this->gates.dt_bias, this->gates.use_beta_sigmoid, this->gates.allow_neg_eigval, this->output_dtype,
-                    this->head_grouping, this->return_intermediate_states);
+    return std::tuple_cat(this->inputs(), this->options(), this->chunks(), this->gates.arguments(),
+                          this->output_options(), std::tie(this->return_intermediate_states));
   }
 
   void check() { this->check_as("chunk_gated_delta_rule"); }
@@ -105,13 +93,8 @@ struct ChunkGatedDeltaRuleInPlace : ChunkedCallInPlace<Int> {
       "Tensor? checkpoint_offsets=None, Tensor? checkpoint_indices=None, Tensor(b!)? out=None) -> (Tensor o, Tensor h)";
 
   auto arguments() {
-    return std::tie(this->q, this->k, this->v, required(this->g), required(this->beta), this->pool.states,
-                    this->pool.indices, this->pool.has_initial_state, this->pool.null_index, this->scale,
-                    this->use_qk_l2norm, this->state_v_first, this->cu_seqlens, this->chunk_indices, this->chunk_size,
-                    this->gates.use_gate, this->gates.A_log, this->gates.dt_bias, this->gates.use_beta_sigmoid,
-                    this->gates.allow_neg_eigval, this->output_dtype, this->head_grouping,
-                    this->return_intermediate_states, this->pool.checkpoint_offsets, this->pool.checkpoint_indices,
-                    this->out);
+    return std::tuple_cat(this->inputs(), this->pool.slots(), this->options(), this->chunks(), this->gates.arguments(),
+                          this->output_options(), this->results());
   }
 
   void check() { this->check_as("chunk_gated_delta_rule_"); }

@@ -7,7 +7,9 @@ namespace torch_gdn {
 
 template <typename Int>
 struct RecurrentRule : GatedDeltaRule<Int> {
-  void check_recurrent(const Check<Int>& check) {
+  auto decays() { return std::tie(this->channels.gk, this->channels.gv); }
+
+  void check_rule(const Check<Int>& check) {
     this->check_inputs(check);
     auto& s = this->shape;
     if (this->beta.has_value() && this->beta->dim() == 4) {
@@ -19,48 +21,21 @@ struct RecurrentRule : GatedDeltaRule<Int> {
   }
 
   // There is one slot per sequence, or one per token.
-  void check_token_pool(const Check<Int>& check, const StatePool& pool) const {
+  void check_states(const Check<Int>& check, const StatePool& pool) const {
     this->check_pool(check, pool, true);
-    if (!pool.has_slot_per_token()) {
-      check.value(!pool.num_accepted_tokens.has_value(), "num_accepted_tokens",
-                  "None when state_indices is not [N, tokens]", "a tensor");
-      return;
-    }
-    const Int columns = size_of<Int>(*pool.indices, 1);
-    check.value(sym_ge(columns, Int(1)), "state_indices", "at least one column", columns);
-    check_tokens_of_sequences(check, "state_indices", "a column for each token of a sequence", this->shape,
-                              this->cu_seqlens, columns);
-    check_num_accepted_tokens(check, this->shape.N, pool, columns);
+    const auto columns = check_columns_of_slots(check, pool, this->shape, this->cu_seqlens);
+    if (columns.has_value()) check_num_accepted_tokens(check, this->shape.N, pool, *columns);
   }
 };
 
-// The form that takes and returns states.
 template <typename Int>
-struct RecurrentCall : RecurrentRule<Int> {
-  optional<Tensor> initial_state;
-  bool output_final_state;
-
-  void check_as(const char* op) {
-    const Check<Int> check(op, "q", this->q);
-    this->check_recurrent(check);
-    check_initial_state(check, this->shape, initial_state, this->state_v_first);
-  }
-
-  std::tuple<Tensor, Tensor> outputs() const {
-    return {this->output(), final_state(this->shape, this->q, output_final_state, this->state_v_first)};
-  }
+struct RecurrentCall : WithStates<RecurrentRule<Int>, Int> {
+  std::tuple<Tensor, Tensor> outputs() const { return {this->output(), this->new_state()}; }
 };
 
-// The form that updates a pool of states in place.
 template <typename Int>
-struct RecurrentCallInPlace : RecurrentRule<Int> {
-  StatePool pool;
-
-  void check_as(const char* op) {
-    const Check<Int> check(op, "q", this->q);
-    this->check_recurrent(check);
-    this->check_token_pool(check, pool);
-  }
+struct RecurrentCallInPlace : WithPool<RecurrentRule<Int>, Int> {
+  auto results() { return std::tie(this->pool.num_accepted_tokens, this->out); }
 
   Tensor outputs() const { return this->output(); }
 };
@@ -76,11 +51,8 @@ struct FusedRecurrentGatedDeltaRule : RecurrentCall<Int> {
       "str head_grouping='block') -> (Tensor o, Tensor final_state)";
 
   auto arguments() {
-    return std::tie(this->q, this->k, this->v, this->g, this->beta, this->scale, this->initial_state,
-                    this->output_final_state, this->use_qk_l2norm, this->state_v_first, this->cu_seqlens,
-                    this->channels.gk, this->channels.gv, this->gates.use_gate, this->gates.A_log, this->gates.dt_bias,
-                    this->gates.use_beta_sigmoid, this->gates.allow_neg_eigval, this->output_dtype,
-                    this->head_grouping);
+    return std::tuple_cat(std::tie(this->q, this->k, this->v, this->g, this->beta), this->options(), this->decays(),
+                          this->gates.arguments(), this->output_options());
   }
 
   void check() { this->check_as("fused_recurrent_gated_delta_rule"); }
@@ -97,11 +69,8 @@ struct FusedRecurrentGatedDeltaRuleInPlace : RecurrentCallInPlace<Int> {
       "str head_grouping='block', Tensor? num_accepted_tokens=None, Tensor(b!)? out=None) -> Tensor o";
 
   auto arguments() {
-    return std::tie(this->q, this->k, this->v, this->g, this->beta, this->pool.states, this->pool.indices,
-                    this->pool.has_initial_state, this->pool.null_index, this->scale, this->use_qk_l2norm,
-                    this->state_v_first, this->cu_seqlens, this->channels.gk, this->channels.gv, this->gates.use_gate,
-                    this->gates.A_log, this->gates.dt_bias, this->gates.use_beta_sigmoid, this->gates.allow_neg_eigval,
-                    this->output_dtype, this->head_grouping, this->pool.num_accepted_tokens, this->out);
+    return std::tuple_cat(std::tie(this->q, this->k, this->v, this->g, this->beta), this->pool.slots(), this->options(),
+                          this->decays(), this->gates.arguments(), this->output_options(), this->results());
   }
 
   void check() { this->check_as("fused_recurrent_gated_delta_rule_"); }

@@ -59,6 +59,16 @@ struct GatedDeltaRule {
 
   ChunkShape<Int> shape;
 
+  // The arguments of the ops, in parts. g is gk in Kimi Delta Attention, whose gate has a lower bound.
+  auto inputs() { return std::tie(q, k, v, required(g), required(beta)); }
+  auto kda_inputs() { return std::tie(q, k, v, required(channels.gk), required(beta)); }
+  auto kda_gates() {
+    auto& gate = channels.gate;
+    return std::tie(gate.use_gate, gate.A_log, gate.dt_bias, gate.lower_bound, gates.use_beta_sigmoid,
+                    gates.allow_neg_eigval);
+  }
+  auto output_options() { return std::tie(output_dtype, head_grouping); }
+
   // Checks all inputs except the shape of beta, the states and the sequences.
   void check_inputs(const Check<Int>& check) {
     check.is_activation("q", q);
@@ -108,6 +118,40 @@ struct GatedDeltaRule {
   Tensor output() const {
     const auto options = q.options().dtype(dtype_of_output());
     return out.has_value() ? no_output(options) : empty<Int>({shape.B, shape.T, shape.HV, shape.V}, options);
+  }
+};
+
+// The form of a rule that takes and returns states.
+template <typename Rule, typename Int>
+struct WithStates : Rule {
+  optional<Tensor> initial_state;
+  bool output_final_state;
+
+  auto options() {
+    return std::tie(this->scale, initial_state, output_final_state, this->use_qk_l2norm, this->state_v_first,
+                    this->cu_seqlens);
+  }
+
+  void check_as(const char* op) {
+    const Check<Int> check(op, "q", this->q);
+    this->check_rule(check);
+    check_initial_state(check, this->shape, initial_state, this->state_v_first);
+  }
+
+  Tensor new_state() const { return final_state(this->shape, this->q, output_final_state, this->state_v_first); }
+};
+
+// The form that updates a pool of states in place.
+template <typename Rule, typename Int>
+struct WithPool : Rule {
+  StatePool pool;
+
+  auto options() { return std::tie(this->scale, this->use_qk_l2norm, this->state_v_first, this->cu_seqlens); }
+
+  void check_as(const char* op) {
+    const Check<Int> check(op, "q", this->q);
+    this->check_rule(check);
+    this->check_states(check, pool);
   }
 };
 

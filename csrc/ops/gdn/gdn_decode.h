@@ -168,20 +168,12 @@ struct GdnDecode {
     check_slots(check, shape.N, pool, true);
     const Int slots = size_of<Int>(pool.states, 0), conv_slots = size_of<Int>(conv_pool, 0);
     check.value(sym_eq(conv_slots, slots), "conv_pool", "as many slots as state_pool has", conv_slots, " for ", slots);
-    if (!pool.has_slot_per_token()) {
-      check.value(!pool.num_accepted_tokens.has_value(), "num_accepted_tokens",
-                  "None when state_indices is not [N, tokens]", "a tensor");
-      return;
-    }
-    const Int columns = size_of<Int>(*pool.indices, 1);
-    check.value(sym_ge(columns, Int(1)), "state_indices", "at least one column", columns);
-    check_tokens_of_sequences(check, "state_indices", "a column for each token of a sequence", shape, cu_seqlens,
-                              columns);
+    const auto columns = check_columns_of_slots(check, pool, shape, cu_seqlens);
     if (!pool.num_accepted_tokens.has_value()) return;
     const Int kept = S - (W - 2);
     check_tokens_of_sequences(check, "conv_pool", "W - 2 columns plus one per token of a sequence", shape, cu_seqlens,
                               kept);
-    check_num_accepted_tokens(check, shape.N, pool, holds(sym_le(columns, kept)) ? columns : kept);
+    check_num_accepted_tokens(check, shape.N, pool, holds(sym_le(*columns, kept)) ? *columns : kept);
   }
 };
 

@@ -16,12 +16,8 @@ struct ChunkKda : ChunkedCall<Int> {
       "bool return_intermediate_states=False) -> (Tensor o, Tensor final_state, Tensor h)";
 
   auto arguments() {
-    auto& gate = this->channels.gate;
-    return std::tie(this->q, this->k, this->v, required(this->channels.gk), required(this->beta), this->scale,
-                    this->initial_state, this->output_final_state, this->use_qk_l2norm, this->state_v_first,
-                    this->cu_seqlens, this->chunk_size, gate.use_gate, gate.A_log, gate.dt_bias, gate.lower_bound,
-                    this->gates.use_beta_sigmoid, this->gates.allow_neg_eigval, this->output_dtype, this->head_grouping,
-                    this->return_intermediate_states);
+    return std::tuple_cat(this->kda_inputs(), this->options(), std::tie(this->chunk_size), this->kda_gates(),
+                          this->output_options(), std::tie(this->return_intermediate_states));
   }
 
   void check() {
@@ -42,14 +38,8 @@ struct ChunkKdaInPlace : ChunkedCallInPlace<Int> {
       "Tensor? checkpoint_indices=None, Tensor(b!)? out=None) -> (Tensor o, Tensor h)";
 
   auto arguments() {
-    auto& gate = this->channels.gate;
-    return std::tie(this->q, this->k, this->v, required(this->channels.gk), required(this->beta), this->pool.states,
-                    this->pool.indices, this->pool.has_initial_state, this->pool.null_index, this->scale,
-                    this->use_qk_l2norm, this->state_v_first, this->cu_seqlens, this->chunk_size, gate.use_gate,
-                    gate.A_log, gate.dt_bias, gate.lower_bound, this->gates.use_beta_sigmoid,
-                    this->gates.allow_neg_eigval, this->output_dtype, this->head_grouping,
-                    this->return_intermediate_states, this->pool.checkpoint_offsets, this->pool.checkpoint_indices,
-                    this->out);
+    return std::tuple_cat(this->kda_inputs(), this->pool.slots(), this->options(), std::tie(this->chunk_size),
+                          this->kda_gates(), this->output_options(), this->results());
   }
 
   void check() {
@@ -69,12 +59,7 @@ struct FusedRecurrentKda : RecurrentCall<Int> {
       "(Tensor o, Tensor final_state)";
 
   auto arguments() {
-    auto& gate = this->channels.gate;
-    return std::tie(this->q, this->k, this->v, required(this->channels.gk), required(this->beta), this->scale,
-                    this->initial_state, this->output_final_state, this->use_qk_l2norm, this->state_v_first,
-                    this->cu_seqlens, gate.use_gate, gate.A_log, gate.dt_bias, gate.lower_bound,
-                    this->gates.use_beta_sigmoid, this->gates.allow_neg_eigval, this->output_dtype,
-                    this->head_grouping);
+    return std::tuple_cat(this->kda_inputs(), this->options(), this->kda_gates(), this->output_options());
   }
 
   void check() {
@@ -94,12 +79,8 @@ struct FusedRecurrentKdaInPlace : RecurrentCallInPlace<Int> {
       "str head_grouping='block', Tensor? num_accepted_tokens=None, Tensor(b!)? out=None) -> Tensor o";
 
   auto arguments() {
-    auto& gate = this->channels.gate;
-    return std::tie(this->q, this->k, this->v, required(this->channels.gk), required(this->beta), this->pool.states,
-                    this->pool.indices, this->pool.has_initial_state, this->pool.null_index, this->scale,
-                    this->use_qk_l2norm, this->state_v_first, this->cu_seqlens, gate.use_gate, gate.A_log, gate.dt_bias,
-                    gate.lower_bound, this->gates.use_beta_sigmoid, this->gates.allow_neg_eigval, this->output_dtype,
-                    this->head_grouping, this->pool.num_accepted_tokens, this->out);
+    return std::tuple_cat(this->kda_inputs(), this->pool.slots(), this->options(), this->kda_gates(),
+                          this->output_options(), this->results());
   }
 
   void check() {

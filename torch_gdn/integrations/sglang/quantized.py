@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from sglang.srt.layers.linear import LinearBase
 from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
 from sglang.srt.layers.moe.token_dispatcher import StandardCombineInput
@@ -22,6 +21,7 @@ from sglang.srt.layers.quantization.base_config import FusedMoEMethodBase, Linea
 from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from sglang.srt.model_loader.checkpoint_quantization import resolve_checkpoint_quant_spec
 from torch import Tensor
+from torch.nn import Parameter
 
 from torch_gdn.integrations import packed
 from torch_gdn.integrations.sglang import kernels
@@ -42,25 +42,9 @@ def plain_name(name: str) -> str:
 
 
 class PackedLinearMethod(packed.Linear, LinearMethodBase):
-    def create_weights(
-        self,
-        layer: Any,
-        input_size_per_partition: int,
-        output_partition_sizes: list[int],
-        input_size: int,
-        output_size: int,
-        params_dtype: torch.dtype,
-        **attributes: Any,
-    ) -> None:
-        columns, self.rows, self.dtype = input_size_per_partition, output_partition_sizes, params_dtype
-        self.packing.check(self.name, self.rows, columns)
-        for each in self.packing.tensors():
-            load = self.packing.loading(each.name, functools.partial(self.load, each))
-            data = each.empty(*each.shape(sum(self.rows), columns, self.packing))
-            layer.register_parameter(each.name, packed.as_parameter(data, self.loaded.noting(each.name, load)))
-        if self.packing.is_ordered:
-            order = torch.full((columns,), -1, dtype=torch.int32)
-            layer.register_parameter("g_idx", packed.as_parameter(order, self.load_groups))
+    def parameter_of(self, stored: packed.Stored, data: Tensor, attributes: dict[str, Any]) -> Parameter:
+        load = self.packing.loading(stored.name, functools.partial(self.load, stored))
+        return packed.as_parameter(data, self.loaded.noting(stored.name, load))
 
     def load(self, stored: packed.Stored, parameter: Tensor, loaded: Tensor, shard: Any = None) -> None:
         """Loads all rows, or those of one matrix of a fused layer, or of several that follow each other."""
@@ -86,33 +70,11 @@ class PackedExpertsMethod(packed.Experts, FusedMoEMethodBase):
         return StandardCombineInput(hidden_states=kernels.routed_experts(layer, x, weights, ids))
 
 
-class PackedConfig(QuantizationConfig):
-    method: str
-    read: Callable[[dict[str, Any]], packed.Layout | packed.OneScheme]
-
+class PackedConfig(packed.LayoutConfig, QuantizationConfig):
     def __init__(self, layout: packed.Layout | packed.OneScheme) -> None:
-        super().__init__()
-        self.layout = layout
+        super().__init__(layout)
         self.shapes: dict[str, packed.Sizes] = {}
         self.loaded: set[str] = set()  # the names of the matrices that layers load packed
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> PackedConfig:
-        return cls(cls.read(config))
-
-    def get_name(self) -> str:
-        return self.method
-
-    def get_supported_act_dtypes(self) -> list[torch.dtype]:
-        return packed.DTYPES
-
-    @classmethod
-    def get_min_capability(cls) -> int:
-        return 0
-
-    @staticmethod
-    def get_config_filenames() -> list[str]:
-        return []
 
     def get_scaled_act_names(self) -> list[str]:
         return []

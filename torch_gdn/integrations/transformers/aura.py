@@ -35,10 +35,10 @@ class AuraCache(Cache):
     """A cache for transformers' decoders that holds keys and values in a few bits each.
 
     Layers of full attention and of sliding windows are held as AURA codes (`torch_gdn.aura.KVCache`), a window's with
-    at most a quarter more tokens than it shows. Others stay as transformers keeps them: linear attention (the states of
-    Gated DeltaNet layers in a hybrid) and chunked attention. A model whose attention implementation is "aura" attends
-    to the codes; with any other, each layer's keys and values are decoded whenever it runs, which costs their memory
-    for that time.
+    at most a quarter more tokens than it shows, or 128. Others stay as transformers keeps them: linear attention (the
+    states of Gated DeltaNet layers in a hybrid) and chunked attention. A model whose attention implementation is "aura"
+    attends to the codes; with any other, each layer's keys and values are decoded whenever it runs, which costs their
+    memory for that time.
 
     The last `tail` tokens and the first `sinks` stay in the model's dtype, as `torch_gdn.aura.KVCache` says; a window
     has no sinks. A first prompt without padding, in heads of at most 256 values, attends to its keys and values as they
@@ -46,7 +46,7 @@ class AuraCache(Cache):
 
     Args:
         config: `model.config` itself and not a copy, because the attention implementation is read from it.
-        scheme: a `torch_gdn.aura.Scheme` or its name. Default: "8v4".
+        scheme: a `torch_gdn.aura.Scheme` or its name. Default: "4v4t".
         capacity: of each layer at first, in tokens; it grows by a quarter at a time. Default: 256.
         tail: how many of the newest tokens stay exact at least, 0 for none; 32 to 256 pay. Default: 128.
         sinks: how many of the first tokens stay exact, padding included. Default: 4.
@@ -66,7 +66,7 @@ class AuraCache(Cache):
         ... )
         >>> model = LlamaForCausalLM(config).eval()
         >>> model.set_attn_implementation("aura")
-        >>> cache = AuraCache(model.config, scheme="8v4")
+        >>> cache = AuraCache(model.config)
         >>> prompt = torch.tensor([[1, 2, 3, 4]])
         >>> model.generate(prompt, past_key_values=cache, max_new_tokens=5, do_sample=False, pad_token_id=0).shape
         torch.Size([1, 9])
@@ -77,7 +77,7 @@ class AuraCache(Cache):
     def __init__(
         self,
         config: PreTrainedConfig,
-        scheme: Scheme | str = "8v4",
+        scheme: Scheme | str = "4v4t",
         capacity: int = 256,
         *,
         tail: int = 128,

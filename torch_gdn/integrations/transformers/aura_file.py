@@ -1,9 +1,9 @@
-"""The file of an AuraCache, a safetensors file: version 2.
+"""The file of an AuraCache, a safetensors file: version 3.
 
-Metadata: format "torch_gdn.aura.cache", version "2", scheme, table, means, tail and sinks (what `torch_gdn.aura.file`
+Metadata: format "torch_gdn.aura.cache", version "3", scheme, table, means, tail and sinks (what `torch_gdn.aura.file`
 tells of a layer that is held as codes; a window has no sinks, and each layer a seed of its own), layers, a list in JSON
 with a kind for each layer. Tensors are named "<layer>.<name>": of codes as in the file of a KVCache, of others keys and
-values, or columns and state. Version 1, which is still read, is that of a KVCache's file.
+values, or columns and state. Older versions, which are still read, are those of a KVCache's file.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def write(path: str | os.PathLike[str], layers: Sequence[Any]) -> None:
         told.append(entry)
     about = {"scheme": scheme.name, "table": scheme.table, "means": str(scheme.means), "layers": json.dumps(told)}
     about |= {"tail": str(tail), "sinks": str(sinks)}
-    save_file(tensors, path, {"format": FORMAT, "version": file.VERSION} | about)
+    save_file(tensors, path, {"format": FORMAT, "version": file.VERSIONS[-1]} | about)
 
 
 def tokens_of(layer: Any) -> int:

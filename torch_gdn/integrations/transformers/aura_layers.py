@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import CacheLayerMixin
 
 from torch_gdn.aura.codebooks import DIMENSIONS
+from torch_gdn.aura.coded_tensor import TILE, has_tile_means
 from torch_gdn.aura.kv_cache import KVCache
 from torch_gdn.aura.scheme import Scheme
 
@@ -127,13 +128,15 @@ class AuraLayer(CacheLayerMixin):
 
 
 class WindowLayer(AuraLayer):
-    """Keys of a sliding window. It holds up to a quarter more of them than are seen, so that they are moved seldom, and
-    beyond that what one call of the model brings until the next one. The first tokens leave it: it has no sinks."""
+    """Keys of a sliding window. It holds up to a quarter more of them than are seen, or a tile more where codes leave
+    in whole tiles, so that they are moved seldom, and beyond that what one call of the model brings until the next one.
+    The first tokens leave it: it has no sinks."""
 
     is_sliding = True
 
     def __init__(self, config: PreTrainedConfig, options: Options, index: int, window: int) -> None:
-        super().__init__(config, options._replace(sinks=0), window - 1 + max(window // 4, 1), index)
+        more = max(window // 4, TILE if has_tile_means(options.tail) and window > options.tail else 1)
+        super().__init__(config, options._replace(sinks=0), window - 1 + more, index)
         self.needed = window - 1  # tokens before the next one that it sees
         self.window = window
         self.seen = 0
@@ -150,7 +153,7 @@ class WindowLayer(AuraLayer):
         held = len(self.cache)
         if self.recording or held + tokens <= self.cache.capacity <= self.capacity:
             return held
-        return min(held, self.needed)
+        return self.cache.kept_by(min(held, self.needed))
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         tokens = key_states.shape[2]

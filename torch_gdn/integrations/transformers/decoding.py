@@ -1,12 +1,13 @@
 """Decodes a Gated DeltaNet layer's token on mps: its projections, and between them `gdn_decode_` in two launches.
 
-Qwen3-Next's layer has two projections by key head; that of Qwen3.5 and Qwen4-Exp has four. Both states are updated in
-the cache; in_place.py says when that is possible.
+Qwen3-Next's layer has two projections by key head; that of Qwen3.5 and Qwen4-Exp has four, and OLMo-Hybrid's six, of
+which q, k and v are joined by another launch. Both states are updated in the cache; in_place.py says when that is
+possible.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,29 +16,45 @@ from torch_gdn.integrations.transformers.functions import Function, common_reaso
 from torch_gdn.integrations.transformers.refusal import Sizes, is_plain, kept, meta, refused
 
 NAME = "gdn_decode"
-BY_KEY_HEAD, ONE_BY_ONE = ("in_proj_qkvz", "in_proj_ba"), ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
-OTHERS = ("conv1d", "norm", "out_proj", "A_log", "dt_bias")
+OTHERS = ("conv1d", "A_log", "dt_bias")
+
+
+class Form(NamedTuple):
+    """The names of a layer's parts."""
+
+    inputs: tuple[str, ...]  # its input projections
+    norm: str = "norm"
+    output: str = "out_proj"
+
+
+FORMS = (
+    Form(("in_proj_qkvz", "in_proj_ba")),
+    Form(("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")),
+    Form(("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj"), "o_norm", "o_proj"),
+)
 Known = tuple[Sizes, torch.dtype]
 
 
-def projections_of(layer: Any) -> tuple[str, ...]:
-    """Returns the names of the layer's input projections, or an empty tuple for a layer of another form."""
-    for names in (BY_KEY_HEAD, ONE_BY_ONE):
-        if all(hasattr(layer, name) for name in (*names, *OTHERS)):
-            return names
-    return ()
+def form_of(layer: Any) -> Form | None:
+    for form in FORMS:
+        if all(hasattr(layer, name) for name in (*form.inputs, form.norm, form.output, *OTHERS)):
+            return form
+    return None
 
 
 def is_elsewhere(layer: Any, hidden_states: Tensor, *others: Any) -> bool:
     """Returns whether the layer's functions are called one by one."""
-    return hidden_states.device.type != "mps" or not projections_of(layer)
+    return hidden_states.device.type != "mps" or form_of(layer) is None
 
 
 def decode_reason(layer: Any, hidden_states: Tensor, conv_state: Tensor, state: Tensor) -> str:
-    for module in (layer.conv1d, layer.norm):
+    form = form_of(layer)
+    assert form is not None
+    gated_norm = getattr(layer, form.norm)
+    for module in (layer.conv1d, gated_norm):
         if not is_plain(module):
             return f"a hook of {type(module).__name__} must be called"
-    weight, norm = layer.conv1d.weight, layer.norm.weight
+    weight, norm = layer.conv1d.weight, gated_norm.weight
     tensors = (hidden_states, conv_state, state, weight, norm, layer.A_log, layer.dt_bias)
     return (
         common_reason(*tensors)
@@ -49,7 +66,7 @@ def decode_reason(layer: Any, hidden_states: Tensor, conv_state: Tensor, state: 
             (weight.shape, weight.dtype),
             None if layer.conv1d.bias is None else layer.conv1d.bias.dtype,
             (norm.shape, norm.dtype),
-            (layer.activation, gate_activation(layer.norm)),
+            (layer.activation, gate_activation(gated_norm)),
         )
     )
 
@@ -86,27 +103,35 @@ def decode_refusal(
 
 
 def run_decode(layer: Any, hidden_states: Tensor, conv_state: Tensor, state: Tensor) -> Tensor:
-    projected = [getattr(layer, name)(hidden_states) for name in projections_of(layer)]
-    qkv, z, b, a = projected if len(projected) == 4 else (projected[0], None, projected[1], None)
+    form = form_of(layer)
+    assert form is not None
+    norm = getattr(layer, form.norm)
     o: Tensor = torch.ops.gdn.gdn_decode_(
-        qkv,
-        z,
-        b,
-        a,
+        *project(layer, form, hidden_states),
         layer.conv1d.weight[:, 0],
         conv_state,
         layer.A_log,
         layer.dt_bias,
         state,
-        layer.norm.weight,
+        norm.weight,
         conv_bias=layer.conv1d.bias,
         activation=layer.activation,
-        norm_activation=gate_activation(layer.norm),
-        norm_eps=layer.norm.variance_epsilon,
+        allow_neg_eigval=getattr(layer, "allow_neg_eigval", False),
+        norm_activation=gate_activation(norm),
+        norm_eps=norm.variance_epsilon,
         round_norm=True,
     )
-    y: Tensor = layer.out_proj(o.flatten(2))
+    y: Tensor = getattr(layer, form.output)(o.flatten(2))
     return y
+
+
+def project(layer: Any, form: Form, hidden_states: Tensor) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+    """Returns qkv, z, b and a, as `gdn_decode_` takes them."""
+    projected = [getattr(layer, name)(hidden_states) for name in form.inputs]
+    if len(projected) == 2:
+        return projected[0], None, projected[1], None
+    *qkv, z, b, a = projected
+    return qkv[0] if len(qkv) == 1 else torch.cat(qkv, -1), z, b, a
 
 
 FUNCTIONS = {NAME: Function(decode_reason, run_decode, is_elsewhere)}

@@ -203,38 +203,23 @@ def update_reason(
 
 
 def run_convolution(
-    hidden_states: Tensor | None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    activation: str | None = None,
-    *,
-    x: Tensor | None = None,
-    seq_idx: Tensor | None = None,
-    cu_seq_lens_q: Tensor | None = None,
-    **others: Any,
+    hidden_states: Tensor | None = None, weight: Any = None, bias: Any = None, activation: Any = None, **given: Any
 ) -> Tensor:
     """Returns [B, D, T], channel-last: q, k and v are then views that the delta rule takes without a copy."""
-    columns = hidden_states if x is None else x
-    assert columns is not None and weight is not None
-    rows = columns.transpose(1, 2)
-    if (states := others.get("layer_states")) is not None:
+    columns = given["x"] if hidden_states is None else hidden_states
+    rows, seq_idx = columns.transpose(1, 2), given.get("seq_idx")
+    if (states := given.get("layer_states")) is not None:
         convolved: Tensor = states.convolve(rows, weight, bias, activation)
         return convolved.transpose(1, 2)
-    boundaries = cu_seq_lens_q if seq_idx is None else None
+    boundaries = given.get("cu_seq_lens_q") if seq_idx is None else None
     y, _ = torch.ops.gdn.causal_conv1d(
         rows, weight, bias, activation=activation, cu_seqlens=boundaries, seq_idx=seq_idx
     )
     return y.transpose(1, 2)
 
 
-def run_update(
-    hidden_states: Tensor,
-    conv_state: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    activation: str | None = None,
-) -> Tensor:
-    return causal_conv1d_interface.causal_conv1d_update(hidden_states, conv_state, weight, bias, activation)
+def run_update(hidden_states: Tensor, *states: Any, **given: Any) -> Tensor:
+    return causal_conv1d_interface.causal_conv1d_update(hidden_states, *states, **given)
 
 
 def short_convolution_reason(

@@ -17,6 +17,7 @@ from torch_gdn.integrations.transformers import decoding, dispatch
 from torch_gdn.integrations.transformers.functions import CACHED_STATE
 
 METHODS = ("get_conv_state", "get_recurrent_state", "update_conv_state", "update_recurrent_state")
+NOT_DECODED = ("attention_mask", "cu_seq_lens_q", "seq_idx")  # arguments that `decode` does not take
 THEIRS = {
     owner: {name: vars(owner)[name] for name in METHODS if name in vars(owner)}
     for owner in (Cache, LinearAttentionLayer)
@@ -33,7 +34,8 @@ def forward_with_cached_state(original: Callable[..., Any], rule: Any) -> Callab
         if cache is not None and hidden_states.shape[1] == 1 and "layer_states" not in kwargs and rule.is_applied():
             state = overwritten_state(cache, layer.layer_idx)
             if state is not None and state.shape[0] == hidden_states.shape[0]:
-                y = decode(layer, hidden_states, cache, state, *args, **kwargs)
+                is_plain = not args and all(kwargs.get(name) is None for name in NOT_DECODED)
+                y = decode(layer, hidden_states, cache, state) if is_plain else None
                 if y is not None:
                     return y
                 kwargs[CACHED_STATE] = state
@@ -42,20 +44,9 @@ def forward_with_cached_state(original: Callable[..., Any], rule: Any) -> Callab
     return forward
 
 
-def decode(
-    layer: Any,
-    hidden_states: Tensor,
-    cache: Any,
-    state: Tensor,
-    *positional: Any,
-    cache_params: Any = None,
-    attention_mask: Tensor | None = None,
-    **others: Any,
-) -> Tensor | None:
+def decode(layer: Any, hidden_states: Tensor, cache: Any, state: Tensor) -> Tensor | None:
     """Runs the whole layer at once, with both states in place, or returns None to call its functions one by one."""
-    if positional or attention_mask is not None or decoding.is_elsewhere(layer, hidden_states):
-        return None
-    if others.get("cu_seq_lens_q") is not None or others.get("seq_idx") is not None:
+    if decoding.is_elsewhere(layer, hidden_states):
         return None
     conv_state = cache.layers[layer.layer_idx].conv_states[0]
     if type(conv_state) is not Tensor or conv_state.shape[0] != hidden_states.shape[0]:

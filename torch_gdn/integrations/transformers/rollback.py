@@ -7,7 +7,7 @@ then, and a `crop` runs the rule, without the model, over the tokens that stay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -43,20 +43,12 @@ class History:
     since: list[Inputs]
     options: dict[str, Any]
 
-    def run(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        g: Tensor,
-        beta: Tensor,
-        state: Tensor | None,
-        chunked: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        """Runs few tokens as in decoding, with the same bits as one token at a time."""
+    def run(self, inputs: Iterable[Tensor], state: Tensor | None, chunked: bool = False) -> tuple[Tensor, Tensor]:
+        """Runs few tokens as in decoding, with the same bits as one token at a time. `inputs`: q, k, v, g and beta."""
         rule: Callable[..., tuple[Any, Any]] = (
             torch_gdn.chunk_gated_delta_rule if chunked else torch_gdn.fused_recurrent_gated_delta_rule
         )
+        q, k, v, g, beta = inputs
         return rule(q, k, v, g=g, beta=beta, initial_state=state, output_final_state=True, **self.options)
 
     def before(self, tokens: int, latest: Tensor) -> Tensor:
@@ -68,7 +60,7 @@ class History:
         if stay < 0:
             raise ValueError(f"crop: tokens_to_remove: expected at least -{k.shape[1]}, got -{tokens}")
         if stay:
-            return self.run(k[:, :stay], k[:, :stay], v[:, :stay], g[:, :stay], beta[:, :stay], self.state)[1]
+            return self.run((x[:, :stay] for x in (k, k, v, g, beta)), self.state)[1]
         return torch.zeros_like(latest) if self.state is None else self.state
 
 
@@ -94,12 +86,12 @@ class Recorder:
         head = (q.shape[1] - KEPT) // CHUNK * CHUNK
         if head <= 0:
             history.since.append(inputs[1:])
-            o, state = history.run(*inputs, initial_state)
+            o, state = history.run(inputs, initial_state)
         else:  # all of a prompt but its end goes into the state that is kept
-            first, history.state = history.run(*(x[:, :head] for x in inputs), initial_state, chunked=True)
+            first, history.state = history.run((x[:, :head] for x in inputs), initial_state, chunked=True)
             q, k, v, g, beta = (x[:, head:] for x in inputs)
             history.since = [(k, v, g, beta)]
-            second, state = history.run(q, k, v, g, beta, history.state)
+            second, state = history.run((q, k, v, g, beta), history.state)
             o = torch.cat([first, second], 1)
         if self.layer.is_recurrent_states_initialized[0]:
             # The kept tensor is the one into which the cache would otherwise copy the new state.

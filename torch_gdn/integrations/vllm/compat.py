@@ -114,6 +114,15 @@ def replace_copies() -> None:
     CpuGpuBuffer.copy_to_gpu = copy_to_gpu
 
 
+def replace_block_tables() -> None:
+    """Each group of layers has a table of blocks, which vLLM copies by itself."""
+    from vllm.v1.worker import gpu_input_batch
+
+    from torch_gdn.integrations.vllm.model_runner import JoinedBlockTables
+
+    gpu_input_batch.MultiGroupBlockTable = JoinedBlockTables
+
+
 def replace_convolution_metadata() -> None:
     """vLLM prepares each step with a prompt for its Triton convolution: six copies to the device, which nothing here
     reads."""

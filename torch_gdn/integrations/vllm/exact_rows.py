@@ -118,7 +118,7 @@ class Slots:
         self.layout = layout
         self.rings, self.sinks = Owners(layout.slots), Owners(layout.slots)
         self.held: dict[str, Held] = {}
-        self.numbers = torch.full((3 * most,), -1, dtype=torch.int32, device=device)  # the parts of a Step, of a batch
+        self.numbers = torch.full((3 * most,), -1, dtype=torch.int32, device=device)  # the parts of a Step, one by one
 
     def release(self, requests: Iterable[str]) -> None:
         for request in requests:
@@ -132,8 +132,16 @@ class Slots:
         self.sinks.touch(each.block for each in batch)
         held = [self.ring_of(each, names) for each in batch]
         sinks = [self.sinks_of(each, blocks) for each in batch]
-        numbers = [each.slot for each in held] + [each.start for each in held] + sinks
-        torch_gdn.copy_from_host_(self.numbers[: len(numbers)], torch.tensor(numbers, dtype=torch.int32))
+        parts = [each.slot for each in held], [each.start for each in held], sinks
+        slots, starts, sink_slots = (torch.tensor(part, dtype=torch.int32) for part in parts)
+        numbers = [slots, starts, sink_slots]
+        if self.layout.drafts == 0:  # else a drafter changes the batch on the device
+            ends = torch.tensor([0, *(each.count for each in batch)], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+            seq_lens = torch.tensor([each.first + each.count for each in batch], dtype=torch.int32)
+            numbers.append(rows_of(ends, seq_lens, slots, sink_slots, int(ends[-1]), self.layout).int())
+        joined = torch.cat(numbers)
+        self.numbers = torch.empty_like(joined, device=self.numbers.device)
+        torch_gdn.copy_from_host_(self.numbers, joined)
 
     def ring_of(self, request: Scheduled, names: set[str]) -> Held:
         """A request keeps the tokens of its ring if it goes on where it stopped, or a few rejected drafts before."""
@@ -154,8 +162,11 @@ class Slots:
 
     def step(self, cu_seqlens: Tensor, seq_lens: Tensor, tokens: int) -> Step:
         """Returns what the batch of the last `begin_step` needs, for the last tokens of its requests."""
-        slots, starts, sink_slots = self.numbers[: 3 * seq_lens.shape[0]].chunk(3)
-        return Step(slots, starts, sink_slots, rows_of(cu_seqlens, seq_lens, slots, sink_slots, tokens, self.layout))
+        places, rows = self.numbers.tensor_split([3 * seq_lens.shape[0]])
+        slots, starts, sink_slots = places.chunk(3)
+        if rows.shape[0] != tokens:
+            rows = rows_of(cu_seqlens, seq_lens, slots, sink_slots, tokens, self.layout)
+        return Step(slots, starts, sink_slots, rows)
 
 
 def rows_of(

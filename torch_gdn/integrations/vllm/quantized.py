@@ -68,37 +68,19 @@ class PackedCompressedTensorsConfig(OfFiles, CompressedTensorsConfig):
 
 
 class PackedGPTQConfig(LayoutOfFiles):
-    @classmethod
-    def get_name(cls) -> Any:
-        return "auto_gptq"
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> PackedGPTQConfig:
-        return cls(packed.gptq(config))
+    method, read = "auto_gptq", staticmethod(packed.gptq)
 
 
 class PackedAWQConfig(LayoutOfFiles):
-    @classmethod
-    def get_name(cls) -> Any:
-        return "auto_awq"
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> PackedAWQConfig:
-        return cls(packed.awq(config))
+    method, read = "auto_awq", staticmethod(packed.awq)
 
 
 class PackedAutoRoundConfig(LayoutOfFiles):
-    @classmethod
-    def get_name(cls) -> Any:
-        return "inc"
+    method, read = "inc", staticmethod(packed.auto_round)
 
     @classmethod
     def override_quantization_method(cls, hf_quant_cfg: Any, user_quant: Any, hf_config: Any = None) -> Any:
         return "inc" if hf_quant_cfg.get("quant_method") == "auto-round" else None
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> PackedAutoRoundConfig:
-        return cls(packed.auto_round(config))
 
 
 CONFIGURATIONS: dict[str, type] = {

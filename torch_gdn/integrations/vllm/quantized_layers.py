@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+from torch import Tensor
+from torch.nn import Parameter
 from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase, RoutedExperts, UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.linear import (
     LinearBase,
@@ -22,36 +23,17 @@ from torch_gdn.integrations.vllm.layers import TorchGdnFusedMoEMethod, check_exp
 
 @register_weight_loader_v2_supported_method
 class PackedLinearMethod(packed.Linear, LinearMethodBase):
-    def create_weights(
-        self,
-        layer: Any,
-        input_size_per_partition: int,
-        output_partition_sizes: list[int],
-        input_size: int,
-        output_size: int,
-        params_dtype: torch.dtype,
-        **attributes: Any,
-    ) -> None:
-        columns, load = input_size_per_partition, attributes["weight_loader"]
-        self.packing.check(self.name, output_partition_sizes, columns)
-        self.dtype = params_dtype
-        for each in self.packing.tensors():
-            data = each.empty(*each.shape(sum(output_partition_sizes), columns, self.packing))
-            dims = {"input_dim": 1 - each.is_transposed, "output_dim": int(each.is_transposed)}
-            options = {
-                "data": data,
-                "weight_loader": self.loaded.noting(each.name, self.packing.loading(each.name, load)),
-                **dims,
-            }
-            if each.packed is None:
-                layer.register_parameter(each.name, GroupQuantScaleParameter(**options))
-                continue
-            packed_dim = dims["output_dim" if each.packed == "rows" else "input_dim"]
-            options |= {"packed_dim": packed_dim, "packed_factor": self.packing.per_word}
-            layer.register_parameter(each.name, PackedvLLMParameter(**options))
-        if self.packing.is_ordered:
-            order = torch.full((columns,), -1, dtype=torch.int32)
-            layer.register_parameter("g_idx", BasevLLMParameter(data=order, weight_loader=self.load_groups))
+    def parameter_of(self, stored: packed.Stored, data: Tensor, attributes: dict[str, Any]) -> Parameter:
+        dims = {"input_dim": 1 - stored.is_transposed, "output_dim": int(stored.is_transposed)}
+        load = self.packing.loading(stored.name, attributes["weight_loader"])
+        options: dict[str, Any] = {"data": data, "weight_loader": self.loaded.noting(stored.name, load), **dims}
+        if stored.packed is None:
+            return GroupQuantScaleParameter(**options)
+        packed_dim = dims["output_dim" if stored.packed == "rows" else "input_dim"]
+        return PackedvLLMParameter(**options, packed_dim=packed_dim, packed_factor=self.packing.per_word)
+
+    def groups(self, order: Tensor) -> Parameter:
+        return BasevLLMParameter(data=order, weight_loader=self.load_groups)
 
     def tie_weights(self, layer: Any, embed_tokens: Any) -> Any:
         return embed_tokens

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
@@ -15,11 +14,11 @@ from vllm.model_executor.models.utils import WeightsMapper
 from vllm.transformers_utils.config import get_safetensors_params_metadata
 
 from torch_gdn.integrations import packed
-from torch_gdn.integrations.packed import DTYPES, Sizes
+from torch_gdn.integrations.packed import Sizes
 from torch_gdn.integrations.vllm.quantized_layers import matrices_of, packed_method, plain_method
 
 
-class OfFiles:
+class OfFiles(packed.Config):
     """Belongs to a QuantizationConfig: reads the shapes of the files' tensors, and renames them for the model."""
 
     packed_modules_mapping: dict[str, list[str]]
@@ -44,29 +43,13 @@ class OfFiles:
             return matrices_of(layer, prefix)
         return [f"{stem}.{part}" for part in parts]
 
-    @classmethod
-    def get_supported_act_dtypes(cls) -> list[torch.dtype]:
-        return DTYPES
-
-    @classmethod
-    def get_min_capability(cls) -> int:
-        return 0
-
-    @staticmethod
-    def get_config_filenames() -> list[str]:
-        return []
-
     @staticmethod
     def get_checkpoint_weight_mapper() -> WeightsMapper:
         return WeightsMapper()
 
 
-class LayoutOfFiles(OfFiles, QuantizationConfig):
+class LayoutOfFiles(OfFiles, packed.LayoutConfig, QuantizationConfig):
     """Files whose layers are packed in one layout, GPTQ's or AWQ's; bits and groups are those of the shapes."""
-
-    def __init__(self, layout: packed.Layout) -> None:
-        super().__init__()
-        self.layout = layout
 
     def get_quant_method(self, layer: Any, prefix: str) -> Any:
         if not isinstance(layer, (LinearBase, VocabParallelEmbedding, RoutedExperts)):

@@ -58,6 +58,7 @@ class MpsWorker(Worker):
         compat.replace_embedding()
         compat.replace_grammar_masks()
         compat.replace_copies()
+        compat.replace_block_tables()
         compat.replace_convolution_metadata()
         self.device = torch.device("mps:0")
         current_platform.check_if_supports_dtype(self.model_config.dtype)

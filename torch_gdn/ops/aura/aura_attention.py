@@ -28,6 +28,7 @@ def aura_attention(
     exact_values: Tensor | None = None,
     exact_sinks: int = 0,
     exact_length: int | None = None,
+    key_tile_means: Tensor | None = None,
 ) -> Tensor:
     """Attends to keys and values stored as codes (`aura_encode`), and to exact ones before and behind them.
 
@@ -69,6 +70,8 @@ def aura_attention(
         exact_sinks: How many exact rows precede the codes. They have the positions 0, 1, ..; the codes follow, and then
             the other exact rows. Default: 0.
         exact_length: The number E of exact rows to attend to; the rest is ignored. Default: R.
+        key_tile_means: [B, HK, tiles, D], float16. The means that `aura_encode_` subtracted from keys, with a tile for
+            each 128 keys. Any strides; a last stride other than 1 costs a copy. Default: None, for none.
 
     Returns:
         o: [B, HQ, L, D], q's dtype. Contiguous. Zeros for a query that sees no key.
@@ -92,4 +95,5 @@ def aura_attention(
     values = (value_codes, value_norms, value_codebook, value_signs)
     masks = (starts, sinks, scale, causal, q_offset, window)
     sizes, exact = (block_size, length), (exact_keys, exact_values, exact_sinks, exact_length)
-    return torch.ops.gdn.aura_attention(q, *keys, *values, key_means, value_means, *masks, *sizes, *exact)
+    means = (key_means, value_means)
+    return torch.ops.gdn.aura_attention(q, *keys, *values, *means, *masks, *sizes, *exact, key_tile_means)

@@ -12,6 +12,7 @@ def aura_decode(
     means: Tensor | None = None,
     rotated: bool = False,
     dtype: torch.dtype | None = None,
+    tile_means: Tensor | None = None,
 ) -> Tensor:
     """Dequantises codes: norm * Pi^T codebook[codes] + mean. `aura_encode` defines Pi.
 
@@ -25,6 +26,8 @@ def aura_decode(
         means: [...], float32. The means that were subtracted before encoding. Any strides. Default: zeros.
         rotated: Whether to leave out Pi^T and return Pi times the vector. Default: False.
         dtype: Dtype of the result: bfloat16, float16 or float32. Default: None, for float32.
+        tile_means: [B, HK, tiles, D], float16. The means that `aura_encode_` subtracted, for codes [B, HK, T, ..]. Any
+            strides; a last stride other than 1 costs a copy. Default: zeros.
 
     Returns:
         x: [..., D], dtype, or float32. Contiguous.
@@ -39,4 +42,4 @@ def aura_decode(
         >>> bool((y - x).norm() < 0.5 * x.norm())
         True
     """
-    return torch.ops.gdn.aura_decode(codes, norms, codebook, signs, means, rotated, dtype)
+    return torch.ops.gdn.aura_decode(codes, norms, codebook, signs, means, rotated, dtype, tile_means)

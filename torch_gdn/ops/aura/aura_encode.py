@@ -56,6 +56,7 @@ def aura_encode_(
     codes: Tensor,
     norms: Tensor,
     means: Tensor | None = None,
+    tile_means: Tensor | None = None,
 ) -> None:
     """Runs `aura_encode` and writes token t of batch row b into slot slots[t] or slots[b, t] of a cache.
 
@@ -69,6 +70,9 @@ def aura_encode_(
         norms: [B, HK, S], float16. Written in place.
         means: [B, HK, S], float32. Written in place. If it is passed, the mean of each vector is subtracted first.
             Default: None.
+        tile_means: [B, HK, tiles, D], float16. Vector i of tiles is subtracted from the tokens in slots 128 i to
+            128 i + 127 before anything else. There is one for each 128 slots. Any strides; a last stride other than 1
+            costs a copy. Default: None, for none.
 
     Raises:
         ValueError: If a slot is not below S. On `mps`, such a slot raises a RuntimeError at the next synchronisation,
@@ -84,4 +88,4 @@ def aura_encode_(
         >>> norms[0, 0].nonzero().flatten()
         tensor([5])
     """
-    torch.ops.gdn.aura_encode_(x, slots, signs, boundaries, codebook, codes, norms, means)
+    torch.ops.gdn.aura_encode_(x, slots, signs, boundaries, codebook, codes, norms, means, tile_means)

@@ -20,6 +20,7 @@ def aura_flash_p1(
     q_offset: int | None = None,
     window: int = 0,
     block_size: int = 64,
+    tile_scores: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Runs pass 1 of `aura_attention`: a softmax over each block of keys, computed from codes.
 
@@ -35,6 +36,8 @@ def aura_flash_p1(
             allowed. Default: None.
         value_means, starts, causal, q_offset, window: See `aura_attention`.
         block_size: The number of keys per block, a multiple of 16. Default: 64.
+        tile_scores: [B, HQ, L, ceil(T / 128)], float32. scale * q k^T with the means of each 128 keys as k
+            (key_tile_means of `aura_attention`). Any strides. Default: zeros.
 
     Returns:
         o_partials: [B, HQ, L, NB, D], float32. Sums of exp(score - m) times values, in the values' rotated space. NB is
@@ -58,4 +61,4 @@ def aura_flash_p1(
     """
     keys, values = (key_codes, key_norms, key_codebook), (value_codes, value_norms, value_codebook)
     means, mask = (key_means, q_sums, value_means), (starts, causal, q_offset, window)
-    return torch.ops.gdn.aura_flash_p1(q_rot, *keys, *values, *means, *mask, block_size)
+    return torch.ops.gdn.aura_flash_p1(q_rot, *keys, *values, *means, *mask, block_size, tile_scores)

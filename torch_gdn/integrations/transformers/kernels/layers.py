@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import inspect
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,91 +15,33 @@ from torch import Tensor, nn
 from torch_gdn.integrations.transformers.dispatch import dispatcher
 
 
-def dispatcher_in(layer: nn.Module, function: str) -> Callable[..., Any]:
-    return dispatcher(function, functools.partial(type(layer).forward, layer))
-
-
 class Layer(nn.Module):
     can_torch_compile = True
     has_backward = False
 
 
-class chunk_gated_delta_rule(Layer):
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        g: Tensor,
-        beta: Tensor,
-        chunk_size: int = 64,
-        initial_state: Tensor | None = None,
-        output_final_state: bool = False,
-        use_qk_l2norm_in_kernel: bool = False,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        return dispatcher_in(self, "chunk_gated_delta_rule")(
-            query,
-            key,
-            value,
-            g=g,
-            beta=beta,
-            chunk_size=chunk_size,
-            initial_state=initial_state,
-            output_final_state=output_final_state,
-            use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
-            **kwargs,
-        )
+def layer(function: str, required: str, defaults: dict[str, Any], takes_more: bool = True) -> type[Layer]:
+    """Makes a layer that stands for a function with these arguments."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    arguments = [inspect.Parameter(name, kind) for name in ("self", *required.split())]
+    arguments += [inspect.Parameter(name, kind, default=default) for name, default in defaults.items()]
+    if takes_more:
+        arguments.append(inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD))
+
+    def forward(self: Layer, *args: Any, **kwargs: Any) -> Any:
+        return dispatcher(function, functools.partial(type(self).forward, self))(*args, **kwargs)
+
+    forward.__signature__ = inspect.Signature(arguments)  # type: ignore[attr-defined]
+    return type(function, (Layer,), {"forward": forward, "__module__": __name__})
 
 
-class fused_recurrent_gated_delta_rule(Layer):
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        g: Tensor,
-        beta: Tensor,
-        initial_state: Tensor | None = None,
-        output_final_state: bool = False,
-        use_qk_l2norm_in_kernel: bool = False,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        return dispatcher_in(self, "fused_recurrent_gated_delta_rule")(
-            query,
-            key,
-            value,
-            g=g,
-            beta=beta,
-            initial_state=initial_state,
-            output_final_state=output_final_state,
-            use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
-            **kwargs,
-        )
-
-
-class causal_conv1d_fn(Layer):
-    def forward(
-        self,
-        hidden_states: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        activation: str | None = None,
-        **kwargs: Any,
-    ) -> Tensor:
-        return dispatcher_in(self, "causal_conv1d_fn")(hidden_states, weight, bias, activation=activation, **kwargs)
-
-
-class causal_conv1d_update(Layer):
-    def forward(
-        self,
-        hidden_states: Tensor,
-        conv_state: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        activation: str | None = None,
-    ) -> Tensor:
-        return dispatcher_in(self, "causal_conv1d_update")(hidden_states, conv_state, weight, bias, activation)
+RULE = "query key value g beta"
+STATES = {"initial_state": None, "output_final_state": False, "use_qk_l2norm_in_kernel": False}
+BIAS = {"bias": None, "activation": None}
+chunk_gated_delta_rule = layer("chunk_gated_delta_rule", RULE, {"chunk_size": 64} | STATES)
+fused_recurrent_gated_delta_rule = layer("fused_recurrent_gated_delta_rule", RULE, STATES)
+causal_conv1d_fn = layer("causal_conv1d_fn", "hidden_states weight", BIAS)
+causal_conv1d_update = layer("causal_conv1d_update", "hidden_states conv_state weight", BIAS, takes_more=False)
 
 
 class RMSNormGated(Layer):

@@ -83,6 +83,8 @@ const std::vector<std::string>& common_flags() {
       // and made no kernel measurably faster. -O1 alone would not unroll loops of a constant length in full, but the
       // checks of private arrays see more in unrolled loops.
       "-funroll-loops", "-mllvm", "-unroll-runtime=0", "-mllvm", "-unroll-allow-partial=0", "-mllvm", "-disable-lsr",
+      // The code generator's slowest passes, which took a sixth of what is left.
+      "-mllvm", "-regalloc=basic", "-mllvm", "-disable-cgp", "-mllvm", "-disable-x86-domain-reassignment",
       "-fsanitize=thread", "-mllvm", "-tsan-instrument-func-entry-exit=0", "-mllvm", "-tsan-handle-cxx-exceptions=0",
       // These flags check private arrays and constant tables (watch/private_memory.cpp): first the indices of arrays,
       // then what a pointer reaches once loops are unrolled, and at run time the rest. The handlers do not return, but
