@@ -175,7 +175,9 @@ def call_delta_rule(shape: Shape, device: torch.device, dtype: torch.dtype) -> N
             "use_qk_l2norm_in_kernel": normalise,
             "state_v_first": state_v_first,
         }
-        fused_recurrent_gated_delta_rule(q, q, v, gates, beta=gates, **options)
+        for tokens in (1, TOKENS):  # one token has a kernel of its own
+            inputs = [x[:, :tokens] for x in (q, q, v, gates)]
+            fused_recurrent_gated_delta_rule(*inputs, beta=inputs[-1], **options)
         for choice in prefill_algorithms(shape):
             with prefill_algorithm(*choice):
                 chunk_gated_delta_rule(q, q, v, gates, gates, **options)
