@@ -176,8 +176,8 @@ def call_delta_rule(shape: Shape, device: torch.device, dtype: torch.dtype) -> N
             "state_v_first": state_v_first,
         }
         for tokens in (1, TOKENS):  # one token has a kernel of its own
-            inputs = [x[:, :tokens] for x in (q, q, v, gates)]
-            fused_recurrent_gated_delta_rule(*inputs, beta=inputs[-1], **options)
+            few_q, few_v, few_gates = (x[:, :tokens] for x in (q, v, gates))
+            fused_recurrent_gated_delta_rule(few_q, few_q, few_v, few_gates, beta=few_gates, **options)
         for choice in prefill_algorithms(shape):
             with prefill_algorithm(*choice):
                 chunk_gated_delta_rule(q, q, v, gates, gates, **options)
