@@ -23,7 +23,7 @@ pytestmark = [needs_clang, pytest.mark.xdist_group("strict")]
 
 
 # `make proof` computes the list anyway; it takes a minute.
-needs_every_launch = pytest.mark.sweep(1, seeds=4)
+needs_every_launch = pytest.mark.sweep(1, seeds=8)
 
 
 @pytest.fixture(scope="module")
