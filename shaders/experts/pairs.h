@@ -29,6 +29,15 @@ METAL_FUNC void report_pair(
   report_error(errors, pairs.op, "topk_ids: expected ids below the number of experts, got ", id, pair, __LINE__);
 }
 
+// Counts in pairs of bits, then in four, then in eight. No Metal that Apple's compiler is known to take has popcount.
+METAL_FUNC int count_bits(uint word) {
+  word -= (word >> 1) & 0x55555555u;
+  word = (word & 0x33333333u) + ((word >> 2) & 0x33333333u);
+  word = (word + (word >> 4)) & 0x0f0f0f0fu;
+  word += word >> 8;
+  return int((word + (word >> 16)) & 0x3fu);
+}
+
 // Some of up to kFewPairs pairs: a bit for each.
 struct PairSet {
   GDN_CONSTANT int kWords = kFewPairs / 32;
@@ -36,7 +45,7 @@ struct PairSet {
 
   METAL_FUNC int count() const {
     int found = 0;
-    UNROLL for (int i = 0; i < kWords; ++i) found += int(popcount(words[i]));
+    UNROLL for (int i = 0; i < kWords; ++i) found += count_bits(words[i]);
     return found;
   }
 

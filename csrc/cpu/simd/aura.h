@@ -104,7 +104,7 @@ void online_softmax(const AuraTile& tile, int64_t row, int64_t from, int64_t to)
     store(scores + t, is_seen(t) ? weight * load(tile.value_norms + t) : none);
   }
   const float decay = exponential(all_lanes(state.m - shift))[0];
-  state.m = m == -__builtin_inff() ? shift : m;
+  state.m = m;
   state.l = state.l * decay + sum_of_lanes(sum);
   state.mean = state.mean * decay + sum_of_lanes(mean);
   if (decay == 1.0f) return;
