@@ -23,7 +23,7 @@ from torch_gdn.prefill import prefill_algorithm
 
 torch.compiler.config.force_disable_caches = True  # Inductor's cache does not see that an op's schema has changed
 
-# The device and the laboratory are no part of what users install. `make proof` runs all of their tests.
+# Users install neither the device nor the laboratory. `make proof` runs all of their tests.
 TAKE_TURNS = ("mps_simulator/", "tests/lab/")
 
 collect_ignore = ["vllm_engine", "sglang_engine"]  # `make test-vllm`, `make test-sglang`: environments of their own

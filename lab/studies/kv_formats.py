@@ -30,7 +30,8 @@ import torch_gdn
 from lab.studies import cache_formats
 from lab.studies.cache_formats import Stored, pack, reciprocal, unpack
 from torch_gdn.aura import codebooks, trellis
-from torch_gdn.aura.coded_tensor import TILE, CodedTensor, has_tile_means
+from torch_gdn.aura.coded_tensor import CodedTensor, has_tile_means
+from torch_gdn.reference.aura import TILE
 
 SEEDS = {"keys": 0, "values": 1}  # of the rotations' signs, as KVCache's
 SMALL = 2.0**-24  # of float16: a vector of zeros has this norm

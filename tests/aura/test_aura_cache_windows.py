@@ -49,7 +49,7 @@ def test_a_long_answer(implementation: str) -> None:
 
 
 def test_codes_of_a_window_leave_in_whole_tiles() -> None:
-    """Masks are of the keys that come, which are those of the positions."""
+    """A mask has as many keys as the update returns."""
     config = model_of("window").config
     config._attn_implementation = "sdpa"
     layer, window = WindowLayer(config, Options(Scheme("8v8"), 128, 4), 0, 200), 200

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from torch_gdn.aura.codebooks import boundaries
+from torch_gdn.reference.aura import TILE
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # of the vectors that are coded
 OF_TOKENS = ("codes", "norms", "means", "tile_means")  # [B, HK, capacity, ..] each; the last two may be absent
-TILE = 128  # tokens that become codes together, at most; slots 0 .. 127 of a cache share means, and so on
 TABLES = ("codebook", "boundaries", "signs")
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_gdn.aura.coded_tensor import TILE
+from torch_gdn.reference.aura import TILE
 
 
 class ExactRows:

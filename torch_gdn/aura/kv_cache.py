@@ -7,9 +7,10 @@ from torch import Tensor
 
 from torch_gdn.aura import file, tested
 from torch_gdn.aura.codebooks import DIMENSIONS, aura_signs
-from torch_gdn.aura.coded_tensor import DTYPES, TILE, CodedTensor, dtype_name, entries, has_tile_means
+from torch_gdn.aura.coded_tensor import DTYPES, CodedTensor, dtype_name, entries, has_tile_means
 from torch_gdn.aura.exact_rows import ExactRows
 from torch_gdn.aura.scheme import Scheme
+from torch_gdn.reference.aura import TILE
 
 EXACT = ("exact.keys", "exact.values")  # in a file
 

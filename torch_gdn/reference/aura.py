@@ -20,7 +20,7 @@ __all__ = [
 
 
 MASK = 2**64 - 1
-TILE = 128  # tokens
+TILE = 128  # slots of a cache that share a mean of each channel: 0 .. 127, and so on
 
 
 def aura_signs(D: int, seed: int) -> Tensor:

@@ -12,15 +12,11 @@ Launch launch_aura_flash_exact(const AuraAttention<int64_t>& op, const AuraShape
   const auto& [o, m, l, mean] = partials;
   const Tensor q = unit_last_stride(op.q, "q"), keys = unit_last_stride(*op.exact.keys, "exact_keys");
   const Tensor values = unit_last_stride(*op.exact.values, "exact_values");
-  const int64_t rows = s.L * (s.HQ / s.HK);
   ExactParameters parameters{};
   parameters.q = vector_strides(q);
   parameters.keys = vector_strides(keys);
   parameters.values = vector_strides(values);
-  parameters.kv_heads = int32_t(s.HK);
-  parameters.ratio = int32_t(s.HQ / s.HK);
-  parameters.queries = int32_t(s.L);
-  parameters.rows = int32_count(rows, "aura_attention: q", "query rows of a KV head");
+  set_query_rows(parameters, s);
   parameters.exact = int32_t(s.E);
   parameters.sinks = int32_t(s.S);
   parameters.coded = int32_t(s.T);
@@ -38,7 +34,7 @@ Launch launch_aura_flash_exact(const AuraAttention<int64_t>& op, const AuraShape
           "aura/aura_flash_exact.metal",
           {q.scalar_type(), s.D},
           {q, keys, values, contiguous(starts), o, m, l, Binding::values(parameters)},
-          {size_t(s.NX * column_groups), size_t(s.HK * ceil_div(rows, kExactQueryRows)), size_t(s.B)},
+          {size_t(s.NX * column_groups), size_t(s.HK * ceil_div(parameters.rows, kExactQueryRows)), size_t(s.B)},
           kAuraThreads};
 }
 

@@ -8,21 +8,19 @@ namespace torch_gdn {
 Launch launch_aura_tile_scores(const AuraAttention<int64_t>& op, const Tensor& scores) {
   const auto& s = op.shape;
   const Tensor q = unit_last_stride(op.q, "q"), means = unit_last_stride(*op.key.tile_means, "key_tile_means");
-  const int64_t rows = s.L * (s.HQ / s.HK), tiles = scores.size(3);
+  const int64_t tiles = scores.size(3);
   TileScoreParameters parameters{};
   parameters.q = vector_strides(q);
   parameters.means = vector_strides(means);
-  parameters.kv_heads = int32_t(s.HK);
-  parameters.ratio = int32_t(s.HQ / s.HK);
-  parameters.queries = int32_t(s.L);
-  parameters.rows = int32_count(rows, "aura_attention: q", "query rows of a KV head");
+  set_query_rows(parameters, s);
   parameters.tiles = int32_t(tiles);
   parameters.scale = float(scale_or_default(op.scale, s.D));
   return {"aura_tile_scores",
           "aura/aura_tile_scores.metal",
           {q.scalar_type(), s.D},
           {q, means, scores, Binding::values(parameters)},
-          {size_t(ceil_div(tiles, kAuraThreads / 32)), size_t(s.HK * ceil_div(rows, kTileScoreRows)), size_t(s.B)},
+          {size_t(ceil_div(tiles, kAuraThreads / 32)), size_t(s.HK * ceil_div(parameters.rows, kTileScoreRows)),
+           size_t(s.B)},
           kAuraThreads};
 }
 

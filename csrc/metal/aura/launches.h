@@ -1,10 +1,21 @@
-// The launches of aura_attention. Each kernel is also an op, except the one for exact rows.
+// The launches of aura_attention. Each kernel is also an op, except those for exact rows and for means of tiles.
 #pragma once
 #include "launch/launch.h"
+#include "metal/parameters.h"
 #include "ops/aura/aura_attention.h"
 #include "ops/aura/aura_rotate.h"
 
 namespace torch_gdn {
+
+// Sets what shaders/aura/visibility.h's row_place reads, and the number of a KV head's query rows.
+template <typename Parameters>
+void set_query_rows(Parameters& parameters, const AuraShape<>& s) {
+  const int64_t ratio = s.HQ / s.HK;
+  parameters.kv_heads = int32_t(s.HK);
+  parameters.ratio = int32_t(ratio);
+  parameters.queries = int32_t(s.L);
+  parameters.rows = int32_count(s.L * ratio, "aura_attention: q", "query rows of a KV head");
+}
 
 // sums is [B, H, T] float32: scale times the sums of x [B, H, T, D].
 Launch launch_aura_rotate(const AuraRotate<int64_t>& op, const Tensor& y, const optional<Tensor>& sums = std::nullopt);

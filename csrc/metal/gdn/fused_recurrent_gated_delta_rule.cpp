@@ -8,7 +8,7 @@ namespace torch_gdn {
 
 namespace {
 
-// Whether each sequence has one token and at most one slot, all in one dtype, for which there is a kernel.
+// Returns whether each sequence has one token and at most one slot, all in one dtype. Such calls have their own kernel.
 bool is_one_token(const RuleInputs& in, const StateIo& states, const Tensor& o) {
   return in.shape.T == 1 && !in.cu_seqlens.has_value() && states.slots.parameters.columns == 0 &&
          states.checkpoints.parameters.multiple == 0 && in.v.scalar_type() == in.q.scalar_type() &&

@@ -11,9 +11,10 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import CacheLayerMixin
 
 from torch_gdn.aura.codebooks import DIMENSIONS
-from torch_gdn.aura.coded_tensor import TILE, has_tile_means
+from torch_gdn.aura.coded_tensor import has_tile_means
 from torch_gdn.aura.kv_cache import KVCache
 from torch_gdn.aura.scheme import Scheme
+from torch_gdn.reference.aura import TILE
 
 
 def head_size(config: PreTrainedConfig, index: int) -> int | None:

@@ -115,7 +115,7 @@ def replace_copies() -> None:
 
 
 def replace_block_tables() -> None:
-    """Each group of layers has a table of blocks, which vLLM copies by itself."""
+    """Makes vLLM copy the block tables of all groups of layers in one launch, instead of in one launch each."""
     from vllm.v1.worker import gpu_input_batch
 
     from torch_gdn.integrations.vllm.model_runner import JoinedBlockTables

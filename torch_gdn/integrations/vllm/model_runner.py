@@ -17,11 +17,12 @@ from torch_gdn.integrations.vllm.seeds import KeepsSeeds
 class JoinedBlockTables(MultiGroupBlockTable):
     """Makes the tables of all groups columns of one table, so that one launch copies them to the device."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         tables = [group.block_table for group in self.block_tables]
-        rows, columns = len(tables[0].cpu), [table.cpu.shape[1] for table in tables]
-        self.joined = CpuGpuBuffer(rows, sum(columns), dtype=torch.int32, device=tables[0].gpu.device)
+        columns = [table.cpu.shape[1] for table in tables]  # none in a model without a cache
+        size = kwargs["max_num_reqs"], sum(columns)
+        self.joined = CpuGpuBuffer(*size, dtype=torch.int32, device=kwargs["device"])
         parts = zip(tables, self.joined.cpu.split(columns, 1), self.joined.gpu.split(columns, 1), strict=True)
         for table, cpu, gpu in parts:
             table.cpu, table.gpu, table.np = cpu, gpu, cpu.numpy()

@@ -83,7 +83,7 @@ const std::vector<std::string>& common_flags() {
       // and made no kernel measurably faster. -O1 alone would not unroll loops of a constant length in full, but the
       // checks of private arrays see more in unrolled loops.
       "-funroll-loops", "-mllvm", "-unroll-runtime=0", "-mllvm", "-unroll-allow-partial=0", "-mllvm", "-disable-lsr",
-      // The code generator's slowest passes, which took a sixth of what is left.
+      // These three passes of the code generator took a sixth of the rest.
       "-mllvm", "-regalloc=basic", "-mllvm", "-disable-cgp", "-mllvm", "-disable-x86-domain-reassignment",
       "-fsanitize=thread", "-mllvm", "-tsan-instrument-func-entry-exit=0", "-mllvm", "-tsan-handle-cxx-exceptions=0",
       // These flags check private arrays and constant tables (watch/private_memory.cpp): first the indices of arrays,
