@@ -126,17 +126,20 @@ $(VENV)/.dev: $(VENV)/.extension pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[dev]'
 	@touch $@
 
-# vLLM wants versions of its own, of transformers among others. The extension is that of .venv: Python and torch are the same.
+# vLLM wants versions of its own, of transformers among others. Its tests take torch_gdn from the checkout, with .venv's
+# extension, because Python and torch are the same; egg_info writes the metadata with the entry points. An editable
+# installation would compile the extension again, with the paths of the other environment.
 $(VLLM_VENV)/.packages: $(VENV)/.extension pyproject.toml mps_simulator/pyproject.toml
 	$(PYTHON) -m venv $(VLLM_VENV)
 	@echo 'Installing $(TORCH) and vLLM into $(VLLM_VENV): some minutes'
 	$(VLLM_VENV)/bin/python -m pip install --quiet $(INDEX_OPTION) '$(TORCH)'
 	$(VLLM_VENV)/bin/python -m pip install --quiet 'setuptools>=77.0.3' wheel ninja
-	$(VLLM_VENV)/bin/python -m pip install --quiet --no-build-isolation $(SIMULATOR) --editable '.[test-vllm]'
+	$(VLLM_VENV)/bin/python setup.py --quiet egg_info --egg-base $(VLLM_VENV)/lib/python*/site-packages
+	$(VLLM_VENV)/bin/python -m pip install --quiet --no-build-isolation $(SIMULATOR) 'torch_gdn[test-vllm]'
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec  # PyPI's are for CUDA: torch cannot load them
 	@touch $@
 
-# SGLang too wants versions of its own. Its tests take torch_gdn from the checkout; egg_info writes the metadata with the entry point.
+# SGLang too wants versions of its own.
 $(SGLANG_VENV)/.packages: $(VENV)/.extension pyproject.toml mps_simulator/pyproject.toml tests/sglang_engine/requirements.txt
 	$(PYTHON) -m venv $(SGLANG_VENV)
 	@echo 'Installing $(TORCH) and SGLang into $(SGLANG_VENV): some minutes'
