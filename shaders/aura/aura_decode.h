@@ -3,6 +3,6 @@
 
 struct DecodeParameters {
   VectorParameters vectors;
-  VectorStrides codes, norms, means, tile_means;
-  int32_t has_means, has_tile_means;
+  VectorStrides codes, norms, tile_means;
+  int32_t has_tile_means;
 };

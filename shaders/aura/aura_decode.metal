@@ -1,7 +1,7 @@
 // A simdgroup owns 32 / lanes_of(D) vectors. A lane holds D / lanes_of(D) elements in registers, in f32. Threadgroup
-// memory holds the centroids. Layout: codes [B, H, T, words], norms (f16) and means [B, H, T], means of tiles [B, H,
-// tiles, D] (f16), all with strides, x [B, H, T, D] contiguous.
-// x = norm Pi^T centroids + means, or (rotated) norm centroids + Pi means.
+// memory holds the centroids. Layout: codes [B, H, T, words], norms [B, H, T] f16, means of tiles [B, H, tiles, D] f16,
+// all with strides, x [B, H, T, D] contiguous.
+// x = norm Pi^T centroids + mean, or (rotated) norm centroids + Pi mean.
 #include "aura/aura_decode.h"
 #include "aura/codes.h"
 #include "aura/rotation.h"
@@ -13,10 +13,9 @@ template <typename T, int code, int D, bool kRotated>
     device const half* norms [[buffer(1)]],
     device const float* codebook [[buffer(2)]],
     device const float* signs [[buffer(3)]],
-    device const float* means [[buffer(4)]],
-    device const half* tile_means [[buffer(5)]],
-    device T* x [[buffer(6)]],
-    constant DecodeParameters& parameters [[buffer(7)]],
+    device const half* tile_means [[buffer(4)]],
+    device T* x [[buffer(5)]],
+    constant DecodeParameters& parameters [[buffer(6)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -31,14 +30,11 @@ template <typename T, int code, int D, bool kRotated>
   device const uint* words = codes + offset_of(parameters.codes, place.batch, place.head, place.token);
   float values[kOwn];
   float added[kOwn];
-  float mean = 0.0f;
-  if (parameters.has_means != 0) mean = means[offset_of(parameters.means, place.batch, place.head, place.token)];
-  device const half* tile_mean =
+  device const half* mean =
       tile_means + offset_of(parameters.tile_means, place.batch, place.head, place.token / kTokensOfTile);
   UNROLL for (int i = 0; i < kOwn; ++i) {
     values[i] = centroids[code_at<code, D>(words, place_of<D>(i, lane))];
-    added[i] = mean;
-    if (parameters.has_tile_means != 0) added[i] += float(tile_mean[place_of<D>(i, lane)]);
+    added[i] = parameters.has_tile_means != 0 ? float(mean[place_of<D>(i, lane)]) : 0.0f;
   }
   const float by_root = 1.0f / sqrt(float(D));
   if constexpr (kRotated) {

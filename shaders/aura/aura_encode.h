@@ -6,10 +6,10 @@ inline constexpr int trellis_vectors(int bits) { return 32 >> (kWindowBits - bit
 
 struct EncodeParameters {
   VectorParameters vectors;
-  VectorStrides x, codes, norms, means, tile_means;
+  VectorStrides x, codes, norms, tile_means;
   int64_t slot_batch, slot_token;  // strides of the slots
   int32_t slot_bytes;              // of a slot: 4 or 8; 0 where token t goes to slot t
   int32_t capacity;                // slots of the cache
-  int32_t has_means, has_tile_means;
+  int32_t has_tile_means;
   OpName op;
 };

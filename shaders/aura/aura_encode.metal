@@ -1,7 +1,7 @@
 // A simdgroup owns 32 / lanes_of(D) vectors; a lane holds D / lanes_of(D) elements in registers, in f32. Threadgroup
 // memory holds boundaries, centroids and a byte for each code, of which lanes pack whole words. Layout: x [B, H, T, D],
-// codes [B, H, S, words], norms (f16) and means [B, H, S], means of tiles [B, H, tiles, D] (f16), all with strides;
-// slots [B, T] of 32 or 64 bits.
+// codes [B, H, S, words], norms [B, H, S] f16, means of tiles [B, H, tiles, D] f16, all with strides; slots [B, T] of
+// 32 or 64 bits.
 #include "aura/encode.h"
 
 // The number of boundaries below y, found bit by bit; a NaN is above none.
@@ -21,10 +21,9 @@ template <typename T, int bits, int D>
     device const float* codebook [[buffer(4)]],
     device uint* codes [[buffer(5)]],
     device half* norms [[buffer(6)]],
-    device float* means [[buffer(7)]],
-    device const half* tile_means [[buffer(8)]],
-    device ErrorLog* errors [[buffer(9)]],
-    constant EncodeParameters& parameters [[buffer(10)]],
+    device const half* tile_means [[buffer(7)]],
+    device ErrorLog* errors [[buffer(8)]],
+    constant EncodeParameters& parameters [[buffer(9)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -47,7 +46,7 @@ template <typename T, int bits, int D>
   float values[kOwn];
   const int64_t wanted = slot_of(slots, parameters, place);
   read_vector<D>(values, x, tile_means, parameters, place, wanted, lane);
-  const Length length = find_direction<D>(values, parameters.has_means, signs, lane);
+  const Length length = find_direction<D>(values, signs, lane);
   const float norm = length.norm;
   const float grow = length.grow;
 
@@ -66,7 +65,6 @@ template <typename T, int bits, int D>
     slot_of_vector[vector] = slot;
     if (slot >= 0) {
       norms[offset_of(parameters.norms, place.batch, place.head, slot)] = half(norm / kept_norm * grow);
-      if (parameters.has_means != 0) means[offset_of(parameters.means, place.batch, place.head, slot)] = length.mean;
     }
   }
   simdgroup_barrier(mem_flags::mem_threadgroup);

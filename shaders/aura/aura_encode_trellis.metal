@@ -92,10 +92,9 @@ template <typename T, int bits, int D>
     device const float* codebook [[buffer(3)]],
     device uint* codes [[buffer(4)]],
     device half* norms [[buffer(5)]],
-    device float* means [[buffer(6)]],
-    device const half* tile_means [[buffer(7)]],
-    device ErrorLog* errors [[buffer(8)]],
-    constant EncodeParameters& parameters [[buffer(9)]],
+    device const half* tile_means [[buffer(6)]],
+    device ErrorLog* errors [[buffer(7)]],
+    constant EncodeParameters& parameters [[buffer(8)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_threadgroup]]) {
   typedef Trellis<bits, D> Code;
@@ -118,7 +117,7 @@ template <typename T, int bits, int D>
     const VectorPlace place = place_of_vector(parameters.vectors, first + vector);
     float values[D / kLanes];
     read_vector<D>(values, x, tile_means, parameters, place, slot_of(slots, parameters, place), lane);
-    const Length length = find_direction<D>(values, parameters.has_means, signs, lane);
+    const Length length = find_direction<D>(values, signs, lane);
     const bool is_own = vector < kVectors;
     if (is_own && int(lane) % kLanes == 0) lengths[vector] = length;
     UNROLL for (int i = 0; i < D / kLanes; ++i) {
@@ -152,7 +151,6 @@ template <typename T, int bits, int D>
     slot_of_vector[vector] = slot;
     if (slot >= 0) {
       norms[offset_of(parameters.norms, place.batch, place.head, slot)] = half(length.norm / sqrt(kept) * length.grow);
-      if (parameters.has_means != 0) means[offset_of(parameters.means, place.batch, place.head, slot)] = length.mean;
     }
   }
   simdgroup_barrier(mem_flags::mem_threadgroup);

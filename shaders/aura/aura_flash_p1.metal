@@ -3,8 +3,8 @@
 // o, in registers. So a simdgroup decodes each code once for all rows, and reads whole rows of codes. A score is a sum
 // over columns: lanes exchange their parts, until each has one row's scores of some keys. The weights lie in
 // threadgroup memory. o is multiplied only where a row's largest score grows. Layout: codes [B, HK, T, words], norms
-// and means [B, HK, T], q_rot [B, HQ, L, D], all with strides; tile_scores [B, HQ, L, tiles], o_partials [B, HQ, L, NB,
-// D], m, l and mean [B, HQ, L, NB] f32, contiguous. Norms are f16, means and q_rot f32.
+// [B, HK, T] f16, q_rot [B, HQ, L, D] f32, all with strides; tile_scores [B, HQ, L, tiles], o_partials [B, HQ, L, NB,
+// D], m and l [B, HQ, L, NB] f32, contiguous.
 #include "aura/aura_flash_p1.h"
 #include "aura/codes.h"
 #include "aura/visibility.h"
@@ -203,7 +203,6 @@ METAL_FUNC void grow(thread float4* o, thread RowSums& sums, float largest, thre
   const float decay = growth(sums.m, largest);
   sums.m = largest;
   sums.l *= decay;
-  sums.mean *= decay;
   if (int(lane) < kRows) exchange[lane] = decay;
   simdgroup_barrier(mem_flags::mem_threadgroup);
   float decays[kRows];
@@ -224,7 +223,6 @@ METAL_FUNC void store_merged(
     device float* o_partials,
     device float* m_partials,
     device float* l_partials,
-    device float* mean_partials,
     constant FlashParameters& parameters,
     int batch,
     int kv_head,
@@ -237,12 +235,10 @@ METAL_FUNC void store_merged(
   const int lane = int(thread_index) % 32;
   const int simdgroup = int(thread_index) / 32;
   sums.l = sum_of_row<kRows>(sums.l);
-  sums.mean = sum_of_row<kRows>(sums.mean);
   if (lane < kRows) {
     threadgroup float* own = states + lane * kFlashSimdgroups + simdgroup;
     own[0] = sums.m;
     own[kStates] = sums.l;
-    own[2 * kStates] = sums.mean;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (Own::owns(uint(lane))) {
@@ -269,14 +265,11 @@ METAL_FUNC void store_merged(
       UNROLL for (int i = 0; i < 4; ++i) o_partials[target * D + column + i] = sum[i];
       if (column == 0) {
         threadgroup const float* own = states + row * kFlashSimdgroups;
-        RowSums total = no_sums();
-        total.m = largest_of<kFlashSimdgroups>(own);
-        UNROLL for (int i = 0; i < kFlashSimdgroups; ++i) {
-          const float factor = growth(own[i], total.m);
-          total.l += own[kStates + i] * factor;
-          total.mean += own[2 * kStates + i] * factor;
-        }
-        store_sums(total, m_partials, l_partials, mean_partials, target, parameters.has_value_means);
+        const float largest = largest_of<kFlashSimdgroups>(own);
+        float l = 0.0f;
+        UNROLL for (int i = 0; i < kFlashSimdgroups; ++i) l += own[kStates + i] * growth(own[i], largest);
+        m_partials[target] = largest;
+        l_partials[target] = l;
       }
     }
   }
@@ -285,22 +278,18 @@ METAL_FUNC void store_merged(
 template <int key_code, int value_code, int D, int kRows>
 [[kernel]] void aura_flash_p1(
     device const float* q_rot [[buffer(0)]],
-    device const float* q_sums [[buffer(1)]],
-    device const uint* key_codes [[buffer(2)]],
-    device const half* key_norms [[buffer(3)]],
-    device const float* key_means [[buffer(4)]],
-    device const float* key_codebook [[buffer(5)]],
-    device const uint* value_codes [[buffer(6)]],
-    device const half* value_norms [[buffer(7)]],
-    device const float* value_means [[buffer(8)]],
-    device const float* value_codebook [[buffer(9)]],
-    device const int* starts [[buffer(10)]],
-    device float* o_partials [[buffer(11)]],
-    device float* m_partials [[buffer(12)]],
-    device float* l_partials [[buffer(13)]],
-    device float* mean_partials [[buffer(14)]],
-    device const float* tile_scores [[buffer(15)]],
-    constant FlashParameters& parameters [[buffer(16)]],
+    device const uint* key_codes [[buffer(1)]],
+    device const half* key_norms [[buffer(2)]],
+    device const float* key_codebook [[buffer(3)]],
+    device const uint* value_codes [[buffer(4)]],
+    device const half* value_norms [[buffer(5)]],
+    device const float* value_codebook [[buffer(6)]],
+    device const int* starts [[buffer(7)]],
+    device float* o_partials [[buffer(8)]],
+    device float* m_partials [[buffer(9)]],
+    device float* l_partials [[buffer(10)]],
+    device const float* tile_scores [[buffer(11)]],
+    constant FlashParameters& parameters [[buffer(12)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -313,7 +302,7 @@ template <int key_code, int value_code, int D, int kRows>
   static_assert(kFlashKeys % kRound == 0, "a block of the default size is whole rounds");
   alignas(16) threadgroup float weights[kFlashSimdgroups * Own::kKeys * kRows];
   alignas(16) threadgroup float shared[kSlices * kRows * D];  // q, then o of each slice
-  alignas(16) threadgroup float states[3 * kStates];          // largest scores, l and means
+  alignas(16) threadgroup float states[2 * kStates];          // largest scores and l
   threadgroup float key_table[entries_of(key_code)];
   threadgroup float value_table[entries_of(value_code)];
 
@@ -333,12 +322,10 @@ template <int key_code, int value_code, int D, int kRows>
       range_of_rows<Own::kKeys>(parameters, starts, batch, first_row, min(first_row + kRows, rows) - 1, whole);
   const int own_row = min(first_row + int(lane) % kRows, rows - 1);
   const KeyRange seen = visible_range(parameters, starts, batch, own_row, whole);
-  const RowPlace own_place = row_place(parameters, batch, kv_head, own_row);
-  const float q_sum =
-      mean_at(q_sums, parameters.q_sums, parameters.has_key_means, batch, own_place.head, own_place.query);
-  const TileScores own_tile_scores = tile_scores_of(tile_scores, parameters, own_place);
+  const TileScores own_tile_scores =
+      tile_scores_of(tile_scores, parameters, row_place(parameters, batch, kv_head, own_row));
 
-  RowSums sums = no_sums();  // of the lane's row; l and mean of the lane's keys alone
+  RowSums sums = no_sums();  // of the lane's row; l of the lane's keys alone
   float4 o[kRows * Own::kParts * 2];
   UNROLL for (int i = 0; i < kRows * Own::kParts * 2; ++i) o[i] = float4(0.0f);
   const int key_of_batch = int(lane) % Own::kLanes / kRows * Own::kAtOnce + int(lane) / Own::kLanes;
@@ -383,12 +370,9 @@ template <int key_code, int value_code, int D, int kRows>
     const float tile_score = own_tile_scores.at(base);
     UNROLL for (int i = 0; i < Own::kScores; ++i) {
       const int key = first + i * Own::kBatch * Own::kAtOnce + key_of_batch;
-      const float key_mean =
-          mean_at(key_means, parameters.key_means, parameters.has_key_means, batch, kv_head, min(key, needed.last - 1));
-      const float offset = fma(key_mean, q_sum, tile_score);
       const float dot = sum_of_selected_item<kRows, Own::kLanes>(dots + i * Own::kBatch, lane);
       const bool is_seen = key < needed.last && key >= seen.first && key < seen.last;
-      scores[i] = is_seen ? fma(dot, float(key_scales[i]), offset) : -INFINITY;
+      scores[i] = is_seen ? fma(dot, float(key_scales[i]), tile_score) : -INFINITY;
       if (scores[i] > largest) largest = scores[i];
     }
 
@@ -403,9 +387,6 @@ template <int key_code, int value_code, int D, int kRows>
       sums.l += weight;
       const int key = i * Own::kBatch * Own::kAtOnce + key_of_batch;
       own_weights[key * kRows + int(lane) % kRows] = is_seen ? weight * float(value_scales[i]) : 0.0f;
-      if (is_seen && parameters.has_value_means != 0) {
-        sums.mean += weight * value_means[offset_of(parameters.value_means, batch, kv_head, first + key)];
-      }
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
 
@@ -426,6 +407,6 @@ template <int key_code, int value_code, int D, int kRows>
   }
 
   store_merged<D, kRows>(
-      o, sums, shared, states, o_partials, m_partials, l_partials, mean_partials, parameters, batch, kv_head, first_row,
-      block, thread_index);
+      o, sums, shared, states, o_partials, m_partials, l_partials, parameters, batch, kv_head, first_row, block,
+      thread_index);
 }

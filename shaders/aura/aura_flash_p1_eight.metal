@@ -3,9 +3,8 @@
 //     scores [keys, rows] = K Q^T,    o [D, rows] += V^T weights.
 // A lane decodes codes straight into its elements of K and V (core/row_attention.h), so a simdgroup decodes each code
 // once, and only q lies in threadgroup memory. In registers: scores [32, 8], o [columns, 8].
-// Layout: codes [B, HK, T, words], norms and means [B, HK, T], q_rot [B, HQ, L, D], all with strides; tile_scores [B,
-// HQ, L, tiles], o_partials [B, HQ, L, NB, D], m, l and mean [B, HQ, L, NB] f32, contiguous. Norms are f16, means and
-// q_rot f32.
+// Layout: codes [B, HK, T, words], norms [B, HK, T] f16, q_rot [B, HQ, L, D] f32, all with strides; tile_scores [B, HQ,
+// L, tiles], o_partials [B, HQ, L, NB, D], m and l [B, HQ, L, NB] f32, contiguous.
 #include "aura/aura_flash_p1_eight.h"
 #include "aura/codes.h"
 #include "aura/stage_queries.h"
@@ -33,31 +32,11 @@ struct CodedRows {
   }
 };
 
-// The norms and means of the keys that a lane has in a fragment: one of each 8.
+// Loads the norms of the keys that a lane has in a fragment: one of each 8. `norm` is of key 0, with a stride.
 template <int kBlocks>
-struct KeyFactors {
-  float norms[kBlocks];
-  float means[kBlocks];
-
-  // `norm` is of key 0, with a stride.
-  METAL_FUNC void load_norms(device const half* norm, int64_t stride, int first, int last) {
-    UNROLL for (int n = 0; n < kBlocks; ++n) norms[n] = float(norm[min(first + n * 8, last) * stride]);
-  }
-  METAL_FUNC void load_means(
-      device const float* mean,
-      constant VectorStrides& strides,
-      int has_means,
-      int batch,
-      int kv_head,
-      int first,
-      int last) {
-    UNROLL for (int n = 0; n < kBlocks; ++n) means[n] = 0.0f;
-    if (has_means == 0) return;
-    UNROLL for (int n = 0; n < kBlocks; ++n) {
-      means[n] = mean[offset_of(strides, batch, kv_head, min(first + n * 8, last))];
-    }
-  }
-};
+METAL_FUNC void load_norms(thread float* norms, device const half* norm, int64_t stride, int first, int last) {
+  UNROLL for (int n = 0; n < kBlocks; ++n) norms[n] = float(norm[min(first + n * 8, last) * stride]);
+}
 
 // Dot products -> scores, and the scores -> weights of the values' centroids. The weight of a key that a row does not
 // see is 0, even where its norm is not finite. `first` is the lane's key in block 0. Returns the factor for o.
@@ -65,10 +44,8 @@ template <int kBlocks>
 METAL_FUNC float2 weigh(
     thread float2* scores,
     thread RowState& state,
-    thread float2& mean,
-    thread const KeyFactors<kBlocks>& keys,
-    thread const KeyFactors<kBlocks>& values,
-    float2 q_sum,
+    thread const float* norms_of_keys,
+    thread const float* norms_of_values,
     float2 tile_score,
     int first,
     SeenKeys seen) {
@@ -77,49 +54,41 @@ METAL_FUNC float2 weigh(
     UNROLL for (int i = 0; i < 2; ++i) {
       const int key = first + n * 8;
       const bool is_seen = key >= seen.first[i] && key < seen.last[i];
-      const float offset = fma(keys.means[n], q_sum[i], tile_score[i]);
-      scores[n][i] = is_seen ? fma(scores[n][i], keys.norms[n], offset) : -INFINITY;
+      scores[n][i] = is_seen ? fma(scores[n][i], norms_of_keys[n], tile_score[i]) : -INFINITY;
       if (scores[n][i] > largest[i]) largest[i] = scores[n][i];
     }
   }
   largest = max_over_keys(largest);
   const float2 rescale = float2(rescale_factor(state.m.x, largest.x), rescale_factor(state.m.y, largest.y));
   float2 sum = float2(0.0f);
-  float2 sum_of_means = float2(0.0f);
   UNROLL for (int n = 0; n < kBlocks; ++n) {
     UNROLL for (int i = 0; i < 2; ++i) {
       const bool is_seen = scores[n][i] != -INFINITY;
       const float weight = is_seen ? exp(scores[n][i] - largest[i]) : 0.0f;
       sum[i] += weight;
-      if (is_seen) sum_of_means[i] += weight * values.means[n];
-      scores[n][i] = is_seen ? weight * values.norms[n] : 0.0f;
+      scores[n][i] = is_seen ? weight * norms_of_values[n] : 0.0f;
     }
   }
   state.m = largest;
   state.l = state.l * rescale + sum_over_keys(sum);
-  mean = mean * rescale + sum_over_keys(sum_of_means);
   return rescale;
 }
 
 template <int key_code, int value_code, int D>
 [[kernel]] void aura_flash_p1_eight(
     device const float* q_rot [[buffer(0)]],
-    device const float* q_sums [[buffer(1)]],
-    device const uint* key_codes [[buffer(2)]],
-    device const half* key_norms [[buffer(3)]],
-    device const float* key_means [[buffer(4)]],
-    device const float* key_codebook [[buffer(5)]],
-    device const uint* value_codes [[buffer(6)]],
-    device const half* value_norms [[buffer(7)]],
-    device const float* value_means [[buffer(8)]],
-    device const float* value_codebook [[buffer(9)]],
-    device const int* starts [[buffer(10)]],
-    device float* o_partials [[buffer(11)]],
-    device float* m_partials [[buffer(12)]],
-    device float* l_partials [[buffer(13)]],
-    device float* mean_partials [[buffer(14)]],
-    device const float* tile_scores [[buffer(15)]],
-    constant FlashParameters& parameters [[buffer(16)]],
+    device const uint* key_codes [[buffer(1)]],
+    device const half* key_norms [[buffer(2)]],
+    device const float* key_codebook [[buffer(3)]],
+    device const uint* value_codes [[buffer(4)]],
+    device const half* value_norms [[buffer(5)]],
+    device const float* value_codebook [[buffer(6)]],
+    device const int* starts [[buffer(7)]],
+    device float* o_partials [[buffer(8)]],
+    device float* m_partials [[buffer(9)]],
+    device float* l_partials [[buffer(10)]],
+    device const float* tile_scores [[buffer(11)]],
+    constant FlashParameters& parameters [[buffer(12)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -130,7 +99,7 @@ template <int key_code, int value_code, int D>
   constexpr int kRound = kSimdgroups * kEightKeys;  // keys
   static_assert(D % 16 == 0 && D % kOwn == 0, "a vector is whole pairs of fragments, and whole groups of columns");
   static_assert(kEightRows == 8, "the rows are a fragment's columns");
-  threadgroup float2 shared[(D + 8) * 4];  // q, then o and the sum of means of a simdgroup
+  threadgroup float2 shared[D * 4];  // q, then o of a simdgroup
   threadgroup float2 states[kSimdgroups * 8];
   threadgroup float key_table[entries_of(key_code)];
   threadgroup float value_table[entries_of(value_code)];
@@ -153,21 +122,18 @@ template <int key_code, int value_code, int D>
   const LanePosition at = lane_position(lane);
   const int own_row = first_row + at.column;
   SeenKeys seen;
-  float2 q_sum;
   TileScores own_tile_scores[2];
   UNROLL for (int i = 0; i < 2; ++i) {
     const int row = min(own_row + i, last_row);
     const KeyRange range = visible_range(parameters, starts, batch, row, whole);
-    const RowPlace place = row_place(parameters, batch, kv_head, row);
     seen.first[i] = range.first;
     seen.last[i] = range.last;
-    q_sum[i] = mean_at(q_sums, parameters.q_sums, parameters.has_key_means, batch, place.head, place.query);
-    own_tile_scores[i] = tile_scores_of(tile_scores, parameters, place);
+    own_tile_scores[i] = tile_scores_of(tile_scores, parameters, row_place(parameters, batch, kv_head, row));
   }
 
   RowState state = no_keys();
-  float2 o[kOwn / 8 + 1];  // the last one holds the sum of means
-  UNROLL for (int part = 0; part <= kOwn / 8; ++part) o[part] = float2(0.0f);
+  float2 o[kOwn / 8];
+  UNROLL for (int part = 0; part < kOwn / 8; ++part) o[part] = float2(0.0f);
   StagedQuery query;
   query.staged = shared;
   query.lane = lane;
@@ -186,37 +152,30 @@ template <int key_code, int value_code, int D>
     const int base = min(first, needed.last - 1);
     keys.words = key_codes + offset_of(parameters.key_codes, batch, kv_head, base);
     keys.count = needed.last - base;
-    KeyFactors<kBlocks> of_keys;
-    KeyFactors<kBlocks> of_values;
-    of_keys.load_norms(own_key_norms, parameters.key_norms.token, first + at.row, needed.last - 1);
-    of_values.load_norms(own_value_norms, parameters.value_norms.token, first + at.row, needed.last - 1);
-    of_keys.load_means(
-        key_means, parameters.key_means, parameters.has_key_means, batch, kv_head, first + at.row, needed.last - 1);
-    of_values.load_means(
-        value_means, parameters.value_means, parameters.has_value_means, batch, kv_head, first + at.row,
-        needed.last - 1);
+    float norms_of_keys[kBlocks];
+    float norms_of_values[kBlocks];
+    load_norms<kBlocks>(norms_of_keys, own_key_norms, parameters.key_norms.token, first + at.row, needed.last - 1);
+    load_norms<kBlocks>(
+        norms_of_values, own_value_norms, parameters.value_norms.token, first + at.row, needed.last - 1);
     float2 scores[kBlocks];
     multiply_keys<D, kBlocks>(scores, keys, query, at);
     const float2 tile_score = float2(own_tile_scores[0].at(base), own_tile_scores[1].at(base));
     const float2 rescale =
-        weigh<kBlocks>(scores, state, o[kOwn / 8], of_keys, of_values, q_sum, tile_score, first + at.row, seen);
+        weigh<kBlocks>(scores, state, norms_of_keys, norms_of_values, tile_score, first + at.row, seen);
     UNROLL for (int part = 0; part < kOwn / 8; ++part) o[part] *= rescale;
     values.words = value_codes + offset_of(parameters.value_codes, batch, kv_head, base);
     values.count = keys.count;
     multiply_values<kOwn, kBlocks>(o, scores, values, at);
   }
-  merge_simdgroups<kOwn + 8, kSimdgroups>(o, state, shared, states, at, simdgroup, lane);
+  merge_simdgroups<kOwn, kSimdgroups>(o, state, shared, states, at, simdgroup, lane);
   if (simdgroup > 0) return;
   UNROLL for (int i = 0; i < 2; ++i) {
     if (own_row + i <= last_row) {
       const int64_t target = row_place(parameters, batch, kv_head, own_row + i).index * parameters.blocks + block;
       store_row<kOwn>(o_partials + target * D + first_column, o, i, 1.0f, at.row);
       if (first_column == 0 && at.row == 0) {
-        RowSums sums;
-        sums.m = state.m[i];
-        sums.l = state.l[i];
-        sums.mean = o[kOwn / 8][i];
-        store_sums(sums, m_partials, l_partials, mean_partials, target, parameters.has_value_means);
+        m_partials[target] = state.m[i];
+        l_partials[target] = state.l[i];
       }
     }
   }

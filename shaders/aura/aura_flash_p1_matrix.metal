@@ -1,8 +1,8 @@
 // One threadgroup owns 32 query rows of one KV head (8 a simdgroup), one block of keys and up to 256 columns of o;
 // tiles of 32 keys are dequantised into threadgroup memory, up to 128 columns at a time. In registers: scores [8, 32],
 // which become the left side of the product with the values, o [8, columns], and a row's m and l in the 4 lanes that
-// hold it. Layout: codes [B, HK, T, words], norms and means [B, HK, T], q_rot [B, HQ, L, D], all with strides;
-// tile_scores [B, HQ, L, tiles], o_partials [B, HQ, L, NB, D], m, l and mean [B, HQ, L, NB] f32, contiguous.
+// hold it. Layout: codes [B, HK, T, words], norms [B, HK, T] f16, q_rot [B, HQ, L, D] f32, all with strides;
+// tile_scores [B, HQ, L, tiles], o_partials [B, HQ, L, NB, D], m and l [B, HQ, L, NB] f32, contiguous.
 #include "aura/aura_flash_p1_matrix.h"
 #include "aura/codes.h"
 #include "aura/visibility.h"
@@ -46,8 +46,7 @@ METAL_FUNC float row_sum(float x) {
 // Dot products -> scores, [8, 32] in fragments; -inf for keys that the row does not see. `first`: the tile's first key.
 METAL_FUNC void mask_scores(
     thread float2* scores,
-    threadgroup const float* factors,
-    float q_sum,
+    threadgroup const float* norms,
     float tile_score,
     int first,
     int count,
@@ -57,8 +56,7 @@ METAL_FUNC void mask_scores(
     UNROLL for (int i = 0; i < 2; ++i) {
       const int key = n * 8 + at.column + i;
       const bool is_seen = key < count && first + key >= seen.first && first + key < seen.last;
-      const float offset = fma(q_sum, factors[kMatrixKeys + key], tile_score);
-      scores[n][i] = is_seen ? fma(scores[n][i], factors[key], offset) : -INFINITY;
+      scores[n][i] = is_seen ? fma(scores[n][i], norms[key], tile_score) : -INFINITY;
     }
   }
 }
@@ -66,7 +64,7 @@ METAL_FUNC void mask_scores(
 // Scores -> weights of the values' centroids; a key that the row does not see gets 0 even where its norm is not finite.
 // Returns what o so far is multiplied by. Every lane calls.
 METAL_FUNC float online_softmax(
-    thread float2* scores, thread RowSums& sums, threadgroup const float* factors, LanePosition at) {
+    thread float2* scores, thread RowSums& sums, threadgroup const float* norms, LanePosition at) {
   float largest = sums.m;
   UNROLL for (int n = 0; n < kMatrixKeys / 8; ++n) {
     if (scores[n].x > largest) largest = scores[n].x;
@@ -75,42 +73,35 @@ METAL_FUNC float online_softmax(
   largest = row_max(largest);
   const float decay = largest > -INFINITY ? exp(sums.m - largest) : 1.0f;
   float l = 0.0f;
-  float mean = 0.0f;
   UNROLL for (int n = 0; n < kMatrixKeys / 8; ++n) {
     UNROLL for (int i = 0; i < 2; ++i) {
       const int key = n * 8 + at.column + i;
       const bool is_seen = scores[n][i] != -INFINITY;
       const float weight = is_seen ? exp(scores[n][i] - largest) : 0.0f;
       l += weight;
-      if (is_seen) mean += weight * factors[kMatrixKeys + key];
-      scores[n][i] = is_seen ? weight * factors[key] : 0.0f;
+      scores[n][i] = is_seen ? weight * norms[key] : 0.0f;
     }
   }
   sums.m = largest;
   sums.l = sums.l * decay + row_sum(l);
-  sums.mean = sums.mean * decay + row_sum(mean);
   return decay;
 }
 
 template <int key_code, int value_code, int D>
 [[kernel]] void aura_flash_p1_matrix(
     device const float* q_rot [[buffer(0)]],
-    device const float* q_sums [[buffer(1)]],
-    device const uint* key_codes [[buffer(2)]],
-    device const half* key_norms [[buffer(3)]],
-    device const float* key_means [[buffer(4)]],
-    device const float* key_codebook [[buffer(5)]],
-    device const uint* value_codes [[buffer(6)]],
-    device const half* value_norms [[buffer(7)]],
-    device const float* value_means [[buffer(8)]],
-    device const float* value_codebook [[buffer(9)]],
-    device const int* starts [[buffer(10)]],
-    device float* o_partials [[buffer(11)]],
-    device float* m_partials [[buffer(12)]],
-    device float* l_partials [[buffer(13)]],
-    device float* mean_partials [[buffer(14)]],
-    device const float* tile_scores [[buffer(15)]],
-    constant FlashParameters& parameters [[buffer(16)]],
+    device const uint* key_codes [[buffer(1)]],
+    device const half* key_norms [[buffer(2)]],
+    device const float* key_codebook [[buffer(3)]],
+    device const uint* value_codes [[buffer(4)]],
+    device const half* value_norms [[buffer(5)]],
+    device const float* value_codebook [[buffer(6)]],
+    device const int* starts [[buffer(7)]],
+    device float* o_partials [[buffer(8)]],
+    device float* m_partials [[buffer(9)]],
+    device float* l_partials [[buffer(10)]],
+    device const float* tile_scores [[buffer(11)]],
+    constant FlashParameters& parameters [[buffer(12)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -120,8 +111,8 @@ template <int key_code, int value_code, int D>
   constexpr int kStride = tile_stride<float>(kSlice);
   static_assert(D % kSlice == 0 && kSlice % 8 == 0 && D % kOwn == 0, "vectors are whole slices of whole blocks");
   alignas(16) threadgroup float tile[kMatrixKeys * kStride];
-  threadgroup float key_factors[2 * kMatrixKeys];    // norms and means
-  threadgroup float value_factors[2 * kMatrixKeys];  // norms and means
+  threadgroup float norms_of_keys[kMatrixKeys];
+  threadgroup float norms_of_values[kMatrixKeys];
   threadgroup float key_table[entries_of(key_code)];
   threadgroup float value_table[entries_of(value_code)];
 
@@ -139,7 +130,6 @@ template <int key_code, int value_code, int D>
   const int row = first_row + int(simdgroup) * 8 + at.row;
   const RowPlace place = row_place(parameters, batch, kv_head, min(row, rows - 1));
   device const float* query = q_rot + offset_of(parameters.q, batch, place.head, place.query) + at.column;
-  const float q_sum = mean_at(q_sums, parameters.q_sums, parameters.has_key_means, batch, place.head, place.query);
   const TileScores own_tile_scores = tile_scores_of(tile_scores, parameters, place);
 
   // The keys that this row sees, and those that any row sees.
@@ -157,12 +147,8 @@ template <int key_code, int value_code, int D>
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (int(thread_index) < kMatrixKeys) {
       const int key = first + min(int(thread_index), count - 1);
-      key_factors[thread_index] = float(key_norms[offset_of(parameters.key_norms, batch, kv_head, key)]);
-      value_factors[thread_index] = float(value_norms[offset_of(parameters.value_norms, batch, kv_head, key)]);
-      key_factors[kMatrixKeys + int(thread_index)] =
-          mean_at(key_means, parameters.key_means, parameters.has_key_means, batch, kv_head, key);
-      value_factors[kMatrixKeys + int(thread_index)] =
-          mean_at(value_means, parameters.value_means, parameters.has_value_means, batch, kv_head, key);
+      norms_of_keys[thread_index] = float(key_norms[offset_of(parameters.key_norms, batch, kv_head, key)]);
+      norms_of_values[thread_index] = float(value_norms[offset_of(parameters.value_norms, batch, kv_head, key)]);
     }
 
     // Scores
@@ -182,8 +168,8 @@ template <int key_code, int value_code, int D>
     }
 
     // Softmax
-    mask_scores(scores, key_factors, q_sum, own_tile_scores.at(first), first, count, seen, at);
-    const float decay = online_softmax(scores, sums, value_factors, at);
+    mask_scores(scores, norms_of_keys, own_tile_scores.at(first), first, count, seen, at);
+    const float decay = online_softmax(scores, sums, norms_of_values, at);
     UNROLL for (int i = 0; i < kOwn / 8; ++i) o[i] *= decay;
 
     // Output
@@ -210,7 +196,8 @@ template <int key_code, int value_code, int D>
       out[1] = o[i].y;
     }
     if (first_column == 0 && at.column == 0) {
-      store_sums(sums, m_partials, l_partials, mean_partials, target, parameters.has_value_means);
+      m_partials[target] = sums.m;
+      l_partials[target] = sums.l;
     }
   }
 }

@@ -1,9 +1,8 @@
 // A simdgroup owns 32 / lanes_of(D) query rows. If there are many blocks, 4 simdgroups own these rows together, and
 // each takes a quarter of the blocks. A lane holds D / lanes_of(D) elements of o in registers, in f32; threadgroup
-// memory holds those of the other simdgroups. Layout: o_partials [B, HQ, L, NB, D], m, l and mean [B, HQ, L, NB] f32, o
-// [B, HQ, L, D], contiguous.
-// o = Pi^T (sum of exp(m - M) o_partials) / l + (sum of exp(m - M) mean) / l, where l includes the sink's exponential.
-// The last blocks belong to exact rows. They have no mean, and their part of o is not rotated back.
+// memory holds those of the other simdgroups. Layout: o_partials [B, HQ, L, NB, D], m and l [B, HQ, L, NB] f32, o [B,
+// HQ, L, D], contiguous. o = Pi^T (sum of exp(m - M) o_partials) / l, where l includes the sink's exponential. The last
+// blocks belong to exact rows, whose part of o is not rotated back.
 #include "aura/aura_flash_p2.h"
 #include "aura/rotation.h"
 
@@ -11,42 +10,26 @@ struct Partials {
   device const float* o;
   device const float* m;
   device const float* l;
-  device const float* mean;
-  bool has_means;
-};
-
-// Sums that are not yet divided by l.
-struct MergedSums {
-  float l, mean;
 };
 
 // Adds blocks `first`, `first + step`, ... of a row. All of them are loaded before the first is added, because a load
 // takes longer than all additions.
 template <int D, int kCount>
 METAL_FUNC void add_blocks(
-    thread float* values,
-    thread MergedSums& sums,
-    Partials partials,
-    int64_t first,
-    int64_t step,
-    float largest,
-    uint lane) {
+    thread float* values, thread float& sum, Partials partials, int64_t first, int64_t step, float largest, uint lane) {
   constexpr int kOwn = D / lanes_of(D);
   float l[kCount];
   float m[kCount];
-  float mean[kCount];
   float parts[kCount * kOwn];
   UNROLL for (int j = 0; j < kCount; ++j) {
     const int64_t block = first + j * step;
     l[j] = partials.l[block];
     m[j] = partials.m[block];
-    mean[j] = partials.has_means ? partials.mean[block] : 0.0f;
     UNROLL for (int i = 0; i < kOwn; ++i) parts[j * kOwn + i] = partials.o[block * D + place_of<D>(i, lane)];
   }
   UNROLL for (int j = 0; j < kCount; ++j) {
     const float factor = l[j] == 0.0f ? 0.0f : exp(m[j] - largest);
-    sums.l = fma(factor, l[j], sums.l);
-    sums.mean = fma(factor, mean[j], sums.mean);
+    sum = fma(factor, l[j], sum);
     UNROLL for (int i = 0; i < kOwn; ++i) values[i] = fma(factor, parts[j * kOwn + i], values[i]);
   }
 }
@@ -56,11 +39,10 @@ template <typename T, int D>
     device const float* o_partials [[buffer(0)]],
     device const float* m_partials [[buffer(1)]],
     device const float* l_partials [[buffer(2)]],
-    device const float* mean_partials [[buffer(3)]],
-    device const float* sinks [[buffer(4)]],
-    device const float* signs [[buffer(5)]],
-    device T* o [[buffer(6)]],
-    constant MergeParameters& parameters [[buffer(7)]],
+    device const float* sinks [[buffer(3)]],
+    device const float* signs [[buffer(4)]],
+    device T* o [[buffer(5)]],
+    constant MergeParameters& parameters [[buffer(6)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
@@ -68,8 +50,8 @@ template <typename T, int D>
   constexpr int kOwn = D / kLanes;
   constexpr int kSimdgroups = kAuraThreads / 32;
   constexpr int kAtOnce = kOwn <= 4 ? 8 : kOwn == 8 ? 4 : 2;
-  constexpr int kOfSimdgroup = (kOwn + 2) * 32;
-  threadgroup float others[(kSimdgroups - 1) * kOfSimdgroup];  // values, l and mean of each lane
+  constexpr int kOfSimdgroup = (kOwn + 1) * 32;
+  threadgroup float others[(kSimdgroups - 1) * kOfSimdgroup];  // values and sum of each lane
 
   const uint together = uint(parameters.together);
   const VectorPlace place =
@@ -79,8 +61,6 @@ template <typename T, int D>
   partials.o = o_partials;
   partials.m = m_partials;
   partials.l = l_partials;
-  partials.mean = mean_partials;
-  partials.has_means = parameters.has_means != 0;
 
   float sink = -INFINITY;
   if (parameters.has_sinks != 0) sink = sinks[place.head];
@@ -92,45 +72,40 @@ template <typename T, int D>
 
   float values[kOwn];
   UNROLL for (int i = 0; i < kOwn; ++i) values[i] = 0.0f;
-  MergedSums sums;
-  sums.l = 0.0f;
-  sums.mean = 0.0f;
+  float sum = 0.0f;  // of exponentials
   const int coded_blocks = parameters.blocks - parameters.exact_blocks;
   const int64_t step = int64_t(together);
   int64_t block = simdgroup % together;
   for (; block + step * (kAtOnce - 1) < coded_blocks; block += step * kAtOnce) {
-    add_blocks<D, kAtOnce>(values, sums, partials, first + block, step, largest, lane);
+    add_blocks<D, kAtOnce>(values, sum, partials, first + block, step, largest, lane);
   }
   for (; block < coded_blocks; block += step) {
-    add_blocks<D, 1>(values, sums, partials, first + block, step, largest, lane);
+    add_blocks<D, 1>(values, sum, partials, first + block, step, largest, lane);
   }
 
   if (parameters.together > 1) {
     if (simdgroup > 0) {
       threadgroup float* own = others + (int(simdgroup) - 1) * kOfSimdgroup + int(lane);
       UNROLL for (int i = 0; i < kOwn; ++i) own[i * 32] = values[i];
-      own[kOwn * 32] = sums.l;
-      own[(kOwn + 1) * 32] = sums.mean;
+      own[kOwn * 32] = sum;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (simdgroup > 0) return;
     UNROLL for (int other = 0; other < kSimdgroups - 1; ++other) {
       threadgroup const float* theirs = others + other * kOfSimdgroup + int(lane);
       UNROLL for (int i = 0; i < kOwn; ++i) values[i] += theirs[i * 32];
-      sums.l += theirs[kOwn * 32];
-      sums.mean += theirs[(kOwn + 1) * 32];
+      sum += theirs[kOwn * 32];
     }
   }
-  if (parameters.has_sinks != 0) sums.l += exp(sink - largest);
+  if (parameters.has_sinks != 0) sum += exp(sink - largest);
 
   rotate<D, true>(values, signs, lane);
   const float factor = 1.0f / sqrt(float(D));
-  UNROLL for (int i = 0; i < kOwn; ++i) values[i] = fma(values[i], factor, sums.mean);
-  partials.has_means = false;
+  UNROLL for (int i = 0; i < kOwn; ++i) values[i] *= factor;
   for (int exact = coded_blocks; exact < parameters.blocks; ++exact) {
-    add_blocks<D, 1>(values, sums, partials, first + exact, 1, largest, lane);
+    add_blocks<D, 1>(values, sum, partials, first + exact, 1, largest, lane);
   }
-  const float inverse = sums.l == 0.0f ? 0.0f : 1.0f / sums.l;  // a row that saw no key has the result 0
+  const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row that saw no key has the result 0
   UNROLL for (int i = 0; i < kOwn; ++i) {
     if (place.present) o[place.index * D + place_of<D>(i, lane)] = T(values[i] * inverse);
   }

@@ -5,5 +5,4 @@ struct RotateParameters {
   VectorParameters vectors;
   VectorStrides x;
   float scale;
-  int32_t has_sums;
 };

@@ -1,6 +1,6 @@
 // A simdgroup owns 32 / lanes_of(D) vectors. A lane holds D / lanes_of(D) elements in registers, in f32. Layout: x [B,
-// H, T, D] with strides, y [B, H, T, D] and sums [B, H, T] f32, contiguous.
-// y = scale Pi x, or scale Pi^T x (kInverse); sums = scale times the sums of x.
+// H, T, D] with strides, y [B, H, T, D] f32, contiguous.
+// y = scale Pi x, or scale Pi^T x (kInverse).
 #include "aura/aura_rotate.h"
 #include "aura/rotation.h"
 
@@ -9,8 +9,7 @@ template <typename T, int D, bool kInverse>
     device const T* x [[buffer(0)]],
     device const float* signs [[buffer(1)]],
     device float* y [[buffer(2)]],
-    device float* sums [[buffer(3)]],
-    constant RotateParameters& parameters [[buffer(4)]],
+    constant RotateParameters& parameters [[buffer(3)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
@@ -18,16 +17,10 @@ template <typename T, int D, bool kInverse>
   const VectorPlace place = vector_place<D>(parameters.vectors, group.x, simdgroup, lane);
   device const T* source = x + offset_of(parameters.x, place.batch, place.head, place.token);
   float values[kOwn];
-  float sum = 0.0f;
-  UNROLL for (int i = 0; i < kOwn; ++i) {
-    values[i] = float(source[place_of<D>(i, lane)]);
-    sum += values[i];
-  }
-  sum = sum_over_lanes<D>(sum);
+  UNROLL for (int i = 0; i < kOwn; ++i) values[i] = float(source[place_of<D>(i, lane)]);
   rotate<D, kInverse>(values, signs, lane);
   const float factor = parameters.scale / sqrt(float(D));
-  if (place.present) {
-    UNROLL for (int i = 0; i < kOwn; ++i) y[place.index * D + place_of<D>(i, lane)] = values[i] * factor;
-    if (parameters.has_sums != 0 && int(lane) % lanes_of(D) == 0) sums[place.index] = sum * parameters.scale;
+  UNROLL for (int i = 0; i < kOwn; ++i) {
+    if (place.present) y[place.index * D + place_of<D>(i, lane)] = values[i] * factor;
   }
 }

@@ -31,9 +31,9 @@ METAL_FUNC float sum_of_squares(thread const float* values) {
   return sum_over_lanes<D>(sum);
 }
 
-// The length of a vector without its mean is norm * grow.
+// A vector's length is norm * grow.
 struct Length {
-  float norm, grow, mean;
+  float norm, grow;
 };
 
 // Reads a vector without the mean of the tile of its slot.
@@ -57,15 +57,9 @@ METAL_FUNC void read_vector(
 
 // Makes a vector the coordinates of its rotated direction.
 template <int D>
-METAL_FUNC Length find_direction(thread float* values, int has_means, device const float* signs, uint lane) {
+METAL_FUNC Length find_direction(thread float* values, device const float* signs, uint lane) {
   constexpr int kOwn = D / lanes_of(D);
   Length length;
-  length.mean = 0.0f;
-  if (has_means != 0) {
-    UNROLL for (int i = 0; i < kOwn; ++i) length.mean += values[i];
-    length.mean = sum_over_lanes<D>(length.mean) / float(D);
-    UNROLL for (int i = 0; i < kOwn; ++i) values[i] -= length.mean;
-  }
   const uint exponent = exponent_of_largest<D>(values);
   const float shrink = as_type<float>((254u - exponent) << 23);
   UNROLL for (int i = 0; i < kOwn; ++i) values[i] *= shrink;

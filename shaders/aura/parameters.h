@@ -28,13 +28,12 @@ struct VectorParameters {
 
 // Query rows against the keys of a KV head. Row r of a KV head is query r / ratio of its head r % ratio.
 struct FlashParameters {
-  VectorStrides q, q_sums, key_codes, key_norms, key_means, value_codes, value_norms, value_means;
+  VectorStrides q, key_codes, key_norms, value_codes, value_norms;
   int32_t kv_heads, ratio, queries, keys;  // HK, HQ / HK, L, T
   int32_t rows;                            // L * HQ / HK
   int32_t block_size, blocks;              // keys of a block; all blocks of a row's partials
   int32_t first_position;                  // position of the first key
   int32_t q_offset, causal, window;        // a window of 0 means none
-  int32_t has_key_means, has_value_means;
-  int32_t tiles;        // of keys from which means were subtracted; 0 if none were
-  int32_t start_words;  // of an element of `starts`: 1 or 2; 0 without `starts`
+  int32_t tiles;                           // of keys from which means were subtracted; 0 if none were
+  int32_t start_words;                     // of an element of `starts`: 1 or 2; 0 without `starts`
 };

@@ -76,12 +76,6 @@ METAL_FUNC KeyRange range_of_rows(
   return found;
 }
 
-// Returns a mean, or 0 if there are no means.
-METAL_FUNC float mean_at(
-    device const float* means, constant VectorStrides& strides, int present, int batch, int64_t head, int token) {
-  return present != 0 ? means[offset_of(strides, batch, head, token)] : 0.0f;
-}
-
 // The products of a query row with the means that were subtracted from tiles of keys.
 struct TileScores {
   device const float* row;
@@ -98,22 +92,14 @@ tile_scores_of(device const float* tile_scores, constant FlashParameters& parame
   return scores;
 }
 
-// The state of a row from tile to tile: the largest score, and sums of exp(score - largest), alone and times means.
+// The state of a row from tile to tile: the largest score, and the sum of exp(score - largest).
 struct RowSums {
-  float m, l, mean;
+  float m, l;
 };
 
 METAL_FUNC RowSums no_sums() {
   RowSums sums;
   sums.m = -INFINITY;
   sums.l = 0.0f;
-  sums.mean = 0.0f;
   return sums;
-}
-
-METAL_FUNC void store_sums(
-    RowSums sums, device float* m, device float* l, device float* mean, int64_t target, int has_means) {
-  m[target] = sums.m;
-  l[target] = sums.l;
-  if (has_means != 0) mean[target] = sums.mean;
 }

@@ -34,7 +34,6 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "mask": ("causal", "all", "window of 1", "window of 50"),
     "dtype": DTYPES,
     "trellis": (False, True),
-    "means": (False, True),
     "tile_means": (False, True),
     "sinks": (False, True),
     "starts": (False, True),
@@ -48,9 +47,9 @@ Call = dict[str, Any]
 def make_call(case: dict[str, Any], B: int = 2, HK: int = 2) -> Call:
     D, L, T, HQ = case["D"], case["L"], case["T"], HK * case["ratio"]
     key, value = (Codec(D, case[f"{name}_bits"], seed, case["trellis"]) for name, seed in (("key", 3), ("value", 4)))
-    cache = make_cache(key, value, B, HK, T, case["means"])
+    cache = make_cache(key, value, B, HK, T)
     call: Call = {"q": 1.5 * torch.randn(B, L, HQ, D).to(case["dtype"]).transpose(1, 2)}
-    call |= cache.parts(True) | cache.means(case["means"])
+    call |= cache.parts(True)
     if case["tile_means"]:
         call["key_tile_means"] = torch.randn(B, -(-T // 128) + 1, HK, D).half().transpose(1, 2)
     call |= exact_rows(case["exact"], (B, HK, D), case["dtype"])
@@ -103,9 +102,8 @@ def test_every_pair_of_options(device: torch.device, case: dict[str, Any]) -> No
 @pytest.mark.parametrize("D", [80, 512])
 def test_exact_rows_alone(device: torch.device, D: int, L: int) -> None:
     """Without codes attention is that to the rows, which are odd in number and not aligned."""
-    call = make_call(PLAIN | {"D": D, "L": L, "T": 0, "means": True, "exact": (131, 5)}) | {
-        "starts": torch.tensor([2, 0])
-    }
+    options = {"D": D, "L": L, "T": 0, "tile_means": True, "exact": (131, 5)}
+    call = make_call(PLAIN | options) | {"starts": torch.tensor([2, 0])}
     for name in ("exact_keys", "exact_values"):
         rows = call[name]
         call[name] = rows.new_zeros(*rows.shape[:3], D + 1)[..., 1:].copy_(rows)
@@ -120,7 +118,7 @@ def check_long_cache(device: torch.device, T: int, bits: tuple[int, int], D: int
     call: Call = {"q": torch.randn(1, HK * ratio, L, D)} | cache.parts(True)
     k, v = (
         reference.aura_decode(codes, norms, codec.codebook, codec.signs, dtype=torch.float64)
-        for codec, (codes, norms, _) in ((cache.key, cache.keys), (cache.value, cache.values))
+        for codec, (codes, norms) in ((cache.key, cache.keys), (cache.value, cache.values))
     )
     mask = torch.ones(L, T, dtype=torch.bool).tril(T - L)
     expected = scaled_dot_product_attention(call["q"].double(), k, v, attn_mask=mask, enable_gqa=True)
@@ -166,17 +164,17 @@ def test_the_same_bits_each_time(device: torch.device, L: int) -> None:
 
 @pytest.mark.parametrize("L", [1, 7])
 def test_queries_that_see_nothing_give_zeros(device: torch.device, L: int) -> None:
-    call = make_call(PLAIN | {"L": L, "means": True}) | {"starts": torch.tensor([128, 0]), "sinks": torch.randn(4)}
+    call = make_call(PLAIN | {"L": L}) | {"starts": torch.tensor([128, 0]), "sinks": torch.randn(4)}
     o = attend(device, call)
     assert (o[0] == 0).all()
     assert_close("o", o[1], exact(call)[1], BOUND[torch.float32], head_dim=0)
 
 
 @pytest.mark.parametrize("L", [1, 7])
-@pytest.mark.parametrize("which", ["key_norms", "value_norms", "key_means", "value_means"])
+@pytest.mark.parametrize("which", ["key_norms", "value_norms"])
 def test_what_is_not_finite_reaches_those_that_see_it(device: torch.device, L: int, which: str) -> None:
     """Row 0, KV head 1, a token that only the last query sees; and another that is padding."""
-    call = make_call(PLAIN | {"L": L, "means": True}) | {"starts": torch.tensor([3, 0])}
+    call = make_call(PLAIN | {"L": L}) | {"starts": torch.tensor([3, 0])}
     before = attend(device, call)
     call[which][0, 1, 127] = torch.nan
     call[which][0, 1, 1] = torch.nan
@@ -197,8 +195,8 @@ def test_no_keys_or_no_queries(device: torch.device, L: int, T: int) -> None:
 @pytest.mark.parametrize("L", [1, 40])
 def test_length(device: torch.device, L: int, length: int) -> None:
     """The first tokens of a cache: the bits of a slice, and what is behind them is not read."""
-    call = make_call(PLAIN | {"L": L, "T": 128, "means": True, "block_size": None})
-    cached = ("key_codes", "key_norms", "key_means", "value_codes", "value_norms", "value_means")
+    call = make_call(PLAIN | {"L": L, "T": 128, "tile_means": True, "block_size": None})
+    cached = ("key_codes", "key_norms", "value_codes", "value_norms")
     sliced = call | {name: call[name][:, :, :length].clone() for name in cached}
     for name in cached:
         call[name][:, :, length:] = -1 if name.endswith("codes") else torch.nan
@@ -211,5 +209,5 @@ def test_length(device: torch.device, L: int, length: int) -> None:
 def test_opcheck(device: torch.device) -> None:
     call = REGISTRY["aura_attention"].smallest(device=device)
     opcheck("aura_attention", call, device)
-    plain = {"key_means": None, "value_means": None, "starts": None, "sinks": None, "block_size": None, "window": 0}
+    plain = {"starts": None, "sinks": None, "block_size": None, "window": 0}
     opcheck("aura_attention", call | plain | {"q_offset": 5}, device)

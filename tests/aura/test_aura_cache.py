@@ -102,7 +102,7 @@ class Decoded:
     def through_codes(self, x: Tensor, which: int) -> Tensor:
         signs = reference.aura_signs(x.shape[-1], 2 * self.index + which)
         centroids = self.scheme.codebooks(x.shape[-1])[which]
-        codes, norms, _ = reference.aura_encode(x, signs, codebooks.boundaries(centroids), centroids)
+        codes, norms = reference.aura_encode(x, signs, codebooks.boundaries(centroids), centroids)
         return reference.aura_decode(codes, norms.half(), centroids, signs, dtype=torch.float32).to(x.dtype)
 
 

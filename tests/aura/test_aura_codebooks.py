@@ -82,7 +82,7 @@ def test_mean_squared_error_of_unit_vectors(bits: int, raw: float, corrected: fl
     at 8."""
     x = torch.nn.functional.normalize(torch.randn(20_000, 128, dtype=torch.float64), dim=-1)
     signs, centroids = reference.aura_signs(128, 0), codebooks.codebook(bits, 128)
-    codes, norms, _ = reference.aura_encode(x, signs, codebooks.boundaries(centroids), centroids)
+    codes, norms = reference.aura_encode(x, signs, codebooks.boundaries(centroids), centroids)
 
     def error(norms: Tensor) -> float:
         decoded = reference.aura_decode(codes, norms, centroids, signs, dtype=torch.float64)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,47 +14,45 @@ from tests.helpers.errors import assert_close
 from torch_gdn import reference
 from torch_gdn.testing import REGISTRY
 from torch_gdn.testing.aura import Codec
+from torch_gdn.testing.inputs import to_device
 from torch_gdn.testing.models import DTYPES
 
 BOUND = {torch.float32: 3e-7, torch.bfloat16: 2e-3, torch.float16: 2.5e-4}
 
 
-def decode(
-    device: torch.device, codec: Codec, codes: Tensor, norms: Tensor, *rest: Tensor, **options: object
-) -> Tensor:
-    arguments = (codes, norms, codec.codebook, codec.signs, *rest)
-    there = (x.to(device) for x in arguments)
-    return launched(device, "aura_decode", torch_gdn.aura_decode, *there, **options).cpu()
+def decode(device: torch.device, codec: Codec, codes: Tensor, norms: Tensor, **options: Any) -> Tensor:
+    there = (x.to(device) for x in (codes, norms, codec.codebook, codec.signs))
+    return launched(device, "aura_decode", torch_gdn.aura_decode, *there, **to_device(options, device)).cpu()
 
 
 @pytest.mark.parametrize(("D", "bits"), CODECS)
 def test_equals_the_reference(device: torch.device, D: int, bits: int) -> None:
     codec, dtype, rotated = Codec(D, bits), DTYPES[(D // 16 + bits) % 3], bits in (2, 8)
-    codes, norms, means = reference.aura_encode(torch.randn(2, 5, D) + 0.3, *codec.tables, with_means=D % 3 == 2)
-    norms = norms.half()
-    rest = [means] if D % 3 == 2 else []
-    x = decode(device, codec, codes, norms, *rest, rotated=rotated, dtype=dtype)
+    codes, norms = reference.aura_encode(torch.randn(1, 2, 131, D), *codec.tables)
+    call: dict[str, Any] = {"rotated": rotated, "dtype": dtype}
+    if D % 3 == 2:
+        call["tile_means"] = torch.randn(1, 2, 3, D).half()
+    x = decode(device, codec, codes, norms.half(), **call)
     assert x.dtype == dtype and x.is_contiguous()
-    exact = reference.aura_decode(
-        codes, norms, codec.codebook, codec.signs, *rest, rotated=rotated, dtype=torch.float64
-    )
+    call |= {"dtype": torch.float64}
+    exact = reference.aura_decode(codes, norms.half(), codec.codebook, codec.signs, **call)
     assert_close("x", x, exact, BOUND[dtype], head_dim=None)
 
 
 def test_part_of_a_cache(device: torch.device) -> None:
     codec = Codec(80, 3)
-    codes, norms, means = reference.aura_encode(torch.randn(2, 9, 3, 80), *codec.tables, with_means=True)
+    codes, norms = reference.aura_encode(torch.randn(2, 9, 3, 80), *codec.tables)
     norms = norms.half()
-    part = [x.to(device).transpose(1, 2)[:, :, 2:7] for x in (codes, norms, means)]
+    part = [x.to(device).transpose(1, 2)[:, :, 2:7] for x in (codes, norms)]
     there = codec.to(device)
-    x = torch_gdn.aura_decode(part[0], part[1], there.codebook, there.signs, part[2])
-    exact = reference.aura_decode(codes, norms, codec.codebook, codec.signs, means, dtype=torch.float64)
+    x = torch_gdn.aura_decode(*part, there.codebook, there.signs)
+    exact = reference.aura_decode(codes, norms, codec.codebook, codec.signs, dtype=torch.float64)
     assert_close("x", x.cpu(), exact.transpose(1, 2)[:, :, 2:7], BOUND[torch.float32], head_dim=None)
 
 
 def test_a_norm_that_is_not_finite_stays_in_its_vector(device: torch.device) -> None:
     codec = Codec(96, 4)
-    codes, norms, _ = reference.aura_encode(torch.randn(8, 96), *codec.tables)
+    codes, norms = reference.aura_encode(torch.randn(8, 96), *codec.tables)
     norms = norms.half()
     x = decode(device, codec, codes, norms)
     norms[3] = torch.nan
@@ -71,4 +71,4 @@ def test_no_vectors(device: torch.device) -> None:
 def test_opcheck(device: torch.device) -> None:
     call = REGISTRY["aura_decode"].smallest(device=device)
     opcheck("aura_decode", call, device)
-    opcheck("aura_decode", call | {"means": None, "dtype": None, "rotated": True}, device)
+    opcheck("aura_decode", call | {"tile_means": None, "dtype": None, "rotated": True}, device)

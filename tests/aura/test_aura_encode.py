@@ -15,19 +15,20 @@ from torch_gdn.testing import REGISTRY
 from torch_gdn.testing.aura import BITS, Codec, poisoned_cache
 from torch_gdn.testing.models import DTYPES
 
-Encoded = tuple[Tensor, Tensor, Tensor]
+Encoded = tuple[Tensor, Tensor]
 
 
-def encode(device: torch.device, codec: Codec, x: Tensor, with_means: bool = False) -> Encoded:
-    there = codec.to(device)
-    result = launched(device, "aura_encode", torch_gdn.aura_encode, x.to(device), *there.tables, with_means=with_means)
+def encode(device: torch.device, codec: Codec, x: Tensor) -> Encoded:
+    result = launched(device, "aura_encode", torch_gdn.aura_encode, x.to(device), *codec.to(device).tables)
     return tuple(part.cpu() for part in result)  # type: ignore[return-value]
 
 
-def encode_into(device: torch.device, codec: Codec, x: Tensor, slots: Tensor, cache: Encoded, means: bool) -> Encoded:
+def encode_into(
+    device: torch.device, codec: Codec, x: Tensor, slots: Tensor, cache: Encoded, tile_means: Tensor | None = None
+) -> Encoded:
     """Into the cache, which is on the device; returned on the CPU."""
-    there = codec.to(device)
-    arguments = (x.to(device), slots.to(device), *there.tables, *cache[:2], cache[2] if means else None)
+    means = None if tile_means is None else tile_means.to(device)
+    arguments = (x.to(device), slots.to(device), *codec.to(device).tables, *cache, means)
     launched(device, "aura_encode", torch_gdn.aura_encode_, *arguments)
     return tuple(part.cpu() for part in cache)  # type: ignore[return-value]
 
@@ -59,26 +60,16 @@ def assert_encodes(codec: Codec, x: Tensor, codes: Tensor, norms: Tensor) -> Non
 def test_codes_and_norms(device: torch.device, D: int, bits: int) -> None:
     codec = Codec(D, bits)
     x = (torch.randn(2, 3, 7, D) * torch.randn(2, 3, 7, 1).exp()).to(DTYPES[(D // 16 + bits) % 3])
-    codes, norms, means = encode(device, codec, x)
+    codes, norms = encode(device, codec, x)
     assert codes.shape == (2, 3, 7, codec.words) and codes.dtype == torch.int32 and codes.is_contiguous()
-    assert norms.shape == (2, 3, 7) and norms.dtype == torch.float16 and means.shape == (0,)
+    assert norms.shape == (2, 3, 7) and norms.dtype == torch.float16
     assert_encodes(codec, x, codes, norms)
-
-
-@pytest.mark.parametrize("D", [64, 80, 96])
-def test_means_are_taken_off(device: torch.device, D: int) -> None:
-    codec = Codec(D, 4)
-    x = torch.randn(3, 5, D) + torch.randn(3, 5, 1)
-    codes, norms, means = encode(device, codec, x, with_means=True)
-    exact = x.double().mean(-1)
-    assert (means - exact).abs().max() <= 2e-7
-    assert_encodes(codec, x - exact[..., None].float(), codes, norms)
 
 
 def test_the_same_bits_each_time(device: torch.device) -> None:
     codec, x = Codec(96, 3), torch.randn(4, 33, 96)
-    first, again = encode(device, codec, x, True), encode(device, codec, x, True)
-    for name, ours, expected in zip(("codes", "norms", "means"), again, first, strict=True):
+    first, again = encode(device, codec, x), encode(device, codec, x)
+    for name, ours, expected in zip(("codes", "norms"), again, first, strict=True):
         assert_same_bits(name, ours, expected)
 
 
@@ -88,9 +79,9 @@ def test_tokens_go_to_their_slots_and_nowhere_else(device: torch.device, D: int,
     codec = Codec(D, bits)
     x = torch.randn(2, 4, 3, D).transpose(1, 2)  # as a projection returns it
     slots = torch.tensor([[4, -1, 0, 7], [1, 2, 5, -7]], dtype=torch.int32 if bits < 4 else torch.int64)
-    before = poisoned_cache(codec, 2, 3, 8, torch.device("cpu"))
-    cache = encode_into(device, codec, x, slots, poisoned_cache(codec, 2, 3, 8, device), True)
-    for part, old, new in zip(cache, before, encode(device, codec, x, True), strict=True):
+    before, tile_means = poisoned_cache(codec, 2, 3, 8, torch.device("cpu")), torch.randn(2, 3, 1, D).half()
+    cache = encode_into(device, codec, x, slots, poisoned_cache(codec, 2, 3, 8, device), tile_means)
+    for part, old, new in zip(cache, before, encode(device, codec, x - tile_means.float()), strict=True):
         for b, h, t in torch.cartesian_prod(torch.arange(2), torch.arange(3), torch.arange(4)).tolist():
             if slots[b, t] >= 0:
                 old[b, h, slots[b, t]] = new[b, h, t]
@@ -99,21 +90,19 @@ def test_tokens_go_to_their_slots_and_nowhere_else(device: torch.device, D: int,
 
 def test_slots_of_all_rows_in_one(device: torch.device) -> None:
     codec, x = Codec(64, 8), torch.randn(2, 1, 3, 64)
-    codes, norms, means = encode_into(
-        device, codec, x, torch.tensor([6, 2, 3]), poisoned_cache(codec, 2, 1, 8, device), False
-    )
+    codes, norms = encode_into(device, codec, x, torch.tensor([6, 2, 3]), poisoned_cache(codec, 2, 1, 8, device))
     expected = encode(device, codec, x)
     assert torch.equal(codes[:, :, [6, 2, 3]], expected[0]) and torch.equal(norms[:, :, [6, 2, 3]], expected[1])
-    assert norms.isnan().sum() == 2 * 5 and means.isnan().all()
+    assert norms.isnan().sum() == 2 * 5
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf], ids=str)
 @pytest.mark.parametrize("D", [80, 128])
 def test_what_is_not_finite_stays_in_its_vector(device: torch.device, D: int, bad: float) -> None:
     codec, x = Codec(D, 3), torch.randn(16, D)
-    codes, norms, _ = encode(device, codec, x)
+    codes, norms = encode(device, codec, x)
     x[5, 17] = bad
-    spoilt_codes, spoilt_norms, _ = encode(device, codec, x)
+    spoilt_codes, spoilt_norms = encode(device, codec, x)
     assert (spoilt_codes[5] == 0).all() and not spoilt_norms[5].isfinite()
     others = torch.arange(16) != 5
     assert torch.equal(spoilt_codes[others], codes[others]) and torch.equal(spoilt_norms[others], norms[others])
@@ -122,7 +111,7 @@ def test_what_is_not_finite_stays_in_its_vector(device: torch.device, D: int, ba
 @pytest.mark.parametrize("bits", BITS)
 def test_zeros_have_norm_zero_and_the_codes_of_zero(device: torch.device, bits: int) -> None:
     codec = Codec(64, bits)
-    codes, norms, _ = encode(device, codec, torch.zeros(3, 64))
+    codes, norms = encode(device, codec, torch.zeros(3, 64))
     assert (norms == 0).all()
     assert (unpack(codes, bits, 64) == (codec.boundaries < 0).sum()).all()
 
@@ -131,15 +120,15 @@ def test_zeros_have_norm_zero_and_the_codes_of_zero(device: torch.device, bits: 
 def test_any_magnitude(device: torch.device, exponent: int) -> None:
     """Squares overflow f32 long before the vector does. A norm that float16 cannot hold is 0 or infinite."""
     codec, x = Codec(128, 4), torch.randn(9, 128)
-    codes, norms, _ = encode(device, codec, x)
-    scaled_codes, scaled_norms, _ = encode(device, codec, x * 2.0**exponent)
+    codes, norms = encode(device, codec, x)
+    scaled_codes, scaled_norms = encode(device, codec, x * 2.0**exponent)
     assert torch.equal(scaled_codes, codes)
     assert torch.equal(scaled_norms, (norms.double() * 2.0**exponent).half())
 
 
 def test_no_vectors(device: torch.device) -> None:
     codec = Codec(64, 2).to(device)
-    codes, norms, _ = torch_gdn.aura_encode(torch.zeros(2, 0, 64, device=device), *codec.tables)
+    codes, norms = torch_gdn.aura_encode(torch.zeros(2, 0, 64, device=device), *codec.tables)
     assert codes.shape == (2, 0, 4) and norms.shape == (2, 0)
 
 
@@ -159,8 +148,4 @@ def test_a_slot_past_the_end(device: torch.device, bad: int) -> None:
 
 @pytest.mark.parametrize("op", ["aura_encode", "aura_encode_"])
 def test_opcheck(device: torch.device, op: str) -> None:
-    opcheck(
-        op,
-        REGISTRY[op].smallest(device=device) | ({"with_means": False} if op == "aura_encode" else {"means": None}),
-        device,
-    )
+    opcheck(op, REGISTRY[op].smallest(device=device), device)

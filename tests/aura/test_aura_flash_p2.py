@@ -18,23 +18,20 @@ from torch_gdn.testing.models import DTYPES
 BOUND = {torch.float32: 5e-7, torch.bfloat16: 2e-3, torch.float16: 2.5e-4}
 
 
-def make_call(D: int, NB: int, with_means: bool, with_sinks: bool) -> dict[str, Any]:
+def make_call(D: int, NB: int, with_sinks: bool) -> dict[str, Any]:
     rows = (2, 3, 4, NB)
     call = {"o_partials": torch.randn(*rows, D), "m_partials": 3 * torch.randn(rows), "l_partials": torch.rand(rows)}
     unseen = torch.rand(rows) < 0.3
     call["o_partials"][unseen], call["l_partials"][unseen] = 0, 0
     call["m_partials"][unseen] = -torch.inf
     call["value_signs"] = Codec(D, 4).signs
-    if with_means:
-        call["mean_partials"] = torch.randn(rows) * ~unseen
     return call | ({"sinks": torch.randn(3)} if with_sinks else {})
 
 
 @pytest.mark.parametrize("with_sinks", [False, True])
-@pytest.mark.parametrize("with_means", [False, True])
 @pytest.mark.parametrize("D", HEAD_SIZES)
-def test_equals_the_reference(device: torch.device, D: int, with_means: bool, with_sinks: bool) -> None:
-    call, dtype = make_call(D, 1 + D % 37, with_means, with_sinks), DTYPES[D // 16 % 3]
+def test_equals_the_reference(device: torch.device, D: int, with_sinks: bool) -> None:
+    call, dtype = make_call(D, 1 + D % 37, with_sinks), DTYPES[D // 16 % 3]
     o = launched(device, "aura_flash_p2", torch_gdn.aura_flash_p2, **to_device(call, device), dtype=dtype).cpu()
     assert o.dtype == dtype and o.is_contiguous()
     doubled = {name: x.double() if name != "value_signs" else x for name, x in call.items()}
@@ -42,8 +39,8 @@ def test_equals_the_reference(device: torch.device, D: int, with_means: bool, wi
 
 
 def test_rows_that_saw_nothing_are_zeros(device: torch.device) -> None:
-    call = make_call(80, 3, True, True)
-    for name, value in (("o_partials", 0), ("l_partials", 0), ("mean_partials", 0), ("m_partials", -torch.inf)):
+    call = make_call(80, 3, True)
+    for name, value in (("o_partials", 0), ("l_partials", 0), ("m_partials", -torch.inf)):
         call[name][1, 2] = value
     o = torch_gdn.aura_flash_p2(**to_device(call, device)).cpu()
     assert (o[1, 2] == 0).all() and (o[1, 1] != 0).any()
@@ -52,4 +49,4 @@ def test_rows_that_saw_nothing_are_zeros(device: torch.device) -> None:
 def test_opcheck(device: torch.device) -> None:
     call = REGISTRY["aura_flash_p2"].smallest(device=device)
     opcheck("aura_flash_p2", call, device)
-    opcheck("aura_flash_p2", call | {"mean_partials": None, "sinks": None, "dtype": None}, device)
+    opcheck("aura_flash_p2", call | {"sinks": None, "dtype": None}, device)

@@ -49,9 +49,8 @@ def exact(cache: KVCache, q: Tensor, mask: Tensor, **options: Any) -> Tensor:
 
 
 def decoded(coded: CodedTensor, length: int) -> Tensor:
-    codes, norms, means = (x if x is None else x.cpu() for x in coded.filled(length))
-    codebook, signs = coded.codebook.cpu(), coded.signs.cpu()
-    return reference.aura_decode(codes, norms, codebook, signs, means, dtype=torch.float64)
+    parts = (x.cpu() for x in (*coded.filled(length), *coded.tables))
+    return reference.aura_decode(*parts, dtype=torch.float64)
 
 
 def causal(L: int, T: int) -> Tensor:
@@ -80,7 +79,7 @@ def test_attention_in_16_bits(device: torch.device, dtype: torch.dtype, D: int) 
 
 
 def test_options_of_attend(device: torch.device) -> None:
-    cache, _, _ = filled(Scheme("4v4", means=True), device)
+    cache, _, _ = filled("4v4", device)
     q, starts = torch.randn(2, 6, 5, 64).to(device), torch.tensor([0, 12])
     o = cache.attend(q, scale=0.3, window=6, starts=starts.to(device))
     positions, queries = torch.arange(20), torch.arange(15, 20)[:, None]
@@ -101,9 +100,8 @@ def test_sinks_of_attend(device: torch.device) -> None:
     assert_close("o", o, weights[..., :-1] @ v, 1e-5, head_dim=1)
 
 
-@pytest.mark.parametrize("means", [False, True])
-def test_decoded_is_what_was_appended(device: torch.device, means: bool) -> None:
-    cache, k, v = filled(Scheme("8v8", means=means), device)
+def test_decoded_is_what_was_appended(device: torch.device) -> None:
+    cache, k, v = filled("8v8", device)
     for x, there, coded in zip((k, v), cache.decoded(), (cache.keys, cache.values), strict=True):
         assert there.dtype == torch.float32 and there.device == x.device
         assert_close("decoded", there, decoded(coded, 20), 1e-6, head_dim=1)
@@ -112,8 +110,7 @@ def test_decoded_is_what_was_appended(device: torch.device, means: bool) -> None
 
 
 def parts(cache: KVCache) -> list[Tensor]:
-    both = (cache.keys.filled(cache.length), cache.values.filled(cache.length))
-    return [x for coded in both for x in coded if x is not None]
+    return [*cache.keys.filled(cache.length), *cache.values.filled(cache.length)]
 
 
 def assert_same_content(cache: KVCache, other: KVCache) -> None:
@@ -160,9 +157,9 @@ def filled_again(k: Tensor, v: Tensor, scheme: str) -> KVCache:
 
 @pytest.mark.parametrize("rows", [[1, 0], [1, 1], [0], [0, 1, 1]])
 def test_reordering_rows(device: torch.device, rows: list[int]) -> None:
-    cache, k, v = filled(Scheme("4v4", means=True), device)
+    cache, k, v = filled("4v4", device)
     cache.reorder(torch.tensor(rows).to(device))
-    assert_same_content(cache, filled_again(k[rows], v[rows], Scheme("4v4", means=True)))
+    assert_same_content(cache, filled_again(k[rows], v[rows], "4v4"))
 
 
 def test_reserving_keeps_what_is_held(device: torch.device) -> None:
@@ -186,7 +183,7 @@ def test_keys_values_and_layers_have_signs_of_their_own() -> None:
 
 
 def test_a_scheme_is_shown_as_it_is_made() -> None:
-    scheme = Scheme("4v2", means=True)
+    scheme = Scheme("4v2", table="origin")
     assert eval(repr(scheme)) == scheme
 
 
@@ -211,18 +208,13 @@ def test_bytes_per_token(scheme: str, bytes_per_token: int, ratio: float) -> Non
     assert cache.scheme.ratio(128) == pytest.approx(ratio, abs=0.005)
 
 
-def test_bytes_of_means() -> None:
-    assert Scheme("4v4", means=True).bytes_per_token(80) == 2 * (40 + 2 + 4)
-    assert coded_cache(Scheme("3v2", means=True), 1, 1, 80, 7).bytes_reserved == 7 * (4 * (8 + 5) + 12)
-
-
 def test_the_origin_table_can_be_asked_for() -> None:
     cache = KVCache(Scheme("4v8", table="origin"), 1, 1, 128, 0)
     assert torch.equal(cache.keys.codebook, codebooks.codebook(4, 128, "origin"))
     assert torch.equal(cache.values.boundaries, codebooks.boundaries(codebooks.codebook(8, 128, "origin")))
 
 
-@pytest.mark.parametrize("scheme", [Scheme("3v2"), Scheme("3v2", means=True), Scheme("3v2t")], ids=repr)
+@pytest.mark.parametrize("scheme", [Scheme("3v2"), Scheme("3v2t")], ids=repr)
 def test_saving_and_loading(device: torch.device, tmp_path: Path, scheme: Scheme) -> None:
     cache, _, _ = filled(scheme, device, dtype=torch.bfloat16)
     cache.save(tmp_path / "cache")
@@ -308,6 +300,10 @@ BAD_FILES = {
         "expected from 0 to 0 tokens that are no codes, got 3",
     ),
     "sinks without rows": (lambda tensors, metadata: metadata.update(sinks="2"), "expected from 2 to 2 tokens that"),
+    "means of vectors": (
+        lambda tensors, metadata: metadata.update(means="True"),
+        "expected means 'False', because means of vectors are no longer read, got 'True'",
+    ),
     "a scheme": (lambda tensors, metadata: metadata.update(scheme="6v6"), "Scheme: name: expected"),
     "dtype": (
         lambda tensors, metadata: metadata.update(dtype="int8"),

@@ -14,7 +14,7 @@ from torch_gdn.testing.inputs import to_device
 @pytest.mark.parametrize("L", [1, 8])
 @pytest.mark.parametrize("which", ["key", "value"])
 def test_norms_with_strides_of_their_own(device: torch.device, L: int, which: str) -> None:
-    call = make_call(CASES[0] | {"D": 64, "L": L, "T": 63, "ratio": 2, "means": False})
+    call = make_call(CASES[0] | {"D": 64, "L": L, "T": 63, "ratio": 2})
     o = attend(device, call)
     norms = call[f"{which}_norms"]
     wide = norms.new_full((*norms.shape[:-1], 2 * norms.shape[-1]), torch.nan)

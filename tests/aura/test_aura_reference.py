@@ -96,17 +96,17 @@ def test_a_coordinate_on_a_boundary_belongs_below() -> None:
     assert quantise(torch.tensor([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5]), boundaries).tolist() == [0, 0, 1, 1, 2, 2, 3]
 
 
-def encoded(x: Tensor, bits: int, with_means: bool = False) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor, Tensor]:
+def encoded(x: Tensor, bits: int) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor]:
     D = x.shape[-1]
     centroids, signs = codebooks.codebook(bits, D), reference.aura_signs(D, bits)
-    return reference.aura_encode(x, signs, codebooks.boundaries(centroids), centroids, with_means), centroids, signs
+    return reference.aura_encode(x, signs, codebooks.boundaries(centroids), centroids), centroids, signs
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("D", [80, 128])
 def test_decoding_keeps_the_norm_and_nearly_the_direction(D: int, bits: int) -> None:
     x = 3 * torch.randn(50, D, dtype=torch.float64)
-    (codes, norms, _), centroids, signs = encoded(x, bits)
+    (codes, norms), centroids, signs = encoded(x, bits)
     decoded = reference.aura_decode(codes, norms, centroids, signs, dtype=torch.float64)
     assert (decoded.norm(dim=-1) / x.norm(dim=-1) - 1).abs().max() < EXACT
     error = (decoded - x).norm() / x.norm()
@@ -115,13 +115,15 @@ def test_decoding_keeps_the_norm_and_nearly_the_direction(D: int, bits: int) -> 
     assert (rotated - reference.aura_rotate(decoded, signs)).abs().max() < EXACT
 
 
-def test_the_mean_is_kept_apart() -> None:
-    x = torch.randn(20, 64, dtype=torch.float64) + 5
-    (codes, norms, means), centroids, signs = encoded(x, 4, with_means=True)
-    assert (means - x.mean(-1)).abs().max() < EXACT
-    decoded = reference.aura_decode(codes, norms, centroids, signs, means, dtype=torch.float64)
-    assert (decoded - x).norm() / (x - means[:, None]).norm() < 0.105
-    rotated = reference.aura_decode(codes, norms, centroids, signs, means, rotated=True, dtype=torch.float64)
+def test_the_means_of_tiles_are_added() -> None:
+    x, means = torch.randn(1, 2, 140, 64, dtype=torch.float64), torch.randn(1, 2, 2, 64, dtype=torch.float64)
+    (codes, norms), centroids, signs = encoded(x, 4)
+    without = reference.aura_decode(codes, norms, centroids, signs, dtype=torch.float64)
+    decoded = reference.aura_decode(codes, norms, centroids, signs, dtype=torch.float64, tile_means=means)
+    for first, last, tile in ((0, 128, 0), (128, 140, 1)):
+        added = decoded[:, :, first:last] - without[:, :, first:last]
+        assert (added - means[:, :, tile : tile + 1]).abs().max() < EXACT
+    rotated = reference.aura_decode(codes, norms, centroids, signs, True, torch.float64, means)
     assert (rotated - reference.aura_rotate(decoded, signs)).abs().max() < EXACT
 
 
@@ -129,32 +131,31 @@ def test_vectors_that_are_zero_or_not_finite() -> None:
     x = torch.randn(4, 64, dtype=torch.float64)
     alone = encoded(x, 3)[0]
     x[1], x[2, 5], x[3, 6] = 0, torch.inf, torch.nan
-    (codes, norms, _), centroids, signs = encoded(x, 3)
+    (codes, norms), centroids, signs = encoded(x, 3)
     assert torch.equal(codes[0], alone[0][0]) and norms[0] == alone[1][0]
     assert norms[1] == 0 and norms[2] == torch.inf and norms[3].isnan()
     assert not codes[2:].any()
     assert not reference.aura_decode(codes[1], norms[1], centroids, signs).any()
 
 
-def a_cache(T: int, HK: int, D: int = 64, with_means: bool = False) -> dict[str, Tensor | None]:
+def a_cache(T: int, HK: int, D: int = 64) -> dict[str, Tensor]:
     k, v = torch.randn(2, HK, T, D, dtype=torch.float64), torch.randn(2, HK, T, D, dtype=torch.float64)
-    (codes, norms, means), centroids, signs = encoded(k, 4, with_means)
+    (codes, norms), centroids, signs = encoded(k, 4)
     keys = {"key_codes": codes, "key_norms": norms, "key_codebook": centroids, "key_signs": signs}
-    (codes, norms, value_means), centroids, signs = encoded(v, 3, with_means)
+    (codes, norms), centroids, signs = encoded(v, 3)
     values = {"value_codes": codes, "value_norms": norms, "value_codebook": centroids, "value_signs": signs}
-    return keys | values | ({"key_means": means, "value_means": value_means} if with_means else {})
+    return keys | values
 
 
 def decoded(cache: dict, name: str) -> Tensor:
     parts = (cache[f"{name}_{part}"] for part in ("codes", "norms", "codebook", "signs"))
-    return reference.aura_decode(*parts, cache.get(f"{name}_means"), dtype=torch.float64)
+    return reference.aura_decode(*parts, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("with_means", [False, True])
 @pytest.mark.parametrize(("L", "causal", "window"), [(1, True, 0), (7, True, 0), (7, True, 5), (3, False, 0)])
-def test_attention_is_pytorchs_on_what_is_decoded(L: int, causal: bool, window: int, with_means: bool) -> None:
+def test_attention_is_pytorchs_on_what_is_decoded(L: int, causal: bool, window: int) -> None:
     T, starts = 23, torch.tensor([0, 4])
-    cache = a_cache(T, HK=2, with_means=with_means)
+    cache = a_cache(T, HK=2)
     q = torch.randn(2, 6, L, 64, dtype=torch.float64)
     mask = torch.zeros(2, 1, L, T, dtype=torch.bool)
     for b in range(2):
@@ -184,21 +185,21 @@ def test_a_sink_takes_its_share() -> None:
 
 @pytest.mark.parametrize("with_means", [False, True])
 @pytest.mark.parametrize("sinks", [False, True])
-@pytest.mark.parametrize(("T", "window", "block_size"), [(37, 0, 16), (37, 10, 16), (16, 0, 64), (0, 0, 16)])
+@pytest.mark.parametrize(("T", "window", "block_size"), [(37, 0, 16), (137, 10, 16), (16, 0, 64), (0, 0, 16)])
 def test_two_passes_are_attention(T: int, window: int, block_size: int, sinks: bool, with_means: bool) -> None:
-    cache = a_cache(T, HK=2, with_means=with_means)
+    cache = a_cache(T, HK=2)
     q = torch.randn(2, 4, min(T, 5), 64, dtype=torch.float64)
     options = {"starts": torch.tensor([0, min(T, 35)]), "window": window}
     logits = torch.tensor([0.5, -1.0, 2.0, 0.0]) if sinks else None
-    expected = reference.aura_attention(q, **cache, **options, sinks=logits)
+    means = torch.randn(2, 2, -(-T // 128), 64).half() if with_means else None
+    expected = reference.aura_attention(q, **cache, **options, sinks=logits, key_tile_means=means)
     key_signs, value_signs = cache.pop("key_signs"), cache.pop("value_signs")
-    q_sums = q.sum(-1) / 8 if with_means else None
-    partials = reference.aura_flash_p1(
-        reference.aura_rotate(q, key_signs, 0.125), **cache, q_sums=q_sums, **options, block_size=block_size
-    )
+    if means is not None:
+        options["tile_scores"] = 0.125 * (q @ means.repeat_interleave(2, 1).double().transpose(-1, -2))
+    q_rot = reference.aura_rotate(q, key_signs, 0.125)
+    partials = reference.aura_flash_p1(q_rot, **cache, **options, block_size=block_size)
     assert partials[1].shape == (2, 4, q.shape[2], -(-T // block_size))
-    means = partials[3] if with_means else None
-    o = reference.aura_flash_p2(*partials[:3], value_signs, means, logits, dtype=torch.float64)
+    o = reference.aura_flash_p2(*partials, value_signs, logits, dtype=torch.float64)
     assert o.shape == expected.shape
     assert (o - expected).abs().sum() < EXACT * (o.numel() + 1)
 

@@ -46,12 +46,9 @@ class History:
         """The keys and values, those that are codes as the cache's codes have them, which must be near them."""
         coded, found = torch.tensor(self.coded), []
         for x, of in ((self.k.double(), cache.keys), (self.v.double(), cache.values)):
-            codes, norms, _ = (part if part is None else part.cpu() for part in of.filled(cache.coded))
-            tables, means = (
-                (x.cpu() for x in of.tables),
-                of.tile_means if of.tile_means is None else of.tile_means.cpu(),
-            )
-            decoded = reference.aura_decode(codes, norms, *tables, dtype=torch.float64, tile_means=means)
+            parts = (part.cpu() for part in (*of.filled(cache.coded), *of.tables))
+            means = None if of.tile_means is None else of.tile_means.cpu()
+            decoded = reference.aura_decode(*parts, dtype=torch.float64, tile_means=means)
             assert ((decoded - x[:, :, coded]).norm(dim=-1) < 0.3 * x[:, :, coded].norm(dim=-1)).all()
             found.append(x.masked_scatter(coded[:, None], decoded))
         return found[0], found[1]

@@ -72,10 +72,10 @@ def cases() -> dict[str, Case]:
     for D in (80, 128):  # vectors of whole registers of codes, and of one and a half
         for bits in BITS:
             point = CodecPoint(D=D, bits=bits, tokens=9, rotated=True)
-            found[f"codes {D} {bits}"] = drawn("aura_decode", point, means=None, tile_means=None)
+            found[f"codes {D} {bits}"] = drawn("aura_decode", point, tile_means=None)
         for bits in TRELLIS:
             point = CodecPoint(D=D, bits=bits, tokens=9, rotated=True, trellis=True)
-            found[f"trellis codes {D} {bits}"] = drawn("aura_decode", point, means=None, tile_means=None)
+            found[f"trellis codes {D} {bits}"] = drawn("aura_decode", point, tile_means=None)
             found[f"encoding in a trellis {D} {bits}"] = drawn("aura_encode", point)
     # With 7 query heads for a KV head, and a window whose ends are inside of tiles.
     for D in (80, 128):

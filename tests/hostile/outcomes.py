@@ -78,7 +78,7 @@ def is_open(hostile: Hostile, cpu: Outcome, there: Outcome) -> bool:
         return "data race" in str(there.error)  # which of two tokens stays in a slot
     if hostile.op == "batch_copy_" and "what another one reads or writes" in str(cpu.error):
         return True  # of ranges on the device that meet nothing is reported: which bytes stay is open
-    if hostile.op == "aura_flash_p1" and hostile.argument == "q_sums" and hostile.what.endswith("-inf"):
+    if hostile.op == "aura_flash_p1" and hostile.argument == "tile_scores" and hostile.what.endswith("-inf"):
         return True  # m of a block without any weight: -inf, or the lowest number
     if hostile.op.startswith("aura_encode") and hostile.argument == "codebook":
         return "1e" in hostile.what  # squares beyond float32

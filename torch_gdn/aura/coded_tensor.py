@@ -7,7 +7,7 @@ from torch_gdn.aura.codebooks import boundaries
 from torch_gdn.reference.aura import TILE
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # of the vectors that are coded
-OF_TOKENS = ("codes", "norms", "means", "tile_means")  # [B, HK, capacity, ..] each; the last two may be absent
+OF_TOKENS = ("codes", "norms", "tile_means")  # [B, HK, capacity, ..] each; the last one may be absent
 TABLES = ("codebook", "boundaries", "signs")
 
 
@@ -27,7 +27,7 @@ def entries(name: str, tokens: int) -> int:
 
 
 class CodedTensor:
-    """The keys of a cache, or its values: codes [B, HK, S, W], norms and perhaps means [B, HK, S], and their tables.
+    """The keys of a cache, or its values: codes [B, HK, S, W], norms [B, HK, S], and their tables.
 
     With `tile_means`, each tile of 128 slots has a vector that is subtracted before a vector becomes codes: the mean of
     the tokens that become codes together with the one in the tile's first slot. Later tokens of the tile take it as it
@@ -35,13 +35,7 @@ class CodedTensor:
     """
 
     def __init__(
-        self,
-        bits: int,
-        signs: Tensor,
-        codebook: Tensor,
-        shape: tuple[int, int, int],
-        means: bool = False,
-        tile_means: bool = False,
+        self, bits: int, signs: Tensor, codebook: Tensor, shape: tuple[int, int, int], tile_means: bool = False
     ) -> None:
         device = signs.device
         self.signs, self.codebook = signs, codebook
@@ -50,14 +44,12 @@ class CodedTensor:
         words = (signs.shape[0] * bits + 31) // 32
         self.codes = torch.zeros(*shape, words, dtype=torch.int32, device=device)
         self.norms = torch.zeros(shape, dtype=torch.float16, device=device)
-        self.means = torch.zeros(shape, device=device) if means else None
         of_tiles = (*shape[:2], entries("tile_means", shape[2]), signs.shape[0])
         self.tile_means = torch.zeros(of_tiles, dtype=torch.float16, device=device) if tile_means else None
 
-    def filled(self, length: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    def filled(self, length: int) -> tuple[Tensor, Tensor]:
         """Returns the first `length` tokens. An index of slices would take twice as long as `narrow`."""
-        means = None if self.means is None else self.means.narrow(2, 0, length)
-        return self.codes.narrow(2, 0, length), self.norms.narrow(2, 0, length), means
+        return self.codes.narrow(2, 0, length), self.norms.narrow(2, 0, length)
 
     @property
     def tables(self) -> tuple[Tensor, Tensor]:
@@ -85,8 +77,8 @@ class CodedTensor:
     def append(self, x: Tensor, slots: Tensor, first: int) -> None:
         """Encodes x [B, HK, T, D] into these slots, which begin with `first`."""
         self._find_tile_means(x, first)
-        tables, cache = (self.signs, self.boundaries, self.codebook), (self.codes, self.norms, self.means)
-        torch.ops.gdn.aura_encode_(x, slots, *tables, *cache, self.tile_means)
+        tables = (self.signs, self.boundaries, self.codebook)
+        torch.ops.gdn.aura_encode_(x, slots, *tables, self.codes, self.norms, self.tile_means)
 
     def _find_tile_means(self, x: Tensor, first: int) -> None:
         """Takes the means of the tiles whose first token is in x: of all whole tiles at once, and of the rest."""
@@ -102,8 +94,7 @@ class CodedTensor:
                 target.copy_(means.nan_to_num(0.0, 0.0, 0.0))  # a token that is not finite must spoil no other one
 
     def decoded(self, length: int, dtype: torch.dtype) -> Tensor:
-        codes, norms, means = self.filled(length)
-        return torch.ops.gdn.aura_decode(codes, norms, self.codebook, self.signs, means, False, dtype, self.tile_means)
+        return torch.ops.gdn.aura_decode(*self.filled(length), *self.tables, False, dtype, self.tile_means)
 
     def resize(self, capacity: int, start: int, end: int) -> None:
         """Memory for `capacity` tokens, the first of which are those from start, where a tile begins, to end."""

@@ -1,9 +1,9 @@
 """The file of a cache, a safetensors file: version 3.
 
-Metadata: format "torch_gdn.aura", version "3", scheme, table, means, seed, dtype, tail, sinks, tile_means. Tensors, for
-"key" and "value" each: <key or value>.codes [B, HK, T, W] int32 (u32 words), .norms [B, HK, T] float16 and perhaps
-.means [B, HK, T], .codebook [2^bits], .boundaries [2^bits - 1] and .signs [D] float32: the file holds all that it takes
-to read it, whatever later tables are. With a tail of 128 or more there is "key.tile_means" [B, HK, ceil(T / 128), D]
+Metadata: format "torch_gdn.aura", version "3", scheme, table, seed, dtype, tail, sinks, tile_means. Tensors, for
+"key" and "value" each: <key or value>.codes [B, HK, T, W] int32 (u32 words), .norms [B, HK, T] float16, .codebook
+[2^bits], .boundaries [2^bits - 1] and .signs [D] float32: the file holds all that it takes to read it, whatever later
+tables are. With a tail of 128 or more there is "key.tile_means" [B, HK, ceil(T / 128), D]
 float16. "exact.keys" and "exact.values" [B, HK, rows, D] in `dtype` are the tokens that are no codes: those before
 them, then those behind.
 
@@ -72,8 +72,7 @@ def write(path: str | os.PathLike[str], content: Content) -> None:
 def description(content: Content) -> dict[str, str]:
     """What tells how to read the tensors."""
     scheme, dtype = content.scheme, dtype_name(content.dtype)
-    means, seed = str(scheme.means), str(content.seed)
-    told = {"scheme": scheme.name, "table": scheme.table, "means": means, "seed": seed, "dtype": dtype}
+    told = {"scheme": scheme.name, "table": scheme.table, "seed": str(content.seed), "dtype": dtype}
     told |= {"tail": str(content.tail), "sinks": str(content.sinks)}
     return told | {"tile_means": str(has_tile_means(content.tail))}
 
@@ -97,6 +96,8 @@ def opened(path: str | os.PathLike[str], expected_format: str) -> tuple[dict[str
     if metadata.get("format") != expected_format or version not in VERSIONS:
         expected = f"format {expected_format!r} version {' or '.join(map(repr, VERSIONS))}"
         raise ValueError(f"load: path: expected {expected}, got {metadata.get('format')!r} version {version!r}")
+    means = metadata.get("means", "False")
+    require(means == "False", "means 'False', because means of vectors are no longer read", means)
     if version == "1":
         tensors = {name: x.half() if name.endswith(".norms") else x for name, x in tensors.items()}
     return metadata, tensors
@@ -109,7 +110,7 @@ def described(metadata: dict[str, str], tensors: dict[str, Tensor]) -> Content:
     require(signs is not None and signs.dim() == 1, "key.signs of shape [D]", signs)
     dtype, seed = metadata.get("dtype", ""), metadata.get("seed", "")
     require(dtype in NAMES, f"dtype {', '.join(NAMES)}", dtype)
-    scheme = Scheme(metadata.get("scheme", ""), metadata.get("table", ""), metadata.get("means") == "True")
+    scheme = Scheme(metadata.get("scheme", ""), metadata.get("table", ""))
     require(seed.lstrip("-").isdecimal(), "a seed", seed)
     tail, sinks = exact_sizes(metadata)
     if has_tile_means(tail) and "tile_means" not in metadata:

@@ -88,7 +88,7 @@ class KVCache:
         def coded(bits: int, centroids: Tensor, its_seed: int, tile_means: bool = False) -> CodedTensor:
             shape = (batch, kv_heads, self._most_codes(capacity))
             signs = aura_signs(head_dim, its_seed).to(device)
-            return CodedTensor(bits, signs, centroids.to(device), shape, self.scheme.means, tile_means)
+            return CodedTensor(bits, signs, centroids.to(device), shape, tile_means)
 
         of_keys, of_values = self.scheme.codebooks(head_dim)
         self.keys = coded(self.scheme.key_bits, of_keys, 2 * seed, has_tile_means(tail))
@@ -215,7 +215,7 @@ class KVCache:
         """
         self._check("attend", "q", q, None)
         k, v = self.keys, self.values
-        tensors = (k.codes, k.norms, k.codebook, k.signs, v.codes, v.norms, v.codebook, v.signs, k.means, v.means)
+        tensors = (k.codes, k.norms, k.codebook, k.signs, v.codes, v.norms, v.codebook, v.signs)
         masks = (starts, sinks, scale, causal, None, window)
         held = self._exact_length
         rows = (self.exact.keys, self.exact.values) if held > 0 else (None, None)

@@ -32,8 +32,6 @@ class Scheme:
             "4v4t".
         table: the codebooks of codes without a trellis (`torch_gdn.aura.codebooks`), "lloyd-max" or "origin".
             Default: "lloyd-max".
-        means: whether to subtract each vector's mean and store it, in 4 more bytes. This helps models whose keys have a
-            large common part, such as those with biases in their projections. Default: False.
 
     Raises:
         ValueError: If a name or table is not one of these.
@@ -49,7 +47,6 @@ class Scheme:
 
     name: str = "4v4t"
     table: str = "lloyd-max"
-    means: bool = False
     key_bits: int = field(init=False, repr=False)
     value_bits: int = field(init=False, repr=False)
     trellis: bool = field(init=False, repr=False)
@@ -76,9 +73,9 @@ class Scheme:
         return of(self.key_bits), of(self.value_bits)
 
     def bytes_per_token(self, head_dim: int) -> int:
-        """What a token's key and value take in one head: codes, norms (float16) and means (float32)."""
+        """What a token's key and value take in one head: codes, and norms in float16."""
         words = sum((head_dim * bits + 31) // 32 for bits in (self.key_bits, self.value_bits))
-        return 4 * words + (12 if self.means else 4)
+        return 4 * words + 4
 
     def ratio(self, head_dim: int, dtype: torch.dtype = torch.float16) -> float:
         """How many times smaller than keys and values in `dtype`."""

@@ -74,20 +74,14 @@ def aura_rotate(x: Tensor, signs: Tensor, scale: float = 1.0, inverse: bool = Fa
     return scale * (x.to(dtype) @ (Pi if inverse else Pi.T))
 
 
-def aura_encode(
-    x: Tensor, signs: Tensor, boundaries: Tensor | None, codebook: Tensor, with_means: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Vectors x [.., D] as codes [.., W] int32, norms [..] and means [..] (or [0]); the last two in x's dtype, at least
-    float32.
+def aura_encode(x: Tensor, signs: Tensor, boundaries: Tensor | None, codebook: Tensor) -> tuple[Tensor, Tensor]:
+    """Vectors x [.., D] as codes [.., W] int32, and norms [..] in x's dtype, at least float32.
 
     The norm is that of x over that of its centroids, so that decoding gives back the norm of x. Codes of a vector that
     is not finite, or whose norm is not, are 0, and its norm says so. Without boundaries the codebook is a trellis's.
     """
     dtype = compute_dtype(x)
     x, codebook = x.to(dtype), codebook.to(dtype)
-    means = x.mean(-1) if with_means else x.new_empty(0)
-    if with_means:
-        x = x - means[..., None]
     r = x.norm(dim=-1)
     direction = torch.where((r > 0)[..., None], x / r[..., None], 0.0)
     y = torch.where(r.isfinite()[..., None], aura_rotate(direction, signs), 0.0)
@@ -98,7 +92,7 @@ def aura_encode(
         indices = quantise(y, boundaries.to(dtype))
     indices = torch.where(r.isfinite()[..., None], indices, 0)
     norms = r / codebook.flatten()[indices].norm(dim=-1)
-    return pack(indices % 2**bits, bits, closed=boundaries is None), norms, means
+    return pack(indices % 2**bits, bits, closed=boundaries is None), norms
 
 
 def bits_of(codebook: Tensor) -> int:
@@ -126,7 +120,7 @@ def pack(indices: Tensor, bits: int, closed: bool = False) -> Tensor:
 
 
 def aura_decode(
-    codes: Tensor, norms: Tensor, codebook: Tensor, signs: Tensor, means: Tensor | None = None, rotated: bool = False,
+    codes: Tensor, norms: Tensor, codebook: Tensor, signs: Tensor, rotated: bool = False,
     dtype: torch.dtype | None = None, tile_means: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """The vectors [.., D] that codes [.., W] and norms [..] encode, in `dtype` (float32), or Pi times them."""
@@ -134,9 +128,7 @@ def aura_decode(
     computed = torch.promote_types(result, torch.promote_types(norms.dtype, torch.float32))
     D = signs.shape[0]
     y = norms.to(computed)[..., None] * codebook.to(computed).flatten()[entries(codes, codebook, D)]
-    mean = y.new_zeros(D) if means is None else means.to(computed)[..., None].expand(y.shape)
-    if tile_means is not None:
-        mean = mean + of_tokens(tile_means, y.shape[-2]).to(computed)
+    mean = y.new_zeros(D) if tile_means is None else of_tokens(tile_means, y.shape[-2]).to(computed)
     if rotated:
         return (y + aura_rotate(mean, signs)).to(result)
     return (aura_rotate(y, signs, inverse=True) + mean).to(result)
@@ -169,9 +161,8 @@ def unpack(codes: Tensor, bits: int, D: int) -> Tensor:
 
 def aura_attention(
     q: Tensor, key_codes: Tensor, key_norms: Tensor, key_codebook: Tensor, key_signs: Tensor, value_codes: Tensor,
-    value_norms: Tensor, value_codebook: Tensor, value_signs: Tensor, key_means: Tensor | None = None,
-    value_means: Tensor | None = None, starts: Tensor | None = None, sinks: Tensor | None = None,
-    scale: float | None = None, causal: bool = True, q_offset: int | None = None, window: int = 0,
+    value_norms: Tensor, value_codebook: Tensor, value_signs: Tensor, starts: Tensor | None = None,
+    sinks: Tensor | None = None, scale: float | None = None, causal: bool = True, q_offset: int | None = None, window: int = 0,
     block_size: int | None = None, length: int | None = None, exact_keys: Tensor | None = None,
     exact_values: Tensor | None = None, exact_sinks: int = 0, exact_length: int | None = None,
     key_tile_means: Tensor | None = None,
@@ -181,10 +172,10 @@ def aura_attention(
     dtype = compute_dtype(q)
     B, HQ, L, D = q.shape
     ratio = HQ // key_codes.shape[1]
-    keys = aura_decode(key_codes, key_norms, key_codebook, key_signs, key_means, dtype=dtype)[:, :, :length]
+    keys = aura_decode(key_codes, key_norms, key_codebook, key_signs, dtype=dtype)[:, :, :length]
     if key_tile_means is not None:
         keys = keys + of_tokens(key_tile_means, keys.shape[2]).to(dtype)
-    values = aura_decode(value_codes, value_norms, value_codebook, value_signs, value_means, dtype=dtype)[:, :, :length]
+    values = aura_decode(value_codes, value_norms, value_codebook, value_signs, dtype=dtype)[:, :, :length]
     if exact_keys is not None and exact_values is not None:
         keys, values = (
             torch.cat([exact[:, :, :exact_sinks].to(dtype), x, exact[:, :, exact_sinks:exact_length].to(dtype)], 2)
@@ -230,14 +221,13 @@ def visible(
 
 def aura_flash_p1(
     q_rot: Tensor, key_codes: Tensor, key_norms: Tensor, key_codebook: Tensor, value_codes: Tensor, value_norms: Tensor,
-    value_codebook: Tensor, key_means: Tensor | None = None, q_sums: Tensor | None = None,
-    value_means: Tensor | None = None, starts: Tensor | None = None, causal: bool = True, q_offset: int | None = None,
+    value_codebook: Tensor, starts: Tensor | None = None, causal: bool = True, q_offset: int | None = None,
     window: int = 0, block_size: int = 64, tile_scores: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Softmax over each block of keys by itself, on codes, for q_rot [B, HQ, L, D] that is rotated and scaled.
 
-    o_partials [B, HQ, L, NB, D] (not divided by l, in the values' rotated space), the largest score m_partials and the
-    sum of exponentials l_partials [B, HQ, L, NB], and mean_partials, the same weights' sum of value means (or [0]).
+    o_partials [B, HQ, L, NB, D] (not divided by l, in the values' rotated space), and the largest score m_partials and
+    the sum of exponentials l_partials [B, HQ, L, NB].
     """
     dtype = compute_dtype(q_rot)
     B, HQ, L, D = q_rot.shape
@@ -251,14 +241,11 @@ def aura_flash_p1(
 
     keys, values = vectors(key_codes, key_norms, key_codebook), vectors(value_codes, value_norms, value_codebook)
     scores = q_rot.to(dtype) @ keys.transpose(-1, -2)
-    if key_means is not None:
-        assert q_sums is not None
-        scores = scores + q_sums.to(dtype)[..., None] * heads(key_means)[:, :, None]
     if tile_scores is not None:
         scores = scores + tile_scores.to(dtype).repeat_interleave(TILE, 3)[..., :T]
     seen = visible(B, L, T, starts, causal, q_offset, window, q_rot.device)
     scores = scores.masked_fill(~seen, -torch.inf)
-    o, m, sums, mean = [], [], [], []
+    o, m, sums = [], [], []
     for first in range(0, T, block_size):
         block = slice(first, min(first + block_size, T))
         largest = scores[..., block].amax(-1)
@@ -266,24 +253,15 @@ def aura_flash_p1(
         o.append(weighted(weights, values[:, :, block], seen[..., block]))
         m.append(largest)
         sums.append(weights.sum(-1))
-        if value_means is not None:
-            means = heads(value_means)[:, :, block, None]
-            mean.append(weighted(weights, means, seen[..., block]).squeeze(-1))
     if T == 0:
         none = q_rot.new_empty(B, HQ, L, 0, dtype=dtype)
-        return (
-            none[..., None].expand(B, HQ, L, 0, D),
-            none,
-            none,
-            none if value_means is not None else none.new_empty(0),
-        )
-    mean_partials = torch.stack(mean, dim=3) if value_means is not None else o[0].new_empty(0)
-    return torch.stack(o, dim=3), torch.stack(m, dim=3), torch.stack(sums, dim=3), mean_partials
+        return none[..., None].expand(B, HQ, L, 0, D), none, none
+    return torch.stack(o, dim=3), torch.stack(m, dim=3), torch.stack(sums, dim=3)
 
 
 def aura_flash_p2(
-    o_partials: Tensor, m_partials: Tensor, l_partials: Tensor, value_signs: Tensor,
-    mean_partials: Tensor | None = None, sinks: Tensor | None = None, dtype: torch.dtype | None = None,
+    o_partials: Tensor, m_partials: Tensor, l_partials: Tensor, value_signs: Tensor, sinks: Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
     """The blocks of `aura_flash_p1` merged into one softmax, in the values' own space: [B, HQ, L, D]."""
     m = m_partials
@@ -295,6 +273,4 @@ def aura_flash_p2(
     total = (blocks * l_partials).sum(-1, keepdim=True) + factors[..., m_partials.shape[-1] :].sum(-1, keepdim=True)
     total = torch.where(total > 0, total, 1.0)  # no key was seen: 0
     o = aura_rotate((blocks[..., None] * o_partials).sum(3) / total, value_signs, inverse=True)
-    if mean_partials is not None:
-        o = o + (blocks * mean_partials).sum(-1, keepdim=True) / total
     return o.to(dtype or torch.float32)

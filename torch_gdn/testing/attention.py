@@ -123,7 +123,7 @@ def aura_pages(codec: Codec, cache: Tensor) -> tuple[list[Tensor], Tensor]:
     Also returns the vectors that they represent, in float64. NaN in the cache give NaN norms.
     """
     blocks, size, H, _ = cache.shape
-    codes, norms, _ = reference.aura_encode(cache.double().nan_to_num(0.0), *codec.tables)
+    codes, norms = reference.aura_encode(cache.double().nan_to_num(0.0), *codec.tables)
     norms = norms.half()
     decoded = reference.aura_decode(codes, norms, codec.codebook, codec.signs, dtype=torch.float64)
     norms = norms.masked_fill(cache.isnan().any(-1), torch.nan)

@@ -63,13 +63,10 @@ class Codec:
         return there
 
 
-def poisoned_cache(codec: Codec, B: int, HK: int, S: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes, norms and means of a cache with sentinel content; heads and slots not in order."""
+def poisoned_cache(codec: Codec, B: int, HK: int, S: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Codes and norms of a cache with sentinel content; heads and slots not in order."""
     codes = torch.full((B, S, HK, codec.words), 0x5A5A5A5A, dtype=torch.int32, device=device).transpose(1, 2)
-    norms, means = (
-        torch.full((HK, B, S), torch.nan, dtype=dtype, device=device).transpose(0, 1) for dtype in (F16, F32)
-    )
-    return codes, norms, means
+    return codes, torch.full((HK, B, S), torch.nan, dtype=F16, device=device).transpose(0, 1)
 
 
 @dataclass
@@ -78,29 +75,25 @@ class Cache:
 
     key: Codec
     value: Codec
-    keys: tuple[Tensor, Tensor, Tensor]  # codes, norms, means
-    values: tuple[Tensor, Tensor, Tensor]
-
-    def means(self, with_means: bool) -> dict[str, Tensor]:
-        return {"key_means": self.keys[2], "value_means": self.values[2]} if with_means else {}
+    keys: tuple[Tensor, Tensor]  # codes, norms
+    values: tuple[Tensor, Tensor]
 
     def parts(self, with_signs: bool) -> dict[str, Tensor]:
         """By the ops' names."""
         found: dict[str, Any] = {}
-        for name, codec, (codes, norms, _) in (("key", self.key, self.keys), ("value", self.value, self.values)):
+        for name, codec, (codes, norms) in (("key", self.key, self.keys), ("value", self.value, self.values)):
             found |= {f"{name}_codes": codes, f"{name}_norms": norms, f"{name}_codebook": codec.codebook}
             if with_signs:
                 found[f"{name}_signs"] = codec.signs
         return found
 
 
-def make_cache(key: Codec, value: Codec, B: int, HK: int, T: int, with_means: bool = False, slack: int = 3) -> Cache:
+def make_cache(key: Codec, value: Codec, B: int, HK: int, T: int, slack: int = 3) -> Cache:
     encoded: list[Any] = []
     for codec in (key, value):
         x = torch.randn(B, HK, T, codec.D) * torch.randn(B, HK, T, 1).mul(0.3).exp() + 0.2
         cache = poisoned_cache(codec, B, HK, T + slack, torch.device("cpu"))
-        parts = reference.aura_encode(x, *codec.tables, with_means=with_means)
-        for whole, part in zip(cache, parts[: 3 if with_means else 2], strict=False):
+        for whole, part in zip(cache, reference.aura_encode(x, *codec.tables), strict=True):
             whole[:, :, :T] = part
         encoded.append(tuple(part[:, :, :T] for part in cache))
     return Cache(key, value, *encoded)
@@ -168,39 +161,36 @@ def compiled_codecs(
 
 def draw_encode(point: CodecPoint) -> Call:
     x, codec = point.to_encode()
-    tables = {"signs": codec.signs, "boundaries": codec.boundaries, "codebook": codec.codebook}
-    return {"x": x} | tables | {"with_means": codec.boundaries is not None}
+    return {"x": x, "signs": codec.signs, "boundaries": codec.boundaries, "codebook": codec.codebook}
 
 
 def draw_encode_in_place(point: CodecPoint) -> Call:
     """Into a cache of three slots more."""
     call, size = draw_encode(point), point.tokens + 3
     call = {"x": call.pop("x"), "slots": torch.arange(point.tokens)} | call
-    del call["with_means"]
     call["codes"] = torch.zeros(2, 2, size, point.codec().words, dtype=torch.int32)
     tile_means = torch.randn(2, 2, 1, point.D).half()
     call["x"] = (call["x"] + tile_means.float()).to(point.dtype)
-    call |= {"norms": torch.zeros(2, 2, size, dtype=F16), "means": torch.zeros(2, 2, size)}
-    return call | {"tile_means": tile_means}
+    return call | {"norms": torch.zeros(2, 2, size, dtype=F16), "tile_means": tile_means}
 
 
 def exact_encode_in_place(call: Call) -> None:
     tables = {name: call[name] for name in ("signs", "boundaries", "codebook")}
-    encoded = reference.aura_encode(call["x"].double() - call["tile_means"].double(), **tables, with_means=True)
-    for name, part in zip(("codes", "norms", "means"), encoded, strict=True):
+    encoded = reference.aura_encode(call["x"].double() - call["tile_means"].double(), **tables)
+    for name, part in zip(("codes", "norms"), encoded, strict=True):
         call[name][:, :, call["slots"]] = part.to(call[name].dtype)
 
 
 def encoding_bounds(point: CodecPoint, call: Call, exact: Named) -> dict[str, float]:
     """A coordinate next to a boundary may get the other code, and the vector's norm is then another; it is rounded to
     float16."""
-    return {"codes": 5e-3, "norms": 5e-4, "means": 1e-6}
+    return {"codes": 5e-3, "norms": 5e-4}
 
 
 def draw_decode(point: CodecPoint) -> Call:
     codec = point.codec()
-    codes, norms, means = reference.aura_encode(point.rows().float(), *codec.tables, with_means=True)
-    call = {"codes": codes, "norms": norms.half(), "codebook": codec.codebook, "signs": codec.signs, "means": means}
+    codes, norms = reference.aura_encode(point.rows().float(), *codec.tables)
+    call = {"codes": codes, "norms": norms.half(), "codebook": codec.codebook, "signs": codec.signs}
     return call | {"dtype": point.dtype, "rotated": point.rotated, "tile_means": torch.randn(2, 2, 1, point.D).half()}
 
 
@@ -254,7 +244,7 @@ register(
         quick=QUICK_CODECS,
         compiled=compiled_codecs,
         bound=encoding_bounds,
-        heads={"norms": 1, "means": 1},
+        heads={"norms": 1},
         invalid=wrong_codec,
     ),
     OpEntry(
@@ -265,7 +255,7 @@ register(
         points=CODECS,
         quick=QUICK_CODECS,
         bound=encoding_bounds,
-        heads={"norms": 1, "means": 1},
+        heads={"norms": 1},
         invalid=wrong_encode_in_place,
         hostile=[Hostile("slots", [0, 8, 2, LARGE, 4])],  # of 8
     ),
@@ -311,13 +301,13 @@ class AuraPoint(Point):
     queries: int = 3
     keys: int = 20
     batch: int = 2
-    masked: bool = False  # with means, sinks, a window, and `starts` that mask the first keys
+    masked: bool = False  # with sinks, a window, and `starts` that mask the first keys
     exact: tuple[int, int] = (0, 0)  # exact rows, and how many of them precede the codes, which then have tiles' means
     trellis: bool = False
 
     def cache(self) -> Cache:
         key, value = (Codec(self.D, bits, seed, self.trellis) for bits, seed in zip(self.bits, (3, 4), strict=True))
-        return make_cache(key, value, self.batch, 2, self.keys, self.masked)
+        return make_cache(key, value, self.batch, 2, self.keys)
 
     def q(self, dtype: torch.dtype) -> Tensor:
         return torch.randn(self.batch, 2 * self.ratio, self.queries, self.D).to(dtype)
@@ -380,8 +370,8 @@ def compiled_attention() -> Iterator[AuraPoint]:
 def draw_flash_p1(point: AuraPoint) -> Call:
     q, cache = point.q(F32), point.cache()
     tiles = (point.batch, 2 * point.ratio, point.queries, tiles_of(point.keys))
-    sums = {"q_sums": q.sum(-1), "tile_scores": torch.randn(tiles)} if point.masked else {}
-    return {"q_rot": q} | cache.parts(False) | cache.means(point.masked) | sums | point.masks()
+    scores = {"tile_scores": torch.randn(tiles)} if point.masked else {}
+    return {"q_rot": q} | cache.parts(False) | scores | point.masks()
 
 
 def draw_flash_p2(point: AuraPoint) -> Call:
@@ -389,13 +379,13 @@ def draw_flash_p2(point: AuraPoint) -> Call:
     rows = (point.batch, 2 * point.ratio, point.queries, 2)
     call: Call = {"o_partials": torch.randn(*rows, point.D), "m_partials": torch.randn(rows)}
     call |= {"l_partials": torch.rand(rows) + 1, "value_signs": Codec(point.D, point.bits[1]).signs}
-    call |= {"mean_partials": torch.randn(rows), "sinks": torch.randn(2 * point.ratio)} if point.masked else {}
+    call |= {"sinks": torch.randn(2 * point.ratio)} if point.masked else {}
     return call | {"dtype": point.dtype}
 
 
 def draw_attention(point: AuraPoint) -> Call:
     cache = point.cache()
-    call = {"q": point.q(point.dtype)} | cache.parts(True) | cache.means(point.masked) | point.masks()
+    call = {"q": point.q(point.dtype)} | cache.parts(True) | point.masks()
     call |= point.exact_rows()
     return call | ({"sinks": torch.randn(2 * point.ratio), "length": point.keys - 2} if point.masked else {})
 
@@ -418,8 +408,6 @@ def wrong_attention(entry: OpEntry[AuraPoint]) -> Iterator[Invalid]:
         yield Invalid("key_tile_means", ValueError, "no tile", change("key_tile_means", lambda x: x[:, :, :0]))
         yield from wrong_exact_rows()
     else:
-        yield Invalid("q_sums", ValueError, "without means", put("key_means", None))
-        yield Invalid("q_sums", ValueError, "none for means", put("q_sums", None))
         yield Invalid(
             "tile_scores", ValueError, "a tile more", change("tile_scores", lambda x: x.expand(-1, -1, -1, 2))
         )
@@ -452,7 +440,7 @@ register(
         small=SMALL,
         points=[SMALL, AuraPoint(bits=(8, 4), D=128, ratio=4, queries=1, keys=203)],
         bound=attention_bounds,
-        heads=dict.fromkeys(("o_partials", "m_partials", "l_partials", "mean_partials")),
+        heads=dict.fromkeys(("o_partials", "m_partials", "l_partials")),
         operations=operations_of_attention,
         invalid=wrong_attention,
     ),

@@ -40,7 +40,7 @@ struct Token {
 struct Scratch {
   std::vector<float> q, keys, values, o;
   alignas(64) float scores[kRows * kTileKeys];
-  alignas(64) float key_factors[kTileKeys] = {}, value_factors[kTileKeys] = {}, zeros[kTileKeys] = {};
+  alignas(64) float key_factors[kTileKeys] = {}, value_factors[kTileKeys] = {};
   AuraRow states[kRows];
 
   explicit Scratch(int64_t width)
@@ -118,7 +118,7 @@ class Attention {
     for (int64_t i = 0; i < item.rows; ++i) {
       const int64_t row = item.first_row + i;
       cache_.read_query(sequence.first + row / ratio_, head_of(item, row), scratch.q.data() + i * width_);
-      scratch.states[i] = {.m = kNone, .l = 0, .mean = 0, .q_sum = 0};
+      scratch.states[i] = {.m = kNone, .l = 0};
     }
     std::fill(scratch.o.begin(), scratch.o.end(), 0.0f);
     for (int64_t key = item.first_key; key < item.last_key; key += kTileKeys) {
@@ -150,9 +150,7 @@ class Attention {
                         .count = count,
                         .width = width_,
                         .key_norms = scratch.key_factors,
-                        .key_means = scratch.zeros,
                         .value_norms = scratch.value_factors,
-                        .value_means = scratch.zeros,
                         .scores = scratch.scores,
                         .o = scratch.o.data(),
                         .states = scratch.states};
@@ -180,14 +178,14 @@ class Attention {
 
   void merge_row(const WorkItem& item, int64_t row) {
     std::vector<float> o(width_);
-    AuraRow merged{.m = kNone, .l = 0, .mean = 0, .q_sum = 0};
+    AuraRow merged{.m = kNone, .l = 0};
     for (int64_t i = 0; i < item.blocks; ++i) {
       const int64_t at = item.partial + i * item.rows + row;
       merged.m = std::max(merged.m, partial_states_[at].m);
     }
     for (int64_t i = 0; i < item.blocks; ++i) {
       const int64_t at = item.partial + i * item.rows + row;
-      const auto& [m, l, mean, q_sum, tile_score] = partial_states_[at];
+      const auto& [m, l, tile_score] = partial_states_[at];
       const float factor = l == 0.0f ? 0.0f : std::exp(m - merged.m);
       merged.l += factor * l;
       for (int64_t d = 0; d < s_.D; ++d) o[d] += factor * partial_o_[at * width_ + d];

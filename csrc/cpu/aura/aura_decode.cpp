@@ -13,8 +13,6 @@ namespace {
 
 void run(const AuraDecode<int64_t>& op, const Tensor& x_any) {
   const Tensor codes = cpu::as_vectors(op.vectors.codes, "codes"), norms = cpu::as_values(op.vectors.norms);
-  const bool has_means = op.vectors.means.has_value();
-  const Tensor means = has_means ? cpu::as_values(*op.vectors.means) : Tensor();
   const Tensor x = cpu::as_vectors(x_any, "x"), signs = op.signs.contiguous();
   const bool has_tile_means = op.vectors.tile_means.has_value();
   const Tensor tile_means = has_tile_means ? op.vectors.tile_means->to(at::kFloat).contiguous() : Tensor();
@@ -28,13 +26,10 @@ void run(const AuraDecode<int64_t>& op, const Tensor& x_any) {
     if (!op.rotated) cpu::rotate(row, sign, op.D, true);
     const float norm = cpu::norm_at(norms, b, h, t) * (op.rotated ? 1.0f : by_root);
     for (int64_t d = 0; d < op.D; ++d) row[d] *= norm;
-    if (has_means || has_tile_means) {
+    if (has_tile_means) {
       float added[cpu::kLargestD];
-      std::fill_n(added, op.D, has_means ? cpu::value_at(means, b, h, t) : 0.0f);
-      if (has_tile_means) {
-        const float* mean = tile_means.const_data_ptr<float>() + cpu::offset_of(tile_means, b, h, t / kTokensOfTile);
-        for (int64_t d = 0; d < op.D; ++d) added[d] += mean[d];
-      }
+      std::copy_n(tile_means.const_data_ptr<float>() + cpu::offset_of(tile_means, b, h, t / kTokensOfTile), op.D,
+                  added);
       if (op.rotated) cpu::rotate(added, sign, op.D, false);
       for (int64_t d = 0; d < op.D; ++d) row[d] += added[d] * (op.rotated ? by_root : 1.0f);
     }

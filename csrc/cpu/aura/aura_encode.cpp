@@ -14,14 +14,6 @@ namespace torch_gdn {
 
 namespace {
 
-float subtract_mean(float* x, int64_t D) {
-  double sum = 0;
-  for (int64_t d = 0; d < D; ++d) sum += x[d];
-  const auto mean = static_cast<float>(sum / static_cast<double>(D));
-  for (int64_t d = 0; d < D; ++d) x[d] -= mean;
-  return mean;
-}
-
 struct Encoder {
   Tensor signs, boundaries, codebook;  // boundaries are undefined for a trellis code
   int64_t D;
@@ -88,7 +80,6 @@ struct Vectors {
           tile_means.const_data_ptr<float>() + cpu::offset_of(tile_means, b, h, slot(b, t) / kTokensOfTile);
       for (int64_t d = 0; d < D; ++d) row[d] -= mean[d];
     }
-    if (encoded.means.has_value()) cpu::set_value(*encoded.means, b, h, slot(b, t), subtract_mean(row, D));
   }
 
   int32_t* words(int64_t b, int64_t h, int64_t t) const {
@@ -153,11 +144,9 @@ void encode(const AuraEncoder<int64_t>& op, const optional<Tensor>& slots, const
   encode_each(encoder, vectors);
 }
 
-void run(const AuraEncode<int64_t>& op, const std::tuple<Tensor, Tensor, Tensor>& outputs) {
-  const auto& [codes, norms, means] = outputs;
-  EncodedVectors encoded{cpu::as_vectors(codes, "codes"), cpu::as_values(norms), std::nullopt};
-  if (op.with_means) encoded.means = cpu::as_values(means);
-  encode(op, std::nullopt, encoded, std::nullopt);
+void run(const AuraEncode<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
+  const auto& [codes, norms] = outputs;
+  encode(op, std::nullopt, {cpu::as_vectors(codes, "codes"), cpu::as_values(norms)}, std::nullopt);
 }
 
 void run_in_place(const AuraEncodeInPlace<int64_t>& op) { encode(op, op.slots, op.cache, op.tile_means); }

@@ -24,10 +24,9 @@ class ExactKeys {
   int64_t block_size() const { return block_size_; }
   int64_t index_of(int64_t position) const { return position <= s_.S ? position : std::max(s_.S, position - s_.T); }
 
-  float read_query(int64_t b, int64_t head, int64_t query, float* row) const {
+  void read_query(int64_t b, int64_t head, int64_t query, float* row) const {
     q_.read(b, head, query, 0, s_.D, row);
     for (int64_t d = 0; d < s_.D; ++d) row[d] *= scale_;
-    return 0.0f;
   }
 
   float tile_score(int64_t, int64_t, int64_t, int64_t) const { return 0.0f; }
@@ -38,7 +37,6 @@ class ExactKeys {
       values_.read(b, hk, first + i, 0, s_.D, item.values + i * width);
     }
     for (float* norms : {item.key_norms, item.value_norms}) std::fill_n(norms, count, 1.0f);
-    for (float* means : {item.key_means, item.value_means}) std::fill_n(means, count, 0.0f);
   }
 
  private:

@@ -26,10 +26,7 @@ class CodedKeys {
   int64_t block_size() const { return op_.block_size; }
   int64_t index_of(int64_t position) const { return position - op_.shape.S; }
 
-  float read_query(int64_t b, int64_t head, int64_t query, float* row) const {
-    q_.read(b, head, query, 0, D_, row);
-    return op_.q_sums.has_value() ? value_at(*op_.q_sums, b, head, query) : 0.0f;
-  }
+  void read_query(int64_t b, int64_t head, int64_t query, float* row) const { q_.read(b, head, query, 0, D_, row); }
 
   float tile_score(int64_t b, int64_t head, int64_t query, int64_t key) const {
     static_assert(kTokensOfTile % kTileKeys == 0, "the keys that are read together are in one tile");
@@ -41,21 +38,13 @@ class CodedKeys {
   void read_tile(int64_t b, int64_t hk, int64_t first, int64_t count, WorkItem& item, int64_t width) const {
     keys_.dequantise(words_at(key_codes_, b, hk, first), key_codes_.stride(2), count, item.keys, width);
     values_.dequantise(words_at(value_codes_, b, hk, first), value_codes_.stride(2), count, item.values, width);
-    read_values<c10::Half>(op_.key.norms, b, hk, first, count, item.key_norms);
-    read_values<c10::Half>(op_.value.norms, b, hk, first, count, item.value_norms);
-    read_values<float>(op_.key.means, b, hk, first, count, item.key_means);
-    read_values<float>(op_.value.means, b, hk, first, count, item.value_means);
+    for (int64_t i = 0; i < count; ++i) {
+      item.key_norms[i] = norm_at(op_.key.norms, b, hk, first + i);
+      item.value_norms[i] = norm_at(op_.value.norms, b, hk, first + i);
+    }
   }
 
  private:
-  // Reads the norms or means of some keys, or zeros if there is no tensor.
-  template <typename Element>
-  static void read_values(const optional<Tensor>& x, int64_t b, int64_t h, int64_t first, int64_t count, float* out) {
-    if (!x.has_value()) return std::fill(out, out + count, 0.0f), void();
-    const Element* in = x->const_data_ptr<Element>() + offset_of(*x, b, h, first);
-    for (int64_t t = 0; t < count; ++t) out[t] = in[t * x->stride(2)];
-  }
-
   const AuraFlashP1<int64_t>& op_;
   int64_t D_;
   Tensor q_rot_, key_codes_, value_codes_, tile_score_tensor_;

@@ -11,28 +11,17 @@ namespace torch_gdn::cpu {
 
 namespace {
 
-// A row's m, l and mean, with `blocks` values each. `mean` may be nullptr.
-struct RowPartials {
-  const float *m, *l, *mean;
-  int64_t blocks;
-};
-
-struct Merged {
-  float largest, sum, mean;
-};
-
-// A block's factor is exp(m - largest). `sum` and `mean` add l and mean, each times its block's factor. A sink is a
-// score without a value.
-Merged merge(const RowPartials& row, const float* sink, std::vector<float>& factors) {
-  Merged merged{sink != nullptr ? *sink : -std::numeric_limits<float>::infinity(), 0.0f, 0.0f};
-  for (int64_t i = 0; i < row.blocks; ++i) merged.largest = std::max(merged.largest, row.m[i]);
-  for (int64_t i = 0; i < row.blocks; ++i) {
-    factors[i] = row.l[i] == 0.0f ? 0.0f : std::exp(row.m[i] - merged.largest);
-    merged.sum += factors[i] * row.l[i];
-    if (row.mean != nullptr) merged.mean += factors[i] * row.mean[i];
+// Sets the factor of each block of a row, exp(m - the largest m). Returns the sum of l, each times its block's factor.
+// A sink is a score without a value.
+float merge(const float* m, const float* l, const float* sink, std::vector<float>& factors) {
+  float largest = sink != nullptr ? *sink : -std::numeric_limits<float>::infinity(), sum = 0;
+  for (size_t i = 0; i < factors.size(); ++i) largest = std::max(largest, m[i]);
+  for (size_t i = 0; i < factors.size(); ++i) {
+    factors[i] = l[i] == 0.0f ? 0.0f : std::exp(m[i] - largest);
+    sum += factors[i] * l[i];
   }
-  if (sink != nullptr) merged.sum += std::exp(*sink - merged.largest);
-  return merged;
+  if (sink != nullptr) sum += std::exp(*sink - largest);
+  return sum;
 }
 
 }  // namespace
@@ -41,7 +30,6 @@ void flash_p2(const AuraFlashP2<int64_t>& op, const Tensor& o) {
   if (o.numel() == 0) return;
   const auto& s = op.shape;
   const Tensor parts = op.o_partials.contiguous(), m = op.m_partials.contiguous(), l = op.l_partials.contiguous();
-  const Tensor mean = op.mean_partials.has_value() ? op.mean_partials->contiguous() : Tensor();
   const Tensor sinks = op.sinks.has_value() ? op.sinks->contiguous() : Tensor();
   const Tensor signs = op.value_signs.contiguous();
   const Rows out(o);
@@ -59,14 +47,13 @@ void flash_p2(const AuraFlashP2<int64_t>& op, const Tensor& o) {
     };
     for (int64_t i = begin; i < end; ++i) {
       const int64_t head = i / s.L % s.HQ, at = i * blocks;
-      const RowPartials partials{m.const_data_ptr<float>() + at, l.const_data_ptr<float>() + at,
-                                 mean.defined() ? mean.const_data_ptr<float>() + at : nullptr, blocks};
-      const auto merged = merge(partials, sinks.defined() ? sinks.const_data_ptr<float>() + head : nullptr, factors);
+      const float sum = merge(m.const_data_ptr<float>() + at, l.const_data_ptr<float>() + at,
+                              sinks.defined() ? sinks.const_data_ptr<float>() + head : nullptr, factors);
       std::fill_n(row, s.D, 0.0f);
       add_blocks(at, 0, s.NB);
       rotate(row, signs.const_data_ptr<float>(), s.D, true);
-      const float inverse = merged.sum == 0.0f ? 0.0f : 1.0f / merged.sum;  // a row that saw no key has the result 0
-      for (int64_t d = 0; d < s.D; ++d) row[d] = row[d] * factor + merged.mean;
+      const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row that saw no key has the result 0
+      for (int64_t d = 0; d < s.D; ++d) row[d] *= factor;
       add_blocks(at, s.NB, blocks);
       for (int64_t d = 0; d < s.D; ++d) row[d] *= inverse;
       out.write(i / s.L / s.HQ, head, i % s.L, 0, s.D, row);

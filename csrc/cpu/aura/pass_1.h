@@ -2,7 +2,7 @@
 //   blocks(), first_block()            the number of its blocks, and the first one's index among a row's partials
 //   count(), block_size()              the number of keys, and of keys per block
 //   index_of(position)                 the index of the first key at a position or after it
-//   read_query(b, head, query, row)    reads q, rotated like the keys and scaled; returns the factor of the keys' means
+//   read_query(b, head, query, row)    reads q, rotated like the keys and scaled
 //   tile_score(b, head, query, key)    what is added to a score, the same for the keys of a tile
 //   read_tile(b, hk, first, count, item, width)    reads `count` keys and values into the work item
 #pragma once
@@ -26,7 +26,7 @@ struct WorkItem {
   std::vector<float> memory;
   float *q, *o, *keys, *values;  // [rows, width] and [keys_of_tile, width], two of each
   alignas(64) float scores[kFlashRows * kTileKeys];
-  alignas(64) float key_norms[kTileKeys], key_means[kTileKeys], value_norms[kTileKeys], value_means[kTileKeys];
+  alignas(64) float key_norms[kTileKeys], value_norms[kTileKeys];
   AuraRow states[kFlashRows];
   int64_t first[kFlashRows], last[kFlashRows];  // the keys that a row sees
 
@@ -47,11 +47,10 @@ class Pass1 {
         s_(shape),
         ratio_(s_.HQ / s_.HK),
         width_(ceil_div(s_.D, kFlashColumns) * kFlashColumns) {
-    const auto& [o, m, l, mean] = partials;
+    const auto& [o, m, l] = partials;
     o_ = o.template mutable_data_ptr<float>();
     m_ = m.template mutable_data_ptr<float>();
     l_ = l.template mutable_data_ptr<float>();
-    if (mean.defined() && mean.numel() > 0) mean_ = mean.template mutable_data_ptr<float>();
     if (visibility.starts.has_value()) starts_ = visibility.starts->to(at::kLong).contiguous();
   }
 
@@ -100,8 +99,8 @@ class Pass1 {
   void start_row(WorkItem& item, int64_t i, int64_t b, int64_t hk, int64_t row, int64_t block_first,
                  int64_t block_last) const {
     const int64_t head = head_of(row, hk), query = query_of(row), position = s_.q_offset + query;
-    const float q_sum = keys_.read_query(b, head, query, item.q + i * width_);
-    item.states[i] = {.m = -std::numeric_limits<float>::infinity(), .l = 0, .mean = 0, .q_sum = q_sum};
+    keys_.read_query(b, head, query, item.q + i * width_);
+    item.states[i] = {.m = -std::numeric_limits<float>::infinity(), .l = 0};
     const auto& [starts, causal, q_offset, window] = visibility_;
     int64_t from = starts_.defined() ? std::max<int64_t>(0, starts_.template const_data_ptr<int64_t>()[b]) : 0;
     if (window > 0) from = std::max(from, position - window + 1);
@@ -118,9 +117,7 @@ class Pass1 {
                         .count = count,
                         .width = width_,
                         .key_norms = item.key_norms,
-                        .key_means = item.key_means,
                         .value_norms = item.value_norms,
-                        .value_means = item.value_means,
                         .scores = item.scores,
                         .o = item.o,
                         .states = item.states};
@@ -138,7 +135,6 @@ class Pass1 {
     const int64_t at = ((b * s_.HQ + head) * s_.L + query) * (s_.NB + s_.NX) + block;
     m_[at] = item.states[i].m;
     l_[at] = item.states[i].l;
-    if (mean_ != nullptr) mean_[at] = item.states[i].mean;
     std::copy_n(item.o + i * width_, s_.D, o_ + at * s_.D);
   }
 
@@ -147,7 +143,7 @@ class Pass1 {
   const AuraShape<>& s_;
   int64_t ratio_, width_;
   const AuraKernels& kernels_ = aura_kernels();
-  float *o_, *m_, *l_, *mean_ = nullptr;
+  float *o_, *m_, *l_;
   Tensor starts_;
 };
 

@@ -24,12 +24,6 @@ inline int64_t offset_of(const Tensor& x, int64_t b, int64_t h, int64_t t) {
 inline const int32_t* words_at(const Tensor& codes, int64_t b, int64_t h, int64_t t) {
   return codes.const_data_ptr<int32_t>() + offset_of(codes, b, h, t);
 }
-inline float value_at(const Tensor& values, int64_t b, int64_t h, int64_t t) {
-  return values.const_data_ptr<float>()[offset_of(values, b, h, t)];
-}
-inline void set_value(const Tensor& values, int64_t b, int64_t h, int64_t t, float value) {
-  values.mutable_data_ptr<float>()[offset_of(values, b, h, t)] = value;
-}
 inline float norm_at(const Tensor& norms, int64_t b, int64_t h, int64_t t) {
   return norms.const_data_ptr<c10::Half>()[offset_of(norms, b, h, t)];
 }

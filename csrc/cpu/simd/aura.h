@@ -87,8 +87,7 @@ void online_softmax(const AuraTile& tile, int64_t row, int64_t from, int64_t to)
   };
   Floats largest = all_lanes(state.m);
   for (int64_t t = 0; t < kTileKeys; t += kLanes) {
-    const Floats offset = state.q_sum * load(tile.key_means + t) + state.tile_score;
-    const Floats score = load(scores + t) * load(tile.key_norms + t) + offset;
+    const Floats score = load(scores + t) * load(tile.key_norms + t) + state.tile_score;
     const Floats seen = is_seen(t) ? score : all_lanes(-__builtin_inff());
     largest = seen > largest ? seen : largest;
     store(scores + t, seen);
@@ -96,17 +95,15 @@ void online_softmax(const AuraTile& tile, int64_t row, int64_t from, int64_t to)
   float m = state.m;
   for (int lane = 0; lane < kLanes; ++lane) m = largest[lane] > m ? largest[lane] : m;
   const float shift = m == -__builtin_inff() ? -__FLT_MAX__ : m;  // every score is -inf or NaN
-  Floats sum = {}, mean = {};
+  Floats sum = {};
   for (int64_t t = 0; t < kTileKeys; t += kLanes) {
     const Floats none = {}, weight = exponential(load(scores + t) - shift);
     sum += weight;
-    mean += is_seen(t) ? weight * load(tile.value_means + t) : none;
     store(scores + t, is_seen(t) ? weight * load(tile.value_norms + t) : none);
   }
   const float decay = exponential(all_lanes(state.m - shift))[0];
   state.m = m;
   state.l = state.l * decay + sum_of_lanes(sum);
-  state.mean = state.mean * decay + sum_of_lanes(mean);
   if (decay == 1.0f) return;
   for (float* o = tile.o + row * tile.width; o < tile.o + (row + 1) * tile.width; o += kLanes) {
     store(o, load(o) * decay);

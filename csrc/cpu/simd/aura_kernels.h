@@ -22,17 +22,17 @@ struct Dequantise {
   int64_t width;
 };
 
-// What a row of q carries from tile to tile: the largest score, and sums of exp(score - m), alone and times means.
-// `tile_score` is added to the scores of the tile at hand.
+// What a row of q carries from tile to tile: the largest score, and the sum of exp(score - m). `tile_score` is added to
+// the scores of the tile at hand.
 struct AuraRow {
-  float m, l, mean, q_sum, tile_score = 0;
+  float m, l, tile_score = 0;
 };
 
-// Some rows of q against `count` keys and values, all as rows of `width` floats. Norms and means have kTileKeys.
+// Some rows of q against `count` keys and values, all as rows of `width` floats. There are kTileKeys norms.
 struct AuraTile {
   const float *q, *keys, *values;
   int64_t rows, count, width;
-  const float *key_norms, *key_means, *value_norms, *value_means;
+  const float *key_norms, *value_norms;
   float *scores, *o;  // [rows, kTileKeys], [rows, width]
   AuraRow* states;
 };

@@ -18,8 +18,6 @@ void run(const AuraAttention<int64_t>& op, const Tensor& o) {
   const auto f32 = op.q.options().dtype(at::kFloat);
   const bool has_codes = s.T > 0;
   const Tensor q = unit_last_stride(op.q, "q"), q_rot = has_codes ? at::empty(q.sizes(), f32) : Tensor();
-  const auto q_sums =
-      has_codes && op.key.means.has_value() ? optional<Tensor>(at::empty({s.B, s.HQ, s.L}, f32)) : std::nullopt;
   optional<Tensor> tile_scores;
   if (has_codes && op.key.tile_means.has_value()) tile_scores = at::empty({s.B, s.HQ, s.L, tiles_of(s.T)}, f32);
   const int64_t row_tiles = ceil_div(s.L * s.HQ / s.HK, rows_of_threadgroup(s));
@@ -27,11 +25,11 @@ void run(const AuraAttention<int64_t>& op, const Tensor& o) {
       op.block_size.value_or(default_block_size(s.T, kFlashKeys, s.B * s.HK * row_tiles, busy_threadgroups()));
   const int64_t exact_tiles = s.B * s.HK * ceil_div(s.L * s.HQ / s.HK, kExactQueryRows);
   const int64_t exact_rows = default_block_size(s.E, kExactKeys, exact_tiles, busy_threadgroups());
-  const auto pass_1 = op.pass_1(q_rot, q_sums, tile_scores, block_size, exact_rows);
+  const auto pass_1 = op.pass_1(q_rot, tile_scores, block_size, exact_rows);
   const auto partials = pass_1.partials(f32);
   c10::SmallVector<Launch, 5> launches;
   if (has_codes) {
-    launches.push_back(launch_aura_rotate({q, op.key_signs, scale_or_default(op.scale, s.D), false}, q_rot, q_sums));
+    launches.push_back(launch_aura_rotate({q, op.key_signs, scale_or_default(op.scale, s.D), false}, q_rot));
     if (tile_scores.has_value()) launches.push_back(launch_aura_tile_scores(op, *tile_scores));
     launches.push_back(launch_aura_flash_p1(pass_1, partials));
   }

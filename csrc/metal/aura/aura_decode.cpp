@@ -10,17 +10,14 @@ namespace {
 
 void run(const AuraDecode<int64_t>& op, const Tensor& x) {
   const auto codes = as_vectors(op.vectors.codes, "codes"), norms = as_values(op.vectors.norms, "norms");
-  auto means = op.vectors.means;
-  if (means.has_value()) means = as_values(*means, "means");
   auto tile_means = op.vectors.tile_means;
   if (tile_means.has_value()) tile_means = unit_last_stride(*tile_means, "tile_means");
-  const DecodeParameters parameters{
-      vector_parameters(codes),   vector_strides(codes),     vector_strides(norms),         vector_strides(means),
-      vector_strides(tile_means), means.has_value() ? 1 : 0, tile_means.has_value() ? 1 : 0};
+  const DecodeParameters parameters{vector_parameters(codes), vector_strides(codes), vector_strides(norms),
+                                    vector_strides(tile_means), tile_means.has_value() ? 1 : 0};
   launcher().run({{"aura_decode",
                    "aura/aura_decode.metal",
                    {x.scalar_type(), number_of(op.code), op.D, op.rotated},
-                   {codes, norms, op.vectors.codebook.contiguous(), op.signs.contiguous(), means, tile_means, x,
+                   {codes, norms, op.vectors.codebook.contiguous(), op.signs.contiguous(), tile_means, x,
                     Binding::values(parameters)},
                    {rotation_groups(parameters.vectors.count, op.D), 1, 1},
                    kAuraThreads}});

@@ -8,18 +8,16 @@ namespace torch_gdn {
 
 namespace {
 
-// Encodes x [B, H, T, D] into codes [B, H, S, words], norms and means [B, H, S]. Without slots, token t goes to slot t.
+// Encodes x [B, H, T, D] into codes [B, H, S, words] and norms [B, H, S]. Without slots, token t goes to slot t.
 void encode(const AuraEncoder<int64_t>& op, const optional<Tensor>& slots, const EncodedVectors& encoded,
             optional<Tensor> tile_means) {
-  const auto& [codes, norms, means] = encoded;
+  const auto& [codes, norms] = encoded;
   const Tensor x = as_vectors(op.x, "x");
   EncodeParameters parameters{};
   parameters.vectors = vector_parameters(x);
   parameters.x = vector_strides(x);
   parameters.codes = vector_strides(codes);
   parameters.norms = vector_strides(norms);
-  parameters.means = vector_strides(means);
-  parameters.has_means = means.has_value() ? 1 : 0;
   if (tile_means.has_value()) {
     tile_means = unit_last_stride(*tile_means, "tile_means");
     parameters.tile_means = vector_strides(tile_means);
@@ -37,7 +35,7 @@ void encode(const AuraEncoder<int64_t>& op, const optional<Tensor>& slots, const
     launcher().run({{"aura_encode_trellis",
                      "aura/aura_encode_trellis.metal",
                      {x.scalar_type(), op.code.bits, op.D},
-                     {x, slots, op.signs.contiguous(), op.codebook.contiguous(), codes, norms, means, tile_means,
+                     {x, slots, op.signs.contiguous(), op.codebook.contiguous(), codes, norms, tile_means,
                       Binding::error_log(), Binding::values(parameters)},
                      {size_t(ceil_div(int64_t(parameters.vectors.count), vectors)), 1, 1},
                      32}});
@@ -47,16 +45,14 @@ void encode(const AuraEncoder<int64_t>& op, const optional<Tensor>& slots, const
                    "aura/aura_encode.metal",
                    {x.scalar_type(), op.code.bits, op.D},
                    {x, slots, op.signs.contiguous(), op.boundaries->contiguous(), op.codebook.contiguous(), codes,
-                    norms, means, tile_means, Binding::error_log(), Binding::values(parameters)},
+                    norms, tile_means, Binding::error_log(), Binding::values(parameters)},
                    {rotation_groups(parameters.vectors.count, op.D), 1, 1},
                    kAuraThreads}});
 }
 
-void run(const AuraEncode<int64_t>& op, const std::tuple<Tensor, Tensor, Tensor>& outputs) {
-  const auto& [codes, norms, means] = outputs;
-  EncodedVectors encoded{as_vectors(codes, "codes"), as_values(norms, "norms"), std::nullopt};
-  if (op.with_means) encoded.means = as_values(means, "means");
-  encode(op, std::nullopt, encoded, std::nullopt);
+void run(const AuraEncode<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
+  const auto& [codes, norms] = outputs;
+  encode(op, std::nullopt, {as_vectors(codes, "codes"), as_values(norms, "norms")}, std::nullopt);
 }
 
 void run_in_place(const AuraEncodeInPlace<int64_t>& op) { encode(op, op.slots, op.cache, op.tile_means); }

@@ -9,7 +9,7 @@ Launch launch_aura_flash_exact(const AuraAttention<int64_t>& op, const AuraShape
                                const Partials& partials) {
   const auto& s = shape;
   const auto& [starts, causal, q_offset, window] = op.visibility;
-  const auto& [o, m, l, mean] = partials;
+  const auto& [o, m, l] = partials;
   const Tensor q = unit_last_stride(op.q, "q"), keys = unit_last_stride(*op.exact.keys, "exact_keys");
   const Tensor values = unit_last_stride(*op.exact.values, "exact_values");
   ExactParameters parameters{};

@@ -31,10 +31,7 @@ FlashParameters flash_parameters(const AuraFlashP1<int64_t>& op) {
                     "aura_flash_p1: q_rot: expected fewer than 2^30 query rows of a KV head (L * HQ / HK), got ", rows);
   FlashParameters parameters{};
   parameters.key_norms = vector_strides(op.key.norms);
-  parameters.key_means = vector_strides(op.key.means);
   parameters.value_norms = vector_strides(op.value.norms);
-  parameters.value_means = vector_strides(op.value.means);
-  parameters.q_sums = vector_strides(op.q_sums);
   parameters.kv_heads = int32_t(s.HK);
   parameters.ratio = int32_t(s.HQ / s.HK);
   parameters.queries = int32_t(s.L);
@@ -46,8 +43,6 @@ FlashParameters flash_parameters(const AuraFlashP1<int64_t>& op) {
   parameters.q_offset = int32_t(s.q_offset);
   parameters.causal = causal ? 1 : 0;
   parameters.window = int32_t(window);
-  parameters.has_key_means = op.key.means.has_value() ? 1 : 0;
-  parameters.has_value_means = op.value.means.has_value() ? 1 : 0;
   if (op.tile_scores.has_value()) parameters.tiles = int32_t(tiles_of(s.T));
   if (starts.has_value()) parameters.start_words = starts->scalar_type() == at::kLong ? 2 : 1;
   return parameters;
@@ -71,7 +66,7 @@ Tensor near_tokens(const Tensor& codes) { return codes.stride(2) <= INT32_MAX ? 
 
 Launch launch_aura_flash_p1(const AuraFlashP1<int64_t>& op, const Partials& partials) {
   const auto& s = op.shape;
-  const auto& [o, m, l, mean] = partials;
+  const auto& [o, m, l] = partials;
   const Tensor q_rot = unit_last_stride(op.q_rot, "q_rot");
   const Tensor key_codes = near_tokens(unit_last_stride(op.key.codes, "key_codes"));
   const Tensor value_codes = near_tokens(unit_last_stride(op.value.codes, "value_codes"));
@@ -88,9 +83,9 @@ Launch launch_aura_flash_p1(const AuraFlashP1<int64_t>& op, const Partials& part
   return {kernel,
           file,
           arguments,
-          {q_rot, op.q_sums, key_codes, op.key.norms, op.key.means, op.key.codebook.contiguous(), value_codes,
-           op.value.norms, op.value.means, op.value.codebook.contiguous(), contiguous(op.visibility.starts), o, m, l,
-           mean, contiguous(op.tile_scores), Binding::values(parameters)},
+          {q_rot, key_codes, op.key.norms, op.key.codebook.contiguous(), value_codes, op.value.norms,
+           op.value.codebook.contiguous(), contiguous(op.visibility.starts), o, m, l, contiguous(op.tile_scores),
+           Binding::values(parameters)},
           {size_t(s.NB * ceil_div(s.D, columns)), size_t(s.HK * row_tiles), size_t(s.B)},
           kAuraThreads};
 }

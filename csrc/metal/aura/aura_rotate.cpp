@@ -6,13 +6,13 @@
 
 namespace torch_gdn {
 
-Launch launch_aura_rotate(const AuraRotate<int64_t>& op, const Tensor& y, const optional<Tensor>& sums) {
+Launch launch_aura_rotate(const AuraRotate<int64_t>& op, const Tensor& y) {
   const Tensor x = as_vectors(op.x, "x");
-  const RotateParameters parameters{vector_parameters(x), vector_strides(x), float(op.scale), sums.has_value() ? 1 : 0};
+  const RotateParameters parameters{vector_parameters(x), vector_strides(x), float(op.scale)};
   return {"aura_rotate",
           "aura/aura_rotate.metal",
           {x.scalar_type(), x.size(3), op.inverse},
-          {x, op.signs.contiguous(), y, sums, Binding::values(parameters)},
+          {x, op.signs.contiguous(), y, Binding::values(parameters)},
           {rotation_groups(parameters.vectors.count, x.size(3)), 1, 1},
           kAuraThreads};
 }

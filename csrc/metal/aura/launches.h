@@ -17,8 +17,7 @@ void set_query_rows(Parameters& parameters, const AuraShape<>& s) {
   parameters.rows = int32_count(s.L * ratio, "aura_attention: q", "query rows of a KV head");
 }
 
-// sums is [B, H, T] float32: scale times the sums of x [B, H, T, D].
-Launch launch_aura_rotate(const AuraRotate<int64_t>& op, const Tensor& y, const optional<Tensor>& sums = std::nullopt);
+Launch launch_aura_rotate(const AuraRotate<int64_t>& op, const Tensor& y);
 
 // scores [B, HQ, L, tiles] float32 are the products of op.q with the means of tiles, scaled.
 Launch launch_aura_tile_scores(const AuraAttention<int64_t>& op, const Tensor& scores);

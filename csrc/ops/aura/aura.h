@@ -28,10 +28,10 @@ struct AuraShape {
 };
 
 // Keys or values of a cache: codes [B, HK, T, words] int32, codebook [2^bits] or [2^bits, 2^(6 - bits)] float32, norms
-// [B, HK, T] float16, means of vectors [B, HK, T] float32, and means of tiles [B, HK, tiles, D] float16.
+// [B, HK, T] float16, and means of tiles [B, HK, tiles, D] float16.
 struct CodedTensor {
   Tensor codes, norms, codebook;
-  optional<Tensor> means, tile_means = std::nullopt;
+  optional<Tensor> tile_means = std::nullopt;
 };
 
 template <typename Int>
@@ -112,12 +112,6 @@ void check_norms(const Check<Int>& check, const char* argument, const Tensor& no
   check.shape(argument, norms, "that of the codes without their words", rows);
 }
 
-template <typename Int>
-void check_means(const Check<Int>& check, const char* argument, const Tensor& means, const Sizes<Int>& rows) {
-  check.is_float32(argument, means);
-  check.shape(argument, means, "that of the codes without their words", rows);
-}
-
 // The mean of channel d of tile i was subtracted from tokens 128 i to 128 i + 127 before they were encoded.
 template <typename Int>
 void check_tile_means(const Check<Int>& check, const char* argument, const Tensor& x, const Int& B, const Int& HK,
@@ -168,10 +162,8 @@ struct CachedAttention {
     const Sizes<Int> rows = {s.B, s.HK, s.T};
     check_codes(check, "key_codes", key.codes, rows, s.D, s.key_code);
     check_norms(check, "key_norms", key.norms, rows);
-    if (key.means.has_value()) check_means(check, "key_means", *key.means, rows);
     check_codes(check, "value_codes", value.codes, rows, s.D, s.value_code);
     check_norms(check, "value_norms", value.norms, rows);
-    if (value.means.has_value()) check_means(check, "value_means", *value.means, rows);
     if (length.has_value()) check_length(check, *length);
     if (key.tile_means.has_value()) check_tile_means(check, "key_tile_means", *key.tile_means, s.B, s.HK, s.T, s.D);
     check_exact(check, q, exact);

@@ -9,8 +9,8 @@ template <typename Int>
 struct AuraAttention : CachedAttention<Int> {
   static constexpr const char* kSchema =
       "aura_attention(Tensor q, Tensor key_codes, Tensor key_norms, Tensor key_codebook, Tensor key_signs, "
-      "Tensor value_codes, Tensor value_norms, Tensor value_codebook, Tensor value_signs, Tensor? key_means=None, "
-      "Tensor? value_means=None, Tensor? starts=None, Tensor? sinks=None, float? scale=None, bool causal=True, "
+      "Tensor value_codes, Tensor value_norms, Tensor value_codebook, Tensor value_signs, Tensor? starts=None, Tensor? "
+      "sinks=None, float? scale=None, bool causal=True, "
       "SymInt? q_offset=None, int window=0, SymInt? block_size=None, SymInt? length=None, Tensor? exact_keys=None, "
       "Tensor? exact_values=None, SymInt exact_sinks=0, SymInt? exact_length=None, "
       "Tensor? key_tile_means=None) -> Tensor";
@@ -24,9 +24,9 @@ struct AuraAttention : CachedAttention<Int> {
   auto arguments() {
     auto& [starts, causal, q_offset, window] = this->visibility;
     return std::tie(q, this->key.codes, this->key.norms, this->key.codebook, key_signs, this->value.codes,
-                    this->value.norms, this->value.codebook, value_signs, this->key.means, this->value.means, starts,
-                    sinks, scale, causal, q_offset, window, block_size, length, exact.keys, exact.values, exact.sinks,
-                    exact.length, this->key.tile_means);
+                    this->value.norms, this->value.codebook, value_signs, starts, sinks, scale, causal, q_offset,
+                    window, block_size, length, exact.keys, exact.values, exact.sinks, exact.length,
+                    this->key.tile_means);
   }
 
   void check() {
@@ -45,19 +45,17 @@ struct AuraAttention : CachedAttention<Int> {
   }
 
   // The arguments are already checked. The partials have room for the blocks of exact rows, after those of codes.
-  AuraFlashP1<Int> pass_1(const Tensor& q_rot, const optional<Tensor>& q_sums, const optional<Tensor>& tile_scores,
-                          const Int& keys_of_block, const Int& rows_of_block) const {
-    AuraFlashP1<Int> pass{*this, q_rot, q_sums, keys_of_block, tile_scores};
+  AuraFlashP1<Int> pass_1(const Tensor& q_rot, const optional<Tensor>& tile_scores, const Int& keys_of_block,
+                          const Int& rows_of_block) const {
+    AuraFlashP1<Int> pass{*this, q_rot, keys_of_block, tile_scores};
     pass.shape.NB = ceil_div(pass.shape.T, keys_of_block);
     pass.shape.NX = ceil_div(pass.shape.E, rows_of_block);
     return pass;
   }
 
   AuraFlashP2<Int> pass_2(const AuraFlashP1<Int>& pass_1, const Partials& partials) const {
-    const auto& [o, m, l, mean] = partials;
-    AuraFlashP2<Int> pass{o, m, l, value_signs, std::nullopt, sinks, q.scalar_type(), pass_1.shape};
-    if (this->value.means.has_value()) pass.mean_partials = mean;
-    return pass;
+    const auto& [o, m, l] = partials;
+    return {o, m, l, value_signs, sinks, q.scalar_type(), pass_1.shape};
   }
 };
 

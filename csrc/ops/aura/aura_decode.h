@@ -7,7 +7,7 @@ namespace torch_gdn {
 template <typename Int>
 struct AuraDecode {
   static constexpr const char* kSchema =
-      "aura_decode(Tensor codes, Tensor norms, Tensor codebook, Tensor signs, Tensor? means=None, bool rotated=False, "
+      "aura_decode(Tensor codes, Tensor norms, Tensor codebook, Tensor signs, bool rotated=False, "
       "ScalarType? dtype=None, Tensor? tile_means=None) -> Tensor";
 
   CodedTensor vectors;
@@ -19,12 +19,11 @@ struct AuraDecode {
   Code code;
 
   auto arguments() {
-    return std::tie(vectors.codes, vectors.norms, vectors.codebook, signs, vectors.means, rotated, dtype,
-                    vectors.tile_means);
+    return std::tie(vectors.codes, vectors.norms, vectors.codebook, signs, rotated, dtype, vectors.tile_means);
   }
 
   void check() {
-    const auto& [codes, norms, codebook, means, tile_means] = vectors;
+    const auto& [codes, norms, codebook, tile_means] = vectors;
     const Check<Int> check("aura_decode", "codes", codes);
     check.is_int32("codes", codes);
     check.at_least_one_dimension("codes", codes);
@@ -35,7 +34,6 @@ struct AuraDecode {
     const auto rows = sizes_without_last<Int>(codes);
     check_codes(check, "codes", codes, rows, D, code);
     check_norms(check, "norms", norms, rows);
-    if (means.has_value()) check_means(check, "means", *means, rows);
     if (tile_means.has_value()) {
       check.dimensions("codes", codes, 4, "[B, HK, T, ceil(D * bits / 32)]");
       check_tile_means(check, "tile_means", *tile_means, rows[0], rows[1], rows[2], D);

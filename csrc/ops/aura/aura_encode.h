@@ -6,10 +6,9 @@
 
 namespace torch_gdn {
 
-// codes are int32 [.., words]; norms [..] are float16 and means [..] float32.
+// codes are int32 [.., words], and norms float16 [..].
 struct EncodedVectors {
   Tensor codes, norms;
-  optional<Tensor> means;
 };
 
 template <typename Int>
@@ -37,21 +36,17 @@ struct AuraEncoder {
 template <typename Int>
 struct AuraEncode : AuraEncoder<Int> {
   static constexpr const char* kSchema =
-      "aura_encode(Tensor x, Tensor signs, Tensor? boundaries, Tensor codebook, bool with_means=False) -> "
-      "(Tensor codes, Tensor norms, Tensor means)";
+      "aura_encode(Tensor x, Tensor signs, Tensor? boundaries, Tensor codebook) -> (Tensor codes, Tensor norms)";
 
-  bool with_means;
-
-  auto arguments() { return std::tie(this->x, this->signs, this->boundaries, this->codebook, with_means); }
+  auto arguments() { return std::tie(this->x, this->signs, this->boundaries, this->codebook); }
 
   void check() { this->check_codec(Check<Int>("aura_encode", "x", this->x)); }
 
-  std::tuple<Tensor, Tensor, Tensor> outputs() const {
+  std::tuple<Tensor, Tensor> outputs() const {
     const auto rows = sizes_without_last<Int>(this->x);
     const auto words = code_words(this->D, this->code.bits);
-    const auto options = this->x.options(), f32 = options.dtype(at::kFloat);
-    return {empty<Int>(with_last(rows, words), options.dtype(at::kInt)), empty<Int>(rows, options.dtype(at::kHalf)),
-            with_means ? empty<Int>(rows, f32) : no_output(f32)};
+    const auto options = this->x.options();
+    return {empty<Int>(with_last(rows, words), options.dtype(at::kInt)), empty<Int>(rows, options.dtype(at::kHalf))};
   }
 };
 
@@ -60,7 +55,7 @@ template <typename Int>
 struct AuraEncodeInPlace : AuraEncoder<Int> {
   static constexpr const char* kSchema =
       "aura_encode_(Tensor x, Tensor slots, Tensor signs, Tensor? boundaries, Tensor codebook, Tensor(a!) codes, "
-      "Tensor(b!) norms, Tensor(c!)? means=None, Tensor? tile_means=None) -> ()";
+      "Tensor(b!) norms, Tensor? tile_means=None) -> ()";
 
   Tensor slots;
   EncodedVectors cache;
@@ -68,7 +63,7 @@ struct AuraEncodeInPlace : AuraEncoder<Int> {
 
   auto arguments() {
     return std::tie(this->x, slots, this->signs, this->boundaries, this->codebook, cache.codes, cache.norms,
-                    cache.means, tile_means);
+                    tile_means);
   }
 
   void check() {
@@ -82,7 +77,7 @@ struct AuraEncodeInPlace : AuraEncoder<Int> {
     } else {
       check.shape("slots", slots, "[B, T] or [T]", {B, T});
     }
-    const auto& [codes, norms, means] = cache;
+    const auto& [codes, norms] = cache;
     check.is_int32("codes", codes);
     check.dimensions("codes", codes, 4, "[B, HK, S, ceil(D * bits / 32)]");
     const Sizes<Int> rows = {B, HK, size_of<Int>(codes, 2)};
@@ -90,7 +85,6 @@ struct AuraEncodeInPlace : AuraEncoder<Int> {
     const auto stride = codes.sym_stride(3);
     check.value(sym_eq(stride, c10::SymInt(1)), "codes", "a last stride of 1", stride);
     check_norms(check, "norms", norms, rows);
-    if (means.has_value()) check_means(check, "means", *means, rows);
     if (tile_means.has_value()) check_tile_means(check, "tile_means", *tile_means, B, HK, rows[2], this->D);
     if constexpr (is_run<Int>) check_cpu_slots(check);
   }

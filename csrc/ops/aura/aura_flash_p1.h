@@ -4,31 +4,27 @@
 
 namespace torch_gdn {
 
-// The results of each block, in float32. o [B, HQ, L, NB, D] is rotated, and not divided by l. m, l and mean are [B,
-// HQ, L, NB]. m is the largest score, l is the sum of exp(score - m), and mean is the sum of exp(score - m) times the
-// values' means (empty without means). Inside aura_attention, NX blocks of exact rows follow. Their o is not rotated,
-// and their mean is 0.
-using Partials = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+// The results of each block, in float32. o [B, HQ, L, NB, D] is rotated, and not divided by l. m and l are [B, HQ, L,
+// NB]. m is the largest score, and l is the sum of exp(score - m). Inside aura_attention, NX blocks of exact rows
+// follow, whose o is not rotated.
+using Partials = std::tuple<Tensor, Tensor, Tensor>;
 
 template <typename Int>
 struct AuraFlashP1 : CachedAttention<Int> {
   static constexpr const char* kSchema =
       "aura_flash_p1(Tensor q_rot, Tensor key_codes, Tensor key_norms, Tensor key_codebook, Tensor value_codes, "
-      "Tensor value_norms, Tensor value_codebook, Tensor? key_means=None, Tensor? q_sums=None, "
-      "Tensor? value_means=None, Tensor? starts=None, bool causal=True, SymInt? q_offset=None, int window=0, "
-      "SymInt block_size=64, Tensor? tile_scores=None) -> (Tensor o_partials, Tensor m_partials, Tensor l_partials, "
-      "Tensor mean_partials)";
+      "Tensor value_norms, Tensor value_codebook, Tensor? starts=None, bool causal=True, SymInt? q_offset=None, int "
+      "window=0, "
+      "SymInt block_size=64, Tensor? tile_scores=None) -> (Tensor o_partials, Tensor m_partials, Tensor l_partials)";
 
   Tensor q_rot;
-  optional<Tensor> q_sums;  // [B, HQ, L], if keys have means
   Int block_size;
   optional<Tensor> tile_scores;  // [B, HQ, L, tiles]: products of q with the means that were subtracted from keys
 
   auto arguments() {
     auto& [starts, causal, q_offset, window] = this->visibility;
     return std::tie(q_rot, this->key.codes, this->key.norms, this->key.codebook, this->value.codes, this->value.norms,
-                    this->value.codebook, this->key.means, q_sums, this->value.means, starts, causal, q_offset, window,
-                    block_size, tile_scores);
+                    this->value.codebook, starts, causal, q_offset, window, block_size, tile_scores);
   }
 
   void check() {
@@ -36,12 +32,6 @@ struct AuraFlashP1 : CachedAttention<Int> {
     check.is_float32("q_rot", q_rot);
     this->check_cache(check, "q_rot", q_rot);
     auto& s = this->shape;
-    check.value(q_sums.has_value() == this->key.means.has_value(), "q_sums", "a tensor if key_means is one, else None",
-                q_sums.has_value() ? "a tensor" : "None");
-    if (q_sums.has_value()) {
-      check.is_float32("q_sums", *q_sums);
-      check.shape("q_sums", *q_sums, "[B, HQ, L]", {s.B, s.HQ, s.L});
-    }
     if (tile_scores.has_value()) {
       check.is_float32("tile_scores", *tile_scores);
       check.shape("tile_scores", *tile_scores, "[B, HQ, L, ceil(T / 128)]", {s.B, s.HQ, s.L, tiles_of(s.T)});
@@ -50,20 +40,13 @@ struct AuraFlashP1 : CachedAttention<Int> {
     s.NB = ceil_div(s.T, block_size);
   }
 
-  // The mean is undefined if values have no means.
   Partials partials(const at::TensorOptions& f32) const {
     const auto& s = this->shape;
     const Sizes<Int> rows = {s.B, s.HQ, s.L, s.NB + s.NX};
-    return {empty<Int>(with_last(rows, s.D), f32), empty<Int>(rows, f32), empty<Int>(rows, f32),
-            this->value.means.has_value() ? empty<Int>(rows, f32) : Tensor()};
+    return {empty<Int>(with_last(rows, s.D), f32), empty<Int>(rows, f32), empty<Int>(rows, f32)};
   }
 
-  Partials outputs() const {
-    auto outputs = partials(q_rot.options());
-    auto& mean = std::get<3>(outputs);
-    if (!mean.defined()) mean = no_output(q_rot.options());
-    return outputs;
-  }
+  Partials outputs() const { return partials(q_rot.options()); }
 };
 
 }  // namespace torch_gdn

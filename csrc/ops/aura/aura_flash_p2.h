@@ -8,15 +8,15 @@ template <typename Int>
 struct AuraFlashP2 {
   static constexpr const char* kSchema =
       "aura_flash_p2(Tensor o_partials, Tensor m_partials, Tensor l_partials, Tensor value_signs, "
-      "Tensor? mean_partials=None, Tensor? sinks=None, ScalarType? dtype=None) -> Tensor";
+      "Tensor? sinks=None, ScalarType? dtype=None) -> Tensor";
 
   Tensor o_partials, m_partials, l_partials, value_signs;
-  optional<Tensor> mean_partials, sinks;
+  optional<Tensor> sinks;
   optional<at::ScalarType> dtype;
 
   AuraShape<Int> shape;
 
-  auto arguments() { return std::tie(o_partials, m_partials, l_partials, value_signs, mean_partials, sinks, dtype); }
+  auto arguments() { return std::tie(o_partials, m_partials, l_partials, value_signs, sinks, dtype); }
 
   void check() {
     const Check<Int> check("aura_flash_p2", "o_partials", o_partials);
@@ -29,7 +29,6 @@ struct AuraFlashP2 {
     check_rows(check, "m_partials", m_partials);
     check_rows(check, "l_partials", l_partials);
     check_table(check, "value_signs", value_signs, "[D]", s.D);
-    if (mean_partials.has_value()) check_rows(check, "mean_partials", *mean_partials);
     if (sinks.has_value()) check_table(check, "sinks", *sinks, "[HQ]", s.HQ);
     check.is_activation("dtype", dtype.value_or(at::kFloat));
   }

@@ -1,6 +1,6 @@
 """The file of an AuraCache, a safetensors file: version 3.
 
-Metadata: format "torch_gdn.aura.cache", version "3", scheme, table, means, tail and sinks (what `torch_gdn.aura.file`
+Metadata: format "torch_gdn.aura.cache", version "3", scheme, table, tail and sinks (what `torch_gdn.aura.file`
 tells of a layer that is held as codes; a window has no sinks, and each layer a seed of its own), layers, a list in JSON
 with a kind for each layer. Tensors are named "<layer>.<name>": of codes as in the file of a KVCache, of others keys and
 values, or columns and state. Older versions, which are still read, are those of a KVCache's file.
@@ -98,7 +98,7 @@ def write(path: str | os.PathLike[str], layers: Sequence[Any]) -> None:
             parts = extract_piece(layer, 0, entry["tokens"])
         tensors |= {f"{index}.{name}": x.cpu().contiguous() for name, x in parts.items()}
         told.append(entry)
-    about = {"scheme": scheme.name, "table": scheme.table, "means": str(scheme.means), "layers": json.dumps(told)}
+    about = {"scheme": scheme.name, "table": scheme.table, "layers": json.dumps(told)}
     about |= {"tail": str(tail), "sinks": str(sinks)}
     save_file(tensors, path, {"format": FORMAT, "version": file.VERSIONS[-1]} | about)
 
@@ -118,5 +118,5 @@ def read(path: str | os.PathLike[str]) -> Content:
         layers = json.loads(metadata["layers"])
     except (KeyError, ValueError):
         raise ValueError(f"load: path: expected a list of layers, got {metadata.get('layers')!r}") from None
-    scheme = Scheme(metadata.get("scheme", ""), metadata.get("table", ""), metadata.get("means") == "True")
+    scheme = Scheme(metadata.get("scheme", ""), metadata.get("table", ""))
     return Content(Options(scheme, *file.exact_sizes(metadata)), layers, tensors)

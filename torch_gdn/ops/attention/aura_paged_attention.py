@@ -48,12 +48,12 @@ def aura_paged_attention(
     Args:
         q: [T, HQ, D], bfloat16, float16 or float32. D is 64, 80, 96, 128 or 256. Any strides; a last stride other than
             1 costs a copy.
-        key_codes: [blocks, block_size, HK, ceil(D * key_bits / 32)], int32. Keys encoded without means. HQ is a
+        key_codes: [blocks, block_size, HK, ceil(D * key_bits / 32)], int32. HQ is a
             multiple of HK. The last stride must be 1.
         key_norms: [blocks, block_size, HK], float16. Any strides.
         key_codebook: [2 ** key_bits] or [2 ** key_bits, 2 ** (6 - key_bits)], float32. The one of `aura_encode`.
         key_signs: [D], float32. The signs that the keys were encoded with.
-        value_codes: [blocks, block_size, HK, ceil(D * value_bits / 32)], int32. Values encoded without means. The last
+        value_codes: [blocks, block_size, HK, ceil(D * value_bits / 32)], int32. The last
             stride must be 1.
         value_norms: [blocks, block_size, HK], float16. Any strides.
         value_codebook: [2 ** value_bits] or [2 ** value_bits, 2 ** (6 - value_bits)], float32. As key_codebook.

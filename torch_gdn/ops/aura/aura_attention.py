@@ -14,8 +14,6 @@ def aura_attention(
     value_norms: Tensor,
     value_codebook: Tensor,
     value_signs: Tensor,
-    key_means: Tensor | None = None,
-    value_means: Tensor | None = None,
     starts: Tensor | None = None,
     sinks: Tensor | None = None,
     scale: float | None = None,
@@ -50,7 +48,6 @@ def aura_attention(
         value_norms: [B, HK, T], float16. Any strides.
         value_codebook: [2 ** value_bits] or [2 ** value_bits, 2 ** (6 - value_bits)], float32. As key_codebook.
         value_signs: [D], float32. The signs that the values were encoded with.
-        key_means, value_means: [B, HK, T], float32. The means that were subtracted before encoding. Default: None.
         starts: [B], int32 or int64. The first key of each row that is not padding. On q's device. Default: zeros.
         sinks: [HQ], float32. One more score for each head, whose value is zero (GPT-OSS). Default: None.
         scale: Factor of q k^T. Default: D ** -0.5.
@@ -60,7 +57,7 @@ def aura_attention(
         window: The number of keys that a query sees, up to its own position. With 0 it sees all of them. Requires
             causal. Default: 0.
         block_size: The number of keys per block of pass 1, a multiple of 16. Default: chosen from T and the query rows.
-        length: The number of keys to attend to; the rest of the codes, norms and means is ignored, so that a cache need
+        length: The number of keys to attend to; the rest of the codes and norms is ignored, so that a cache need
             not be sliced at each step. Default: T.
         exact_keys: [B, HK, R, D], q's dtype. Rows that are no codes. Any strides; a last stride other than 1 costs a
             copy. Default: None, for none.
@@ -95,5 +92,4 @@ def aura_attention(
     values = (value_codes, value_norms, value_codebook, value_signs)
     masks = (starts, sinks, scale, causal, q_offset, window)
     sizes, exact = (block_size, length), (exact_keys, exact_values, exact_sinks, exact_length)
-    means = (key_means, value_means)
-    return torch.ops.gdn.aura_attention(q, *keys, *values, *means, *masks, *sizes, *exact, key_tile_means)
+    return torch.ops.gdn.aura_attention(q, *keys, *values, *masks, *sizes, *exact, key_tile_means)

@@ -9,7 +9,6 @@ def aura_decode(
     norms: Tensor,
     codebook: Tensor,
     signs: Tensor,
-    means: Tensor | None = None,
     rotated: bool = False,
     dtype: torch.dtype | None = None,
     tile_means: Tensor | None = None,
@@ -23,7 +22,6 @@ def aura_decode(
         norms: [...], float16. Any strides.
         codebook: [2 ** bits] or [2 ** bits, 2 ** (6 - bits)], float32. The one of `aura_encode`.
         signs: [D], float32. 1 or -1. D is 64, 80, 96, 128, 256 or 512.
-        means: [...], float32. The means that were subtracted before encoding. Any strides. Default: zeros.
         rotated: Whether to leave out Pi^T and return Pi times the vector. Default: False.
         dtype: Dtype of the result: bfloat16, float16 or float32. Default: None, for float32.
         tile_means: [B, HK, tiles, D], float16. The means that `aura_encode_` subtracted, for codes [B, HK, T, ..]. Any
@@ -37,9 +35,9 @@ def aura_decode(
         >>> codebook, signs = torch.tensor([-0.19, -0.06, 0.06, 0.19]), torch.ones(64)
         >>> boundaries = (codebook[1:] + codebook[:-1]) / 2
         >>> x = torch.randn(3, 64)
-        >>> codes, norms, _ = torch_gdn.aura_encode(x, signs, boundaries, codebook)
+        >>> codes, norms = torch_gdn.aura_encode(x, signs, boundaries, codebook)
         >>> y = torch_gdn.aura_decode(codes, norms, codebook, signs)
         >>> bool((y - x).norm() < 0.5 * x.norm())
         True
     """
-    return torch.ops.gdn.aura_decode(codes, norms, codebook, signs, means, rotated, dtype, tile_means)
+    return torch.ops.gdn.aura_decode(codes, norms, codebook, signs, rotated, dtype, tile_means)

@@ -4,9 +4,7 @@ import torch
 from torch import Tensor
 
 
-def aura_encode(
-    x: Tensor, signs: Tensor, boundaries: Tensor | None, codebook: Tensor, with_means: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
+def aura_encode(x: Tensor, signs: Tensor, boundaries: Tensor | None, codebook: Tensor) -> tuple[Tensor, Tensor]:
     """Encodes vectors: normalises each, rotates it by Pi, and replaces each coordinate by the nearest centroid.
 
     Pi = H diag(signs) / sqrt(D), where H is a Hadamard matrix: Sylvester's, multiplied by Paley's of order 20 or 12 for
@@ -27,24 +25,22 @@ def aura_encode(
             below it. None for a trellis.
         codebook: [2 ** bits] or [2 ** bits, 2 ** (6 - bits)], float32. The centroid of each code, for 2, 3, 4, 5 or 8
             bits. The second is a trellis, for 2, 3 or 4 bits: entry w, row by row, is the label of window w.
-        with_means: Whether to subtract the mean of each vector first and return it. Default: False.
 
     Returns:
         codes: [..., ceil(D * bits / 32)], int32. Each row is a little-endian stream of D codes. The rest of its last
             word has zeros, or for a trellis the first bits again.
         norms: [...], float16. The factors that a decoder multiplies the centroids by. A norm above 65504, which float16
             cannot hold, is infinite.
-        means: [...], float32; [0] unless with_means.
 
     Example:
         >>> import torch, torch_gdn
         >>> codebook = torch.tensor([-0.19, -0.06, 0.06, 0.19])
         >>> boundaries = (codebook[1:] + codebook[:-1]) / 2
-        >>> codes, norms, _ = torch_gdn.aura_encode(torch.ones(2, 3, 64), torch.ones(64), boundaries, codebook)
+        >>> codes, norms = torch_gdn.aura_encode(torch.ones(2, 3, 64), torch.ones(64), boundaries, codebook)
         >>> codes.shape, norms.shape
         (torch.Size([2, 3, 4]), torch.Size([2, 3]))
     """
-    return torch.ops.gdn.aura_encode(x, signs, boundaries, codebook, with_means)
+    return torch.ops.gdn.aura_encode(x, signs, boundaries, codebook)
 
 
 def aura_encode_(
@@ -55,7 +51,6 @@ def aura_encode_(
     codebook: Tensor,
     codes: Tensor,
     norms: Tensor,
-    means: Tensor | None = None,
     tile_means: Tensor | None = None,
 ) -> None:
     """Runs `aura_encode` and writes token t of batch row b into slot slots[t] or slots[b, t] of a cache.
@@ -68,8 +63,6 @@ def aura_encode_(
         signs, boundaries, codebook: See `aura_encode`.
         codes: [B, HK, S, ceil(D * bits / 32)], int32. Written in place. S is the capacity. The last stride must be 1.
         norms: [B, HK, S], float16. Written in place.
-        means: [B, HK, S], float32. Written in place. If it is passed, the mean of each vector is subtracted first.
-            Default: None.
         tile_means: [B, HK, tiles, D], float16. Vector i of tiles is subtracted from the tokens in slots 128 i to
             128 i + 127 before anything else. There is one for each 128 slots. Any strides; a last stride other than 1
             costs a copy. Default: None, for none.
@@ -88,4 +81,4 @@ def aura_encode_(
         >>> norms[0, 0].nonzero().flatten()
         tensor([5])
     """
-    torch.ops.gdn.aura_encode_(x, slots, signs, boundaries, codebook, codes, norms, means, tile_means)
+    torch.ops.gdn.aura_encode_(x, slots, signs, boundaries, codebook, codes, norms, tile_means)

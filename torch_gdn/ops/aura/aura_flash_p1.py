@@ -12,16 +12,13 @@ def aura_flash_p1(
     value_codes: Tensor,
     value_norms: Tensor,
     value_codebook: Tensor,
-    key_means: Tensor | None = None,
-    q_sums: Tensor | None = None,
-    value_means: Tensor | None = None,
     starts: Tensor | None = None,
     causal: bool = True,
     q_offset: int | None = None,
     window: int = 0,
     block_size: int = 64,
     tile_scores: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Runs pass 1 of `aura_attention`: a softmax over each block of keys, computed from codes.
 
     Source: metaltile-std 0.1.0, `aura_flash_p1`; here with any strides, queries and masks, and m, l and o in float32.
@@ -31,10 +28,7 @@ def aura_flash_p1(
         key_codes: [B, HK, T, ceil(D * key_bits / 32)], int32. See `aura_attention`.
         key_norms, key_codebook: See `aura_attention`.
         value_codes, value_norms, value_codebook: See `aura_attention`.
-        key_means: See `aura_attention`.
-        q_sums: [B, HQ, L], float32. scale * q.sum(-1) of q before its rotation. Required with key_means, else not
-            allowed. Default: None.
-        value_means, starts, causal, q_offset, window: See `aura_attention`.
+        starts, causal, q_offset, window: See `aura_attention`.
         block_size: The number of keys per block, a multiple of 16. Default: 64.
         tile_scores: [B, HQ, L, ceil(T / 128)], float32. scale * q k^T with the means of each 128 keys as k
             (key_tile_means of `aura_attention`). Any strides. Default: zeros.
@@ -44,7 +38,6 @@ def aura_flash_p1(
             ceil(T / block_size). A block without a visible key has m = -inf, l = 0 and o = 0.
         m_partials: [B, HQ, L, NB], float32. The largest score of each block.
         l_partials: [B, HQ, L, NB], float32. Sums of exp(score - m).
-        mean_partials: [B, HQ, L, NB], float32; [0] unless value_means. Sums of exp(score - m) times value_means.
 
     Raises:
         ValueError: If there is a window without causal.
@@ -53,12 +46,12 @@ def aura_flash_p1(
         >>> import torch, torch_gdn
         >>> codebook, signs = torch.tensor([-0.19, -0.06, 0.06, 0.19]), torch.ones(64)
         >>> boundaries = (codebook[1:] + codebook[:-1]) / 2
-        >>> codes, norms, _ = torch_gdn.aura_encode(torch.randn(1, 2, 100, 64), signs, boundaries, codebook)
+        >>> codes, norms = torch_gdn.aura_encode(torch.randn(1, 2, 100, 64), signs, boundaries, codebook)
         >>> q_rot = torch_gdn.aura_rotate(torch.randn(1, 4, 1, 64), signs, 64**-0.5)
-        >>> o, m, l, _ = torch_gdn.aura_flash_p1(q_rot, codes, norms, codebook, codes, norms, codebook)
+        >>> o, m, l = torch_gdn.aura_flash_p1(q_rot, codes, norms, codebook, codes, norms, codebook)
         >>> o.shape, m.shape
         (torch.Size([1, 4, 1, 2, 64]), torch.Size([1, 4, 1, 2]))
     """
     keys, values = (key_codes, key_norms, key_codebook), (value_codes, value_norms, value_codebook)
-    means, mask = (key_means, q_sums, value_means), (starts, causal, q_offset, window)
-    return torch.ops.gdn.aura_flash_p1(q_rot, *keys, *values, *means, *mask, block_size, tile_scores)
+    mask = (starts, causal, q_offset, window)
+    return torch.ops.gdn.aura_flash_p1(q_rot, *keys, *values, *mask, block_size, tile_scores)

@@ -9,7 +9,6 @@ def aura_flash_p2(
     m_partials: Tensor,
     l_partials: Tensor,
     value_signs: Tensor,
-    mean_partials: Tensor | None = None,
     sinks: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
@@ -21,7 +20,6 @@ def aura_flash_p2(
         o_partials: [B, HQ, L, NB, D], float32.
         m_partials, l_partials: [B, HQ, L, NB], float32.
         value_signs: [D], float32. The signs that the values were encoded with.
-        mean_partials: [B, HQ, L, NB], float32. Required if the values have means. Default: None.
         sinks: [HQ], float32. One more score for each head, whose value is zero (GPT-OSS). Default: None.
         dtype: Dtype of the result: bfloat16, float16 or float32. Default: None, for float32.
 
@@ -34,4 +32,4 @@ def aura_flash_p2(
         >>> torch_gdn.aura_flash_p2(o, torch.zeros(1, 1, 1, 2), l, torch.ones(64))[..., :3]
         tensor([[[[8., 0., 0.]]]])
     """
-    return torch.ops.gdn.aura_flash_p2(o_partials, m_partials, l_partials, value_signs, mean_partials, sinks, dtype)
+    return torch.ops.gdn.aura_flash_p2(o_partials, m_partials, l_partials, value_signs, sinks, dtype)
