@@ -14,7 +14,6 @@ from tests.helpers.devices import on_a_mac, profiled, ready
 from tests.helpers.entries import fields_of
 from tests.helpers.errors import assert_same_bits
 from torch_gdn.testing import REGISTRY
-from torch_gdn.testing.gdn import STAGES
 from torch_gdn.testing.inputs import to_device
 
 pytestmark = pytest.mark.skipif(on_a_mac(), reason="a Mac does not count a kernel's accesses to memory")
@@ -129,13 +128,6 @@ def test_no_op_copies_or_waits(op: str) -> None:
                 assert_same_bits(name, x, expected.setdefault(name, x))
 
 
-# Ops that launch more than one kernel, and how many.
-LAUNCHES = {"aura_attention": 5, "aura_paged_attention_": 3, "gdn_decode_": 2}
-LAUNCHES |= dict.fromkeys(("causal_conv1d", "causal_conv1d_update_"), 2)
-SCRATCH = ("aura_attention", "aura_paged_attention_", "gdn_decode_")  # they allocate more than their outputs
-COPYING = (*STAGES, "aura_flash_p2", "copy_from_host_", "dequantize", "moe_down")  # not every view, or they copy it
-
-
 def view(x: Any) -> Any:
     """Rows that others follow in memory."""
     if not isinstance(x, torch.Tensor) or x.dim() < 2:
@@ -143,7 +135,7 @@ def view(x: Any) -> Any:
     return torch.cat([x, x[..., :1].expand(*x.shape[:-1], 8)], -1)[..., : x.shape[-1]]
 
 
-@pytest.mark.parametrize("op", [op for op in REGISTRY if op not in COPYING])
+@pytest.mark.parametrize("op", [op for op, entry in REGISTRY.items() if entry.launches])
 def test_an_op_on_views_is_its_kernels_and_allocates_its_outputs(op: str) -> None:
     """Gates, norms and conversions cost the delta rule's ops no kernel of their own."""
     entry = REGISTRY[op]
@@ -155,9 +147,9 @@ def test_an_op_on_views_is_its_kernels_and_allocates_its_outputs(op: str) -> Non
             call["use_qk_l2norm_in_kernel"] = True
         with profiled() as profile:
             results = entry.run(call)
-        assert sum(each.dispatches for each in profile.kernels.values()) == LAUNCHES.get(op, 1), str(profile)
+        assert sum(each.dispatches for each in profile.kernels.values()) == entry.launches, str(profile)
         outputs = results if isinstance(results, tuple) else () if results is None else (results,)
-        if op not in SCRATCH:
+        if not entry.scratch:
             allocated = sum(-(-x.nbytes // 256) * 256 for x in outputs)
             assert profile.allocated_bytes <= allocated, str(profile)
 

@@ -491,6 +491,8 @@ register(
         bound=attention_bounds,
         heads={"out": 1},
         operations=operations_of_attention,
+        launches=3,
+        scratch=True,
         invalid=wrong_coded,
         hostile=(*OUTSIDE, *(Hostile(name, [LARGE, -LARGE, 4]) for name in ("exact_slots", "exact_sink_slots"))),
     ),

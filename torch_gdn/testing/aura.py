@@ -454,6 +454,7 @@ register(
         bound=attention_bounds,
         heads={"o": 1},
         result="o",
+        launches=None,
         invalid=wrong_codec,
     ),
     OpEntry(
@@ -467,6 +468,8 @@ register(
         heads={"o": 1},
         result="o",
         operations=operations_of_attention,
+        launches=5,
+        scratch=True,
         invalid=wrong_attention,
     ),
 )

@@ -141,6 +141,8 @@ register(
         heads={"state_pool": 1, "conv_pool": 1},
         result="o",
         operations=operations_of_decode,
+        launches=2,
+        scratch=True,
         invalid=wrong_decode,
         hostile=SLOTS,
     )

@@ -265,6 +265,7 @@ register(
         draw=draw_down,
         heads={"y": 0},
         operations=lambda call: 2 * call["topk_ids"].numel() * call["w_down"][0].numel(),
+        launches=None,
         invalid=wrong_down,
         **OF_PRODUCTS,
     ),

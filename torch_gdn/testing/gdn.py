@@ -515,6 +515,7 @@ def stage_entry(name: str, inputs: str, result: str, sized: bool = True, **wrong
         bound=stage_bounds,
         heads={"final_state": 1},
         result=result,
+        launches=None,
         invalid=partial(wrong_stages, **wrong),
     )
 

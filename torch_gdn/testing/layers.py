@@ -371,6 +371,7 @@ register(
         compiled=compiled_convolutions,
         heads={"final_state": 1},
         operations=lambda call: 2 * call["x"].numel() * call["weight"].shape[1],
+        launches=2,
         invalid=partial(wrong_convolution, state="initial_state"),
         hostile=[Hostile("cu_seqlens", each, packed=True) for each in BOUNDARIES],
     ),
@@ -386,6 +387,7 @@ register(
         compiled=lambda: [ConvolutionPoint(D=8, W=2, tokens=1, batch=40)],
         heads={"state_pool": 1},
         operations=lambda call: 2 * call["x"].numel() * call["weight"].shape[1],
+        launches=2,
         invalid=partial(wrong_convolution, state="state_pool"),
         hostile=SLOTS,
     ),
@@ -394,6 +396,7 @@ register(
         draw=draw_array,
         small=Point(),
         points=[Point()],
+        launches=None,
         invalid=wrong_array,
     ),
     OpEntry(

@@ -182,6 +182,7 @@ register(
         compiled=lambda: [QuantizedPoint(dtype, bits=bits) for dtype in DTYPES for bits in (4, 8)],
         heads={"rows": None},
         result="rows",
+        launches=None,
         invalid=wrong_dequantize,
         hostile=OUTSIDE,
     ),
