@@ -6,7 +6,7 @@ import doctest
 import gc
 import importlib.metadata
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -299,175 +299,134 @@ def test_the_examples_run(object: Any) -> None:
     assert runner.summarize(verbose=False).failed == 0, "".join(report)
 
 
-def delta_rule_call(**different: Any) -> dict[str, Any]:
-    query = torch.zeros(1, 4, 2, 8)
-    return {"query": query, "key": query, "value": torch.zeros(1, 4, 4, 8)} | {
-        "g": torch.zeros(1, 4, 4),
-        "beta": torch.zeros(1, 4, 4),
-        **different,
-    }
+def zeros(*sizes: int, **options: Any) -> torch.Tensor:
+    return torch.zeros(sizes, **options)
 
 
-TAKEN: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "arguments of other layers": {"use_cache": True, "position_ids": None},
-    "a state": {"initial_state": torch.zeros(1, 4, 8, 8)},
-    "a state in bf16": {"initial_state": torch.zeros(1, 4, 8, 8, dtype=torch.bfloat16)},
-    "packed": {"cu_seqlens": torch.tensor([0, 1, 4]), "seq_idx": torch.tensor([[0, 1, 1, 1]])},
-    "g in bf16": {"g": torch.zeros(1, 4, 4, dtype=torch.bfloat16)},
-}
-LEFT: dict[str, tuple[dict[str, Any], str]] = {
-    "meta": ({name: x.to("meta") for name, x in delta_rule_call().items()}, "the tensors are on meta; torch_gdn has"),
-    "two devices": ({"g": torch.zeros(1, 4, 4, device="meta")}, "the tensors are on several devices"),
-    "training": ({"value": torch.zeros(1, 4, 4, 8, requires_grad=True)}, "grad mode is on and an input requires grad"),
-    "float64": ({"query": torch.zeros(1, 4, 2, 8, dtype=torch.float64)}, "q: expected dtype "),
-    "mixed": (
-        {"value": torch.zeros(1, 4, 4, 8, dtype=torch.bfloat16)},
-        "query and value have the dtypes float32 and bfloat16",
-    ),
-    "mixed key": ({"key": torch.zeros(1, 4, 2, 8, dtype=torch.bfloat16)}, "k: expected dtype "),
-    "whole beta": ({"beta": torch.zeros(1, 4, 4, dtype=torch.int64)}, "beta: expected a floating dtype"),
-    "large K": (
-        {"query": torch.zeros(1, 4, 2, 257), "key": torch.zeros(1, 4, 2, 257)},
-        "expected K from 1 to 256, got 257",
-    ),
-    "large V": ({"value": torch.zeros(1, 4, 4, 513)}, "expected V from 1 to 512, got 513"),
-    "heads": (
-        {"value": torch.zeros(1, 4, 3, 8)},
-        "v: expected a number of heads that is a multiple of the 2 of q, got 3",
-    ),
-    "flat": ({"query": torch.zeros(4, 2, 8)}, "q: expected 4 dimensions [B, T, H, K], got 3"),
-    "chunk size": ({"chunk_size": 48}, "chunk_size: expected 16, 32 or 64, got 48"),
-    "state": (
-        {"initial_state": torch.zeros(1, 4, 8, 8, dtype=torch.int64)},
-        "initial_state: expected a floating dtype",
-    ),
-    "only seq_idx": ({"seq_idx": torch.tensor([[0, 1, 1, 1]])}, "packed sequences have seq_idx but no"),
-    "packed batch": (
-        {"query": torch.zeros(2, 4, 2, 8), "cu_seqlens": torch.tensor([0, 4])},
-        "expected a batch of 1 (sequences packed along T), got a batch of 2",
-    ),
-}
+def rule(**different: Any) -> dict[str, Any]:
+    query, gates = zeros(1, 4, 2, 8), zeros(1, 4, 4)
+    return {"query": query, "key": query, "value": zeros(1, 4, 4, 8), "g": gates, "beta": gates} | different
 
 
-def assert_left(reason: str, function: str, *args: Any, **kwargs: Any) -> None:
-    supported, found = supports(function, *args, **kwargs)
-    assert not supported
-    assert reason in found
+def convolution(**different: Any) -> dict[str, Any]:
+    return {"hidden_states": zeros(1, 6, 5), "weight": zeros(6, 4), "activation": "silu"} | different
 
 
-def convolution_call(**different: Any) -> dict[str, Any]:
-    plain = {"hidden_states": torch.zeros(1, 6, 5), "weight": torch.zeros(6, 4), "activation": "silu"}
-    return plain | different
+def update(**different: Any) -> dict[str, Any]:
+    return convolution(hidden_states=zeros(1, 6, 1), conv_state=zeros(1, 6, 4)) | different
 
 
-CONVOLUTIONS_TAKEN: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "a weight of another dtype": {"weight": torch.zeros(6, 4, dtype=torch.bfloat16)},
-    "a bias and no activation": {"bias": torch.zeros(6), "activation": None},
-    "packed": {"cu_seq_lens_q": torch.tensor([0, 1, 5]), "use_cache": False},
-    "packed by numbers": {"seq_idx": torch.tensor([[0, 1, 1, 1, 1]]), "cu_seq_lens_q": torch.tensor([0, 1, 5])},
-}
-CONVOLUTIONS_LEFT: dict[str, tuple[dict[str, Any], str]] = {
-    "meta": (
-        {"hidden_states": torch.zeros(1, 6, 5, device="meta"), "weight": torch.zeros(6, 4, device="meta")},
-        "meta",
-    ),
-    "training": ({"weight": torch.zeros(6, 4, requires_grad=True)}, "grad mode is on and an input requires grad"),
-    "float64": (
-        {"weight": torch.zeros(6, 4, dtype=torch.float64)},
-        "weight: expected dtype ",
-    ),
-    "bias": ({"bias": torch.zeros(6, dtype=torch.float16)}, "bias: expected dtype "),
-    "wide": ({"weight": torch.zeros(6, 5)}, "weight: expected W from 2 to 4, got 5"),
-    "flat": ({"hidden_states": torch.zeros(6, 5)}, "x: expected 3 dimensions [B, T, D], got 2"),
-    "gelu": ({"activation": "gelu"}, "activation: expected "),
-    "seq_idx": ({"seq_idx": torch.zeros(1, 5)}, "seq_idx: expected dtype "),
-}
+def norm(layer: dict[str, Any] | None = None, **different: Any) -> dict[str, Any]:
+    parts = {"weight": torch.ones(8), "variance_epsilon": 1e-6, "activation": "silu"} | (layer or {})
+    rows = {"hidden_states": zeros(3, 8), "gate": zeros(3, 8)}
+    return {"layer": SimpleNamespace(**parts)} | rows | different
 
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("case", CONVOLUTIONS_TAKEN)
-def test_supports_convolutions(case: str) -> None:
-    call = convolution_call(**CONVOLUTIONS_TAKEN[case])
-    assert supports("causal_conv1d_fn", **call) == (True, "")
-    assert FUNCTIONS["causal_conv1d_fn"].run(**call).shape == (1, 6, 5)
-
-
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("case", CONVOLUTIONS_LEFT)
-def test_supports_gives_its_reason_for_convolutions(case: str) -> None:
-    different, reason = CONVOLUTIONS_LEFT[case]
-    assert_left(reason, "causal_conv1d_fn", **convolution_call(**different))
-
-
-def test_supports_short_convolutions() -> None:
+def short(dtype: torch.dtype = torch.float32, **different: Any) -> dict[str, Any]:
     layer = torch.nn.Conv1d(6, 6, 4, groups=6, bias=False).requires_grad_(False)
-    hidden, cache = torch.zeros(1, 5, 6), torch.zeros(1, 6, 3)
-    assert supports("short_convolution", layer, hidden, cache=cache, use_precomputed=True) == (True, "")
-    assert "initial_state: expected dtype " in supports("short_convolution", layer, hidden, cache=cache.double())[1]
-    assert "x: expected dtype " in supports("short_convolution", layer, hidden.double())[1]
+    return {"layer": layer, "hidden_states": zeros(1, 5, 6, dtype=dtype)} | different
 
 
-def norm(**different: Any) -> SimpleNamespace:
-    return SimpleNamespace(**{"weight": torch.ones(8), "variance_epsilon": 1e-6, "activation": "silu", **different})
-
-
-NORMS_LEFT: dict[str, tuple[SimpleNamespace, torch.Tensor | None, str]] = {
-    "no gate": (norm(), None, "the gated norm has no gate"),
-    "training": (norm(weight=torch.ones(8, requires_grad=True)), torch.zeros(3, 8), "grad mode is on"),
-    "float64": (
-        norm(),
-        torch.zeros(3, 8, dtype=torch.float64),
-        "g: expected dtype ",
+BF16, F64, WHOLE = torch.bfloat16, torch.float64, torch.int64
+CALLS: dict[str, Callable[..., dict[str, Any]]] = {
+    "chunk_gated_delta_rule": rule,
+    "fused_recurrent_gated_delta_rule": rule,
+    "causal_conv1d_fn": convolution,
+    "causal_conv1d_update": update,
+    "rms_norm_gated": norm,
+    "short_convolution": short,
+}
+RULES: tuple[dict[str, Any], ...] = (
+    {},
+    {"use_cache": True, "position_ids": None},  # arguments of other layers
+    {"initial_state": zeros(1, 4, 8, 8)},
+    {"initial_state": zeros(1, 4, 8, 8, dtype=BF16)},
+    {"cu_seqlens": torch.tensor([0, 1, 4]), "seq_idx": torch.tensor([[0, 1, 1, 1]])},
+    {"g": zeros(1, 4, 4, dtype=BF16)},
+)
+TAKEN: dict[str, tuple[dict[str, Any], ...]] = {
+    "chunk_gated_delta_rule": RULES,
+    "fused_recurrent_gated_delta_rule": RULES,
+    "causal_conv1d_fn": (
+        {},
+        {"weight": zeros(6, 4, dtype=BF16)},
+        {"bias": zeros(6), "activation": None},
+        {"cu_seq_lens_q": torch.tensor([0, 1, 5]), "use_cache": False},
+        {"seq_idx": torch.tensor([[0, 1, 1, 1, 1]]), "cu_seq_lens_q": torch.tensor([0, 1, 5])},
     ),
-    "another shape": (norm(), torch.zeros(1, 8), "input and gate have the shapes [3, 8] and [1, 8]"),
-    "gelu": (norm(activation="gelu"), torch.zeros(3, 8), "activation: expected "),
+    "causal_conv1d_update": ({},),
+    "rms_norm_gated": tuple({"layer": {"activation": activation}} for activation in ("silu", "swish", "sigmoid")),
+    "short_convolution": ({"cache": zeros(1, 6, 3), "use_precomputed": True},),
+}
+ELSEWHERE = {name: x.to("meta") for name, x in rule().items()}
+TRAINED = "grad mode is on and an input requires grad"
+LEFT: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
+    "chunk_gated_delta_rule": (
+        (ELSEWHERE, "the tensors are on meta; torch_gdn has"),
+        ({"g": zeros(1, 4, 4, device="meta")}, "the tensors are on several devices"),
+        ({"value": zeros(1, 4, 4, 8, requires_grad=True)}, TRAINED),
+        ({"query": zeros(1, 4, 2, 8, dtype=F64)}, "q: expected dtype "),
+        ({"value": zeros(1, 4, 4, 8, dtype=BF16)}, "query and value have the dtypes float32 and bfloat16"),
+        ({"key": zeros(1, 4, 2, 8, dtype=BF16)}, "k: expected dtype "),
+        ({"beta": zeros(1, 4, 4, dtype=WHOLE)}, "beta: expected a floating dtype"),
+        (dict.fromkeys(("query", "key"), zeros(1, 4, 2, 257)), "expected K from 1 to 256, got 257"),
+        ({"value": zeros(1, 4, 4, 513)}, "expected V from 1 to 512, got 513"),
+        ({"value": zeros(1, 4, 3, 8)}, "v: expected a number of heads that is a multiple of the 2 of q, got 3"),
+        ({"query": zeros(4, 2, 8)}, "q: expected 4 dimensions [B, T, H, K], got 3"),
+        ({"chunk_size": 48}, "chunk_size: expected 16, 32 or 64, got 48"),
+        ({"initial_state": zeros(1, 4, 8, 8, dtype=WHOLE)}, "initial_state: expected a floating dtype"),
+        ({"seq_idx": torch.tensor([[0, 1, 1, 1]])}, "packed sequences have seq_idx but no"),
+        (
+            {"query": zeros(2, 4, 2, 8), "cu_seqlens": torch.tensor([0, 4])},
+            "expected a batch of 1 (sequences packed along T), got a batch of 2",
+        ),
+    ),
+    "causal_conv1d_fn": (
+        ({"hidden_states": zeros(1, 6, 5, device="meta"), "weight": zeros(6, 4, device="meta")}, "meta"),
+        ({"weight": zeros(6, 4, requires_grad=True)}, TRAINED),
+        ({"weight": zeros(6, 4, dtype=F64)}, "weight: expected dtype "),
+        ({"bias": zeros(6, dtype=torch.float16)}, "bias: expected dtype "),
+        ({"weight": zeros(6, 5)}, "weight: expected W from 2 to 4, got 5"),
+        ({"hidden_states": zeros(6, 5)}, "x: expected 3 dimensions [B, T, D], got 2"),
+        ({"activation": "gelu"}, "activation: expected "),
+        ({"seq_idx": zeros(1, 5)}, "seq_idx: expected dtype "),
+    ),
+    "causal_conv1d_update": (({"conv_state": zeros(1, 6, 4, dtype=WHOLE)}, "state_pool: expected dtype "),),
+    "short_convolution": (
+        ({"cache": zeros(1, 6, 3, dtype=F64)}, "initial_state: expected dtype "),
+        ({"dtype": F64}, "x: expected dtype "),
+    ),
+    "rms_norm_gated": (
+        ({"gate": None}, "the gated norm has no gate"),
+        ({"layer": {"weight": torch.ones(8, requires_grad=True)}}, "grad mode is on"),
+        ({"gate": zeros(3, 8, dtype=F64)}, "g: expected dtype "),
+        ({"gate": zeros(1, 8)}, "input and gate have the shapes [3, 8] and [1, 8]"),
+        ({"layer": {"activation": "gelu"}}, "activation: expected "),
+        (
+            {"layer": {"weight": zeros(1025)}, **dict.fromkeys(("hidden_states", "gate"), zeros(1, 1025))},
+            "x: expected a last dimension from 1 to 1024, got 1025",
+        ),
+    ),
 }
 
 
-@pytest.mark.parametrize("activation", ["silu", "swish", "sigmoid"])
-def test_supports_norms(activation: str) -> None:
-    call = norm(activation=activation), torch.zeros(3, 8), torch.zeros(3, 8)
-    assert supports("rms_norm_gated", *call) == (True, "")
-    assert FUNCTIONS["rms_norm_gated"].run(*call).shape == (3, 8)
-
-
 @pytest.mark.sweep(2)
-@pytest.mark.parametrize("case", NORMS_LEFT)
-def test_supports_gives_its_reason_for_norms(case: str) -> None:
-    layer, gate, reason = NORMS_LEFT[case]
-    assert_left(reason, "rms_norm_gated", layer, torch.zeros(3, 8), gate)
-
-
-def test_supports_refuses_long_rows_of_norms() -> None:
-    row = torch.zeros(1, 1025)
-    reason = "x: expected a last dimension from 1 to 1024, got 1025"
-    assert_left(reason, "rms_norm_gated", norm(weight=row[0]), row, row)
-
-
-def test_supports_updates() -> None:
-    call = {"hidden_states": torch.zeros(1, 6, 1), "weight": torch.zeros(6, 4), "activation": "silu"}
-    assert supports("causal_conv1d_update", conv_state=torch.zeros(1, 6, 4), **call) == (True, "")
-    whole = torch.zeros(1, 6, 4, dtype=torch.int64)
-    assert supports("causal_conv1d_update", conv_state=whole, **call)[1].startswith("state_pool: expected dtype ")
-
-
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("case", TAKEN)
-@pytest.mark.parametrize("function", ["chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"])
-def test_supports(function: str, case: str) -> None:
-    call = delta_rule_call(**TAKEN[case])
+@pytest.mark.parametrize(("function", "different"), [(name, x) for name, calls in TAKEN.items() for x in calls])
+def test_supports(function: str, different: dict[str, Any]) -> None:
+    call = CALLS[function](**different)
     assert supports(function, **call) == (True, "")
-    o, _ = FUNCTIONS[function].run(**call)  # and so it is
-    assert o.shape == call["value"].shape
+    rows = call.get("value", call.get("hidden_states"))
+    y = FUNCTIONS[function].run(**call)  # and so it is
+    assert rows is not None and (y[0] if isinstance(y, tuple) else y).shape == rows.shape
 
 
 @pytest.mark.sweep(2)
-@pytest.mark.parametrize("case", LEFT)
-def test_supports_gives_its_reason(case: str) -> None:
-    different, reason = LEFT[case]
-    assert_left(reason, "chunk_gated_delta_rule", **delta_rule_call(**different))
+@pytest.mark.parametrize(
+    ("function", "different", "reason"), [(name, *x) for name, calls in LEFT.items() for x in calls]
+)
+def test_supports_gives_its_reason(function: str, different: dict[str, Any], reason: str) -> None:
+    supported, found = supports(function, **CALLS[function](**different))
+    assert not supported and reason in found
 
 
 def test_supports_refuses_an_unknown_function() -> None:
@@ -508,10 +467,10 @@ def test_an_op_is_asked_once_for_prompts_of_every_length(monkeypatch: pytest.Mon
 def test_a_compiled_layer_that_is_left_to_transformers() -> None:
     """The reason is a constant of the graph."""
     transformers.enable()
-    rule = dispatch.dispatcher("chunk_gated_delta_rule", lambda query, *others, **more: query + 1)
-    call = delta_rule_call(chunk_size=48)
+    dispatched = dispatch.dispatcher("chunk_gated_delta_rule", lambda query, *others, **more: query + 1)
+    call = rule(chunk_size=48)
     torch.compiler.reset()
-    found = torch.compile(rule, fullgraph=True, backend="aot_eager")(**call)
+    found = torch.compile(dispatched, fullgraph=True, backend="aot_eager")(**call)
     assert torch.equal(found, call["query"] + 1)
 
 
