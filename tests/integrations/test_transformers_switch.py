@@ -22,7 +22,7 @@ from tests.integrations.models import KINDS, distance, random_model
 from tests.integrations.serving import other_version
 from torch_gdn.integrations import transformers
 from torch_gdn.integrations.transformers import dispatch, refusal, supports, switch, tested
-from torch_gdn.integrations.transformers.functions import FUNCTIONS
+from torch_gdn.integrations.transformers.functions import FUNCTIONS, KDA_FUNCTIONS
 from torch_gdn.integrations.transformers.patches import CONVOLVING_MODELS, KDA_MODELS
 from torch_gdn.self_test.cases import cases_of_calls
 
@@ -76,13 +76,10 @@ def test_enabling_tests_the_ops_that_models_call(monkeypatch: pytest.MonkeyPatch
     assert str(status).endswith("l2norm failed the self-test: y: error 1; the CPU's kernel runs instead, on copies")
     [needed] = asked
     assert {case.point.dtype for case in needed()} == {torch.bfloat16}
-    wanted = set(switch.MODEL_OPS)
-    of_experts = set(switch.EXPERT_OPS) if "experts" in status.replaced else set()
-    wanted |= of_experts
-    wanted |= set(switch.KDA_OPS) if set(KDA_MODELS) & status.replaced.keys() else set()
+    wanted = {case.op for case in needed()}
     assert ("continuous batching" in status.replaced) == (not other_version("continuous batching"))
-    wanted |= set(switch.POOL_OPS) if "continuous batching" in status.replaced else set()
-    assert {case.op for case in needed()} == wanted
+    assert (set(switch.POOL_OPS) <= wanted) == ("continuous batching" in status.replaced)
+    assert (set(KDA_FUNCTIONS) <= wanted) == bool(set(KDA_MODELS) & status.replaced.keys())
     device = ready("mps")
     with torch.no_grad(), cases_of_calls() as called:
         for kind in EVERYWHERE:
@@ -90,12 +87,14 @@ def test_enabling_tests_the_ops_that_models_call(monkeypatch: pytest.MonkeyPatch
             cache = model(ids, use_cache=True).past_key_values
             model(ids[:, :1], past_key_values=cache)
     blocks = [name for names in status.replaced.values() for name in names if name.endswith("SparseMoeBlock.forward")]
-    of_experts -= set() if blocks else {"moe_router"}  # in an older transformers the block stays its own
+    elsewhere = {*switch.POOL_OPS, *KDA_FUNCTIONS}
+    elsewhere |= set() if blocks else {"moe_router"}  # in an older transformers the block stays its own
     # A layer decodes as a whole. With an older transformers, or where the op of a whole layer has failed, it does not.
     rules = {"fused_recurrent_gated_delta_rule", "fused_recurrent_gated_delta_rule_"}
     decoding = {*rules, "causal_conv1d_update_", "gdn_decode_"}
     found = {case.op for case in called.cases}
-    assert found - decoding == (set(switch.MODEL_OPS) | of_experts) - decoding
+    assert found - decoding == wanted - decoding - elsewhere
+    assert decoding < wanted
     assert "gdn_decode_" in found or len(found & rules) == 1
     tested_later = len(asked)  # the dtype and head sizes of these models, when the first one runs
     assert 1 < tested_later <= 2 + len(EVERYWHERE)

@@ -175,6 +175,6 @@ def run_rotation(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, **options: Any)
 
 
 FUNCTIONS = {
-    "attention": Function(attention_reason, run_attention, known_forms.is_on_another_device),
-    "rotation": Function(rotation_reason, run_rotation, is_rotation_elsewhere),
+    "attention": Function(attention_reason, run_attention, ("qk_norm_rope",), known_forms.is_on_another_device),
+    "rotation": Function(rotation_reason, run_rotation, ("qk_norm_rope",), is_rotation_elsewhere),
 }

@@ -104,4 +104,4 @@ def add_mlp(mlp: Any, x: Tensor, residual: Tensor) -> Tensor:
     return found
 
 
-FUNCTIONS = {"decoder_layer": Function(layer_reason, run_layer, known_forms.is_elsewhere)}
+FUNCTIONS = {"decoder_layer": Function(layer_reason, run_layer, ("rms_norm",), known_forms.is_elsewhere)}

@@ -134,4 +134,4 @@ def project(layer: Any, form: Form, hidden_states: Tensor) -> tuple[Tensor, Tens
     return qkv[0] if len(qkv) == 1 else torch.cat(qkv, -1), z, b, a
 
 
-FUNCTIONS = {NAME: Function(decode_reason, run_decode, is_elsewhere)}
+FUNCTIONS = {NAME: Function(decode_reason, run_decode, ("gdn_decode_",), is_elsewhere)}

@@ -21,9 +21,10 @@ from torch_gdn.integrations.transformers.refusal import convolution_refusal, nor
 DEVICES = ("mps", "cpu")
 CACHED_STATE = "cached_state"  # argument with the state that the layer's cache overwrites afterwards
 COMMON_OPTIONS = ("initial_state", "output_final_state", "use_qk_l2norm_in_kernel", "cu_seqlens")
+RECURRENT = "fused_recurrent_gated_delta_rule"
 RULE_OPTIONS = {  # options of models that the end-to-end op takes
     "chunk_gated_delta_rule": (*COMMON_OPTIONS, "chunk_size"),
-    "fused_recurrent_gated_delta_rule": COMMON_OPTIONS,
+    RECURRENT: COMMON_OPTIONS,
 }
 NEEDS_GRAD = (
     "grad mode is on and an input requires grad; torch_gdn's kernels are forward only "
@@ -36,6 +37,7 @@ KDA_FUNCTIONS = ("chunk_kda", "fused_recurrent_kda")
 class Function:
     reason: Callable[..., str]
     run: Callable[..., Any]
+    ops: tuple[str, ...]  # which `run` calls
     is_elsewhere: Callable[..., bool] | None = None  # whether a call goes to the original without being counted
     adds_residual: bool = False  # whether a decoder layer may give `run` a `residual`, which is added to the result
 
@@ -116,7 +118,7 @@ def run_rule(
         )
         return kept
     options = {name: given[name] for name in RULE_OPTIONS[op] if name in given}
-    in_place = op == "fused_recurrent_gated_delta_rule" and is_cached_state(given.get(CACHED_STATE), **options)
+    in_place = op == RECURRENT and is_cached_state(given.get(CACHED_STATE), **options)
     if in_place and not self_test_reason(f"{op}_", query.device):
         state = options["initial_state"]
         norm = options.get("use_qk_l2norm_in_kernel", False)
@@ -132,7 +134,7 @@ def kda_reason(
     """Ignores the chunk size: the recurrence has the same results."""
     given |= {"chunk_size": None, "cu_seqlens": given.get("cu_seq_lens_q")}
     given |= {"rule": "Kimi Delta Attention", "decay_channels": g.shape[3:]}
-    return rule_reason("fused_recurrent_gated_delta_rule", query, key, value, g, beta, *positional, **given)
+    return rule_reason(RECURRENT, query, key, value, g, beta, *positional, **given)
 
 
 def run_kda(
@@ -281,11 +283,18 @@ def gate_activation(layer: Any) -> str:
     return getattr(layer, "activation", "silu")  # always silu until 5.12
 
 
-FUNCTIONS = {op: Function(functools.partial(rule_reason, op), functools.partial(run_rule, op)) for op in RULE_OPTIONS}
-FUNCTIONS |= {function: Function(kda_reason, functools.partial(run_kda, function)) for function in KDA_FUNCTIONS}
+FUNCTIONS = {
+    op: Function(
+        functools.partial(rule_reason, op),
+        functools.partial(run_rule, op),
+        (op, f"{op}_") if op == RECURRENT else (op,),
+    )
+    for op in RULE_OPTIONS
+}
+FUNCTIONS |= {op: Function(kda_reason, functools.partial(run_kda, op), (op,)) for op in KDA_FUNCTIONS}
 FUNCTIONS |= {
-    "causal_conv1d_fn": Function(convolution_reason, run_convolution),
-    "causal_conv1d_update": Function(update_reason, run_update),
-    "short_convolution": Function(short_convolution_reason, run_short_convolution),
-    "rms_norm_gated": Function(norm_reason, run_norm),
+    "causal_conv1d_fn": Function(convolution_reason, run_convolution, ("causal_conv1d",)),
+    "causal_conv1d_update": Function(update_reason, run_update, ("causal_conv1d_update_",)),
+    "short_convolution": Function(short_convolution_reason, run_short_convolution, ("causal_conv1d",)),
+    "rms_norm_gated": Function(norm_reason, run_norm, ("rms_norm_gated",)),
 }

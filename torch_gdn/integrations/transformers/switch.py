@@ -17,7 +17,8 @@ import torch
 from torch.nn import Module
 
 from torch_gdn import self_test
-from torch_gdn.integrations.transformers import dispatch, tested
+from torch_gdn.integrations.transformers import dispatch, experts, tested
+from torch_gdn.integrations.transformers.functions import KDA_FUNCTIONS
 from torch_gdn.integrations.transformers.gguf_layers import gguf_patches
 from torch_gdn.integrations.transformers.memory_guard import memory_patches
 from torch_gdn.integrations.transformers.packed_layers import layers_packed
@@ -39,22 +40,7 @@ from torch_gdn.integrations.transformers.patches import (
 lock = RLock()  # one thread at a time enables or disables
 applied: dict[str, list[Patch]] = {}  # by model or feature; empty while disabled
 SERVED_VERSION = "5.23"  # the features below know this version's generation and caches
-# What the enabled models call.
-MODEL_OPS = (
-    "chunk_gated_delta_rule",
-    "fused_recurrent_gated_delta_rule",
-    "fused_recurrent_gated_delta_rule_",
-    "causal_conv1d",
-    "causal_conv1d_update_",
-    "gdn_decode_",
-    "rms_norm",
-    "rms_norm_gated",
-    "act_and_mul",
-    "qk_norm_rope",
-)
-EXPERT_OPS = ("moe_router", "moe_gate_up", "moe_down")
-KDA_OPS = ("chunk_kda", "fused_recurrent_kda")
-POOL_OPS = ("chunk_gated_delta_rule_", "paged_attention_", "reshape_and_cache_", "batch_copy_")
+POOL_OPS = ("chunk_gated_delta_rule_", "paged_attention_", "reshape_and_cache_", "batch_copy_")  # for pools of states
 DELTA_LAYERS = ("GatedDeltaNet", "DeltaAttention", "Glm5NextTextLinearAttention")  # endings of classes' names
 FEATURES = {  # each with the module, imported on demand, and its function that yields the patches
     "continuous batching": ("continuous_batching", "serving_patches"),
@@ -167,11 +153,12 @@ def enable(*, continuous_batching: bool = False, rollback: bool = False) -> Stat
         return status()
 
 
-def called_ops() -> list[str]:
-    """Returns the ops that the enabled models call."""
-    ops = [*MODEL_OPS, *(KDA_OPS if applied.keys() & set(KDA_MODELS) else ())]
-    ops += EXPERT_OPS if "experts" in applied else ()
-    return [*ops, *(POOL_OPS if "continuous batching" in applied else ())]
+def called_ops() -> dict[str, None]:
+    """Returns the ops that the enabled models call, in order."""
+    unused = set() if applied.keys() & set(KDA_MODELS) else set(KDA_FUNCTIONS)
+    unused |= set() if "experts" in applied else experts.FUNCTIONS.keys()
+    ops = [op for name, function in dispatch.FUNCTIONS.items() if name not in unused for op in function.ops]
+    return dict.fromkeys([*ops, *(POOL_OPS if "continuous batching" in applied else ())])
 
 
 def dtypes_of_models() -> set[torch.dtype]:
