@@ -23,7 +23,6 @@ QUICK = (
     "gdn/test_gated_delta_rule_options.py::test_gates_in_the_kernel",
     "gdn/test_gated_delta_rule_options.py::test_tiled_heads",
     "gdn/test_gated_delta_rule_pool.py::test_slots",
-    "kda/test_arguments.py",
     "kda/test_fused_kda_gate.py::test_equals_the_reference",
     "kda/test_kda.py::test_dtypes",
     "kda/test_pool.py",

@@ -208,8 +208,9 @@ WRONG_CHANNELS: tuple[Row, ...] = (
 
 
 def wrong_rules(entry: OpEntry[RulePoint], rows: tuple[Row, ...] = ()) -> Iterator[Invalid]:
-    yield from [*invalid.integers("q", "beta"), *invalid.float64("q", "v"), *invalid.too_flat("q")]
+    yield from [*invalid.integers("q", "g", "beta"), *invalid.float64("q", "v"), *invalid.too_flat("q")]
     yield from [*invalid.half("k"), *invalid.too_short("k", "v", "g", "beta"), *invalid.sizes("q", "v")]
+    yield Invalid("k", ValueError, "another K than q", change("k", partial(invalid.zeros, size=16)))
     if "chunk_size" in entry.arguments:
         yield from invalid.chunk_sizes()
     yield from invalid.packing(has_indices="chunk_indices" in entry.arguments)
