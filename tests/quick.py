@@ -24,7 +24,7 @@ QUICK = (
     "gdn/test_gated_delta_rule_options.py::test_tiled_heads",
     "gdn/test_gated_delta_rule_pool.py::test_slots",
     "kda/test_fused_kda_gate.py::test_equals_the_reference",
-    "kda/test_kda.py::test_dtypes",
+    "kda/test_kernels.py::test_dtypes",
     "kda/test_pool.py",
     "layers/",
     "attention/test_aura_paged_attention.py::test_keys_divided_among_threadgroups",

@@ -1,4 +1,4 @@
-"""chunk_kda and fused_recurrent_kda against the float64 recurrence, head by head."""
+"""What chunk_kda and fused_recurrent_kda have in common beside their numbers, which are test_kernels.py's."""
 
 from __future__ import annotations
 
@@ -8,22 +8,8 @@ import torch
 import torch_gdn
 from tests.helpers.devices import ready
 from tests.helpers.errors import assert_same_bits
-from tests.helpers.kda import (
-    FUNCTIONS,
-    Inputs,
-    assert_exact_kda,
-    each_function,
-    exact_kda,
-    inputs_and_options,
-    kda_inputs,
-)
+from tests.helpers.kda import FUNCTIONS, assert_exact_kda, each_function, exact_kda, kda_inputs
 from torch_gdn.testing.inputs import to_device
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@each_function
-def test_dtypes(device: torch.device, function: str, dtype: torch.dtype) -> None:
-    assert_exact_kda(function, kda_inputs(37, 64, 48, B=2, H=2, HV=4, dtype=dtype), device)
 
 
 @pytest.mark.parametrize("v_first", [False, True])
@@ -36,59 +22,9 @@ def test_states_whose_rows_are_vectors(device: torch.device, function: str, v_fi
     assert_exact_kda(function, inputs, device, state_v_first=v_first)
 
 
-def repeated_keys(inputs: Inputs, beta: float) -> Inputs:
-    key = inputs["k"][:, :1].expand_as(inputs["k"]).contiguous()
-    return inputs | {"k": key, "beta": beta * (1 - 0.1 * inputs["beta"]), "g": 0.01 * inputs["g"]}
-
-
-@pytest.mark.parametrize("kind", ["models' decays", "from -20", "at -5", "repeated keys"])
-@each_function
-def test_thousands_of_tokens(function: str, kind: str) -> None:
-    inputs = kda_inputs(4096, 32, 16, HV=1)
-    if kind == "from -20":
-        inputs["g"] = -20 * torch.rand_like(inputs["g"])
-    elif kind == "at -5":
-        inputs["g"] = torch.full_like(inputs["g"], -5.0)
-    elif kind == "repeated keys":
-        inputs = repeated_keys(inputs, 1.0)
-    assert_exact_kda(function, inputs, torch.device("cpu"))
-
-
-@pytest.mark.parametrize("lower_bound", [None, -5.0])
-@pytest.mark.parametrize("has_bias", [False, True])
-@each_function
-def test_gate_in_the_kernel(device: torch.device, function: str, lower_bound: float | None, has_bias: bool) -> None:
-    """Raw gates from -30 to 30: with lower_bound they reach it, and 0."""
-    inputs = kda_inputs(20, 32, 32)
-    inputs["g"] = 30 * (2 * torch.rand_like(inputs["g"]) - 1)
-    options = {"A_log": torch.tensor([-1.0, 0.5]), "use_gate_in_kernel": True, "lower_bound": lower_bound}
-    if has_bias:
-        options["dt_bias"] = torch.randn(2 * 32)
-    assert_exact_kda(function, inputs, device, **options)
-
-
 @each_function
 def test_a_bounded_gate_needs_no_A_log(device: torch.device, function: str) -> None:
     assert_exact_kda(function, kda_inputs(9, 32, 32), device, use_gate_in_kernel=True, lower_bound=-5.0)
-
-
-@each_function
-def test_options(device: torch.device, function: str) -> None:
-    inputs, options = inputs_and_options(20)
-    assert_exact_kda(function, inputs, device, **options)
-
-
-@each_function
-def test_packed_and_empty_sequences(device: torch.device, function: str) -> None:
-    cu_seqlens = torch.tensor([0, 5, 5, 21, 38])
-    assert_exact_kda(function, kda_inputs(38, 32, 32, N=4) | {"cu_seqlens": cu_seqlens}, device)
-
-
-@each_function
-def test_minus_infinity_is_a_reset_of_its_channel(device: torch.device, function: str) -> None:
-    inputs = kda_inputs(20, 32, 32)
-    inputs["g"][:, 7, :, ::3] = -torch.inf
-    assert_exact_kda(function, inputs, device)
 
 
 @each_function

@@ -1,9 +1,11 @@
 """chunk_kda and chunk_kda_ by every algorithm, the CPU's, the fused one and that of a stage each, against the float64
-recurrence: sizes, dtypes, decays where blocks and chunks of tokens meet, gates, pools, views."""
+recurrence, and so fused_recurrent_kda: sizes, dtypes, decays where blocks and chunks of tokens meet, gates, pools."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from itertools import product
 from typing import Any
 
 import pytest
@@ -30,19 +32,31 @@ from torch_gdn.testing.inputs import to_device
 
 Way = tuple[str, int]  # algorithm and chunk size; 0 leaves the size to the kernel
 WAYS = [("cpu", 0), ("fused_chunk", 8), ("fused_chunk", 16), ("chunked", 16), ("chunked", 32), ("chunked", 64)]
-each_way = pytest.mark.parametrize("way", WAYS, ids=[f"{algorithm}-{size}" for algorithm, size in WAYS])
-most_ways = pytest.mark.parametrize("way", [*WAYS[:3], WAYS[-1]], ids=str)
+DECODES = [("decode-cpu", 0), ("decode-mps", 0)]  # fused_recurrent_kda
+
+
+def ways(*names: Way) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("way", names, ids=[f"{algorithm}-{size}" for algorithm, size in names])
+
+
+each_way = ways(*WAYS)
+all_ways = ways(*WAYS, *DECODES)
+most_ways = ways(*WAYS[:3], WAYS[-1], *DECODES)
 each_algorithm = pytest.mark.parametrize("algorithm", ["fused_chunk", "chunked"])
 anywhere = pytest.mark.parametrize("algorithm", ["cpu", "fused_chunk", "chunked"])
 only_simulated = pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")
 
 
 def device_of(algorithm: str) -> torch.device:
-    return ready("cpu" if algorithm == "cpu" else "mps")
+    return ready("cpu" if algorithm.endswith("cpu") else "mps")
 
 
 def by(algorithm: str, size: int = 0) -> AbstractContextManager[None]:
-    return nullcontext() if algorithm == "cpu" else prefill_algorithm(algorithm, size)
+    return prefill_algorithm(algorithm, size) if algorithm in KERNELS else nullcontext()
+
+
+def function_of(algorithm: str) -> str:
+    return "fused_recurrent_kda" if algorithm.startswith("decode") else "chunk_kda"
 
 
 def assert_exact(way: Way, inputs: Inputs, **options: Any) -> None:
@@ -50,7 +64,7 @@ def assert_exact(way: Way, inputs: Inputs, **options: Any) -> None:
     if algorithm == "chunked" and size:
         options["chunk_size"] = size
     with by(algorithm, size if algorithm == "fused_chunk" else 0):
-        assert_exact_kda("chunk_kda", inputs, device_of(algorithm), **options)
+        assert_exact_kda(function_of(algorithm), inputs, device_of(algorithm), **options)
 
 
 def run(algorithm: str, inputs: dict[str, Any], **options: Any) -> tuple[Tensor, Tensor | None]:
@@ -67,8 +81,8 @@ def test_dtypes(way: Way, dtype: torch.dtype) -> None:
     name, wide = {torch.float32: ("float",) * 2, torch.bfloat16: ("bfloat",) * 2, torch.float16: ("half", "float")}[
         dtype
     ]
-    first = f"{FUSED}_{name}_64_{way[1]}_4" if way[0] == "fused_chunk" else f"{CHUNKED[0]}_{name}_{wide}_64_48_64"
-    with kernels_run(device_of(way[0]), first):
+    first = {"fused_chunk": f"{FUSED}_{name}_64_{way[1]}_4", "chunked": f"{CHUNKED[0]}_{name}_{wide}_64_48_64"}
+    with kernels_run(device_of(way[0]), first.get(way[0], KERNEL)):
         assert_exact(way, kda_inputs(70, 64, 48, B=2, H=2, HV=4, dtype=dtype))
 
 
@@ -106,13 +120,15 @@ def test_resets(way: Way, reset: float) -> None:
     assert_exact(way, inputs)
 
 
+def repeated_keys(inputs: Inputs, beta: float) -> Inputs:
+    key = inputs["k"][:, :1].expand_as(inputs["k"]).contiguous()
+    return inputs | {"k": key, "beta": beta * (1 - 0.1 * inputs["beta"]), "g": 0.01 * inputs["g"]}
+
+
 @each_way
 def test_repeated_keys(way: Way) -> None:
     """The inverse of (I + A) grows with beta, and with it what the sums of A over the channels have lost."""
-    inputs = kda_inputs(65 if way[0] == "fused_chunk" else 130)
-    inputs["k"] = inputs["k"][:, :1].expand_as(inputs["k"]).contiguous()
-    inputs["beta"], inputs["g"] = 1.9 * (1 - 0.1 * inputs["beta"]), 0.01 * inputs["g"]
-    assert_exact(way, inputs)
+    assert_exact(way, repeated_keys(kda_inputs(65 if way[0] == "fused_chunk" else 130), 1.9))
 
 
 @pytest.mark.parametrize(
@@ -125,19 +141,28 @@ def test_a_state_that_hardly_decays(way: Way, g: float, beta: float) -> None:
     assert_exact(way, inputs)
 
 
-def test_thousands_of_tokens() -> None:
-    inputs = kda_inputs(4096, 32, 16, HV=1)
-    inputs["g"] = -20 * torch.rand_like(inputs["g"])
-    assert_exact(("chunked", 0), inputs)
+LONG: dict[str, Callable[[Inputs], Inputs]] = {
+    "models' decays": lambda inputs: inputs,
+    "from -20": lambda inputs: inputs | {"g": -20 * torch.rand_like(inputs["g"])},
+    "at -5": lambda inputs: inputs | {"g": torch.full_like(inputs["g"], -5.0)},
+    "repeated keys": lambda inputs: repeated_keys(inputs, 1.0),
+}
 
 
-@each_way
+@pytest.mark.parametrize(
+    ("algorithm", "kind"), [*product(("cpu", "decode-cpu"), LONG), ("chunked", "from -20")], ids=str
+)
+def test_thousands_of_tokens(algorithm: str, kind: str) -> None:
+    assert_exact((algorithm, 0), LONG[kind](kda_inputs(4096, 32, 16, HV=1)))
+
+
+@all_ways
 def test_options(way: Way) -> None:
     inputs, options = inputs_and_options(20 if way[0] == "fused_chunk" else 40)
     assert_exact(way, inputs, **options)
 
 
-@each_way
+@all_ways
 def test_packed_and_empty_sequences(way: Way) -> None:
     cu_seqlens = torch.tensor([0, 5, 5, 21, 38])
     assert_exact(way, kda_inputs(38, 32, 32, N=4) | {"cu_seqlens": cu_seqlens})
@@ -159,7 +184,7 @@ def test_rows_that_are_not_aligned(algorithm: str) -> None:
 @pytest.mark.parametrize("lower_bound", [None, -5.0])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@anywhere
+@pytest.mark.parametrize("algorithm", ["cpu", "fused_chunk", "chunked", *(name for name, _ in DECODES)])
 def test_the_gate_is_in_the_kernel(
     algorithm: str, dtype: torch.dtype, has_bias: bool, lower_bound: float | None
 ) -> None:
