@@ -28,12 +28,12 @@ def recurrence(layer: Layer, tokens: int) -> int:
     return 7 * tokens * layer.HV * layer.K * layer.V
 
 
-def chunked(layer: Layer, tokens: int, chunk: int = CHUNK) -> int:
+def chunked(layer: Layer, tokens: int) -> int:
     """In chunks, v_new formed without w: k k^T and q k^T once for each key head; k S, q S and the state's update, the
     inverse times v and the scores times v_new for each value head. Half of a triangle's products are zeros; they count.
     """
-    of_key_heads = 2 * 2 * chunk * layer.K * layer.H
-    of_value_heads = (3 * 2 * layer.K * layer.V + 2 * 2 * chunk * layer.V) * layer.HV
+    of_key_heads = 2 * 2 * CHUNK * layer.K * layer.H
+    of_value_heads = (3 * 2 * layer.K * layer.V + 2 * 2 * CHUNK * layer.V) * layer.HV
     return tokens * (of_key_heads + of_value_heads)
 
 

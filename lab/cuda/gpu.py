@@ -111,8 +111,8 @@ class Gpu:
     def wait(self) -> None:
         self.driver("cuStreamSynchronize", self.stream)
 
-    def microseconds(self, work: Sequence[Prepared], passes: int, rounds: int = 7) -> float:
-        """Times one pass over `work`: the median of some rounds, each of which is one graph of `passes` passes."""
+    def microseconds(self, work: Sequence[Prepared], passes: int) -> float:
+        """Times one pass over `work`: the median of seven rounds, each of which is one graph of `passes` passes."""
         for each in work:
             self.launch(each)
         self.wait()
@@ -122,7 +122,7 @@ class Gpu:
         graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
         self.driver("cuStreamEndCapture", self.stream, ctypes.byref(graph))
         self.driver("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, ctypes.c_ulonglong(0))
-        times = self._timed(lambda: self.driver("cuGraphLaunch", executable, self.stream), rounds)
+        times = self._timed(lambda: self.driver("cuGraphLaunch", executable, self.stream))
         self.driver("cuGraphExecDestroy", executable)
         self.driver("cuGraphDestroy", graph)
         return statistics.median(times) / passes
@@ -131,18 +131,18 @@ class Gpu:
         """Returns the bytes per second that a copy within the device moves, counting reads and writes."""
         source, target = self.buffer(size), self.buffer(size)
         copy = ("cuMemcpyDtoDAsync_v2", target.address, source.address, ctypes.c_size_t(size), self.stream)
-        times = self._timed(lambda: self.driver(*copy), 7)
+        times = self._timed(lambda: self.driver(*copy))
         source.free()
         target.free()
         return 2 * size / statistics.median(times) * 1e6
 
-    def _timed(self, action: Any, rounds: int) -> list[float]:
-        """Returns the microseconds of each, without the first one."""
+    def _timed(self, action: Any) -> list[float]:
+        """Returns the microseconds of each of seven rounds."""
         events = [ctypes.c_void_p() for _ in range(2)]
         for event in events:
             self.driver("cuEventCreate", ctypes.byref(event), 0)
         times = []
-        for _ in range(rounds + 1):
+        for _ in range(8):
             self.driver("cuEventRecord", events[0], self.stream)
             action()
             self.driver("cuEventRecord", events[1], self.stream)

@@ -179,8 +179,8 @@ def fla_times() -> list[PeerTime]:
     ]
 
 
-def graph_time(run: Callable[[], None], kept: list[Any], passes: int, rounds: int = 7) -> float:
-    """Times one call of `run`: the median of some rounds, each of which replays a graph of it `passes` times."""
+def graph_time(run: Callable[[], None], kept: list[Any], passes: int) -> float:
+    """Times one call of `run`: the median of seven rounds, each of which replays a graph of it `passes` times."""
     import torch
 
     run()
@@ -190,7 +190,7 @@ def graph_time(run: Callable[[], None], kept: list[Any], passes: int, rounds: in
     with torch.cuda.graph(graph):
         run()
     times = []
-    for _ in range(rounds + 1):
+    for _ in range(8):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         for _ in range(passes):

@@ -68,9 +68,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double())
 
 
-def error_table(found: dict[tuple[str, str], list[float]], spreads: tuple[int, ...] = SPREADS) -> str:
-    rows = ["| scheme | codebooks | " + " | ".join(f"spread {spread}" for spread in spreads) + " |"]
-    rows += ["|---|---|" + "---|" * len(spreads)]
+def error_table(found: dict[tuple[str, str], list[float]]) -> str:
+    rows = ["| scheme | codebooks | " + " | ".join(f"spread {spread}" for spread in SPREADS) + " |"]
+    rows += ["|---|---|" + "---|" * len(SPREADS)]
     for (scheme, table), row in found.items():
         rows.append(f"| {scheme} | {NAMES[table]} | " + " | ".join(f"{error:.3f}" for error in row) + " |")
     return "\n".join(rows)

@@ -176,12 +176,12 @@ def rotated(x: Tensor, seed: int, code: Callable[[Tensor], Stored]) -> Stored:
     return stored._replace(decoded=torch_gdn.aura_rotate(stored.decoded, signs, inverse=True))
 
 
-def even_scales(x: Tensor, rounds: int = 16) -> tuple[Tensor, Tensor]:
+def even_scales(x: Tensor) -> tuple[Tensor, Tensor]:
     """KVarN's: scales by token [.., T, 1] and by channel [.., 1, D], the most even of those of 16 rounds."""
     tokens, channels = x.new_zeros(x[..., :1].shape), x.new_zeros(x[..., :1, :].shape)  # logarithms
     of_tokens, of_channels = x.std(-1, keepdim=True), x.std(-2, keepdim=True)
     best, least = (tokens, channels), unevenness(of_tokens, of_channels)
-    for _ in range(rounds):
+    for _ in range(16):
         tokens = (tokens + of_tokens.clamp(1e-3, 1e3).log()).clamp(-0.3, 10)
         of_channels = (x * (-tokens - channels).exp()).std(-2, keepdim=True)
         channels = (channels + of_channels.clamp(1e-3, 1e3).log()).clamp(-0.3, 10)

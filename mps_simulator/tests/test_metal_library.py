@@ -315,15 +315,15 @@ def test_functions_with_two_results() -> None:
 LANES = 32
 
 
-def lanes(expression: str, data: np.ndarray, type_name: str = "float", threads: int = LANES) -> np.ndarray:
+def lanes(expression: str, data: np.ndarray, type_name: str = "float") -> np.ndarray:
     """The expression of x in each lane."""
-    out = torch.zeros(threads, dtype=torch.from_numpy(data).dtype).to("mps")
+    out = torch.zeros(LANES, dtype=torch.from_numpy(data).dtype).to("mps")
     run(
         f"kernel void f(device {type_name}* out [[buffer(0)]], device const {type_name}* in [[buffer(1)]],"
         f" uint lane [[thread_index_in_simdgroup]], uint i [[thread_position_in_grid]]) {{"
         f" {type_name} x = in[i]; out[i] = {expression}; }}",
         [out, torch.from_numpy(data).to("mps")],
-        threads=threads,
+        threads=LANES,
     )
     return out.cpu().numpy()
 

@@ -30,15 +30,15 @@ def figures(source: str, arguments: Sequence[Argument], threads: int = 32) -> An
     return kernel
 
 
-def floats(operations: dict[str, int], threads: int = 32) -> dict[str, float]:
+def floats(operations: dict[str, int]) -> dict[str, float]:
     """Operations on floats of each thread."""
-    return {kind: count / threads for kind, count in operations.items() if kind in FLOATS}
+    return {kind: count / 32 for kind, count in operations.items() if kind in FLOATS}
 
 
-def of_value(value: str, element: str = "float", n: int = 5) -> dict[str, float]:
+def of_value(value: str, element: str = "float") -> dict[str, float]:
     width = 4 if element == "float4" else 1
     x, out = torch.rand(34 * width) + 1, torch.zeros(32 * width)
-    kernel = figures(SOURCE.replace("TYPE", element).replace("VALUE", value), [x.to("mps"), out.to("mps"), n])
+    kernel = figures(SOURCE.replace("TYPE", element).replace("VALUE", value), [x.to("mps"), out.to("mps"), 5])
     assert kernel.operations == kernel.operations_issued  # no lane goes another way
     return floats(kernel.operations)
 

@@ -76,12 +76,15 @@ def test_gates_of_the_rules(device: torch.device, op: str) -> None:
             assert_exact(entry, point, call, device)
 
 
-def rows_at_the_ends(D: int, dtype: torch.dtype, eps: float = 1e-6) -> Tensor:
-    """Returns rows that are zero, whose squares add to eps, and that have the smallest or the largest numbers."""
+EPS = 1e-6  # what norms take
+
+
+def rows_at_the_ends(D: int, dtype: torch.dtype) -> Tensor:
+    """Returns rows that are zero, whose squares add to EPS, and that have the smallest or the largest numbers."""
     info = torch.finfo(dtype)
     largest = info.max if dtype == torch.float16 else 2.0**60  # squares are still finite in float32
     rows = torch.zeros(6, D, dtype=torch.float64)
-    rows[1, -1], rows[2] = math.sqrt(eps), math.sqrt(eps / D)
+    rows[1, -1], rows[2] = math.sqrt(EPS), math.sqrt(EPS / D)
     rows[3] = info.smallest_normal * info.eps
     rows[4, 0], rows[5] = largest, largest / math.sqrt(D)
     return rows.to(dtype)

@@ -18,10 +18,9 @@ SLOTS, SLOT_PADDING = 7, 24
 TOKENS = {"chunk_gated_delta_rule": 70, "fused_recurrent_gated_delta_rule": 3}
 
 
-def paged_pool(
-    device: torch.device, dtype: torch.dtype, K: int = 32, V: int = 16, HV: int = 2
-) -> tuple[Tensor, Tensor]:
+def paged_pool(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The storage of a paged cache, and the pool [SLOTS, HV, K, V] in it: between slots lies another tensor's data."""
+    HV, K, V = 2, 32, 16
     size = HV * K * V
     storage = torch.randn(SLOTS, size + SLOT_PADDING, generator=torch.Generator().manual_seed(3)).to(dtype).to(device)
     return storage, storage[:, :size].view(SLOTS, HV, K, V)

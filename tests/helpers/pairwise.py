@@ -15,7 +15,7 @@ def pairs_of(indices: Mapping[str, int]) -> set[Pair]:
     return set(itertools.combinations(indices.items(), 2))
 
 
-def pairwise(factors: Mapping[str, Sequence[Any]], tries: int = 30) -> list[Case]:
+def pairwise(factors: Mapping[str, Sequence[Any]]) -> list[Case]:
     """Greedy: of some random cases that hold a pair still missing, the one with the most pairs still missing."""
     draw = random.Random(0)
     ranges = {name: range(len(values)) for name, values in factors.items()}
@@ -23,7 +23,7 @@ def pairwise(factors: Mapping[str, Sequence[Any]], tries: int = 30) -> list[Case
     cases: list[Case] = []
     while missing:
         wanted = dict(min(missing))
-        candidates = [{name: wanted.get(name, draw.choice(r)) for name, r in ranges.items()} for _ in range(tries)]
+        candidates = [{name: wanted.get(name, draw.choice(r)) for name, r in ranges.items()} for _ in range(30)]
         best = max(candidates, key=lambda candidate: len(pairs_of(candidate) & missing))
         missing -= pairs_of(best)
         cases.append({name: factors[name][i] for name, i in best.items()})

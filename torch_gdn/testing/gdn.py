@@ -305,8 +305,8 @@ def chunk_points(in_place: bool) -> Iterator[RulePoint]:
         yield replace(point, dtype=F32, V=32, chunk_size=16, tokens=90, boundaries=many)
 
 
-def compiled_chunks(rules: Callable[[], Iterable[RulePoint]] = compiled_rules) -> Iterator[RulePoint]:
-    points = [*rules()]
+def compiled_chunks() -> Iterator[RulePoint]:
+    points = [*compiled_rules()]
     points += [
         RulePoint(dtype, K=K, V=V, chunk_size=C, tokens=2)
         for dtype, (K, V), C in itertools.product(DTYPES, MODEL_SIZES, (16, 32))
@@ -433,7 +433,7 @@ for in_place, suffix in ((False, ""), (True, "_")):
 # ---- stages ----------------------------------------------------------------------------------------------------------
 
 
-def draw_stage(point: RulePoint, op: str, inputs: tuple[tuple[str, str], ...], sized: bool) -> Call:
+def draw_stage(point: RulePoint, inputs: tuple[tuple[str, str], ...], sized: bool) -> Call:
     """Draws a stage's call. `inputs` maps each argument to its source in a case or its stages."""
     case = point.case()
     found = stages.stages_of(case, point.chunk_size)
@@ -508,7 +508,7 @@ def stage_entry(name: str, inputs: str, result: str, sized: bool = True, **wrong
     function = getattr(reference, name)
     return OpEntry(
         name,
-        draw=partial(draw_stage, op=name, inputs=pairs, sized=sized),
+        draw=partial(draw_stage, inputs=pairs, sized=sized),
         exact=lambda call: function(**accepted_by(function, call)),
         small=SMALL,
         points=list(stage_points()),
