@@ -1,4 +1,4 @@
-"""The options of both end-to-end ops: gates and beta made in the op, channel decays, heads, output, chunk states."""
+"""The options of both end-to-end ops: gates and beta made in the op, channel decays, heads, output."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from torch import Tensor
 import torch_gdn
 from tests.helpers.cases import END_TO_END_OPS, Case, assert_exact, make_case, run
 from tests.helpers.devices import on_a_mac, profiled
-from tests.helpers.errors import assert_close, assert_same_bits, chunk_f32
+from tests.helpers.errors import assert_same_bits
 from tests.helpers.prefill import each_op
-from torch_gdn.prefill import prefill_algorithm
 from torch_gdn.testing.cases import channels_of
 
 RECURRENT, CHUNK = "fused_recurrent_gated_delta_rule", "chunk_gated_delta_rule"
@@ -155,63 +154,6 @@ def test_a_float32_output_holds_what_float16_cannot(device: torch.device, op: st
     result = run(op, case, device, **options)
     assert result[0].abs().max() > 65504
     assert_exact(op, case, result, **options)
-
-
-def assert_states_between(case: Case, h: Tensor, starts: list[tuple[int, int, int]], bound: float) -> None:
-    """h[row] is the exact state of the sequence after its tokens [first, token)."""
-    for row, first, token in starts:
-        part = case.map(lambda x: x[:, first:token] if x.dim() > 2 else x)  # noqa: B023  called at once
-        part.initial_state, part.cu_seqlens = case.initial_state, None
-        if case.initial_state is not None and case.cu_seqlens is not None:
-            sequence = int((case.cu_seqlens <= first).nonzero().max())
-            part.initial_state = case.initial_state[sequence : sequence + 1]
-        exact = part.exact()[1]
-        assert_close(f"h[{row}]", h[:, row], exact, bound, head_dim=1)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_the_states_between_chunks(device: torch.device, dtype: torch.dtype) -> None:
-    case = make_case(100, 32, 16, B=2, dtype=dtype)
-    there = case.to(device)
-    with prefill_algorithm("chunked"):  # the only one that returns them
-        plain = torch_gdn.chunk_gated_delta_rule(*there.qkv, **there.options, chunk_size=32)
-    o, state, h = torch_gdn.chunk_gated_delta_rule(
-        *there.qkv, **there.options, chunk_size=32, return_intermediate_states=True
-    )
-    assert h.shape == (2, 4, 2, 32, 16) and h.dtype == torch.float32
-    assert state is not None and plain[1] is not None
-    assert_same_bits("o", o, plain[0])
-    assert_same_bits("final_state", state, plain[1])
-    starts = [(row, 0, 32 * row) for row in range(4)]
-    assert_states_between(
-        case, h.cpu(), starts, chunk_f32(case.largest_g_cumsum()) if dtype == torch.float32 else 3.4e-4
-    )
-
-
-def test_the_states_between_chunks_of_packed_sequences(device: torch.device) -> None:
-    case = make_case(70, 32, 16, cu_seqlens=[0, 40, 40, 70])
-    there = case.to(device)
-    assert case.cu_seqlens is not None
-    there.cu_seqlens = case.cu_seqlens.to(device)
-    _, _, h = torch_gdn.chunk_gated_delta_rule(
-        *there.qkv, **there.options, chunk_size=32, return_intermediate_states=True
-    )
-    assert h.shape == (1, 3 + 3, 2, 32, 16)
-    assert_states_between(case, h.cpu(), [(0, 0, 0), (1, 0, 32), (2, 40, 40)], chunk_f32(case.largest_g_cumsum()))
-    assert (h[:, 3:] == 0).all()
-
-
-def test_the_states_between_chunks_with_v_first_and_without_tokens(device: torch.device) -> None:
-    case = make_case(40, 32, 16).to(device)
-    options = {"g": case.g, "beta": case.beta, "chunk_size": 32}
-    _, none, h = torch_gdn.chunk_gated_delta_rule(*case.qkv, **options, return_intermediate_states=True)
-    _, _, transposed = torch_gdn.chunk_gated_delta_rule(
-        *case.qkv, **options, return_intermediate_states=True, state_v_first=True
-    )
-    assert none is None and torch.equal(transposed.transpose(-1, -2), h)
-    empty = make_case(0, 32, 16, cu_seqlens=[0, 0, 0]).to(device)
-    _, _, h = torch_gdn.chunk_gated_delta_rule(*empty.qkv, **empty.options, return_intermediate_states=True)
-    assert h.shape == (1, 2, 2, 32, 16) and (h == 0).all()
 
 
 @pytest.mark.parametrize("names", [("gk",), ("gv",), ("gk", "gv")], ids=str)

@@ -1,21 +1,17 @@
-"""chunk_kda against the float64 recurrence, head by head, beyond test_kernels.py: decays of any size, groups of
-heads, sequences in a batch, and the states between chunks."""
+"""chunk_kda against the float64 recurrence, head by head, beyond test_kernels.py: decays of any size, groups of heads,
+sequences in a batch."""
 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import torch_gdn
-from tests.helpers.devices import kernels_run
-from tests.helpers.errors import CHUNK_STATE, assert_close, assert_same_bits
-from tests.helpers.kda import CHUNKED, F32, Inputs, assert_exact_kda, exact_kda, kda_inputs
+from tests.helpers.errors import assert_close, assert_same_bits
+from tests.helpers.kda import F32, assert_exact_kda, exact_kda, kda_inputs
 from tests.helpers.prefill import each_device
-from torch_gdn.prefill import prefill_algorithm
 from torch_gdn.testing.inputs import to_device
 
 CPU = torch.device("cpu")
@@ -98,66 +94,6 @@ def test_a_sequence_in_a_batch_has_the_bits_that_it_has_alone(device: torch.devi
         assert alone_state is not None
         assert_same_bits(f"o of sequence {n}", o[:, first:last], alone_o)
         assert_same_bits(f"state of sequence {n}", state[n : n + 1], alone_state)
-
-
-def first_tokens(inputs: Inputs, tokens: int) -> Inputs:
-    return {name: x if name == "initial_state" else x[:, :tokens] for name, x in inputs.items()}
-
-
-def states_between(inputs: Inputs, device: torch.device, **options: Any) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Returns the states between chunks on any device. On mps the kernels of one stage each have them in memory."""
-    with kernels_run(device, *CHUNKED):
-        return torch_gdn.chunk_kda(**to_device(inputs, device), **options, return_intermediate_states=True)
-
-
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("T", [3, 100])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_the_states_between_chunks(device: torch.device, dtype: torch.dtype, T: int) -> None:
-    """Each equals the float64 recurrence up to there. o and the final state are the same as without them."""
-    inputs = kda_inputs(T, 32, 16, B=2, dtype=dtype)
-    o, state, h = states_between(inputs, device, chunk_size=32, output_final_state=True)
-    rows = -(-T // 32)
-    assert h.shape == (2, rows, 2, 32, 16)
-    assert h.dtype == (torch.bfloat16 if dtype == torch.bfloat16 else torch.float32)
-    for row in range(rows):
-        exact = exact_kda(first_tokens(inputs, 32 * row))[1] if row else inputs["initial_state"]
-        assert_close(f"h[:, {row}]", h[:, row].cpu(), exact, CHUNK_STATE.get(dtype, F32), head_dim=1)
-    there, pool = to_device(inputs, device), inputs["initial_state"].to(device, copy=True)
-    del there["initial_state"]
-    _, in_place = torch_gdn.chunk_kda_(**there, state_pool=pool, chunk_size=32, return_intermediate_states=True)
-    assert_same_bits("h in place", in_place, h)
-    if T > 4:  # fewer are the recurrence's on the CPU
-        with prefill_algorithm("chunked"):
-            plain = torch_gdn.chunk_kda(**to_device(inputs, device), chunk_size=32, output_final_state=True)
-        assert state is not None and plain[1] is not None
-        assert_same_bits("o", o, plain[0])
-        assert_same_bits("final_state", state, plain[1])
-
-
-@pytest.mark.parametrize("on_device", [False, True])
-def test_the_states_between_chunks_of_packed_sequences(device: torch.device, on_device: bool) -> None:
-    """FLA's rows, then zeros: the host does not know how many chunks there are."""
-    inputs = kda_inputs(70, 32, 16, N=3)
-    cu_seqlens = torch.tensor([0, 40, 40, 70], device=device if on_device else CPU)
-    _, none, h = states_between(inputs | {"cu_seqlens": cu_seqlens}, device, chunk_size=32)
-    assert none is None and h.shape == (1, 3 + 3, 2, 32, 16)
-    first = inputs | {"initial_state": inputs["initial_state"][:1]}
-    second = exact_kda(first_tokens(first, 32))[1]
-    for row, exact in enumerate((inputs["initial_state"][:1], second, inputs["initial_state"][2:])):
-        assert_close(f"h[:, {row}]", h[:, row].cpu(), exact, F32, head_dim=1)
-    assert (h[:, 3:] == 0).all()
-
-
-def test_the_states_between_chunks_with_v_first_and_without_tokens(device: torch.device) -> None:
-    inputs = kda_inputs(40, 32, 16)
-    _, _, h = states_between(inputs, device, chunk_size=16)
-    inputs["initial_state"] = inputs["initial_state"].mT.contiguous()
-    _, _, transposed = states_between(inputs, device, chunk_size=16, state_v_first=True)
-    assert_same_bits("h", transposed.mT, h)
-    empty = kda_inputs(0, 32, 16, N=2) | {"cu_seqlens": torch.tensor([0, 0, 0])}
-    _, _, h = torch_gdn.chunk_kda(**to_device(empty, device), return_intermediate_states=True)
-    assert h.shape == (1, 2, 2, 32, 16) and (h == 0).all()
 
 
 @pytest.mark.parametrize("dtypes", [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)], ids=str)
