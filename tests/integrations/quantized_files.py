@@ -4,100 +4,45 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from torch_gdn.quantized import pack
+from tests.vllm_engine.packed_models import Codes, Format, quantise, stored, words
 
 GROUP = 32
-AWQ_PLACES = [0, 2, 4, 6, 1, 3, 5, 7]  # place p of a word holds row AWQ_PLACES[p] of eight
 PROJECTIONS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 Tensors = dict[str, Tensor]
 
 
-@dataclass(frozen=True)
-class Codes:
-    """A matrix in codes: w = scales * (codes - zeros), with those of a column's group."""
-
-    codes: Tensor  # [N, K]
-    scales: Tensor  # [N, K / GROUP], of half precision
-    zeros: Tensor
-    groups: Tensor  # [K]
-
-    @property
-    def numbers(self) -> Tensor:
-        return self.scales.float()[:, self.groups] * (self.codes - self.zeros[:, self.groups])
-
-    def reordered(self) -> Codes:
-        """Returns the same columns in another order, as act-order leaves them."""
-        order = torch.randperm(len(self.groups))
-        return Codes(self.codes[:, order], self.scales, self.zeros, self.groups[order])
-
-
-def quantize(w: Tensor, bits: int, symmetric: bool) -> Codes:
-    half, highest = 2 ** (bits - 1), 2**bits - 1
-    groups = w.float().unflatten(1, (-1, GROUP))
-    if symmetric:
-        scales = (groups.abs().amax(-1) / (half - 1)).half()
-        zeros = torch.full(scales.shape, half)
-    else:
-        low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
-        scales = ((high - low) / highest).half()
-        zeros = (-low / scales.float()).round().int().clamp(1, highest)  # GPTQ's "less one" cannot express 0
-    codes = (groups / scales.float()[..., None]).round().int() + zeros[..., None]
-    return Codes(codes.clamp(0, highest).flatten(1).int(), scales, zeros.int(), torch.arange(w.shape[1]) // GROUP)
-
-
-def gptq(w: Codes, bits: int, offset: int = 1) -> Tensors:
-    return {
-        "qweight": pack(w.codes, bits).T,
-        "qzeros": pack(w.zeros.T - offset, bits),
-        "scales": w.scales.T,
-        "g_idx": w.groups.int(),
-    }
-
-
-def awq(w: Codes, bits: int) -> Tensors:
-    def interleaved(x: Tensor) -> Tensor:
-        return pack(x.unflatten(-1, (-1, 8))[..., AWQ_PLACES].flatten(-2), 4)
-
-    return {"qweight": interleaved(w.codes.T), "qzeros": interleaved(w.zeros.T), "scales": w.scales.T}
-
-
-def compressed_tensors(w: Codes, bits: int) -> Tensors:
-    """Symmetric ones have no zero points."""
-    shape = torch.tensor(w.codes.shape)
-    found = {"weight_packed": pack(w.codes, bits), "weight_scale": w.scales, "weight_shape": shape}
-    half = 2 ** (bits - 1)
-    if bool((w.zeros == half).all()):
+def compressed_tensors(of: Codes, how: Format) -> Tensors:
+    """Without that package. Symmetric ones have no zero points."""
+    found = {"weight_packed": words(of.codes, how.bits), "weight_scale": of.scales}
+    found["weight_shape"] = torch.tensor(of.codes.shape)
+    if how.is_symmetric:
         return found
-    per_word = 32 // bits
-    rows = -(-len(w.zeros) // per_word) * per_word
-    zeros = nn.functional.pad(w.zeros, (0, 0, 0, rows - len(w.zeros)))
-    return found | {"weight_zero_point": pack(zeros.T, bits).T}
+    zeros = nn.functional.pad(of.zeros, (0, 0, 0, -len(of.zeros) % how.per_word))
+    return found | {"weight_zero_point": words(zeros.T, how.bits).T}
 
 
-@dataclass(frozen=True)
-class Written:
-    """A format, its configuration, and how a matrix is written."""
+class Written(NamedTuple):
+    """A format, and its configuration."""
 
     config: dict[str, Any]
-    tensors: Callable[[Codes, int], Tensors]
-    bits: int = 4
-    symmetric: bool = True
-    act_order: bool = False
+    format: Format
 
     def matrix(self, w: Tensor) -> tuple[Tensors, Tensor]:
-        codes = quantize(w, self.bits, self.symmetric)
-        codes = codes.reordered() if self.act_order else codes
-        return self.tensors(codes, self.bits), codes.numbers
+        codes = quantise(w, self.format)
+        if self.config.get("desc_act"):  # each matrix has an order of its own
+            order = torch.randperm(w.shape[1])
+            codes = replace(codes, codes=codes.codes[:, order], groups=codes.groups[order])
+        write = compressed_tensors if self.format.layout == "compressed-tensors" else stored
+        return write(codes, self.format), codes.numbers()
 
 
 def ct_config(bits: int, symmetric: bool) -> dict[str, Any]:
@@ -111,19 +56,21 @@ def gptq_config(**others: Any) -> dict[str, Any]:
     return {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": True, "desc_act": False} | others
 
 
+def auto_round(packing: str) -> dict[str, Any]:
+    return {"quant_method": "auto-round", "bits": 4, "packing_format": f"auto_round:auto_{packing}"}
+
+
 FORMATS = {
-    "gptq": Written(gptq_config(sym=False), gptq, symmetric=False),
-    "gptq_v2": Written(gptq_config(bits=8, checkpoint_format="gptq_v2"), lambda w, bits: gptq(w, bits, 0), bits=8),
-    "act-order": Written(gptq_config(desc_act=True), gptq, act_order=True),
-    "awq": Written({"quant_method": "awq", "bits": 4, "version": "gemm"}, awq, symmetric=False),
-    "auto-round": Written(
-        {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_gptq"}, gptq, symmetric=False
+    "gptq": Written(gptq_config(sym=False), Format("gptq")),
+    "gptq_v2": Written(
+        gptq_config(bits=8, checkpoint_format="gptq_v2"), Format("gptq", bits=8, is_symmetric=True, is_second=True)
     ),
-    "auto-round-awq": Written(
-        {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_awq"}, awq, symmetric=False
-    ),
-    "w4a16": Written(ct_config(4, symmetric=True), compressed_tensors),
-    "w8a16": Written(ct_config(8, symmetric=False), compressed_tensors, bits=8, symmetric=False),
+    "act-order": Written(gptq_config(desc_act=True), Format("gptq", is_symmetric=True)),
+    "awq": Written({"quant_method": "awq", "bits": 4, "version": "gemm"}, Format("awq")),
+    "auto-round": Written(auto_round("gptq"), Format("auto-round")),
+    "auto-round-awq": Written(auto_round("awq"), Format("auto-round", is_packed_as_awq=True)),
+    "w4a16": Written(ct_config(4, symmetric=True), Format("compressed-tensors", is_symmetric=True)),
+    "w8a16": Written(ct_config(8, symmetric=False), Format("compressed-tensors", bits=8)),
 }
 
 

@@ -225,7 +225,7 @@ def test_experts_under_other_names(tmp_path: Path) -> None:
     assert isinstance(model.model.layers[1].mlp.experts, PackedExperts)
 
 
-@pytest.mark.parametrize("form", ["mlx", "w4a16"])
+@pytest.mark.parametrize("form", ["mlx", "w8a16"])
 def test_bfloat16(form: str, tmp_path: Path) -> None:
     """Scales of half precision stay as they are: bfloat16 would round them."""
     twin = written(MIXTURE, tmp_path, form)
