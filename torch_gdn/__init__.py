@@ -24,6 +24,7 @@ from torch_gdn.ops.aura.aura_flash_p2 import aura_flash_p2
 from torch_gdn.ops.aura.aura_rotate import aura_rotate
 from torch_gdn.ops.experts.moe_down import moe_down
 from torch_gdn.ops.experts.moe_gate_up import moe_gate_up
+from torch_gdn.ops.experts.moe_logits import moe_logits
 from torch_gdn.ops.experts.moe_router import moe_router
 from torch_gdn.ops.gdn.chunk_fwd_h import chunk_fwd_h, chunk_gated_delta_rule_fwd_h
 from torch_gdn.ops.gdn.chunk_fwd_o import chunk_fwd_o
@@ -117,6 +118,7 @@ __all__ = [
     "l2norm_fwd",
     "moe_down",
     "moe_gate_up",
+    "moe_logits",
     "moe_router",
     "paged_attention",
     "prefill_algorithm",

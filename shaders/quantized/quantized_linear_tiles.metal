@@ -1,16 +1,17 @@
 // y = x W^T + bias for many rows of x. A threadgroup owns a tile of kTilePairs rows of x and 2 * kTileColumns rows of
-// W, as tiles.h says. Layout: x [M, K] and packed W [N, K] with strides, bias [N]; y [M, N].
+// W, as tiles.h says. moe_logits launches it with weights that are not packed, and O of float.
+// Layout: x [M, K] and W [N, K] with strides, bias [N]; y [M, N] in O.
 #include "experts/tiles.h"
 #include "quantized/bias.h"
 
-template <typename T, int Width, int Bits>
+template <typename T, int Width, int Bits, typename O = T>
 [[kernel]] void quantized_linear_tiles(
     device const T* x [[buffer(0)]],
     device const uchar* weight [[buffer(1)]],
     device const uchar* scales [[buffer(2)]],
     device const uchar* biases [[buffer(3)]],
     device const uchar* bias [[buffer(4)]],
-    device T* y [[buffer(5)]],
+    device O* y [[buffer(5)]],
     constant QuantizedLinearParameters& parameters [[buffer(6)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
@@ -45,9 +46,9 @@ template <typename T, int Width, int Bits>
     UNROLL for (int block = 0; block < kTileBlocks; ++block) {
       const int row = block * 8 + at.row;
       const float2 sum = sums[half_of_rows * kTileBlocks + block];
-      device T* out = y + int64_t(first_vector + row) * parameters.N + column;
-      if (row < rows && has_one) out[0] = T(sum.x + added);
-      if (row < rows && has_two) out[1] = T(sum.y + next_added);
+      device O* out = y + int64_t(first_vector + row) * parameters.N + column;
+      if (row < rows && has_one) out[0] = O(sum.x + added);
+      if (row < rows && has_two) out[1] = O(sum.y + next_added);
     }
   }
 }

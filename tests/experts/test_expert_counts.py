@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.helpers.devices import on_a_mac, profiled, ready
-from torch_gdn.testing.experts import ExpertPoint, draw_down, draw_gate_up
-from torch_gdn.testing.inputs import to_device
+from torch_gdn.testing.experts import ExpertPoint, draw_down, draw_gate_up, draw_logits
+from torch_gdn.testing.inputs import bytes_of, to_device
 
 pytestmark = pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")
 
@@ -65,3 +65,24 @@ def test_a_prompt_reads_them_once_for_32_pairs() -> None:
     issued, weights, _, kernels = counted(ExpertPoint(torch.bfloat16, T=64, E=8, k=4, D=512, I=128, IS=128))
     assert 1.0 <= issued / weights <= 2.5
     assert sorted(kernels) == ["moe_align_32", "moe_align_32", "moe_down_tiles", "moe_gate_up_tiles", "moe_sum"]
+
+
+@pytest.mark.parametrize(
+    ("T", "kernel", "tokens", "experts"),  # of a threadgroup
+    [
+        (1, "moe_logits_bfloat_1_4", 8, 4),
+        (64, "moe_logits_bfloat_8_4", 8, 4),
+        (96, "quantized_linear_tiles_bfloat_4_0_float", 32, 64),
+    ],
+)
+def test_logits_read_the_weight_once_for_the_tokens_of_a_threadgroup(
+    T: int, kernel: str, tokens: int, experts: int
+) -> None:
+    call = draw_logits(ExpertPoint(torch.bfloat16, T=T, E=128, D=2048))
+    there = to_device(call, ready("mps"))
+    with profiled(detailed=True) as profile:
+        logits = torch.ops.gdn.moe_logits(**there)
+    ((name, figures),) = profile.kernels.items()
+    assert (name, figures.dispatches) == (kernel, 1)
+    least = -(-T // tokens) * bytes_of(call["weight"]) + 128 // experts * bytes_of(call["x"]) + bytes_of(logits)
+    assert least <= figures.device_bytes_issued_read + figures.device_bytes_issued_written <= 1.01 * least

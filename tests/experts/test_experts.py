@@ -1,4 +1,4 @@
-"""moe_router, moe_gate_up and moe_down: float64, wrong ids, bits that do not depend on other tokens."""
+"""moe_logits, moe_router, moe_gate_up and moe_down: float64, wrong ids, bits that do not depend on other tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from tests.helpers.devices import launched, on_a_mac, ready
 from tests.helpers.errors import assert_close, assert_same_bits
 from torch_gdn import reference
-from torch_gdn.testing.experts import OF_TOKENS, ExpertPoint, draw_down, draw_gate_up
+from torch_gdn.testing.experts import OF_TOKENS, ExpertPoint, draw_down, draw_gate_up, draw_logits
 from torch_gdn.testing.inputs import Call, doubled, to_device, unaligned
 
 BOUND = {torch.float32: 6e-7, torch.bfloat16: 1.8e-3, torch.float16: 2.2e-4}
@@ -75,10 +75,11 @@ def test_nan_and_infinities_leave_valid_ids(device: torch.device) -> None:
         assert all(len(set(row)) == 8 and 0 <= min(row) <= max(row) < 40 for row in ids.tolist())
 
 
-# ---- products with experts' matrices ---------------------------------------------------------------------------------
+# ---- products with the matrices of experts, and of the router --------------------------------------------------------
 
 
-OPS = {"moe_gate_up": draw_gate_up, "moe_down": draw_down}
+OF_IDS = {"moe_gate_up": draw_gate_up, "moe_down": draw_down}
+OPS = OF_IDS | {"moe_logits": draw_logits}
 
 
 def tokens_of(call: Call, tokens: slice | Tensor) -> Call:
@@ -102,7 +103,7 @@ def assert_exact(op: str, call: Call, device: torch.device, bound: float) -> Non
 
 @pytest.mark.sweep(2, of="dtype")
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
-@pytest.mark.parametrize("T", [0, 1, 8, 9, 33])
+@pytest.mark.parametrize("T", [0, 1, 8, 9, 70])
 @pytest.mark.parametrize("op", OPS)
 def test_equals_the_reference(device: torch.device, op: str, dtype: torch.dtype, T: int) -> None:
     odd = T == 8  # rows come in pairs: the last one is alone
@@ -111,18 +112,18 @@ def test_equals_the_reference(device: torch.device, op: str, dtype: torch.dtype,
 
 
 @pytest.mark.parametrize("T", [2, 30])
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", OF_IDS)
 def test_an_expert_may_be_chosen_by_all_and_twice(device: torch.device, op: str, T: int) -> None:
-    call = OPS[op](ExpertPoint(T=T, E=12, k=12, D=36, I=20))
+    call = OF_IDS[op](ExpertPoint(T=T, E=12, k=12, D=36, I=20))
     call["topk_ids"] = torch.tensor([4, 4, 2] * 4).expand(T, 12)
     assert_exact(op, call, device, 6e-7)
 
 
 @pytest.mark.parametrize("T", [1, 3, 20])
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", OF_IDS)
 def test_wrong_ids(device: torch.device, op: str, T: int) -> None:
     """On `mps` they are reported, and their pairs left out."""
-    call = OPS[op](ExpertPoint(T=T, E=6, k=2, D=36, I=20, IS=8))
+    call = OF_IDS[op](ExpertPoint(T=T, E=6, k=2, D=36, I=20, IS=8))
     call["topk_ids"][-1] = torch.tensor([6, 1])
     if device.type == "cpu":
         with pytest.raises(ValueError, match=rf"{op}: topk_ids: expected ids below the number of experts, got 6 for 6"):
@@ -137,19 +138,29 @@ def test_wrong_ids(device: torch.device, op: str, T: int) -> None:
         assert_same_bits(op, first.cpu(), results(op, left_out, device)[0])
 
 
-@pytest.mark.parametrize("T", [8, 40])
+@pytest.mark.parametrize("T", [8, 80])
 @pytest.mark.parametrize("op", OPS)
 def test_bits_do_not_depend_on_other_tokens(op: str, T: int) -> None:
     """On `mps`, among calls for few tokens or for many: each token's sums have an order of their own."""
     device = ready("mps")
     call = OPS[op](ExpertPoint(torch.bfloat16, T=T, E=4, k=3, D=72, I=40, IS=20))
-    order = torch.randperm(T)[: 5 if T == 8 else 30]
+    order = torch.randperm(T)[: 5 if T == 8 else 70]
     for whole, part in zip(results(op, call, device), results(op, tokens_of(call, order), device), strict=True):
         assert_same_bits(op, whole[order], part)
 
 
+def test_bits_of_logits_do_not_depend_on_the_number_of_tokens() -> None:
+    """On `mps`, for up to 64 tokens."""
+    device = ready("mps")
+    call = draw_logits(ExpertPoint(torch.bfloat16, T=64, E=10, D=1500))
+    (whole,) = results("moe_logits", call, device)
+    for T in (1, 2, 3, 8, 9):
+        (part,) = results("moe_logits", tokens_of(call, slice(T)), device)
+        assert_same_bits(f"{T} tokens", part, whole[:T])
+
+
 @pytest.mark.parametrize("layout", ["strided", "unaligned", "int64 ids"])
-@pytest.mark.parametrize("T", [4, 20])
+@pytest.mark.parametrize("T", [4, 70])
 @pytest.mark.parametrize("op", OPS)
 def test_layouts(device: torch.device, op: str, T: int, layout: str) -> None:
     call = OPS[op](ExpertPoint(T=T, E=6, k=2, D=36, I=20, IS=8))

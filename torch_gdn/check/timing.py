@@ -115,7 +115,7 @@ def timed_point(entry: OpEntry[Any]) -> Point:
     if isinstance(point, AuraPoint):
         return replace(point, keys=2048, batch=1)
     if isinstance(point, ExpertPoint):
-        active = 256 if entry.name == "moe_router" else 8  # the entry counts the bytes of all experts
+        active = 256 if entry.name in ("moe_logits", "moe_router") else 8  # the entry counts the bytes of all experts
         return replace(point, T=1, E=active, k=8, D=2048, I=512, IS=512)
     if isinstance(point, PagePoint):
         return replace(point, queries=(1,), keys=(2048,), longest=0)

@@ -1,4 +1,4 @@
-"""The ops of a mixture of experts: the router, gate and up, down."""
+"""The ops of a mixture of experts: the router and its logits, gate and up, down."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from torch.nn.functional import silu
 from torch_gdn.reference.common import compute_dtype
 from torch_gdn.reference.quantized import matrix
 
-__all__ = ["moe_down", "moe_gate_up", "moe_router"]
+__all__ = ["moe_down", "moe_gate_up", "moe_logits", "moe_router"]
+
+
+def moe_logits(x: Tensor, weight: Tensor) -> Tensor:
+    """x Wᵀ in float32."""
+    dtype = compute_dtype(x)
+    return x.to(dtype) @ weight.to(dtype).mT
 
 
 def moe_router(

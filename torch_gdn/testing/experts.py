@@ -1,4 +1,4 @@
-"""The ops of a mixture of experts: the router, gate and up, down."""
+"""The ops of a mixture of experts: the router and its logits, gate and up, down."""
 
 from __future__ import annotations
 
@@ -79,6 +79,10 @@ def draw_router(point: ExpertPoint) -> Call:
     return call | ({"correction_bias": torch.randn(point.E)} if point.biased else {})
 
 
+def draw_logits(point: ExpertPoint) -> Call:
+    return {"x": point.tensor(point.T, point.D), "weight": point.tensor(point.E, point.D)}
+
+
 def draw_gate_up(point: ExpertPoint) -> Call:
     names = ("w_gate_up", "w_scales", "w_biases")
     call: Call = {"x": point.tensor(point.T, point.D), "topk_ids": point.ids()}
@@ -121,6 +125,14 @@ def wrong_router(entry: OpEntry[ExpertPoint]) -> Iterator[Invalid]:
     for groups in (0, 4):
         yield Invalid("topk_group", ValueError, str(groups), put("topk_group", groups))
     yield Invalid("routed_scaling_factor", ValueError, "infinite", put("routed_scaling_factor", torch.inf))
+
+
+def wrong_logits(entry: OpEntry[ExpertPoint]) -> Iterator[Invalid]:
+    yield from [*invalid.integers("x"), *invalid.float64("x"), *wrong_weights("weight")]
+    yield Invalid("x", ValueError, "one dimension", change("x", lambda x: x[0]))
+    yield Invalid("x", ValueError, "no columns", change("x", lambda x: x[:, :0]))
+    yield Invalid("weight", ValueError, "one dimension", change("weight", lambda w: w[0]))
+    yield Invalid("weight", ValueError, "no experts", change("weight", lambda w: w[:0]))
 
 
 def wrong_ids() -> Iterator[Invalid]:
@@ -214,6 +226,19 @@ ROUTERS = [
     ExpertPoint(F32, T=9, E=60, k=5, scoring="sigmoid", groups=(6, 3), biased=True),
     ExpertPoint(F16, T=2, E=1000, k=10, groups=(8, 2)),
 ]
+LOGITS = [
+    ExpertPoint(BF16, T=1, E=67, D=2048),
+    ExpertPoint(F32, T=3, E=60, D=100),
+    ExpertPoint(F16, T=20, E=9, D=515, aligned=False),
+    ExpertPoint(BF16, T=70, E=130, D=256),
+    ExpertPoint(F32, T=65, E=60, D=100),
+    ExpertPoint(F16, T=100, E=9, D=33, aligned=False),
+]
+
+
+def compiled_logits() -> Iterator[ExpertPoint]:
+    for dtype, aligned, T in itertools.product(DTYPES, (True, False), (1, 2, 4, 8, 70)):
+        yield ExpertPoint(dtype, T=T, D=8, aligned=aligned)
 
 
 def compiled() -> Iterator[ExpertPoint]:
@@ -240,6 +265,19 @@ OF_PRODUCTS: dict[str, Any] = {
 }
 
 register(
+    OpEntry(
+        "moe_logits",
+        draw=draw_logits,
+        small=ExpertPoint(),
+        points=LOGITS,
+        quick=[LOGITS[0], LOGITS[3]],
+        compiled=compiled_logits,
+        bound=lambda point, call, exact: dict.fromkeys(exact, F32_BOUND),
+        heads={"router_logits": 0},
+        result="router_logits",
+        operations=lambda call: 2 * call["x"].numel() * len(call["weight"]),
+        invalid=wrong_logits,
+    ),
     OpEntry(
         "moe_router",
         draw=draw_router,

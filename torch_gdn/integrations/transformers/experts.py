@@ -160,14 +160,15 @@ def groups_of(gate: Any) -> tuple[int, int]:
 
 
 def route(gate: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns each token's weights and experts. DeepSeek's router multiplies in float32, whatever the model's dtype."""
+    """Returns each token's weights and experts. DeepSeek's router multiplies in float32, whatever its dtypes are."""
     if not hasattr(gate, "e_score_correction_bias"):
         renormalize = getattr(gate, "norm_topk_prob", True)
         chosen: tuple[Tensor, Tensor] = torch.ops.gdn.moe_router(
             linear(x, gate.weight), gate.top_k, renormalize=renormalize
         )
         return chosen
-    logits = linear(x.float(), gate.weight.float())
+    dtype = torch.promote_types(x.dtype, gate.weight.dtype)
+    logits = torch.ops.gdn.moe_logits(x.to(dtype), gate.weight.to(dtype))
     options = (*groups_of(gate), gate.norm_topk_prob, gate.routed_scaling_factor)
     chosen = torch.ops.gdn.moe_router(logits, gate.top_k, "sigmoid", gate.e_score_correction_bias, *options)
     return chosen
@@ -214,5 +215,5 @@ def scales_of(module: Any, prefix: str = "") -> tuple[Tensor | None, Tensor | No
 
 FUNCTIONS = {
     "experts": Function(experts_reason, run_experts, ("moe_gate_up", "moe_down"), is_elsewhere),
-    "moe_block": Function(block_reason, run_block, ("moe_router",), is_block_elsewhere, adds_residual=True),
+    "moe_block": Function(block_reason, run_block, ("moe_logits", "moe_router"), is_block_elsewhere, adds_residual=True),
 }

@@ -1,0 +1,56 @@
+#include "ops/experts/moe_logits.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "metal/gates.h"
+#include "metal/implement.h"
+#include "metal/matrix.h"
+#include "shaders/experts/moe_align.h"
+#include "shaders/experts/moe_logits.h"
+#include "shaders/experts/tile_size.h"
+#include "shaders/quantized/parameters.h"
+
+namespace torch_gdn {
+
+namespace {
+
+// More tokens are multiplied in tiles, which read the weight once for 32 tokens. A tile has 64 experts, so few tokens
+// would have few threadgroups.
+constexpr int64_t kFewTokens = 64;
+
+void run(const MoeLogits<int64_t>& op, const Tensor& router_logits) {
+  if (op.T == 0) return;
+  const Tensor x = unit_last_stride(op.x, "x");
+  QuantizedLinearParameters parameters{};
+  parameters.weight = matrix_parameters(op.weight, std::nullopt, std::nullopt, {});
+  parameters.x_stride = x.stride(0);
+  parameters.bias_type = kAbsent;
+  parameters.M = int32_count(op.T, "moe_logits: x", "tokens");
+  parameters.N = int32_count(op.E, "moe_logits: weight", "experts");
+  parameters.K = int32_count(op.D, "moe_logits: x", "columns");
+  const int width = vector_width({x, op.weight});
+  const auto dtype = x.scalar_type();
+  if (op.T <= kFewTokens) {
+    const auto most = int64_t(std::bit_ceil(uint64_t(std::min<int64_t>(op.T, kLogitsTokens))));
+    launcher().run({{"moe_logits",
+                     "experts/moe_logits.metal",
+                     {dtype, most, width},
+                     {x, op.weight, router_logits, Binding::values(parameters)},
+                     {size_t(ceil_div(op.E, kLogitsExperts)), size_t(ceil_div(op.T, most)), 1},
+                     kLogitsSimdgroups * 32}});
+    return;
+  }
+  launcher().run({{"quantized_linear_tiles",
+                   "quantized/quantized_linear_tiles.metal",
+                   {dtype, width, 0, at::kFloat},
+                   {x, op.weight, Binding(), Binding(), Binding(), router_logits, Binding::values(parameters)},
+                   {size_t(ceil_div(op.E, 2 * kTileColumns)), size_t(ceil_div(op.T, kTilePairs)), 1},
+                   kTileThreads}});
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(gdn, MPS, m) { metal::implement<MoeLogits, &run>(m); }
+
+}  // namespace torch_gdn
