@@ -162,8 +162,8 @@ def unpack(codes: Tensor, bits: int, D: int) -> Tensor:
 def aura_attention(
     q: Tensor, key_codes: Tensor, key_norms: Tensor, key_codebook: Tensor, key_signs: Tensor, value_codes: Tensor,
     value_norms: Tensor, value_codebook: Tensor, value_signs: Tensor, starts: Tensor | None = None,
-    sinks: Tensor | None = None, scale: float | None = None, causal: bool = True, q_offset: int | None = None, window: int = 0,
-    block_size: int | None = None, length: int | None = None, exact_keys: Tensor | None = None,
+    sinks: Tensor | None = None, scale: float | None = None, causal: bool = True, q_offset: int | None = None,
+    window: int = 0, block_size: int | None = None, length: int | None = None, exact_keys: Tensor | None = None,
     exact_values: Tensor | None = None, exact_sinks: int = 0, exact_length: int | None = None,
     key_tile_means: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
