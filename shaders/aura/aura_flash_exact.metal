@@ -82,7 +82,7 @@ template <typename T, int D>
   const int first_row = int(group.y) % row_tiles * kExactQueryRows;
   const int last_row = min(first_row + kExactQueryRows, parameters.rows) - 1;
   const int batch = int(group.z);
-  stage_queries<T, D>(shared, q, parameters, batch, kv_head, first_row, thread_index);
+  stage_queries<T, D, 4>(shared, q, parameters, batch, kv_head, first_row, thread_index);
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
   // Later queries see later rows, so the first and the last query bound what the others see.

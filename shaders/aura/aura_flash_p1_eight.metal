@@ -13,24 +13,115 @@
 
 METAL_FUNC constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
-// Reads centroids of a tile's `count` keys, from a column on. Later keys repeat the last one.
-template <int code, int D>
-struct CodedRows {
+// Codes of one key or value, in the lanes that share its row of fragments: 4 lanes of a key, 8 of a value. In each
+// group of columns a lane has 8 neighbours. If the last group is smaller, several lanes load the same 8, and have a
+// part each.
+template <int code, int D, int kLanes>
+struct SharedCodes {
+  enum { kEights = D / 8 };
+  enum { kGroups = (kEights + kLanes - 1) / kLanes };
+  enum { kRest = kEights % kLanes };  // eights of the last group, if it is smaller
+  static_assert(kRest == 0 || kLanes % kRest == 0, "as many lanes have each eight");
+  EightCodes<code> codes[kGroups];
+
+  METAL_FUNC static constexpr int lanes_of_eight(int group) {
+    return kRest > 0 && group == kGroups - 1 ? kLanes / kRest : 1;
+  }
+  METAL_FUNC static constexpr int width(int group) { return 8 / lanes_of_eight(group); }
+  METAL_FUNC static int own(LanePosition at) { return kLanes == 4 ? at.column / 2 : at.row; }
+  METAL_FUNC static ushort lane_of(LanePosition at, int own) {
+    return kLanes == 4 ? lane_at(at.row, own * 2) : lane_at(own, at.column);
+  }
+
+  // Loads D columns from `first_column` on, of a vector of kAll. The bits behind a lane's come from the next lane.
+  template <int kAll>
+  METAL_FUNC void load(device const uint* words, int first_column, LanePosition at) {
+    EightCodes<code> read[kGroups];
+    UNROLL for (int group = 0; group < kGroups; ++group) {
+      const int eight = group * kLanes + own(at) / lanes_of_eight(group);
+      read[group] = bits_of_eight<code>(words, 0, uint(first_column + eight * 8));
+    }
+    UNROLL for (int group = 0; group < kGroups; ++group) {
+      const int lanes = lanes_of_eight(group);
+      const int next = own(at) / lanes * lanes + lanes;  // the first lane of the group behind has the next eight
+      EightCodes<code> behind = own(at) == 0 ? read[(group + 1) % kGroups] : read[group];
+      codes[group] = with_bits_behind(read[group], behind, lane_of(at, next < kLanes ? next : 0));
+    }
+    if constexpr (kAll > D && code > kTrellis) {
+      if (own(at) == kLanes - 1) {
+        codes[kGroups - 1] = eight_codes<code, kAll>(words, 0, uint(first_column + D - 8));
+      }
+    }
+  }
+  // Sets `centroids` to those of a lane's width(group) neighbours.
+  METAL_FUNC void decode(int group, LanePosition at, threadgroup const float* table, thread float* centroids) const {
+    EightCodes<code> some = codes[group];
+    if (width(group) < 8) some.drop(own(at) % lanes_of_eight(group) * width(group));
+    UNROLL for (int i = 0; i < width(group); ++i) centroids[i] = table[some.window(i)];
+  }
+};
+
+// Finds the codes of a tile's keys. Those from `count` on repeat the last one.
+struct TileRows {
   device const uint* words;
   int token_words;
   int count;
-  int first_column;
-  threadgroup const float* table;
 
-  METAL_FUNC uint codes_at(int key, int column) const {
-    return four_codes<code, D>(words, int64_t(min(key, count - 1)) * token_words, uint(first_column + column));
-  }
-  METAL_FUNC float4 four(int key, int column) const { return centroids_of<code>(codes_at(key, column), table); }
-  METAL_FUNC float2 two(int key, int column) const {
-    const uint codes = codes_at(key, column / 4 * 4) >> uint(column % 4 * bits_of(code));
-    return float2(table[window_in<code>(codes)], table[window_in<code>(codes >> uint(bits_of(code)))]);
-  }
+  METAL_FUNC device const uint* at(int key) const { return words + int64_t(min(key, count - 1)) * token_words; }
 };
+
+// scores = K Q^T for kBlocks blocks of 8 keys.
+template <int code, int D, int kBlocks>
+METAL_FUNC void multiply_coded_keys(
+    thread float2* scores, TileRows rows, StagedQuery query, threadgroup const float* table, LanePosition at) {
+  typedef SharedCodes<code, D, 4> Codes;
+  constexpr int kTogether = D > 256 ? 1 : 2;  // blocks, whose codes are in registers
+  UNROLL for (int first = 0; first < kBlocks; first += kTogether) {
+    Codes keys[kTogether];
+    UNROLL for (int n = 0; n < kTogether; ++n) {
+      scores[first + n] = float2(0.0f);
+      keys[n].template load<D>(rows.at((first + n) * 8 + at.row), 0, at);
+    }
+    UNROLL for (int group = 0; group < Codes::kGroups; ++group) {
+      const int half_width = Codes::width(group) / 2;
+      float centroids[kTogether * 8];
+      UNROLL for (int n = 0; n < kTogether; ++n) keys[n].decode(group, at, table, centroids + n * 8);
+      UNROLL for (int i = 0; i < half_width; ++i) {
+        const float2 right = query.fragment(group * 4 + i);
+        UNROLL for (int n = 0; n < kTogether; ++n) {
+          multiply_add(scores[first + n], float2(centroids[n * 8 + i], centroids[n * 8 + i + half_width]), right);
+        }
+      }
+    }
+  }
+}
+
+// o += V^T weights, of D columns from `first_column` on.
+template <int code, int kAll, int D, int kBlocks>
+METAL_FUNC void multiply_coded_values(
+    thread float2* o,
+    thread const float2* weights,
+    TileRows rows,
+    int first_column,
+    threadgroup const float* table,
+    LanePosition at) {
+  typedef SharedCodes<code, D, 8> Codes;
+  UNROLL for (int n = 0; n < kBlocks; ++n) {
+    Codes values[2];
+    UNROLL for (int i = 0; i < 2; ++i) {
+      values[i].template load<kAll>(rows.at(n * 8 + at.column + i), first_column, at);
+    }
+    UNROLL for (int group = 0; group < Codes::kGroups; ++group) {
+      float left[8];
+      float right[8];
+      values[0].decode(group, at, table, left);
+      values[1].decode(group, at, table, right);
+      UNROLL for (int i = 0; i < Codes::width(group); ++i) {
+        multiply_add(o[group * 8 + i], float2(left[i], right[i]), weights[n]);
+      }
+    }
+  }
+}
 
 // Loads the norms of the keys that a lane has in a fragment: one of each 8. `norm` is of key 0, with a stride.
 template <int kBlocks>
@@ -97,7 +188,7 @@ template <int key_code, int value_code, int D>
   constexpr int kBlocks = kEightKeys / 8;
   constexpr int kSimdgroups = kAuraThreads / 32;
   constexpr int kRound = kSimdgroups * kEightKeys;  // keys
-  static_assert(D % 16 == 0 && D % kOwn == 0, "a vector is whole pairs of fragments, and whole groups of columns");
+  static_assert(D % 16 == 0 && D % kOwn == 0, "a vector is whole pairs of eights, and whole groups of columns");
   static_assert(kEightRows == 8, "the rows are a fragment's columns");
   threadgroup float2 shared[D * 4];  // q, then o of a simdgroup
   threadgroup float2 states[kSimdgroups * 8];
@@ -113,7 +204,7 @@ template <int key_code, int value_code, int D>
   const int batch = int(group.z);
   stage_table(key_table, key_codebook, entries_of(key_code), thread_index, kAuraThreads);
   stage_table(value_table, value_codebook, entries_of(value_code), thread_index, kAuraThreads);
-  stage_queries<float, D>(shared, q_rot, parameters, batch, kv_head, first_row, thread_index);
+  stage_queries<float, D, 8>(shared, q_rot, parameters, batch, kv_head, first_row, thread_index);
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
   // The keys that any row sees, and those that the lane's two rows see.
@@ -137,13 +228,9 @@ template <int key_code, int value_code, int D>
   StagedQuery query;
   query.staged = shared;
   query.lane = lane;
-  CodedRows<key_code, D> keys;
-  keys.first_column = 0;
-  keys.table = key_table;
+  TileRows keys;
   keys.token_words = int(parameters.key_codes.token);
-  CodedRows<value_code, D> values;
-  values.first_column = first_column;
-  values.table = value_table;
+  TileRows values;
   values.token_words = int(parameters.value_codes.token);
   device const half* own_key_norms = key_norms + offset_of(parameters.key_norms, batch, kv_head, 0);
   device const half* own_value_norms = value_norms + offset_of(parameters.value_norms, batch, kv_head, 0);
@@ -158,21 +245,21 @@ template <int key_code, int value_code, int D>
     load_norms<kBlocks>(
         norms_of_values, own_value_norms, parameters.value_norms.token, first + at.row, needed.last - 1);
     float2 scores[kBlocks];
-    multiply_keys<D, kBlocks>(scores, keys, query, at);
+    multiply_coded_keys<key_code, D, kBlocks>(scores, keys, query, key_table, at);
     const float2 tile_score = float2(own_tile_scores[0].at(base), own_tile_scores[1].at(base));
     const float2 rescale =
         weigh<kBlocks>(scores, state, norms_of_keys, norms_of_values, tile_score, first + at.row, seen);
     UNROLL for (int part = 0; part < kOwn / 8; ++part) o[part] *= rescale;
     values.words = value_codes + offset_of(parameters.value_codes, batch, kv_head, base);
     values.count = keys.count;
-    multiply_values<kOwn, kBlocks>(o, scores, values, at);
+    multiply_coded_values<value_code, D, kOwn, kBlocks>(o, scores, values, first_column, value_table, at);
   }
   merge_simdgroups<kOwn, kSimdgroups>(o, state, shared, states, at, simdgroup, lane);
   if (simdgroup > 0) return;
   UNROLL for (int i = 0; i < 2; ++i) {
     if (own_row + i <= last_row) {
       const int64_t target = row_place(parameters, batch, kv_head, own_row + i).index * parameters.blocks + block;
-      store_row<kOwn>(o_partials + target * D + first_column, o, i, 1.0f, at.row);
+      store_row<kOwn, 8>(o_partials + target * D + first_column, o, i, 1.0f, at.row);
       if (first_column == 0 && at.row == 0) {
         m_partials[target] = state.m[i];
         l_partials[target] = state.l[i];

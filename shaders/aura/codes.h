@@ -50,6 +50,12 @@ struct EightCodes {
       low |= behind << uint(bits_of(code) * 8 % 32);
     }
   }
+  // Removes the first values.
+  METAL_FUNC void drop(int values) {
+    const ulong rest = (ulong(high) << 32 | low) >> uint(values * bits_of(code));
+    low = uint(rest);
+    high = uint(rest >> 32);
+  }
   METAL_FUNC uint window(int i) const {
     const int place = i * bits_of(code);
     if (place >= 32) return window_in<code>(high >> uint(place - 32));
@@ -104,39 +110,6 @@ METAL_FUNC EightCodes<code> with_bits_behind(EightCodes<code> codes, EightCodes<
 template <int code>
 METAL_FUNC void decode_eight(EightCodes<code> codes, threadgroup const float* table, thread float4* centroids) {
   UNROLL for (int i = 0; i < 8; ++i) centroids[i / 4][i % 4] = table[codes.window(i)];
-}
-
-// Returns the windows of 4 values in the low bits, from a multiple of 4 on, of the vector whose words begin at `start`.
-// Two loads of bytes ask for 4/3 of the codes of 3 bits, where words would ask for 5/3.
-template <int code, int D>
-METAL_FUNC uint four_codes(device const uint* words, int64_t start, uint first) {
-  constexpr int bits = bits_of(code);
-  if constexpr (bits == 8) {
-    return words[start + first / 4u];
-  } else if constexpr (bits == 4) {
-    uint codes = ((device const ushort*)words)[start * 2 + first / 4u];
-    if constexpr (code > kTrellis) codes |= byte_of_ring<code, D>(words, start, first / 2u + 2u) << 16u;
-    return codes;
-  } else {
-    constexpr int kBytes = (bits * 4 % 8 + bits_of_windows(4, code) + 7) / 8;
-    device const uchar* bytes = (device const uchar*)words + start * 4;
-    const uint bit = first * uint(bits);
-    uint codes = 0;
-    UNROLL for (int i = 0; i < kBytes; ++i) {
-      const uint index = bit / 8u + uint(i);
-      const bool may_be_behind = code > kTrellis && i + 1 == kBytes;
-      codes |= (may_be_behind ? byte_of_ring<code, D>(words, start, index) : uint(bytes[index])) << uint(i * 8);
-    }
-    return codes >> bit % 8u;
-  }
-}
-
-// Returns the centroids of the 4 windows in the low bits.
-template <int code>
-METAL_FUNC float4 centroids_of(uint codes, threadgroup const float* table) {
-  float4 centroids;
-  UNROLL for (int i = 0; i < 4; ++i) centroids[i] = table[window_in<code>(codes >> uint(i * bits_of(code)))];
-  return centroids;
 }
 
 // Copies centroids or boundaries into threadgroup memory: a thread array with run-time indices would spill.

@@ -1,10 +1,10 @@
 // Stages 8 query rows for products of fragments (core/row_attention.h).
 #pragma once
 #include "aura/visibility.h"
-#include "core/fragment.h"
+#include "core/row_attention.h"
 
-// Stages q for StagedQuery: fragments 2 i and 2 i + 1 have the even and the odd columns of 16.
-template <typename T, int D, typename Parameters>
+// Stages q for StagedQuery, where a lane loads kWidth neighbours of a key.
+template <typename T, int D, int kWidth, typename Parameters>
 METAL_FUNC void stage_queries(
     threadgroup float2* staged,
     device const T* q,
@@ -16,7 +16,7 @@ METAL_FUNC void stage_queries(
   for (int item = int(thread_index); item < D * 4; item += kAuraThreads) {
     const LanePosition at = lane_position(uint(item % 32));
     const int part = item / 32;
-    const int column = part / 2 * 16 + at.row * 2 + part % 2;
+    const int column = column_of_query<D, kWidth>(part, at.row);
     float2 both;
     UNROLL for (int i = 0; i < 2; ++i) {
       const int row = min(first_row + at.column + i, parameters.rows - 1);

@@ -20,6 +20,11 @@ METAL_FUNC LanePosition lane_position(uint lane) {
   return position;
 }
 
+// Returns the lane whose first element is at a row and an even column.
+METAL_FUNC ushort lane_at(int row, int column) {
+  return ushort((row >> 2) << 4 | (column >> 2) << 3 | (row & 3) << 1 | (column >> 1 & 1));
+}
+
 // accumulator += a * b
 METAL_FUNC void multiply_add(thread float2& accumulator, float2 a, float2 b) {
   simdgroup_float8x8 left, right, sum;

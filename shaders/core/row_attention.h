@@ -2,9 +2,30 @@
 //     scores [keys, rows] = K Q^T,    o [D, rows] += V^T weights.
 // A lane holds two query rows in every fragment, and the first product leaves the weights where the second one needs
 // them. Both products may sum over keys and over D in any order, so a fragment has those elements of D that let a lane
-// load neighbours.
+// load kWidth neighbours. Of the last columns it loads fewer, if D is no multiple of what all lanes load.
 #pragma once
 #include "core/fragment.h"
+
+// Returns the column of D that fragment `part` has in row `depth` of Q^T, where 4 lanes share a key's columns. A
+// fragment of K has the neighbours i and i + width / 2 of each lane.
+template <int D, int kWidth>
+METAL_FUNC constexpr int column_of_query(int part, int depth) {
+  constexpr int kWhole = D / (4 * kWidth) * (4 * kWidth);
+  const bool is_rest = part * 8 >= kWhole;
+  const int width = is_rest ? (D - kWhole) / 4 : kWidth;
+  const int first = is_rest ? kWhole : part * 8 / (4 * kWidth) * (4 * kWidth);
+  return first + depth / 2 * width + (part - first / 8) + depth % 2 * (width / 2);
+}
+
+// Returns the column of D that fragment `part` has in row `row` of V^T, where 8 lanes share a value's columns.
+template <int D, int kWidth>
+METAL_FUNC constexpr int column_of_value(int part, int row) {
+  constexpr int kWhole = D / (8 * kWidth) * (8 * kWidth);
+  const bool is_rest = part * 8 >= kWhole;
+  const int width = is_rest ? (D - kWhole) / 8 : kWidth;
+  const int first = is_rest ? kWhole : part * 8 / (8 * kWidth) * (8 * kWidth);
+  return first + row * width + (part - first / 8);
+}
 
 // Reads rows in threadgroup memory.
 template <typename C, int kStride>
@@ -31,10 +52,11 @@ struct StagedQuery {
   threadgroup const float2* staged;
   uint lane;
 
+  METAL_FUNC float2 fragment(int part) const { return staged[part * 32 + int(lane)]; }
   METAL_FUNC QueryParts<float> parts(int part) const {
     QueryParts<float> both;
-    both.first = staged[part * 32 + int(lane)];
-    both.second = staged[part * 32 + 32 + int(lane)];
+    both.first = fragment(part);
+    both.second = fragment(part + 1);
     return both;
   }
 };
@@ -175,12 +197,10 @@ METAL_FUNC void merge_simdgroups(
   }
 }
 
-// Stores row `i` of a lane's two. Its columns are in the order of multiply_values().
-template <int D, typename T>
+// Stores row `i` of a lane's two.
+template <int D, int kWidth = 4, typename T>
 METAL_FUNC void store_row(device T* target, thread const float2* o, int i, float factor, int row) {
   UNROLL for (int part = 0; part < D / 8; ++part) {
-    const bool is_rest = D % 32 != 0 && part >= D / 32 * 4;
-    const int column = is_rest ? D / 32 * 32 + row * 2 + part % 4 : part / 4 * 32 + row * 4 + part % 4;
-    target[column] = T((i == 0 ? o[part].x : o[part].y) * factor);
+    target[column_of_value<D, kWidth>(part, row)] = T((i == 0 ? o[part].x : o[part].y) * factor);
   }
 }

@@ -33,14 +33,13 @@ def codes_and_norms(bits: tuple[int, int], keys: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "ratio", "most"),
+    ("scheme", "ratio"),
     [
-        *(("3v3", 4, 1.05), ("8v4", 4, 1.05), ("4v4", 1, 1.05), ("2v8", 2, 1.05), ("5v5", 4, 1.05)),
-        *(("4v3t", 4, 1.05), ("2v2t", 1, 1.05), ("4v8", 8, 1.05)),
-        ("4v3", 8, 1.14),  # a lane reads 4 codes of 3 bits as 2 bytes
+        *(("3v3", 4), ("8v4", 4), ("4v4", 1), ("2v8", 2), ("5v5", 4), ("4v3t", 4), ("2v2t", 1)),
+        *(("4v8", 8), ("4v3", 8), ("5v5", 8), ("2v2t", 8), ("4v3t", 8)),
     ],
 )
-def test_a_simdgroup_asks_for_codes_once(scheme: str, ratio: int, most: float) -> None:
+def test_a_simdgroup_asks_for_codes_once(scheme: str, ratio: int) -> None:
     of = Scheme(scheme)
     bits = of.key_bits, of.value_bits
     cache = make_cache(Codec(D, bits[0], 3, of.trellis), Codec(D, bits[1], 4, of.trellis), 1, HK, T)
@@ -51,7 +50,7 @@ def test_a_simdgroup_asks_for_codes_once(scheme: str, ratio: int, most: float) -
     blocks = T // 512
     queries = HK * ratio * D * 4
     least = codes_and_norms(bits, T) + blocks * queries
-    assert least <= first.device_bytes_issued_read <= most * least
+    assert least <= first.device_bytes_issued_read <= 1.03 * least
     partials = blocks * HK * ratio * (D + 2) * 4
     assert first.device_bytes_issued_written == partials
     vectors = -(-HK * ratio // 4) * 4  # in whole threadgroups; each reads the largest scores twice, and signs
