@@ -81,17 +81,19 @@ struct CodedPages {
       threadgroup const float* factors,
       threadgroup const float* table,
       uint thread_index) const {
-    constexpr int kEights = D / 8;
-    for (int item = int(thread_index); item < kKeys * kEights; item += kThreads) {
-      const int key = item / kEights;
-      const int column = item % kEights * 8;
-      if constexpr (kExact) {
-        if (exact.sources[key] != kFromCodes) continue;
-      }
+    constexpr int kLanes = lanes_of_row(D);
+    static_assert(kKeys * kLanes % kThreads == 0, "whole simdgroups stage");
+    for (int item = int(thread_index); item < kKeys * kLanes; item += kThreads) {
+      const int key = item / kLanes;
+      const int column = item % kLanes * 8;
+      bool loads = column < D;
+      if constexpr (kExact) loads = loads && exact.sources[key] == kFromCodes;
       float4 centroids[2];
-      decode_eight(eight_codes<code, D>(codes + places[key], 0, uint(column)), table, centroids);
+      decode_eight(shared_eight<code, D, D>(codes + places[key], 0, loads, thread_index % 32), table, centroids);
       threadgroup float* target = tile + key * tile_stride<float>(D) + column;
-      UNROLL for (int i = 0; i < 2; ++i) * (threadgroup float4*)(target + i * 4) = factors[key] * centroids[i];
+      UNROLL for (int i = 0; i < 2; ++i) {
+        if (loads) *(threadgroup float4*)(target + i * 4) = factors[key] * centroids[i];
+      }
     }
   }
 };

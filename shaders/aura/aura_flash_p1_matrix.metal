@@ -20,15 +20,20 @@ METAL_FUNC void dequantise(
     int first,
     threadgroup const float* table,
     uint thread_index) {
-  constexpr int kEights = kSlice / 8;
-  for (int item = int(thread_index); item < kMatrixKeys * kEights; item += kAuraThreads) {
-    const int key = item / kEights;
-    const int column = item % kEights * 8;
+  constexpr int kLanes = lanes_of_row(kSlice);
+  static_assert(kMatrixKeys * kLanes % kAuraThreads == 0, "whole simdgroups dequantise");
+  for (int item = int(thread_index); item < kMatrixKeys * kLanes; item += kAuraThreads) {
+    const int key = item / kLanes;
+    const int column = item % kLanes * 8;
+    const bool loads = column < kSlice;
+    const EightCodes<code> eight =
+        shared_eight<code, D, kSlice>(codes + min(key, count - 1) * token_stride, first, loads, thread_index % 32);
     float4 centroids[2];
-    decode_eight(
-        eight_codes<code, D>(codes + min(key, count - 1) * token_stride, 0, uint(first + column)), table, centroids);
+    decode_eight(eight, table, centroids);
     threadgroup float* target = tile + key * tile_stride<float>(kSlice) + column;
-    UNROLL for (int i = 0; i < 2; ++i) * (threadgroup float4*)(target + i * 4) = centroids[i];
+    UNROLL for (int i = 0; i < 2; ++i) {
+      if (loads) *(threadgroup float4*)(target + i * 4) = centroids[i];
+    }
   }
 }
 

@@ -106,6 +106,27 @@ METAL_FUNC EightCodes<code> with_bits_behind(EightCodes<code> codes, EightCodes<
   return codes;
 }
 
+// Returns how many lanes share `count` values of a vector. Each has 8 of them, except the last lanes, which have none
+// if `count` is 80 or 96.
+METAL_FUNC constexpr int lanes_of_row(int count) { return count <= 64 ? 8 : count <= 128 ? 16 : 32; }
+
+// Returns the windows of a lane's 8 of the kCount values from `first` on, in the vector whose words begin at `words`.
+// Only lanes that load get them. Every lane of the simdgroup calls it.
+template <int code, int D, int kCount>
+METAL_FUNC EightCodes<code> shared_eight(device const uint* words, int first, bool loads, uint lane) {
+  constexpr int kEights = kCount / 8;
+  const int own = int(lane) % lanes_of_row(kCount);
+  EightCodes<code> codes;
+  codes.low = 0;
+  codes.high = 0;
+  if (loads) codes = bits_of_eight<code>(words, 0, uint(first + own * 8));
+  codes = with_bits_behind(codes, codes, ushort(int(lane) - own + (own + 1) % kEights));
+  if constexpr (kCount < D && code > kTrellis) {  // the values behind are in no lane
+    if (loads && own == kEights - 1) codes = eight_codes<code, D>(words, 0, uint(first + own * 8));
+  }
+  return codes;
+}
+
 // Sets `centroids` to the 8 centroids.
 template <int code>
 METAL_FUNC void decode_eight(EightCodes<code> codes, threadgroup const float* table, thread float4* centroids) {
