@@ -1,8 +1,9 @@
-// The prefill kernel of paged attention over codes: tiles of keys and values are dequantised from their pages into
-// threadgroup memory, in f32. q is rotated as the keys are, and o comes out rotated as the values are (paged_rotate).
-// With kExact, some tokens have exact rows of E, which are rotated when they are staged (exact_rows.h).
-// Layout: q and out [T, HQ, D], codes [blocks, block_size, HK, words], norms [blocks, block_size, HK] f16, exact rows
-// [slots, rows, HK, D], new ones [T, HK, D], all with strides; partials as output.h has them.
+// Paged attention over codes, in tiles (tiles.h). Up to kDecodeRows query rows are shared by all simdgroups. Tiles of
+// keys and values are dequantised from their pages into threadgroup memory, in f32. q is rotated as the keys are, and o
+// comes out rotated as the values are (paged_rotate). With kExact, some tokens have exact rows of E, which are rotated
+// when they are staged (exact_rows.h). Layout: q and out [T, HQ, D], codes [blocks, block_size, HK, words], norms
+// [blocks, block_size, HK] f16, exact rows [slots, rows, HK, D], new ones [T, HK, D], all with strides; partials as
+// output.h has them.
 #include "attention/aura_paged_attention.h"
 #include "attention/exact_rows.h"
 #include "attention/tiles.h"
@@ -98,7 +99,7 @@ struct CodedPages {
   }
 };
 
-template <int key_code, int value_code, int D, int kSimdgroups, typename E = float, bool kExact = false>
+template <int key_code, int value_code, int D, int kRows, typename E = float, bool kExact = false>
 [[kernel]] void aura_paged_attention(
     device const float* q [[buffer(0)]],
     device const uint* key_codes [[buffer(1)]],
@@ -130,7 +131,8 @@ template <int key_code, int value_code, int D, int kSimdgroups, typename E = flo
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  constexpr int kThreads = kSimdgroups * 32;
+  constexpr int kSharing = kRows > kDecodeRows ? 1 : simdgroups_of(kRows, D);
+  constexpr int kThreads = simdgroups_of(kRows, D) * 32;
   constexpr int kKeys = keys_of_tile<float, D>();
   alignas(16) threadgroup float tile[size_of_tile<float, D>()];
   threadgroup int64_t offsets[2 * kKeys];
@@ -153,7 +155,8 @@ template <int key_code, int value_code, int D, int kSimdgroups, typename E = flo
   pages.set_exact(
       exact_keys, exact_values, exact_slots, exact_starts, exact_sink_slots, new_keys, new_values, key_signs,
       value_signs, errors, sources, simdgroup);
-  attend<float, D>(
+  threadgroup float2 exchange[size_of_exchange<D, kSharing>()];
+  attend<float, D, kSharing>(
       q, block_table, cu_seqlens, seq_lens, sinks, out, o_partials, m_partials, l_partials, errors, parameters.paged,
-      pages, tile, group, thread_index, lane, simdgroup);
+      pages, tile, exchange, group, thread_index, lane, simdgroup);
 }

@@ -48,12 +48,8 @@ template <typename T, typename C, int D>
   const KeyRange range = range_of_split(parameters, whole, splits, split);
 
   const LanePosition at = lane_position(lane);
-  const QueryRows<T> rows = query_rows(q, parameters, tile, kv_head, at.column, at.row);
-  for (int part = int(simdgroup) * 2; part < D / 8; part += kDecodeSimdgroups * 2) {
-    const QueryParts<T> both = rows.parts(part);
-    shared[part * 32 + int(lane)] = float2(both.first);
-    shared[part * 32 + 32 + int(lane)] = float2(both.second);
-  }
+  stage_rows<D, kDecodeSimdgroups>(
+      shared, query_rows(q, parameters, tile, kv_head, at.column, at.row), simdgroup, lane);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   StagedQuery query;
   query.staged = shared;

@@ -71,7 +71,8 @@ template <typename T, typename C, int D, int kSimdgroups>
   pages.key_offsets = key_offsets;
   pages.value_offsets = value_offsets;
   pages.parameters = &parameters;
-  attend<C, D>(
+  threadgroup float2 exchange[size_of_exchange<D, 1>()];
+  attend<C, D, 1>(
       q, block_table, cu_seqlens, seq_lens, sinks, out, o_partials, m_partials, l_partials, errors, parameters, pages,
-      tile, group, thread_index, lane, simdgroup);
+      tile, exchange, group, thread_index, lane, simdgroup);
 }

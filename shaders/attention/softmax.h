@@ -61,16 +61,27 @@ METAL_FUNC QueryRows<T> query_rows(
   return rows;
 }
 
-// Queries stay in registers, in their own dtype, if a row takes at most 256 bytes, 64 per lane. Larger rows would
-// spill, next to o and the keys, so they are read again for each tile of keys.
-template <typename T, int D>
-struct HeldQuery {
+// Stages queries for StagedQuery.
+template <int D, int kSimdgroups, typename T>
+METAL_FUNC void stage_rows(threadgroup float2* staged, QueryRows<T> rows, uint simdgroup, uint lane) {
+  for (int part = int(simdgroup) * 2; part < D / 8; part += kSimdgroups * 2) {
+    const QueryParts<T> both = rows.parts(part);
+    staged[part * 32 + int(lane)] = float2(both.first);
+    staged[part * 32 + 32 + int(lane)] = float2(both.second);
+  }
+}
+
+// Queries of a simdgroup stay in registers, in their own dtype, if a row takes at most 256 bytes, 64 per lane. Larger
+// rows would spill, next to o and the keys, so they are read again for each tile of keys. Queries that kSharing
+// simdgroups share, if there are more than one, lie in threadgroup memory.
+template <typename T, int D, int kSharing, bool kIsShared = (kSharing > 1)>
+struct TileQuery {
   typedef T Element;
   enum { kHeld = D * int(sizeof(T)) <= 256 ? D / 8 : 0 };
   QueryRows<T> rows;
   vec<T, 2> held[kHeld + 1];
 
-  METAL_FUNC void load(QueryRows<T> source) {
+  METAL_FUNC void load(QueryRows<T> source, threadgroup float2*, uint, uint) {
     rows = source;
     UNROLL for (int part = 0; part < kHeld; part += 2) {
       const QueryParts<T> both = rows.parts(part);
@@ -85,6 +96,20 @@ struct HeldQuery {
     both.second = held[kHeld > 0 ? part + 1 : 0];
     return both;
   }
+};
+
+template <typename T, int D, int kSharing>
+struct TileQuery<T, D, kSharing, true> {
+  typedef float Element;
+  StagedQuery query;
+
+  // The next barrier of the threadgroup ends this.
+  METAL_FUNC void load(QueryRows<T> source, threadgroup float2* shared, uint simdgroup, uint lane) {
+    stage_rows<D, kSharing>(shared, source, simdgroup, lane);
+    query.staged = shared;
+    query.lane = lane;
+  }
+  METAL_FUNC QueryParts<float> parts(int part) const { return query.parts(part); }
 };
 
 METAL_FUNC SeenKeys seen_by_lane(constant PagedParameters& parameters, RowTile tile, int own_row) {

@@ -1,5 +1,7 @@
-// Attention of a threadgroup's query rows, 8 a simdgroup, to the keys that any of them sees, a tile at a time in
-// threadgroup memory. What the pages hold is the concern of `Pages`, which finds a key's place and stages tiles:
+// Attention of a threadgroup's query rows to the keys that any of them sees, a tile at a time in threadgroup memory. A
+// simdgroup has 8 rows of its own and all keys of a tile, or kSharing simdgroups have the same 8 rows, a part of a
+// tile's keys each, and meet after the last tile. What the pages hold is the concern of `Pages`, which finds a key's
+// place and stages tiles:
 //   locate(place, sequence, position, kv_head, key)   by the thread of a key of the tile
 //   report(sequence)   by one thread, what only the device can see of a sequence
 //   stage_keys(tile, thread), stage_values(tile, thread)   by all threads
@@ -19,7 +21,13 @@ METAL_FUNC constexpr int size_of_tile() {
   return keys_of_tile<E, D>() * tile_stride<E>(D);
 }
 
-template <typename E, int D, typename T, typename Pages>
+// Returns how many float2 simdgroups that share rows exchange.
+template <int D, int kSharing>
+METAL_FUNC constexpr int size_of_exchange() {
+  return kSharing > 1 ? D * 4 + kSharing * 8 : 1;
+}
+
+template <typename E, int D, int kSharing, typename T, typename Pages>
 METAL_FUNC void attend(
     device const T* q,
     device const int* block_table,
@@ -34,13 +42,15 @@ METAL_FUNC void attend(
     constant PagedParameters& parameters,
     thread const Pages& pages,
     threadgroup E* tile_of_keys,
+    threadgroup float2* exchange,
     uint3 group,
     uint thread_index,
     uint lane,
     uint simdgroup) {
   static_assert(D % 16 == 0 && D <= 256, "a vector is whole pairs of fragments");
   constexpr int kKeys = keys_of_tile<E, D>();
-  constexpr int kBlocks = kKeys / 8;
+  constexpr int kBlocks = kKeys / 8 / kSharing;
+  static_assert(kKeys % (8 * kSharing) == 0, "a part of a tile is whole fragments");
   static_assert(kKeys <= 32, "each key of a tile has a thread, of one simdgroup at least");
   const int kv_head = int(group.y);
   const int split = int(group.z);
@@ -59,12 +69,13 @@ METAL_FUNC void attend(
   const KeyRange range = range_of_split(parameters, whole, splits, split);
 
   const LanePosition at = lane_position(lane);
-  const int own_row = int(simdgroup) * kPrefillRows + at.column;
-  HeldQuery<T, D> query;
-  query.load(query_rows(q, parameters, tile, kv_head, own_row, at.row));
+  const int own_row = (kSharing > 1 ? 0 : int(simdgroup) * kPrefillRows) + at.column;
+  const int own_key = kSharing > 1 ? int(simdgroup) * kBlocks * 8 : 0;  // of a tile
+  TileQuery<T, D, kSharing> query;
+  query.load(query_rows(q, parameters, tile, kv_head, own_row, at.row), exchange, simdgroup, lane);
   const SeenKeys seen = seen_by_lane(parameters, tile, own_row);
   StagedRows<E, tile_stride<E>(D)> staged;
-  staged.tile = tile_of_keys;
+  staged.tile = tile_of_keys + own_key * tile_stride<E>(D);
   RowState state = no_keys();
   float2 o[D / 8];
   UNROLL for (int part = 0; part < D / 8; ++part) o[part] = float2(0.0f);
@@ -81,13 +92,17 @@ METAL_FUNC void attend(
 
     float2 scores[kBlocks];
     multiply_keys<D, kBlocks>(scores, staged, query, at);
-    const float2 rescale = online_softmax<kBlocks>(scores, state, parameters.scale, first + at.row, seen);
+    const float2 rescale = online_softmax<kBlocks>(scores, state, parameters.scale, first + own_key + at.row, seen);
     UNROLL for (int part = 0; part < D / 8; ++part) o[part] *= rescale;
 
     threadgroup_barrier(mem_flags::mem_threadgroup);
     pages.stage_values(tile_of_keys, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     multiply_values<D, kBlocks>(o, scores, staged, at);
+  }
+  if constexpr (kSharing > 1) {
+    merge_simdgroups<D, kSharing>(o, state, exchange, exchange + D * 4, at, simdgroup, lane);
+    if (simdgroup > 0) return;
   }
   store_rows<D>(
       o, state, out, o_partials, m_partials, l_partials, sinks, parameters, tile, kv_head, own_row, splits, split,

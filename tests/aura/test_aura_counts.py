@@ -16,7 +16,6 @@ from torch_gdn.testing.inputs import Call, to_device
 
 pytestmark = pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")
 HK, D, T = 2, 128, 1024
-PAGED_TILE = 32  # keys; the paged kernel reads q once per tile
 
 
 def figures_of(op: Any, call: Call) -> dict[str, Any]:
@@ -28,8 +27,8 @@ def figures_of(op: Any, call: Call) -> dict[str, Any]:
     return dict(profile.kernels)
 
 
-def codes_and_norms(bits: tuple[int, int], keys: int) -> int:
-    return HK * keys * (sum(bits) * D // 8 + 2 * 2)
+def codes_and_norms(bits: tuple[int, int], keys: int, size: int = D) -> int:
+    return HK * keys * (sum(bits) * size // 8 + 2 * 2)
 
 
 @pytest.mark.parametrize(
@@ -70,15 +69,19 @@ def test_means_of_tiles_cost_little(ratio: int, most: float) -> None:
     assert first.device_bytes_issued_read <= most * (codes_and_norms((4, 4), T) + T // 512 * HK * ratio * D * 4)
 
 
-@pytest.mark.parametrize(("bits", "ratio"), [((4, 4), 4), ((8, 3), 8)])
-def test_a_threadgroup_asks_for_coded_pages_once(bits: tuple[int, int], ratio: int) -> None:
-    call: Call = make_call([1], [T], HQ=HK * ratio, HK=HK, D=D, dtype=torch.float32, padding=0)
+@pytest.mark.parametrize(("scheme", "ratio", "size"), [("4v4", 4, 128), ("8v3", 8, 128), ("4v3t", 8, 256)])
+def test_a_threadgroup_asks_for_coded_pages_once(scheme: str, ratio: int, size: int) -> None:
+    of = Scheme(scheme)
+    bits = of.key_bits, of.value_bits
+    call: Call = make_call([1], [T], HQ=HK * ratio, HK=HK, D=size, dtype=torch.float32, padding=0)
     for name, own, seed in (("key", bits[0], 3), ("value", bits[1], 4)):
-        codec = Codec(D, own, seed)
+        codec = Codec(size, own, seed, of.trellis)
         pages, _ = aura_pages(codec, call.pop(f"{name}_cache"))
         call |= {f"{name}_codes": pages[0], f"{name}_norms": pages[1]}
         call |= {f"{name}_codebook": codec.codebook, f"{name}_signs": codec.signs}
     figures = figures_of(torch_gdn.aura_paged_attention, call)
     (kernel,) = (each for name, each in figures.items() if name.startswith("aura_paged_attention"))
-    least = codes_and_norms(bits, T) + T // PAGED_TILE * HK * ratio * D * 4
+    splits, rest = divmod(kernel.device_bytes_issued_written, HK * ratio * (size + 2) * 4)
+    assert splits > 1 and rest == 0
+    least = codes_and_norms(bits, T, size) + splits * HK * ratio * size * 4
     assert least <= kernel.device_bytes_issued_read <= 1.05 * least

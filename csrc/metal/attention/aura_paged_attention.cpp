@@ -57,8 +57,8 @@ Launch launch_aura_paged_attention(const AuraPagedAttention<int64_t>& op, const 
   const auto slots = index_array(op.q.device(), exact.slots), starts = index_array(op.q.device(), exact.starts);
   const auto sink_slots = index_array(op.q.device(), exact.sink_slots);
   AuraPagedParameters parameters{call.parameters, page_strides(op.key.norms), page_strides(op.value.norms), {}};
-  const int64_t simdgroups = call.plan.rows / kPrefillRows;
-  TemplateArguments arguments = {number_of(op.key_code), number_of(op.value_code), call.head_size(), simdgroups};
+  const int64_t rows = call.plan.rows, simdgroups = simdgroups_of(int(rows), int(call.head_size()));
+  TemplateArguments arguments = {number_of(op.key_code), number_of(op.value_code), call.head_size(), rows};
   if (exact.present()) {
     parameters.exact = exact_parameters(exact, *slots, *starts, *sink_slots);
     arguments[4] = exact.keys->scalar_type();
@@ -105,7 +105,7 @@ void run(const AuraPagedAttention<int64_t>& op) {
   const Tensor q_rot = at::empty({s.T, s.HQ, s.D}, f32);
   const Tensor o_rot = at::zeros({s.T, s.HQ, s.D}, f32);  // what wrong boundaries leave out is not memory of others
   const auto call = paged_call("aura_paged_attention_", s, op.sequences, q_rot, o_rot, op.key.codes, op.value.codes,
-                               {op.scale, op.sinks, false});
+                               {op.scale, op.sinks});
   std::vector<Launch> launches = {launch_paged_rotate(call, q, op.key_signs, q_rot, false),
                                   launch_aura_paged_attention(op, call)};
   if (call.plan.splits > 1) launches.push_back(launch_paged_attention_merge(call));

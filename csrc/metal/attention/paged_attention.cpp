@@ -12,25 +12,25 @@ namespace {
 Launch launch_attention(const PagedAttention<int64_t>& op, const PagedCall& call) {
   const auto& plan = call.plan;
   const auto heads = size_t(op.shape.HK), sequences = size_t(op.shape.N), splits = size_t(plan.splits);
-  const int64_t simdgroups = plan.is_decode ? kDecodeSimdgroups : plan.rows / kPrefillRows;
+  const int64_t simdgroups = plan.is_decode() ? kDecodeSimdgroups : plan.rows / kPrefillRows;
   TemplateArguments arguments = {call.q_type(), op.key_cache.scalar_type(), call.head_size()};
-  if (!plan.is_decode) arguments[3] = simdgroups;
+  if (!plan.is_decode()) arguments[3] = simdgroups;
   Launch launch{
-      plan.is_decode ? "paged_attention_decode" : "paged_attention_prefill",
-      plan.is_decode ? "attention/paged_attention_decode.metal" : "attention/paged_attention_prefill.metal",
+      plan.is_decode() ? "paged_attention_decode" : "paged_attention_prefill",
+      plan.is_decode() ? "attention/paged_attention_decode.metal" : "attention/paged_attention_prefill.metal",
       arguments,
       {call.q, op.key_cache, op.value_cache, call.block_table, call.cu_seqlens, call.seq_lens, call.sinks, call.out,
        call.o_partials, call.m_partials, call.l_partials, Binding::error_log(), Binding::values(call.parameters)},
       {splits, heads, sequences},
       size_t(simdgroups * 32)};
-  if (!plan.is_decode) launch.threadgroups = {size_t(plan.tiles), heads, splits};
+  if (!plan.is_decode()) launch.threadgroups = {size_t(plan.tiles), heads, splits};
   return launch;
 }
 
 void run(const PagedAttention<int64_t>& op) {
   if (op.shape.T == 0 || op.shape.N == 0) return;
   const auto call = paged_call("paged_attention_", op.shape, op.sequences, unit_last_stride(op.q, "q"), op.out,
-                               op.key_cache, op.value_cache, {op.scale, op.sinks, true});
+                               op.key_cache, op.value_cache, {op.scale, op.sinks});
   std::vector<Launch> launches = {launch_attention(op, call)};
   if (call.plan.splits > 1) launches.push_back(launch_paged_attention_merge(call));
   launcher().run(launches);

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "shaders/attention/paged_attention_decode.h"
 #include "shaders/attention/paged_attention_merge.h"
 
 namespace torch_gdn {
@@ -55,12 +54,11 @@ PagedParameters parameters_of(const PagedCall& call, const PagedSequences<int64_
 
 }  // namespace
 
-Plan plan_of(const PagedShape<>& s, const PagedSequences<int64_t>& sequences, bool has_decode) {
+Plan plan_of(const PagedShape<>& s, const PagedSequences<int64_t>& sequences) {
   const int64_t ratio = s.HQ / s.HK;
   const int64_t rows_of_sequence = std::max<int64_t>(1, std::min(sequences.max_query_len, s.T)) * ratio;
   Plan plan{};
-  plan.is_decode = has_decode && rows_of_sequence <= kDecodeRows;
-  plan.rows = plan.is_decode ? kDecodeRows : rows_of_sequence <= kFewRows ? kFewRows : kManyRows;
+  plan.rows = rows_of_sequence <= kDecodeRows ? kDecodeRows : rows_of_sequence <= kFewRows ? kFewRows : kManyRows;
   plan.tiles = std::min(ceil_div(s.T * ratio, plan.rows) + s.N, s.N * ceil_div(rows_of_sequence, plan.rows));
   const int64_t rounds = ceil_div(kKeysOfRow * std::min(rows_of_sequence, plan.rows), kKeysOfRound);
   plan.least_keys = std::min(rounds, kMostRounds) * kKeysOfRound;
@@ -75,7 +73,7 @@ PagedCall paged_call(const char* op, const PagedShape<>& s, const PagedSequences
                     ": q: expected fewer than 2^30 query rows of a KV head (T * HQ / HK), got ", s.T * (s.HQ / s.HK));
   const auto device = q.device();
   const auto f32 = q.options().dtype(at::kFloat);
-  const Plan plan = plan_of(s, sequences, options.has_decode);
+  const Plan plan = plan_of(s, sequences);
   PagedCall call{.shape = s,
                  .plan = plan,
                  .q = vector_width({q}) == 4 ? q : q.clone(at::MemoryFormat::Contiguous),

@@ -3,6 +3,7 @@
 #include "metal/parameters.h"
 #include "ops/pages.h"
 #include "shaders/attention/paged_attention.h"
+#include "shaders/attention/paged_attention_decode.h"
 
 namespace torch_gdn {
 
@@ -16,9 +17,10 @@ struct Plan {
   int64_t tiles;   // most tiles of a KV head
   int64_t splits;  // most splits of the keys
   int64_t least_keys;
-  bool is_decode;  // the kernel for few rows runs, if there is one
+
+  bool is_decode() const { return rows == kDecodeRows; }  // all rows of a sequence are in one tile
 };
-Plan plan_of(const PagedShape<>& shape, const PagedSequences<int64_t>& sequences, bool has_decode);
+Plan plan_of(const PagedShape<>& shape, const PagedSequences<int64_t>& sequences);
 
 // Attention of q to pages, written to out. Both are [T, HQ, D]. All tensors that the kernels read are on the device.
 struct PagedCall {
@@ -37,7 +39,6 @@ struct PagedCall {
 struct PagedOptions {
   optional<double> scale;
   optional<Tensor> sinks;
-  bool has_decode;
 };
 PagedCall paged_call(const char* op, const PagedShape<>& shape, const PagedSequences<int64_t>& sequences,
                      const Tensor& q, const Tensor& out, const Tensor& keys, const Tensor& values,
