@@ -15,6 +15,7 @@ from torch_gdn.causal_conv1d_interface import causal_conv1d_fn
 from torch_gdn.ops.attention.aura_paged_attention import aura_paged_attention
 from torch_gdn.ops.attention.compute_slot_mapping import compute_slot_mapping
 from torch_gdn.ops.attention.paged_attention import paged_attention
+from torch_gdn.ops.attention.qk_norm_rope_and_cache import qk_norm_rope_and_cache_
 from torch_gdn.ops.attention.reshape_and_cache import reshape_and_cache
 from torch_gdn.ops.aura.aura_attention import aura_attention
 from torch_gdn.ops.aura.aura_decode import aura_decode
@@ -125,6 +126,7 @@ __all__ = [
     "prepare_chunk_indices",
     "prepare_chunk_offsets",
     "qk_norm_rope",
+    "qk_norm_rope_and_cache_",
     "quantized_linear",
     "recompute_w_u",
     "recompute_w_u_fwd",

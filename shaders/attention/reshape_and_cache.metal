@@ -2,8 +2,7 @@
 // elements at a time. Layout: key [T, H, D], value [T, H, DV], caches [blocks, block_size, H, D] and [.., DV], all with
 // strides; slot_mapping of 4 or 8 bytes.
 #include "attention/reshape_and_cache.h"
-#include "core/error.h"
-#include "core/indices.h"
+#include "attention/slots.h"
 #include "core/vectors.h"
 
 template <int Width, typename T, typename C>
@@ -34,22 +33,14 @@ template <typename T, typename C, int Width>
     constant CacheParameters& parameters [[buffer(6)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
-  const int64_t token = group.x;
-  const int64_t slot = read_index(slot_mapping, token * parameters.slot_stride, parameters.slot_bytes);
-  const bool is_outside = slot >= parameters.capacity;
-  if (is_outside && thread_index == 0) {
-    report_error(
-        errors, parameters.op, "slot_mapping: expected slots below the cache's size, got ", slot, token, __LINE__);
-  }
-  if (slot < 0 || is_outside) return;
-  const int block = int(slot) / parameters.block_size;
-  const int offset = int(slot) % parameters.block_size;
+  const int token = int(group.x);
+  const int slot = slot_of(slot_mapping, token, parameters.slots, thread_index == 0, errors, parameters.op);
+  if (slot < 0) return;
+  constant CacheSlotParameters& slots = parameters.slots;
   copy_heads<Width>(
-      key_cache + block * parameters.key_cache.block + offset * parameters.key_cache.token,
-      key + token * parameters.key.token, parameters.key_cache.head, parameters.key.head, parameters.heads,
-      parameters.key_size, thread_index);
+      key_cache + offset_of(slots.key, slot, slots.block_size), key + token * parameters.key.token, slots.key.head,
+      parameters.key.head, parameters.heads, parameters.key_size, thread_index);
   copy_heads<Width>(
-      value_cache + block * parameters.value_cache.block + offset * parameters.value_cache.token,
-      value + token * parameters.value.token, parameters.value_cache.head, parameters.value.head, parameters.heads,
-      parameters.value_size, thread_index);
+      value_cache + offset_of(slots.value, slot, slots.block_size), value + token * parameters.value.token,
+      slots.value.head, parameters.value.head, parameters.heads, parameters.value_size, thread_index);
 }

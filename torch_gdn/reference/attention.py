@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from torch_gdn.reference.common import compute_dtype, sequences
+from torch_gdn.reference.layers import qk_norm_rope
 
-__all__ = ["compute_slot_mapping", "paged_attention", "reshape_and_cache"]
+__all__ = ["compute_slot_mapping", "paged_attention", "qk_norm_rope_and_cache_", "reshape_and_cache"]
 
 
 def compute_slot_mapping(
@@ -28,6 +29,16 @@ def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache
         if slot >= 0:
             key_cache[slot // block_size, slot % block_size] = key[token].to(key_cache.dtype)
             value_cache[slot // block_size, slot % block_size] = value[token].to(value_cache.dtype)
+
+
+def qk_norm_rope_and_cache_(
+    q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, key_cache: Tensor, value_cache: Tensor,
+    slot_mapping: Tensor, q_weight: Tensor | None = None, k_weight: Tensor | None = None, eps: float = 1e-6,
+    zero_centered: bool = False,
+) -> Tensor:  # fmt: skip
+    q, k = qk_norm_rope(q, k, cos, sin, q_weight, k_weight, eps, zero_centered)
+    reshape_and_cache(k.flatten(0, 1), v.flatten(0, 1), key_cache, value_cache, slot_mapping)
+    return q
 
 
 def paged_attention(

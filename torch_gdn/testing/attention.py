@@ -17,6 +17,7 @@ from torch_gdn.testing.aura import CODES, Codec
 from torch_gdn.testing.gdn import LARGE
 from torch_gdn.testing.inputs import Call, columns_apart
 from torch_gdn.testing.invalid import change, options, put
+from torch_gdn.testing.layers import HEADS, HeadPoint, draw_heads, wrong_heads
 from torch_gdn.testing.models import DTYPES
 from torch_gdn.testing.registry import Change, Hostile, Invalid, Named, OpEntry, Point, register
 
@@ -257,6 +258,28 @@ def exact_pages(call: Call) -> None:
     reference.reshape_and_cache(**call)
 
 
+@dataclass(frozen=True)
+class StoredHeadPoint(HeadPoint):
+    """Heads of q, k and v in pages of 8 tokens. The third token has a negative slot, and the last one has none."""
+
+    keys: int = 2
+    cache: torch.dtype = F32
+
+    def facts_of(self, call: Call) -> dict[str, Any]:
+        return super().facts_of(call) | ({"cache": call["key_cache"].dtype} if "key_cache" in call else {})
+
+
+def draw_stored_heads(point: StoredHeadPoint) -> Call:
+    call = draw_heads(point)
+    del call["heads_first"]
+    tokens = point.batch * point.tokens
+    slots = torch.randperm(24)[: tokens - 1]
+    slots[2:3] = -1
+    row = (3, 8, point.keys, point.D)
+    caches = {name: point.placed(torch.zeros(row, dtype=point.cache)) for name in ("key_cache", "value_cache")}
+    return call | {"v": replace(point, heads=point.keys).rows(), "slot_mapping": slots} | caches
+
+
 def draw_slots(point: Point) -> Call:
     """Draws a prefill, an empty sequence and a decode, in the dtypes that vLLM passes, with two entries of padding."""
     queries, keys, size = (9, 0, 1), (20, 4, 33), 8
@@ -282,7 +305,7 @@ def attention_bounds(point: PagePoint, call: Call, exact: Named) -> dict[str, fl
     return {"out": 1e-6} if point.dtype == F32 else {}
 
 
-def wrong_pages(entry: OpEntry[PagePoint]) -> Iterator[Invalid]:
+def wrong_pages(entry: OpEntry[Any]) -> Iterator[Invalid]:
     """Yields the caches that both ops refuse."""
     first = "q" if "q" in entry.arguments else "key"
     yield from invalid.integers(first, "key_cache", "value_cache")
@@ -295,14 +318,18 @@ def wrong_pages(entry: OpEntry[PagePoint]) -> Iterator[Invalid]:
     yield Invalid("value_cache", ValueError, "a block fewer", change("value_cache", lambda x: x[1:]))
 
 
-def wrong_writes(entry: OpEntry[PagePoint]) -> Iterator[Invalid]:
-    yield from [*wrong_pages(entry), *invalid.half("value")]
-    slots = "slot_mapping"
+def wrong_writes(entry: OpEntry[Any]) -> Iterator[Invalid]:
+    value, slots = "value" if "value" in entry.arguments else "v", "slot_mapping"
+    yield from [*wrong_pages(entry), *invalid.half(value)]
     yield Invalid("key_cache", ValueError, "a head fewer", change("key_cache", lambda x: x[:, :, 1:]))
-    yield Invalid("value", ValueError, "a token fewer", change("value", lambda x: x[1:]))
+    yield Invalid(value, ValueError, "a token fewer", change(value, lambda x: x[..., 1:, :, :]))
     yield Invalid(slots, TypeError, "floats", change(slots, torch.Tensor.float))
-    yield Invalid(slots, ValueError, "6 for 5", put(slots, torch.arange(6)))
+    yield Invalid(slots, ValueError, "9 for at most 6", put(slots, torch.arange(9)))
     yield Invalid(slots, ValueError, "two dimensions", change(slots, lambda x: x[None]))
+
+
+def wrong_stored_heads(entry: OpEntry[StoredHeadPoint]) -> Iterator[Invalid]:
+    yield from [*wrong_heads(entry), *wrong_writes(entry), *invalid.too_flat("v")]
 
 
 def wrong_slots(entry: OpEntry[Point]) -> Iterator[Invalid]:
@@ -416,6 +443,11 @@ def compiled_pages() -> Iterator[PagePoint]:
         yield from (PagePoint(dtype, cache=cache, D=D, HK=1, gap=gap) for gap in (1, 0))
 
 
+def compiled_stores() -> Iterator[StoredHeadPoint]:
+    for dtype, cache, aligned in itertools.product(DTYPES, DTYPES, (True, False)):
+        yield StoredHeadPoint(dtype, cache=cache, aligned=aligned)
+
+
 def compiled(
     codes: Sequence[tuple[tuple[int, int], bool]],
     caches: Sequence[torch.dtype],
@@ -451,6 +483,17 @@ register(
         compiled=compiled_pages,
         bound=lambda point, call, exact: {"key_cache": 0.0, "value_cache": 0.0},  # but for rounding
         invalid=wrong_writes,
+        hostile=[Hostile("slot_mapping", [3, 24, LARGE, 8, 0])],  # of 24
+    ),
+    OpEntry(
+        "qk_norm_rope_and_cache_",
+        draw=draw_stored_heads,
+        small=StoredHeadPoint(D=32, tokens=3, heads=4),
+        points=[StoredHeadPoint(dtype, D=D, P=P, heads=4, cache=dtype) for dtype, D, P in HEADS]
+        + [StoredHeadPoint(BF16, D=128, other=F32, normed=False), StoredHeadPoint(F16, cache=BF16, aligned=False)],
+        compiled=compiled_stores,
+        operations=lambda call: 6 * (call["q"].numel() + call["k"].numel()),
+        invalid=wrong_stored_heads,
         hostile=[Hostile("slot_mapping", [3, 24, LARGE, 8, 0])],  # of 24
     ),
     OpEntry(

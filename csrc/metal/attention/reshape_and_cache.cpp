@@ -1,6 +1,6 @@
 #include "ops/attention/reshape_and_cache.h"
 
-#include "metal/attention/pages.h"
+#include "metal/attention/slots.h"
 #include "metal/implement.h"
 #include "shaders/attention/reshape_and_cache.h"
 
@@ -9,21 +9,15 @@ namespace torch_gdn {
 namespace {
 
 void run(const ReshapeAndCache<int64_t>& op) {
-  const auto& s = op.shape;
   if (op.key_cache.numel() + op.value_cache.numel() == 0) return;
-  int32_count(s.HK * std::max(s.D, op.DV), "reshape_and_cache_: key", "elements of a token");
+  int32_count(op.HK * std::max(op.D, op.DV), "reshape_and_cache_: key", "elements of a token");
   const Tensor key = unit_last_stride(op.key, "key"), value = unit_last_stride(op.value, "value");
   CacheParameters parameters{};
   parameters.key = token_strides(key);
   parameters.value = token_strides(value);
-  parameters.key_cache = page_strides(op.key_cache);
-  parameters.value_cache = page_strides(op.value_cache);
-  parameters.slot_stride = op.slot_mapping.stride(0);
-  parameters.capacity = int32_count(s.blocks * s.block_size, "reshape_and_cache_: key_cache", "slots");
-  parameters.slot_bytes = int32_t(op.slot_mapping.element_size());
-  parameters.block_size = int32_t(s.block_size);
-  parameters.heads = int32_t(s.HK);
-  parameters.key_size = int32_t(s.D);
+  parameters.slots = slot_parameters(op.slots, "reshape_and_cache_: key_cache");
+  parameters.heads = int32_t(op.HK);
+  parameters.key_size = int32_t(op.D);
   parameters.value_size = int32_t(op.DV);
   parameters.op = op_name();
   launcher().run(
@@ -31,7 +25,7 @@ void run(const ReshapeAndCache<int64_t>& op) {
         "attention/reshape_and_cache.metal",
         {key.scalar_type(), op.key_cache.scalar_type(), vector_width({key, value, op.key_cache, op.value_cache})},
         {key, value, op.key_cache, op.value_cache, op.slot_mapping, Binding::error_log(), Binding::values(parameters)},
-        {size_t(op.tokens), 1, 1},
+        {size_t(op.slots.tokens), 1, 1},
         kCacheThreads}});
 }
 

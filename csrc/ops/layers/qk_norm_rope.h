@@ -21,8 +21,8 @@ struct QkNormRope {
 
   auto arguments() { return std::tie(q, k, cos, sin, q_weight, k_weight, eps, zero_centered, heads_first); }
 
-  void check() {
-    const Check<Int> check("qk_norm_rope", "q", q);
+  void check(const char* op = "qk_norm_rope") {
+    const Check<Int> check(op, "q", q);
     check.is_activation("q", q);
     check.dimensions("q", q, 4, "[B, T, HQ, D]");
     check.dimensions("k", k, 4, "[B, T, HK, D]");

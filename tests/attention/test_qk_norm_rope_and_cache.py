@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_gdn
+from tests.attention.test_reshape_and_cache import DTYPES, memory
+from tests.helpers.devices import launched
+from tests.helpers.errors import assert_close, assert_same_bits
+from torch_gdn import qk_norm_rope, qk_norm_rope_and_cache_, reference
+from torch_gdn.testing.attention import pool
+from torch_gdn.testing.bounds import ROUNDING
+from torch_gdn.testing.inputs import Call, to_device
+
+CACHES = ("key_cache", "value_cache")
+SLOTS = [17, -1, 0, 4, 5, -7, 19]  # of 20, for 8 tokens
+
+
+def make_call(
+    D: int, P: int, dtype: torch.dtype, cache: torch.dtype, layout: str = "pages", normed: bool = True
+) -> Call:
+    """Two sequences of 4 tokens: 4 heads of q with their gates, and 3 of k and of v, in one projection."""
+    projection = torch.randn(2, 4, 14, D).to(dtype)
+    angles = 10 * torch.randn(2, 4, P)
+    q, k, v = projection[:, :, 0:8:2], projection[:, :, 8:11], projection[:, :, 11:]
+    call: Call = {"q": q, "k": k, "v": v, "cos": angles.cos(), "sin": angles.sin()}
+    call |= dict(zip(CACHES, pool(4, 5, 3, D, cache, layout), strict=True))
+    norm = {"q_weight": torch.rand(D), "k_weight": torch.rand(D), "eps": 1e-5, "zero_centered": True}
+    return call | {"slot_mapping": torch.tensor(SLOTS)} | (norm if normed else {})
+
+
+def compute(device: torch.device, call: Call) -> tuple[Tensor, Call]:
+    """Returns q_out and the arguments on the device."""
+    there = to_device(call, device)
+    return launched(device, "qk_norm_rope_and_cache", qk_norm_rope_and_cache_, **there), there
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("layout", ["pages", "apart"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("D", "P"), [(256, 32), (64, 32), (33, 7)])
+def test_is_qk_norm_rope_and_then_reshape_and_cache(
+    device: torch.device, D: int, P: int, dtype: torch.dtype, layout: str
+) -> None:
+    """To the bit, gaps of the caches included."""
+    call = make_call(D, P, dtype, dtype, layout)
+    apart = to_device(call, device)
+    options = {name: apart[name] for name in ("eps", "zero_centered")}
+    names = ("q", "k", "cos", "sin", "q_weight", "k_weight")
+    q, k = qk_norm_rope(*(apart[name] for name in names), **options)
+    caches = [apart[name] for name in CACHES]
+    torch_gdn.reshape_and_cache(k.flatten(0, 1), apart["v"].flatten(0, 1), *caches, apart["slot_mapping"])
+    q_out, there = compute(device, call)
+    assert_same_bits("q_out", q_out.cpu(), q.cpu())
+    for name, cache in zip(CACHES, caches, strict=True):
+        assert cache.isfinite().any()
+        assert_same_bits(name, memory(there[name]), memory(cache))
+
+
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize("cache", DTYPES, ids=str)
+def test_keys_are_rounded_once(device: torch.device, cache: torch.dtype, normed: bool) -> None:
+    """q in bfloat16, pages that no vector fits, and values of another size than keys."""
+    call = make_call(64, 16, torch.bfloat16, cache, "padded", normed)
+    call |= {"v": call["v"][..., :12], "value_cache": pool(4, 5, 3, 12, cache, "apart")[1]}
+    exact = {name: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for name, x in call.items()}
+    expected = reference.qk_norm_rope_and_cache_(**exact)
+    q_out, there = compute(device, call)
+    assert_close("q_out", q_out.cpu(), expected, ROUNDING[torch.bfloat16])
+    for name in CACHES:
+        found, right = there[name].cpu(), exact[name]
+        assert right.isfinite().any() and torch.equal(found.isfinite(), right.isfinite())
+        assert_close(name, found.nan_to_num(), right.nan_to_num(), ROUNDING[cache])
+
+
+@pytest.mark.parametrize("bad", [20, 2**31, 2**32 + 1])
+def test_a_slot_past_the_end(device: torch.device, bad: int) -> None:
+    call = make_call(32, 8, torch.float32, torch.float32)
+    call |= {"slot_mapping": torch.tensor([1, bad, 3])}
+    message = "qk_norm_rope_and_cache_: slot_mapping: expected slots below the cache's size"
+    if device.type == "cpu":
+        with pytest.raises(ValueError, match=f"{message}, got {bad} for a size of 20"):
+            qk_norm_rope_and_cache_(**call)
+        assert call["key_cache"].isnan().all()
+        return
+    there = to_device(call, device)
+    q_out = qk_norm_rope_and_cache_(**there)
+    with pytest.raises(RuntimeError, match=rf"^{message}, got {bad} at 1\b"):
+        torch.mps.synchronize()
+    torch.mps.synchronize()  # reported once
+    assert q_out.isfinite().all()
+    for name in CACHES:
+        stored = there[name].cpu().isfinite().flatten(2).all(-1).flatten()
+        assert stored.nonzero().flatten().tolist() == [1, 3]
+
+
+def test_no_tokens_and_no_keys(device: torch.device) -> None:
+    call = make_call(32, 8, torch.float32, torch.float32)
+    tokens = {name: call[name][:, :0] for name in ("q", "k", "v", "cos", "sin")}
+    none = to_device(call | tokens | {"slot_mapping": torch.tensor([], dtype=torch.int32)}, device)
+    assert qk_norm_rope_and_cache_(**none).shape == (2, 0, 4, 32)
+    q_out, there = compute(device, call)
+    heads = {name: there[name][:, :, :0] for name in ("k", "v", *CACHES)}
+    alone = qk_norm_rope_and_cache_(**(there | heads))
+    assert_same_bits("q_out", alone.cpu(), q_out.cpu())
