@@ -67,7 +67,7 @@ def scaling_jobs(quick: bool) -> Iterator[tuple[str, torch.dtype, int]]:
 
 
 def scaling(what: str, dtype: torch.dtype, threads: int, ceilings: Ceilings, seconds: float) -> list[Row]:
-    """Times the same work with one core up to all of them, next to what the machine itself reaches with as many."""
+    """Times the same work with one core up to all of them, next to the machine's own limits with as many cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     own = Ceilings(ceilings.device)
@@ -107,7 +107,7 @@ SECTIONS = {
 }
 
 
-BY_NAME = ("serving", "model", "host", "launches")  # slow, or of the simulated device
+BY_NAME = ("serving", "model", "host", "launches")  # slow, or for the simulated device
 
 
 def parse() -> argparse.Namespace:
@@ -158,7 +158,7 @@ def run(options: argparse.Namespace, ceilings: Ceilings) -> list[Row]:
 
 
 def others_table(rows: list[Row]) -> str:
-    """Tabulates what else a section compares with: its time and, in brackets, how many times as long ours is."""
+    """Tabulates the other measurements of a section: their times and, in brackets, how many times as long ours is."""
     names = sorted({name for row in rows for name in row.others})
     lines = []
     for row in rows:

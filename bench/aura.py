@@ -17,10 +17,10 @@ from torch_gdn.aura import KVCache
 from torch_gdn.testing.bounds import relative_error
 
 DEPTHS = (0, 2048, 8192, 32768, 131072)  # tokens before the one that attends
-DEEP_SCHEMES = ("8v4", "4v4", "4v4t")  # timed at every depth, and the others at DEPTH
+DEEP_SCHEMES = ("8v4", "4v4", "4v4t")  # timed at every depth; others at DEPTH
 DEPTH = 8192
 SCHEMES = ("8v8", "8v4", "8v4t", "5v5", "4v4", "4v4t", "4v2", "3v3", "3v3t", "2v2", "2v2t")
-LARGEST_ERROR = 1e-4  # of ours, compared with float64 attention to the decoded cache, q in float32
+LARGEST_ERROR = 1e-4  # ours, against float64 attention to the decoded cache with q in float32
 
 
 def jobs(quick: bool) -> Iterator[tuple[Attention, int, str]]:

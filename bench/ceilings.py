@@ -8,7 +8,7 @@ import torch
 
 from bench.timing import measure
 
-SIDE = 1024  # of the matrices whose product is timed
+SIDE = 1024  # rows and columns
 SECONDS = 0.3
 LEAST_BYTES, MOST_BYTES = 2**16, 2**29
 

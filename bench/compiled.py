@@ -22,7 +22,7 @@ from torch_gdn.integrations import transformers
 FULL, LINEAR = "full_attention", "linear_attention"
 ATTENTION = "bench_attention"
 SMALL_MODELS = ((LINEAR, FULL), (LINEAR, LINEAR, FULL), (LINEAR, FULL, FULL))
-TOKENS = 5  # the first step is a prompt, the next two are compiled for one length and for any, and no step is the last
+TOKENS = 5  # the first step is a prompt, two are compiled for one length and for any, and the last one is not counted
 
 
 @functools.cache

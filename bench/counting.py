@@ -11,7 +11,7 @@ import torch
 
 from bench.shapes import Attention, Layer
 
-CHUNK = 32  # takes about the fewest operations per token while products are still wide
+CHUNK = 32  # needs about the fewest operations per token while products are still wide
 
 
 class Work(NamedTuple):
@@ -29,8 +29,8 @@ def recurrence(layer: Layer, tokens: int) -> int:
 
 
 def chunked(layer: Layer, tokens: int) -> int:
-    """In chunks, v_new formed without w: k k^T and q k^T once for each key head; k S, q S and the state's update, the
-    inverse times v and the scores times v_new for each value head. Half of a triangle's products are zeros; they count.
+    """Counts the work in chunks, with v_new computed without w. Each key head has k k^T and q k^T. Each value head has
+    k S, q S, the state's update, the inverse times v and the scores times v_new. Zeros above diagonals count too.
     """
     of_key_heads = 2 * 2 * CHUNK * layer.K * layer.H
     of_value_heads = (3 * 2 * layer.K * layer.V + 2 * 2 * CHUNK * layer.V) * layer.HV
@@ -66,5 +66,5 @@ def kda(layer: Layer, tokens: int, batch: int, dtype: torch.dtype) -> Work:
 
 
 def attention(layer: Attention, tokens: int, bytes_of_cache: int) -> Work:
-    """Counts one query of each head over a cache of so many tokens and bytes."""
+    """Counts one query of each head over a cache of `tokens` tokens and `bytes_of_cache` bytes."""
     return Work(4 * layer.HQ * tokens * layer.D, bytes_of_cache)

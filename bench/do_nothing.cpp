@@ -1,5 +1,5 @@
-// A launcher that does nothing, and for each op of torch.ops.gdn one of the same schema that does nothing but allocate
-// an output, in torch.ops.gdn_nothing.
+// Defines a launcher that does nothing. For each op of torch.ops.gdn it also defines one of the same schema in
+// torch.ops.gdn_nothing, which only allocates an output.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -30,7 +30,7 @@ NoLauncher& no_launcher() {
   return launcher;
 }
 
-// A written argument is an output that is there already.
+// A written argument is an output that already exists.
 void allocate(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const at::Tensor x = torch::jit::peek(*stack, 0, schema.arguments().size()).toTensor();

@@ -20,7 +20,7 @@ from torch_gdn.check.steps import LeftOut
 from torch_gdn.testing.bounds import relative_error
 from torch_gdn.testing.cases import Case, make_case
 
-LARGEST_ERROR = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}  # more is another function
+LARGEST_ERROR = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}  # larger errors are another function
 PREFILL_TOKENS, DECODE_BATCHES = (512, 1024, 2048, 8192), (1, 8)
 SWEEP_TOKENS, SWEEP_HEADS = (1, 2, 8, 16, 33, 64, 100, 256, 1024, 4096, 8192), (1, 2, 8, 64)
 
@@ -30,7 +30,7 @@ def case_of(layer: Layer, tokens: int, batch: int, dtype: torch.dtype) -> Case:
 
 
 def heads_of_one_key_head(case: Case, head: int) -> Case:
-    """Returns only the value heads that read key head `head`: few enough for the float64 recurrence at any length."""
+    """Returns only the value heads that read key head `head`. The float64 recurrence is fast enough for these."""
     group = case.v.size(2) // case.q.size(2)
     values = slice(head * group, (head + 1) * group)
     assert case.initial_state is not None

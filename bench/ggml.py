@@ -1,7 +1,7 @@
 """Runs ggml's own Gated DeltaNet on the CPU, through ctypes, from llama-cpp-python's libraries or a folder of them.
 
-ggml has one op for prefill and decode, token by token, in float32; it multiplies q by K ** -0.5, lets value head i read
-key head i % H, and returns the output and the new state in one tensor.
+ggml has one op for prefill and decode, which goes token by token in float32. It multiplies q by K ** -0.5, lets value
+head i read key head i % H, and returns the output and the new state in one tensor.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from bench.installed import library_folder
 from torch_gdn.testing.cases import Case
 
-FOLDER = "TORCH_GDN_GGML"  # environment: the folder of libggml-base and libggml-cpu, if llama-cpp-python is not there
+FOLDER = "TORCH_GDN_GGML"  # the environment variable for the folder of libggml-base and libggml-cpu
 FLOAT32 = 0  # GGML_TYPE_F32
 
 
@@ -48,7 +48,7 @@ class ThreadpoolParams(Structure):
 
 
 def folder() -> Path:
-    """Raises ImportError, saying what is missing."""
+    """Returns the folder. Raises ImportError, which says what is missing."""
     found = library_folder("llama_cpp", FOLDER, "lib")
     if found is None:
         raise ImportError(f"llama-cpp-python is not installed, and {FOLDER} does not name ggml's folder")
@@ -82,7 +82,7 @@ def load() -> tuple[ctypes.CDLL, ctypes.CDLL]:
 
 
 class GatedDeltaNet:
-    """One case as a graph of one op, its threads waiting between calls; call() computes it anew each time."""
+    """One case as a graph of one op. Its threads wait between calls, and each call() computes the graph again."""
 
     def __init__(self, case: Case, threads: int) -> None:
         self.base, self.cpu = load()
@@ -111,7 +111,7 @@ class GatedDeltaNet:
         self.plan.work_data = ctypes.cast(self.work, POINTER(c_uint8))
 
     def _tiled(self, x: Tensor, dim: int) -> Tensor:
-        """Value heads in the order in which i % H is the key head that was i // (HV / H)."""
+        """Reorders value heads so that head i % H is the key head that was i // (HV / H)."""
         return x.unflatten(dim, (self.H, -1)).transpose(dim, dim + 1).flatten(dim, dim + 1)
 
     def _blocked(self, x: Tensor, dim: int) -> Tensor:
@@ -127,7 +127,7 @@ class GatedDeltaNet:
             raise RuntimeError("ggml_graph_compute failed")
 
     def output(self) -> tuple[Tensor, Tensor]:
-        """o [B, T, HV, V] and the final state [B, HV, K, V] of the last call."""
+        """Returns o [B, T, HV, V] and the final state [B, HV, K, V] of the last call."""
         count = self.B * self.T * self.HV * self.V
         states = self.B * self.HV * self.V * self.V
         address = self.base.ggml_get_data(self.result)

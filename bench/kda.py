@@ -22,7 +22,7 @@ PREFILL_TOKENS, DECODE_BATCHES = (512, 2048), (1, 8)
 
 @dataclass
 class KdaCase(Case):
-    """g is [B, T, HV, K]."""
+    """A case whose g is [B, T, HV, K]."""
 
     def exact(self, **options: Any) -> tuple[Tensor, Tensor]:
         exact = self.map(torch.Tensor.double)

@@ -24,11 +24,11 @@ from torch.utils._pytree import tree_leaves
 from torch_gdn import recording
 
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
-COPIES = ("copy_", "_to_copy", "to")  # the last in inference mode
-WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "unique", "_unique2")  # the host reads a result
-FACTORIES = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")  # allocate and launch nothing
+COPIES = ("copy_", "_to_copy", "to")  # free if nothing changes
+WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "unique", "_unique2")  # the host reads
+FACTORIES = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")  # these only allocate
 ONCE, RESIDUALS = "once", "norms and residuals"
-# Parts of a layer by the end of the class's name; what a layer computes itself is residuals.
+# The parts of a layer, by the end of the class's name. A layer computes the residuals itself.
 PARTS = {
     "GatedDeltaNet": "gated delta net",
     "ShortConvolution": "gated delta net",
@@ -39,7 +39,7 @@ PARTS = {
 
 
 class Place(NamedTuple):
-    layer: int | None  # None outside of layers
+    layer: int | None  # None outside all layers
     part: str
 
 
@@ -48,7 +48,7 @@ class Counts:
     launches: Counter[str] = field(default_factory=Counter)  # by operator or kernel
     copies: Counter[str] = field(default_factory=Counter)  # "to the device" and "to the host"
     waits: Counter[str] = field(default_factory=Counter)  # by operator
-    bytes: int = 0  # that launches read and write, without parameters and states
+    bytes: int = 0  # read and written by launches, without parameters and states
 
     @property
     def total(self) -> int:
@@ -71,7 +71,7 @@ class LaunchCounter(TorchDispatchMode):
         self.counts: dict[Place, Counts] = {}
         self.place = Place(None, ONCE)
         self.excluded: set[int] = set()
-        self.is_inside = False  # of an operator that counts as one launch
+        self.is_inside = False  # inside an operator that counts as one launch
 
     def here(self) -> Counts:
         return self.counts.setdefault(self.place, Counts())
@@ -116,7 +116,7 @@ class LaunchCounter(TorchDispatchMode):
 
 
 class AttentionAsOne(TorchFunctionMode):
-    """Counts `scaled_dot_product_attention` as one launch, as on a Mac; elsewhere it is several operators."""
+    """Counts `scaled_dot_product_attention` as one launch, as on a Mac. Elsewhere it is several operators."""
 
     def __init__(self, counter: LaunchCounter) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ def is_view(func: Any, given: list[Tensor], found: list[Tensor]) -> bool:
 def counting(
     model: nn.Module, starts: Callable[[], None] = lambda: None, runs: bool = False
 ) -> Iterator[LaunchCounter]:
-    """Counts each operator inside, by the model's hooks. It calls `starts` when a forward of the model starts."""
+    """Counts each operator inside, by the model's hooks. Calls `starts` when a forward of the model starts."""
     counter = LaunchCounter(runs)
     weights = {x.untyped_storage().data_ptr() for x in (*model.parameters(), *model.buffers())}
 
@@ -181,7 +181,7 @@ def places(model: nn.Module) -> Iterator[tuple[nn.Module, Place]]:
 
 
 def enter_and_leave(places: dict[nn.Module, Place], counter: LaunchCounter) -> Iterator[Callable[[], None]]:
-    """Puts hooks on all modules at once, since a module with a hook of its own is not replaced."""
+    """Puts hooks on all modules at once, because enable() does not replace a module that has a hook."""
     before: list[Place] = []
 
     def enter(module: nn.Module, *_: Any) -> None:

@@ -1,9 +1,9 @@
 """Counts what one decode step and one prefill of 512 tokens of a published model launch on `mps`, by part of the model.
 
-`launch_counter` counts within `generate`, with transformers' own code and with torch_gdn enabled, and `compiled` with
-a compiled forward. The model has four layers of random weights (three Gated DeltaNet, one attention), small matrices,
-and the published model's heads and number of chosen experts. A total is what happens once, plus each kind of layer as
-often as the published model has it. Bytes are of the small matrices.
+`launch_counter` counts within `generate`, with transformers' own code and with torch_gdn enabled, and `compiled` with a
+compiled forward. The model has four layers of random weights (three Gated DeltaNet, one attention), small matrices, and
+the published model's heads and number of chosen experts. A total is the sum of what happens once, and of each kind of
+layer as often as the published model has it. Bytes are those of the small matrices.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ COMPILED = f"{OURS}, torch.compile"
 TOTAL = "launches in all"
 DECODE, PREFILL = "decode", "prefill"
 PREFILL_TOKENS, PROMPT, QUICK_TOKENS = 512, 8, 80
-DECODED = 4  # tokens of a call of generate; the last but one step is counted
+DECODED = 4  # tokens that generate makes; the last but one step is counted
 KINDS = ("linear_attention", "linear_attention", "linear_attention", "full_attention")
 SMALL = {"hidden_size": 256, "intermediate_size": 128, "vocab_size": 64, "max_position_embeddings": 1024}
-NEVER = SMALL["vocab_size"]  # the token that ends a sequence: its check is a part of a step, but no step is the last
+NEVER = SMALL["vocab_size"]  # ends a sequence; a step includes the check for it, but no step is the last
 SMALL_EXPERTS = {"num_experts": 16, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
-# Names of `fits`, and a model of the same configuration with other sizes.
+# The names are `fits`'s. Each model has the same configuration with other sizes.
 SMALLEST = {"num_hidden_layers": 24, "linear_num_value_heads": 16, "num_attention_heads": 8, "num_key_value_heads": 2}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3.5-35B-A3B": ("Qwen3.5-35B-A3B", {}),
@@ -45,7 +45,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 class Part:
     """The counts of a part of one kind of layer, and how many such layers the published model has."""
 
-    kind: str  # of the layer; ONCE outside of layers
+    kind: str  # the layer's kind, or ONCE outside all layers
     name: str
     layers: int
     counts: Counts
@@ -55,7 +55,7 @@ class Part:
 
 
 def configuration(name: str) -> Any:
-    """Returns the published model's."""
+    """Returns the published model's configuration."""
     known, other = MODELS[name]
     return type(fits.configuration_of(known))(**other)
 
@@ -74,7 +74,7 @@ def small_model(name: str, dtype: torch.dtype, kinds: Sequence[str] = KINDS) -> 
 
 
 def steps(model: Any, batch: int, prompt: int) -> list[dict[Place, Counts]]:
-    """Returns the counts of each step of `generate`: from the start of a forward to that of the next one."""
+    """Returns the counts of each step of `generate`, from the start of one forward to the start of the next."""
     ids = torch.randint(1, SMALL["vocab_size"], (batch, prompt)).to(model.device)
     mask = torch.ones_like(ids)
     found: list[dict[Place, Counts]] = [{}]
@@ -90,10 +90,9 @@ def steps(model: Any, batch: int, prompt: int) -> list[dict[Place, Counts]]:
 
 
 def parts_of(name: str, counts: dict[Place, Counts]) -> list[Part]:
-    """Puts the layers of a kind together.
+    """Merges the layers of each kind.
 
-    Raises:
-        RuntimeError: If layers of a kind differ, so that no total can be computed from them.
+    Raises: RuntimeError: If layers of a kind differ, so that no total can be computed from them.
     """
     published = list(configuration(name).layer_types)
     found: dict[tuple[str, str], Part] = {}
@@ -107,7 +106,7 @@ def parts_of(name: str, counts: dict[Place, Counts]) -> list[Part]:
 
 
 def count(name: str, what: str, batch: int, enabled: bool, tokens: int = PREFILL_TOKENS) -> list[Part]:
-    """Returns the parts of a decode step, or of a prefill of so many tokens in all."""
+    """Returns the parts of a decode step, or of a prefill of `tokens` tokens in all."""
     from torch_gdn.integrations import transformers
 
     if enabled:
@@ -127,7 +126,7 @@ def total(parts: Sequence[Part]) -> int:
 
 
 def jobs(quick: bool) -> Iterator[tuple[str, str, int, int]]:
-    """Model, what, batch, tokens of a prefill."""
+    """Yields model, what to count, batch, and tokens of a prefill."""
     for name in MODELS:
         for what in (DECODE, PREFILL):
             for batch in (1, 8):
@@ -135,7 +134,7 @@ def jobs(quick: bool) -> Iterator[tuple[str, str, int, int]]:
 
 
 def run(name: str, what: str, batch: int, tokens: int, ceilings: object, seconds: float) -> list[Row]:
-    """`ceilings` and `seconds` are those of the sections that time."""
+    """Returns rows. `ceilings` and `seconds` are arguments of the sections that time."""
     if on_simulated_device():
         import mps_simulator
 
@@ -147,14 +146,14 @@ def run(name: str, what: str, batch: int, tokens: int, ceilings: object, seconds
         counts = {str(part): part.counts.total for part in parts} | {TOTAL: total(parts)} | sums(parts)
         rows.append(Row("launches", case, "bfloat16", batch, contender, 0, counts=counts))
     if what == DECODE and on_simulated_device():
-        from bench import compiled  # which imports this module
+        from bench import compiled  # it imports this module
 
         rows.append(Row("launches", case, "bfloat16", batch, COMPILED, 0, counts=compiled.count(name, batch)))
     return rows
 
 
 def sums(parts: Sequence[Part]) -> dict[str, int]:
-    """Copies, waits and bytes of the published number of layers."""
+    """Sums copies, waits and bytes over the published number of layers."""
     added: Counter[str] = Counter()
     for part in parts:
         for way, copies in part.counts.copies.items():
@@ -165,7 +164,7 @@ def sums(parts: Sequence[Part]) -> dict[str, int]:
 
 
 def tables(rows: Sequence[Row]) -> list[str]:
-    """Markdown: a table for each case, with the launches of each part and contender, per layer."""
+    """Returns Markdown tables, one per case, with the launches of each part and contender, per layer."""
     cases: dict[str, dict[str, dict[str, int]]] = {}
     for row in rows:
         cases.setdefault(row.case, {})[row.contender] = row.counts

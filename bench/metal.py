@@ -1,6 +1,6 @@
 """Reports what the simulated device counts for the Metal kernels: bytes, barriers and matrix products.
 
-There are no times in this section.
+This section has no times.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TOKENS = 128
 
 
 def jobs(quick: bool) -> Iterator[tuple[str, str | None, int]]:
-    """Workload, algorithm, tokens."""
+    """Yields workload, algorithm, tokens."""
     tokens = 16 if quick else TOKENS
     for algorithm in _C.prefill_algorithms():
         yield "prefill", algorithm, tokens
@@ -30,7 +30,7 @@ def jobs(quick: bool) -> Iterator[tuple[str, str | None, int]]:
 
 
 def run(workload: str, algorithm: str | None, tokens: int, ceilings: object, seconds: float) -> list[Row]:
-    """`ceilings` and `seconds` are those of the sections that time."""
+    """Returns a row. `ceilings` and `seconds` are arguments of the sections that time."""
     row = Row("metal", f"{workload}, {algorithm}" if algorithm else workload, "bfloat16", tokens, OURS, 0)
     if not on_simulated_device():
         row.note = "not run: a Mac's own GPU does not count"
@@ -49,7 +49,7 @@ def run(workload: str, algorithm: str | None, tokens: int, ceilings: object, sec
 
 
 def sums(kernels: Mapping[str, Any]) -> dict[str, int]:
-    """Sums over all kernels of a workload, and takes the maximum of threadgroup memory."""
+    """Adds up the counts of all kernels of a workload, but takes the maximum of threadgroup memory."""
     added = {
         "launches": ("dispatches",),
         "threadgroups": ("threadgroups",),

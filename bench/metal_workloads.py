@@ -24,13 +24,13 @@ class Shape(NamedTuple):
     tokens: int
     batch: int
     dtype: torch.dtype
-    algorithm: str | None = None  # of prefill; None: by the table
+    algorithm: str | None = None  # a prefill's; None chooses it by the table
 
 
 class Workload(NamedTuple):
     call: Callable[[], object]
     compulsory_bytes: int
-    tokens: int  # of each sequence
+    tokens: int  # per sequence
 
 
 def randn(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -38,7 +38,7 @@ def randn(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def rule_inputs(shape: Shape, state_v_first: bool = False) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """q, k, v, raw gates as a layer has them, and the options with their state."""
+    """Returns q, k, v, raw gates as a layer has them, and the options with their state."""
     (_, H, HV, K, V), T, B, dtype, _ = shape
     heads = [(H, K), (H, K), (HV, V)]
     qkv = [randn(B, T, *size, dtype=dtype) for size in heads]
@@ -83,7 +83,7 @@ def prefill(shape: Shape) -> Workload:
 
 
 def kda_prefill(shape: Shape) -> Workload:
-    """Runs a prefill with raw decays of each key channel; all else is as for the delta rule."""
+    """Runs a prefill with raw decays for each key channel. Everything else is as for the delta rule."""
     inputs, tensors = rule_inputs(shape)
     HV, K = shape.layer.HV, shape.layer.K
     inputs[3] = randn(shape.batch, shape.tokens, HV, K, dtype=shape.dtype)

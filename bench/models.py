@@ -26,9 +26,9 @@ from torch_gdn.testing.bounds import relative_error
 
 PYCODE = Path(__file__).resolve().parents[1] / "examples" / "pycode"
 LAYER, MODEL = "Gated DeltaNet layer of Qwen3-Next", "model of examples/"
-HIDDEN = 2048  # of Qwen3-Next
+HIDDEN = 2048  # Qwen3-Next's
 PROMPT, PREFILL, QUICK_PREFILL = 64, 512, 80
-LARGEST_ERROR = {torch.float32: 1e-4, torch.bfloat16: 5e-2}  # compared with transformers' own functions in float32
+LARGEST_ERROR = {torch.float32: 1e-4, torch.bfloat16: 5e-2}  # against transformers' own functions in float32
 PROFILED_SECONDS = 0.3
 PARTS = ("torch_gdn's ops", "matrix products", "other ops", "Python and the rest")
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "linear", "mkl_linear", "scaled_dot_product", "flash_attention", "_mkldnn")
@@ -44,7 +44,7 @@ class Contender(NamedTuple):
 
 
 CONTENDERS = [Contender(enabled, compiled) for compiled in (False, True) for enabled in (True, False)]
-Step = Callable[[], Tensor]  # from the same tokens on, or one token further at each call
+Step = Callable[[], Tensor]  # repeats the same tokens, or advances one token per call
 
 
 def switch(enabled: bool) -> None:
@@ -93,11 +93,11 @@ def layer_steps(dtype: torch.dtype, tokens: int) -> tuple[Any, Callable[[Any], t
 
 
 def model_steps(dtype: torch.dtype, tokens: int) -> tuple[Any, Callable[[Any], tuple[Step, Step]]]:
-    """Returns the same for the model."""
+    """Returns the model, and functions that make its prefill and decoding steps, eager or compiled."""
     from transformers import DynamicCache, Qwen3NextForCausalLM
     from transformers.utils import logging
 
-    logging.disable_progress_bar()  # there is one of the sizes
+    logging.disable_progress_bar()  # there is one for the sizes
     model = Qwen3NextForCausalLM.from_pretrained(PYCODE, dtype=dtype).eval()
     text = (PYCODE / "prompt.txt").read_bytes()
     ids = torch.tensor([list((text * (1 + tokens // len(text)))[:tokens])])
@@ -121,7 +121,7 @@ def model_steps(dtype: torch.dtype, tokens: int) -> tuple[Any, Callable[[Any], t
 def steps_of(subject: str, what: str, dtype: torch.dtype, tokens: int) -> dict[Contender, Step]:
     torch.manual_seed(0)
     module, make = (layer_steps if subject == LAYER else model_steps)(dtype, tokens)
-    forward = torch.compile(module)  # of all that are compiled: what is enabled is a guard of the graphs
+    forward = torch.compile(module)  # shared, because graphs have a guard for what is enabled
     made = {contender: make(forward if contender.compiled else module) for contender in CONTENDERS}
     return {contender: both[what == "decode"] for contender, both in made.items()}
 

@@ -1,6 +1,6 @@
 """Times the small ops around the rule, next to a copy of their data and to as many vectorised exponentials.
 
-An op is as fast as possible if it takes no longer than the larger of the two: it must move its data and compute its
+An op is as fast as possible if it takes no longer than the slower of these two. It must move its data, and compute its
 exponentials (one for each sigmoid or silu, two for a softplus and its decay).
 """
 
@@ -33,7 +33,7 @@ class Module(NamedTuple):
     bytes: int
 
 
-# Counted per element of the op's first output.
+# These are counts per element of the op's first output.
 EXPONENTIALS = {"causal_conv1d": 1, "rms_norm_gated": 1, "gdn_gating": 3}
 
 

@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 from bench.results import OURS, Row
 
 COLOURS = {OURS: "C0", "transformers": "C1", "MLX": "C2", "ggml": "C3"}
-LABELS = {"MLX": "MLX, CPU back end"}  # a chart without it reads as a claim about MLX on a Mac's GPU
+LABELS = {"MLX": "MLX, CPU back end"}  # without the second part, a chart seems to show MLX on a Mac's GPU
 
 
 def timed(rows: Sequence[Row], section: str) -> list[Row]:
@@ -54,7 +54,7 @@ def prefill_times(rows: Sequence[Row], path: Path) -> None:
     save(figure, f"{layer}, {found[0].threads} threads", path)
 
 
-SERVERS = {  # by contender of the serving section
+SERVERS = {  # contenders of the serving section
     "vLLM, torch_gdn": ("C0", "o-"),
     "vLLM": ("C0", "o:"),
     "transformers, torch_gdn": ("C1", "s-"),
@@ -85,7 +85,7 @@ def serving(rows: Sequence[Row], path: Path) -> None:
 
 
 def metal_bytes(rows: Sequence[Row], path: Path) -> None:
-    """Draws the device bytes of each workload on Metal, distinct and issued, divided by those that must move."""
+    """Draws the device bytes of each workload on Metal, distinct and issued, as multiples of those that must move."""
     found = [row for row in rows if row.counts]
     if not found:
         return

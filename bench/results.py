@@ -21,22 +21,22 @@ class Row:
     section: str
     case: str  # the layer and its heads
     dtype: str
-    size: int  # tokens, sequences or cached tokens, as the section says
+    size: int  # tokens, sequences or cached tokens, depending on the section
     contender: str
     threads: int
     seconds: float | None = None  # the best of the rounds
     median: float | None = None
-    is_steady: bool = True  # False: the rounds disagree, however often they were repeated
-    error: float | None = None  # of the output, against float64
+    is_steady: bool = True  # False if the rounds still disagree after all attempts
+    error: float | None = None  # the output's error against float64
     operations: int = 0
     bytes: int = 0
-    floor: float | None = None  # seconds, of the ceilings measured in this run
+    floor: float | None = None  # seconds, from the ceilings of this run
     note: str = ""
-    others: dict[str, float] = field(default_factory=dict)  # seconds of what the section compares with besides
-    rate: float = 0.0  # tokens a second of a server or a model
-    latencies: dict[str, float] = field(default_factory=dict)  # seconds, of a server's requests
-    shares: dict[str, float] = field(default_factory=dict)  # of the time, by what it goes to
-    counts: dict[str, int] = field(default_factory=dict)  # of the simulated device
+    others: dict[str, float] = field(default_factory=dict)  # seconds of other things that the section measures
+    rate: float = 0.0  # tokens per second of a server or a model
+    latencies: dict[str, float] = field(default_factory=dict)  # seconds, for a server's requests
+    shares: dict[str, float] = field(default_factory=dict)  # shares of the time, by part
+    counts: dict[str, int] = field(default_factory=dict)  # from the simulated device
 
     def work(self, work: Work) -> None:
         self.operations, self.bytes = work
@@ -63,7 +63,7 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def marked(row: Row) -> str:
-    """Returns its best time in ms, with a mark if its rounds disagree."""
+    """Returns the best time in ms, with a mark if the rounds disagree."""
     return milliseconds(row.seconds) + ("" if row.is_steady else f" {UNSTEADY}")
 
 

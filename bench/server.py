@@ -1,9 +1,9 @@
 """Runs one server of the serving section in a separate process: it serves requests and notes when each token came.
 
-    python -m bench.server make FOLDER            a model with random weights
-    python -m bench.server vllm FOLDER            vLLM's engine; TORCH_GDN_VLLM says whether with torch_gdn
-    python -m bench.server transformers FOLDER    generate(), one request after another
-    python -m bench.server transformers FOLDER enable    the same with torch_gdn's kernels
+    python -m bench.server make FOLDER            makes a model with random weights
+    python -m bench.server vllm FOLDER            runs vLLM's engine; TORCH_GDN_VLLM says whether with torch_gdn
+    python -m bench.server transformers FOLDER    runs generate(), one request after another
+    python -m bench.server transformers FOLDER enable    does the same with torch_gdn's kernels
 
 A line of standard input is a job, {"prompts": [tokens, ...], "clients": n, "tokens": how many to generate}. Each client
 has one request in flight and sends its next when that is finished. The answer is a line {"submitted": [seconds, ...],
@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-CONFIG = {  # the layers of Qwen3.5-0.8B, four of them, and fewer tokens in the vocabulary
+CONFIG = {  # Qwen3.5-0.8B's layers, but only four of them, and fewer tokens in the vocabulary
     "vocab_size": 4096,
     "hidden_size": 1024,
     "intermediate_size": 3584,
@@ -37,7 +37,7 @@ CONFIG = {  # the layers of Qwen3.5-0.8B, four of them, and fewer tokens in the 
     "eos_token_id": 0,
     "tie_word_embeddings": True,
 }
-ANSWER = '{"submitted"'  # an answer starts with it: vLLM logs to standard output too
+ANSWER = '{"submitted"'  # begins an answer, because vLLM logs to standard output too
 Job = dict[str, Any]
 Serve = Callable[[Job], dict[str, Any]]
 

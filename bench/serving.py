@@ -32,8 +32,8 @@ from bench.results import Row
 from torch_gdn.check.steps import LeftOut
 
 ROOT = Path(__file__).resolve().parents[1]
-PYTHON = "TORCH_GDN_VLLM_PYTHON"  # environment: the interpreter that has vLLM
-SITE = ROOT / "tests" / "vllm_engine" / "site"  # lets vLLM import a torchvision that was built for another PyTorch
+PYTHON = "TORCH_GDN_VLLM_PYTHON"  # the environment variable for the interpreter that has vLLM
+SITE = ROOT / "tests" / "vllm_engine" / "site"  # lets vLLM import a torchvision built for another PyTorch
 CLIENTS = (1, 2, 4, 8, 16, 32)
 SHORTEST, LONGEST, TOKENS, LEAST_REQUESTS = 32, 300, 48, 4
 MOST_ROUNDS = 20
@@ -42,7 +42,7 @@ LATENCIES = ("first token", "first token, p95", "between tokens", "between token
 
 
 class Contender(NamedTuple):
-    arguments: tuple[str, ...]  # of bench.server, before and after the model's folder
+    arguments: tuple[str, ...]  # bench.server's, before and after the model's folder
     plugin: str  # TORCH_GDN_VLLM
 
 
@@ -152,8 +152,8 @@ class Measured(NamedTuple):
     requests: int
     tokens: int
     seconds: float
-    first: list[float]  # of each request, from its submission to its first token
-    between: list[float]  # of all requests, from each token to the next
+    first: list[float]  # from each request's submission to its first token
+    between: list[float]  # from each token to the next, for all requests
 
     @property
     def latencies(self) -> dict[str, float]:

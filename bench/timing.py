@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 
 Call = Callable[[], object]
-LEAST_SECONDS = 1e-3  # of what the clock is read around: shorter calls are repeated
+LEAST_SECONDS = 1e-3  # the least time between two looks at the clock; shorter calls are repeated
 LEAST_ROUNDS, MOST_ROUNDS = 3, 200
-MOST_SPREAD = 0.2  # of the median over the best round: above it the rounds disagree
+MOST_SPREAD = 0.2  # median over best round; if it is larger, the rounds disagree
 ATTEMPTS = 3
 
 
@@ -42,8 +42,9 @@ def measure(
     attempts: int = ATTEMPTS,
     before: Callable[[str], None] = lambda name: None,
 ) -> dict[str, Time]:
-    """Each call for about `seconds`, again where its rounds disagree. On a GPU the calls of a round are encoded before
-    the device is waited for. `before` gets a call's name ahead of each of its rounds, and is not timed."""
+    """Times each call for about `seconds`, and again if its rounds disagree. On a GPU the calls of a round are encoded
+    before the host waits for the device. `before` gets a call's name ahead of each of its rounds, and is not timed.
+    """
     if not calls:
         return {}
     first = {}
@@ -69,9 +70,9 @@ def measure(
 
 
 def steadiest(attempts: Iterable[dict[str, list[float]]]) -> dict[str, Time]:
-    """Returns the first attempt in which no call's rounds disagree, else the one with the least disagreement.
+    """Returns the first attempt in which no call's rounds disagree, or else the one with the least disagreement.
 
-    Whole attempts: the calls of one are compared with each other, and were made in turn.
+    It returns a whole attempt, because the calls of one are compared with each other, and were made in turn.
     """
     found: list[dict[str, Time]] = []
     for rounds in attempts:

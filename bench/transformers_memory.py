@@ -25,8 +25,8 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from torch_gdn.integrations import transformers
 
-REQUESTS, EVERY = 200, 5  # and of so many one is looked at: that reads all of Python's objects
-BUDGET = 4 * 2**20  # bytes of conversations
+REQUESTS, EVERY = 200, 5  # looks only at every fifth, because that reads all Python objects
+BUDGET = 4 * 2**20  # bytes for conversations
 OPTIONS = {"page_size": 16, "num_blocks": 256, "max_batch_tokens": 256, "max_requests_per_batch": 16}
 
 
@@ -49,7 +49,7 @@ def prompt_of(number: int) -> list[int]:
 
 
 def held() -> int:
-    """Returns the bytes of all living tensors. Fake ones, of torch.compile, have none."""
+    """Returns the bytes of all living tensors. torch.compile's fake tensors have none."""
     gc.collect()
     tensors = [x for x in gc.get_objects() if type(x) in (torch.Tensor, torch.nn.Parameter)]
     storages = [x.untyped_storage() for x in tensors if not x.is_meta]
@@ -113,7 +113,7 @@ def draw(found: dict[str, list[int]], path: Path) -> None:
 
 
 def asked_for(to_pages: bool, requests: int, tokens: int) -> dict[str, int]:
-    """Device bytes: what the manager holds, and what all steps ask for, of so many requests of so many tokens."""
+    """Returns the device bytes that the manager holds, and those that all steps ask for."""
     import mps_simulator
     from torch_gdn.integrations.transformers import continuous_batching
 
@@ -124,7 +124,7 @@ def asked_for(to_pages: bool, requests: int, tokens: int) -> dict[str, int]:
     try:
         model = small_model(head_size=64).to("mps")
         with mps_simulator.profile() as start, manager_of(model, 8, num_blocks=blocks) as manager:
-            batch = manager.batch_processor  # its first use makes the cache and the inputs
+            batch = manager.batch_processor  # the first use makes the cache and the inputs
             torch.mps.synchronize()
         del batch
         prompts = [torch.randint(1, 64, (tokens,)).tolist() for _ in range(requests)]
@@ -146,7 +146,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--device-bytes", action="store_true", help="print only the memory of attention, on simulated mps"
     )
     given = parser.parse_args(arguments)
-    transformers.enable(continuous_batching=True)  # before mps is simulated, on which its self-test would be slow
+    transformers.enable(continuous_batching=True)  # before mps is simulated, where its self-test is slow
     with torch.no_grad():
         if given.device_bytes:
             import mps_simulator

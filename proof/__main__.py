@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.page.write_text(page.updated(options.page.read_text(), known, results))
     if any(result.finding and result.finding.problems for result in results):
         return 1
-    # 2: nothing wrong, but not everything was run.
+    # 2 means that nothing was wrong, but not everything ran.
     return 2 if any(result.not_run and not result.left_out for result in results) else 0
 
 

@@ -52,7 +52,7 @@ class Silent:
 
 
 class Bar:
-    """A progress bar that grows with what each check announces. `unit`: what a step is."""
+    """A progress bar that grows with what each check announces. `unit` names a step."""
 
     def __init__(self, unit: str = "step") -> None:
         self._bar = tqdm(total=0, unit=unit, bar_format="{n_fmt}/{total_fmt} {bar} {elapsed} {postfix}")
@@ -76,12 +76,12 @@ class Finding:
     cases: int
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    tables: dict[Path, str] = field(default_factory=dict)  # generated files in the repository, as they should be
-    kinds: dict[str, int] = field(default_factory=dict)  # how many cases of each kind, where they show different things
+    tables: dict[Path, str] = field(default_factory=dict)  # generated files of the repository, with the right text
+    kinds: dict[str, int] = field(default_factory=dict)  # the cases of each kind, if kinds show different things
 
     @property
     def cases_in_words(self) -> str:
-        """`348`, or `336 agreed, 8 by name only, 4 not covered` where the cases are of several kinds."""
+        """Returns `348`, or `336 agreed, 8 by name only, 4 not covered` if the cases have several kinds."""
         return ", ".join(f"{count} {kind}" for kind, count in self.kinds.items()) or f"{self.cases}"
 
     def check_tables(self, command: str, write: bool) -> None:
@@ -104,9 +104,9 @@ class Check:
 class Result:
     check: Check
     finding: Finding | None
-    not_run: str  # why it could not be run; empty if it was
+    not_run: str  # the reason why it did not run, or empty
     seconds: float
-    left_out: bool = False  # not run, and for a good reason
+    left_out: bool = False  # it did not run, for a good reason
 
     @property
     def word(self) -> str:
@@ -119,7 +119,7 @@ REGISTRY: dict[str, Check] = {}
 
 
 def check(name: str, title: str) -> Callable[[Callable[[Progress], Finding]], Callable[[Progress], Finding]]:
-    """Registers a function as a check; the table shows `title`."""
+    """Registers a function as a check. The table shows `title`."""
 
     def register(run: Callable[[Progress], Finding]) -> Callable[[Progress], Finding]:
         REGISTRY[name] = Check(name, title, run)
@@ -131,7 +131,7 @@ def check(name: str, title: str) -> Callable[[Callable[[Progress], Finding]], Ca
 def all_checks() -> Sequence[Check]:
     for section in SECTIONS:
         importlib.import_module(section)
-    place = {section: number for number, section in enumerate(SECTIONS)}  # whichever was imported first
+    place = {section: number for number, section in enumerate(SECTIONS)}  # in any order of imports
     return sorted(REGISTRY.values(), key=lambda each: place.get(each.run.__module__, len(place)))
 
 
@@ -145,7 +145,7 @@ def run(checks: Iterable[Check], progress: Progress, write: bool = False) -> lis
             finding.check_tables(f"python -m proof --only {each.name}", write)
         except (Unavailable, Blocked, LeftOut) as reason:
             not_run, left_out = str(reason), isinstance(reason, LeftOut)
-        except Exception as error:  # a check that breaks is a case that is wrong; the others are still to be run
+        except Exception as error:  # a check that breaks is a wrong case, and the others still run
             finding = Finding(1, [f"{type(error).__name__}: {error}"])
         results.append(Result(each, finding, not_run, time.monotonic() - start, left_out))
     return results

@@ -1,7 +1,7 @@
 """Finds kernel templates in the text of a Metal program, for proofs that rewrite them in another dialect of C++.
 
-Works on what the host hands to Metal's compiler, includes in place (proof.metal.front_end.shader_text), and keeps every
-line where it is, so that another compiler's messages name the shader's own lines.
+The text is what the host passes to Metal's compiler, with includes in place (proof.metal.front_end.shader_text). Every
+line stays where it is, so that another compiler's messages name the shader's own lines.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# A device without constant text keeps the line, which alone says which error it was.
+# A device without constant text keeps the line, which alone identifies the error.
 LINE_ONLY_REPORT = """\
 METAL_FUNC void report_line(device ErrorLog* log, uint line) {
   const uint slot = atomic_fetch_add_explicit(&log->count, 1u, memory_order_relaxed);
@@ -26,7 +26,7 @@ class Parameter:
     type: str  # as Metal writes it: `device const T*`, `constant NormParameters&`, `uint3`
     name: str
     attribute: str  # buffer, threadgroup, thread_index_in_simdgroup, ...
-    binding: int | None  # of a buffer or of threadgroup memory
+    binding: int | None  # for a buffer or threadgroup memory
 
     @property
     def is_block(self) -> bool:
@@ -34,7 +34,7 @@ class Parameter:
 
     @property
     def value_type(self) -> str:
-        """`NormParameters` of `constant NormParameters&`."""
+        """Returns `NormParameters` for `constant NormParameters&`."""
         return self.type.rstrip("&* ").rsplit(" ", 1)[-1]
 
 
@@ -44,9 +44,9 @@ class KernelTemplate:
 
     name: str
     template: tuple[tuple[str, str], ...]  # (`typename`, `T`), (`int`, `K`)
-    defaults: tuple[str, ...]  # of the last of them
+    defaults: tuple[str, ...]  # those of the last parameters
     parameters: tuple[Parameter, ...]
-    begin: int  # of the text: `template <` or `[[kernel]]`
+    begin: int  # at `template <` or `[[kernel]]`
     body: int  # after the body's `{`
     body_end: int  # at its `}`
 
@@ -136,7 +136,7 @@ def _parameter(text: str, position: int) -> Parameter:
 
 
 def errors_by_line(text: str) -> str:
-    """Reports of errors write the line alone: no texts, which some compilers cannot keep in constant memory."""
+    """Returns the text with reports of the line alone, because some compilers cannot keep texts in constant memory."""
     for name, instead in (("void report_error", LINE_ONLY_REPORT), ("int append_text", ""), ("int append_number", "")):
         start = text.find(f"METAL_FUNC {name}(")
         if start >= 0:

@@ -18,13 +18,13 @@ def label(check: Check) -> str:
 
 
 def rows(text: str) -> dict[str, tuple[str, str]]:
-    """Cases and result of each label in the page."""
+    """Returns cases and result of each label in the page."""
     found = re.findall(r"^\| (`.*?) \| (.*?) \| (.*?) \|$", _between(text)[1], re.MULTILINE)
     return {name: (cases, result) for name, cases, result in found}
 
 
 def updated(text: str, known: Iterable[Check], results: Sequence[Result]) -> str:
-    """The page with the rows of what was run; other checks keep what an earlier run found."""
+    """Returns the page with the rows of what was run. Other checks keep what an earlier run found."""
     kept = {label.split("`")[1]: row for label, row in rows(text).items()}
     new = {result.check.name: (result.finding.cases_in_words, result.word) for result in results if result.finding}
     lines = []

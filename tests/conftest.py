@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # Each worker has a core, and threads that spin for another's core cost minutes. Tests' own processes inherit this.
+    # Each worker has one core. Threads that spin for another core cost minutes. The processes of tests inherit this.
     os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
 
-os.environ["TORCH_GDN_TUNING_CACHE"] = ""  # what was measured on this machine changes no test
-os.environ["TORCH_GDN_SELF_TEST"] = "off"  # tests of it turn it on
+os.environ["TORCH_GDN_TUNING_CACHE"] = ""  # so that measurements of this machine change no test
+os.environ["TORCH_GDN_SELF_TEST"] = "off"  # its own tests turn it on
 os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # for the processes that tests start
 
 from tests import sweeps
@@ -21,12 +21,12 @@ from tests.helpers.devices import DEVICES, ready
 from tests.quick import is_quick
 from torch_gdn.prefill import prefill_algorithm
 
-torch.compiler.config.force_disable_caches = True  # Inductor's cache does not see that an op's schema has changed
+torch.compiler.config.force_disable_caches = True  # Inductor's cache does not see changes of an op's schema
 
 # Users install neither the device nor the laboratory. `make proof` runs all of their tests.
 TAKE_TURNS = ("mps_simulator/", "tests/lab/")
 
-collect_ignore = ["vllm_engine", "sglang_engine"]  # `make test-vllm`, `make test-sglang`: environments of their own
+collect_ignore = ["vllm_engine", "sglang_engine"]  # `make test-vllm` and `make test-sglang` have environments
 
 
 def pytest_report_header() -> str:
@@ -40,21 +40,21 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.sweep(1, seeds=2))
 
 
-@pytest.hookimpl(trylast=True)  # what -k and -m leave is sampled
+@pytest.hookimpl(trylast=True)  # so that it samples what -k and -m leave
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     sweeps.deselect(config, items)
 
 
 def pytest_collection_finish() -> None:
-    """Keeps what exists by now, a million objects, out of the garbage collector: transformers collects after each of
-    its managers, which took a quarter of a second each time.
+    """Keeps the million objects that exist by now out of the garbage collector. transformers collects after each of its
+    managers, which took a quarter of a second each time.
     """
     gc.freeze()
 
 
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    """Every device the ops run on, as shipped: `mps` is the Mac's GPU or, without one, the simulated device.
+    """Runs the test on every device, with the default algorithms. `mps` is the Mac's GPU or else the simulated device.
 
     The parameter "mps-chunked" is `mps` with that prefill algorithm forced (tests/helpers/prefill.py).
     """

@@ -1,4 +1,5 @@
-"""The tests of `make quick`: each op on both devices, errors, torch.compile, one model, in three minutes of two cores.
+"""The tests of `make quick`: each op on both devices, errors, torch.compile and one model, in three minutes on two
+cores.
 
 A line is a folder or a file under tests/, or a function with all its parameters, or with those that a bracket starts.
 """
@@ -6,7 +7,7 @@ A line is a folder or a file under tests/, or a function with all its parameters
 from __future__ import annotations
 
 QUICK = (
-    # each op, and what it refuses
+    # each op, and its errors
     "gdn/test_errors.py",
     "tools/test_registry.py::test_every_op_has_an_entry",
     "gdn/test_golden.py::test_a_stage_fed_what_fla_was_fed[cpu",
@@ -43,7 +44,7 @@ QUICK = (
     "gdn/test_opcheck.py::test_opcheck[",
     "gdn/test_compile.py::test_fullgraph_gives_the_same_bits",
     "gdn/test_compile.py::test_one_graph_serves_every_length",
-    # which algorithm and kernels run
+    # the algorithms and kernels that run
     "gdn/test_encoder.py",
     "gdn/test_prefill_algorithm.py",
     "tools/test_tune.py::test_the_heuristic",

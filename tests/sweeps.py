@@ -28,7 +28,7 @@ VARIABLE = "TORCH_GDN_SWEEPS"
 
 
 def seed_of_run() -> str:
-    """ "all" for every case."""
+    """Returns the seed, or "all" for every case."""
     given = os.environ.get(VARIABLE)
     if given:
         return given
@@ -55,7 +55,7 @@ def drawn(name: str, seed: str) -> bytes:
 
 
 def sample(names: Iterable[str], share: int, seed: str) -> set[str]:
-    """One name in `share`, rounded up."""
+    """Returns one name in `share`, rounded up."""
     unique = sorted(set(names), key=lambda name: drawn(name, seed))
     return set(unique[: math.ceil(len(unique) / share)])
 
@@ -92,7 +92,7 @@ def left_out(items: Sequence[pytest.Item], seed: str) -> list[pytest.Item]:
             continue
         parent = item.parent.nodeid if item.parent else ""  # pytest-xdist changes an item's own
         name, function = f"{parent}::{item.name}", f"{parent}::{item.name.partition('[')[0]}"
-        # A value of one parameter is chosen for all tests of a file, whose fixtures it is often made by.
+        # All tests of a file share the value of one parameter, which often makes the file's fixtures.
         key = (parent.partition("::")[0], of) if of else (function, value_of(item, "device"))
         sweeps[key].append((value_of(item, of) if of else name, item))
         shares[key] = mark.args[0]

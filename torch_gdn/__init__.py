@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from torch_gdn.integrations.transformers import disable as disable
     from torch_gdn.integrations.transformers import enable as enable
     from torch_gdn.integrations.transformers import status as status
-else:  # hidden from type checkers, for which a module with this function would have every name
+else:  # hidden from type checkers, which would take every name for one of this module
 
     def __getattr__(name: str) -> object:
         """Imports a name on first use if its module imports torch_gdn itself."""

@@ -4,12 +4,10 @@ from functools import partial
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-import torch  # before the extension, which is linked against its libraries
+import torch  # before the extension, which needs its libraries
 
 PACKAGE = Path(__file__).resolve().parent
-BUILD = (
-    "pip install -e . --no-build-isolation"  # in a checkout; without -e Python finds the sources there, not the build
-)
+BUILD = "pip install -e . --no-build-isolation"  # without -e, Python finds a checkout's sources, and no build
 REBUILD = f"build torch_gdn for this PyTorch, in a checkout: {BUILD}"
 
 
@@ -29,7 +27,9 @@ except ImportError as error:
 
 
 def check_torch(built_with: str, loaded: str) -> None:
-    """Raises ImportError if the minor versions differ: the layout of C++ classes that the extension shares may too."""
+    """Raises ImportError if the minor versions differ: the layout of C++ classes that the extension shares may differ
+    too.
+    """
     if built_with.split(".")[:2] != loaded.split(".")[:2]:
         raise ImportError(f"torch_gdn: expected torch {built_with}, which it was built with, got {loaded}; {REBUILD}")
 

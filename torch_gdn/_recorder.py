@@ -27,9 +27,9 @@ class KernelVariant:
 @dataclass(frozen=True)
 class Launch:
     variant: KernelVariant
-    bindings: int  # buffers and blocks of plain values
+    bindings: int  # number of buffers and blocks of plain values
     threadgroups: tuple[int, ...]  # in x, y and z
-    threads: int  # of a threadgroup
+    threads: int  # per threadgroup
     overlaps: tuple[tuple[int, int], ...] = ()  # bindings with bytes in common
 
 

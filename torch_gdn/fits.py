@@ -234,7 +234,7 @@ def report(model: str, needs: Needs, tokens: int, requests: int) -> Iterator[str
 
 
 def table() -> Iterator[str]:
-    """The table of docs/models.md."""
+    """Returns the table of docs/models.md."""
     yield "| model | weights | GB | state, MB | cache, GB | in all, GB | smallest Mac |"
     yield "|---|---|---|---|---|---|---|"
     for model in KNOWN:

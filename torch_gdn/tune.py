@@ -37,7 +37,7 @@ CANDIDATES = {  # a chunk that does not fit threadgroup memory gets the fused ch
     "recurrent": ("recurrent", 0),
 }
 MPS = torch.device("mps")
-MOST_TOKENS = 16384  # of all sequences together
+MOST_TOKENS = 16384  # for all sequences together
 
 
 def shape(text: str) -> tuple[int, int, int, int]:
@@ -88,7 +88,7 @@ def measure(
     device: torch.device = MPS,
 ) -> Row:
     """Times each algorithm, from a state to a state. Returns the times and the fastest algorithm."""
-    from torch_gdn import chunk_gated_delta_rule  # imported here: torch_gdn imports this module
+    from torch_gdn import chunk_gated_delta_rule  # here, because torch_gdn imports this module
     from torch_gdn.check.timing import median_seconds
     from torch_gdn.testing.cases import make_case
 
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         file = options.file.expanduser() if options.file else tuning_cache.path()
-    except (ValueError, RuntimeError) as error:  # of an unknown user's home
+    except (ValueError, RuntimeError) as error:  # an unknown user's home
         sys.exit(f"--file: {error}")
     if file is None:
         sys.exit(f"--file: expected a file to write, since ${tuning_cache.VARIABLE} is empty, or you have no home")

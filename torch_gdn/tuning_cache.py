@@ -17,7 +17,7 @@ from torch_gdn import _C
 from torch_gdn._files import write_whole
 
 VARIABLE = "TORCH_GDN_TUNING_CACHE"
-VERSION = 3  # of the file
+VERSION = 3  # the file's version
 FUSED_CHUNK_SIZES = (8, 16, 32)
 
 
@@ -25,12 +25,12 @@ FUSED_CHUNK_SIZES = (8, 16, 32)
 class Row:
     """One measured shape and its fastest algorithm."""
 
-    tokens: int  # of a sequence
+    tokens: int  # per sequence
     threadgroups: int  # value heads of all sequences, times tiles of 32 columns of V
     K: int
     algorithm: str
-    chunk_size: int = 0  # of the fused chunk algorithm: 8, 16 or 32
-    seconds: dict[str, float] = field(default_factory=dict)  # of each algorithm, by its name; not read
+    chunk_size: int = 0  # for fused_chunk: 8, 16 or 32
+    seconds: dict[str, float] = field(default_factory=dict)  # by algorithm; nothing reads it
 
 
 Table = dict[str, list[Row]]  # by device and number of cores
@@ -53,7 +53,7 @@ def path() -> Path | None:
         return None
     try:
         return folder() / "tuning_cache.json" if named is None else Path(named).expanduser()
-    except RuntimeError as error:  # of pathlib
+    except RuntimeError as error:  # from pathlib
         if named is None:
             return None
         raise ValueError(f"{VARIABLE}: expected a path, got {named!r}: {error}") from None

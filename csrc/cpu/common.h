@@ -1,4 +1,4 @@
-// Shared by the CPU kernels: chunks, rows of f32 read from and written to tensors of any strides, and matrices in
+// What the CPU kernels share: chunks, rows of f32 read from and written to tensors of any strides, and matrices in
 // tiles. A tile holds one chunk of one head: [rows, K], [rows, V] or [rows, rows]. It is f32 and zero past the chunk.
 #pragma once
 #include <ATen/Parallel.h>
@@ -27,7 +27,7 @@ struct Chunk {
   int64_t sequence;      // 0 .. N-1
   int64_t batch, first;  // its tokens start at x[batch, first]
   int64_t length;        // 1 .. C
-  int64_t row;           // of h: h[batch, row]
+  int64_t row;           // h[batch, row]
 };
 
 // Chunks in the order of h, sequence by sequence.
@@ -94,7 +94,7 @@ class Rows {
   int64_t item_size_, batch_stride_, token_stride_, head_stride_, width_;
 };
 
-// States [N, HV, K, V] or h [B, NT, HV, K, V], or [..., V, K] if v_first, of any strides.
+// States [N, HV, K, V] or h [B, NT, HV, K, V], or [..., V, K] if v_first, with any strides.
 class States {
  public:
   States(const Tensor& x, bool v_first);
@@ -123,7 +123,7 @@ Tensor as_activation(const Tensor& x);
 struct StateIo {
   optional<Tensor> source;
   Tensor target;            // one-dimensional if not requested
-  std::vector<Slot> slots;  // where a sequence's state is read, and written but for:
+  std::vector<Slot> slots;  // where a sequence's state is read, and written unless there are token_slots
   TokenSlots token_slots;   // where the state after each token is written
   std::vector<Checkpoint> checkpoints;
   bool v_first;

@@ -1,4 +1,4 @@
-// The slots of a pool: the one that each sequence has, or each of its tokens, once check_slots() has passed them.
+// The slots of a pool that each sequence, or each of its tokens, has. check_slots() has passed them.
 #pragma once
 #include <vector>
 
@@ -8,7 +8,7 @@
 namespace torch_gdn::cpu {
 
 struct Slot {
-  int64_t index;   // -1 for none: the sequence gives zeros and leaves the pool alone
+  int64_t index;   // -1 for no slot: the sequence gives zeros and leaves the pool alone
   bool has_state;  // if false, it starts from zeros
 };
 
@@ -41,9 +41,9 @@ inline TokenSlots token_slots_of(int64_t N, const StatePool& pool) {
   return slots;
 }
 
-// The state after so many tokens of a sequence also goes to its own slot.
+// The state after this many tokens of a sequence also goes to its own slot.
 struct Checkpoint {
-  int64_t tokens, index;  // 0 tokens if there is none
+  int64_t tokens, index;  // tokens is 0 if there is no checkpoint
 };
 
 inline std::vector<Checkpoint> checkpoints_of(int64_t N, const StatePool& pool) {

@@ -145,7 +145,7 @@ struct Variant {
 };
 
 struct Launch {
-  const char* kernel;  // string literals: the address of its name identifies a kernel
+  const char* kernel;  // string literals; the address of its name identifies a kernel
   const char* file;
   TemplateArguments arguments;
   Bindings bindings;
@@ -161,7 +161,7 @@ using Launches = c10::ArrayRef<Launch>;
 
 struct PipelineFacts {
   std::string name;
-  std::string warnings;  // of the device's compiler
+  std::string warnings;  // from the device's compiler
   double compile_seconds;
   size_t max_total_threads_per_threadgroup, thread_execution_width, static_threadgroup_memory_length;
 };
@@ -202,7 +202,7 @@ void set_launcher(Launcher* launcher);
 
 // A recorder takes only the launches of its own thread (recorder.h).
 bool is_recording();
-Launcher* set_recorder(Launcher* recorder);  // for the calling thread; nullptr removes it. Returns the previous one.
+Launcher* set_recorder(Launcher* recorder);  // for the calling thread; nullptr removes it; returns the previous one
 
 // Set when torch_gdn is imported.
 const std::string& shader_directory();

@@ -134,7 +134,7 @@ std::optional<PrefillChoice> forced_prefill_algorithm() { return forced; }
 
 int64_t fused_chunk_size(int64_t K, int64_t element_bytes, int64_t wanted) {
   const int64_t key_bytes = (K + 7) / 8 * 8 * element_bytes + 16;                // a row of q or k, padded
-  const int64_t row_bytes = 2 * key_bytes + 36 * 4 + 2 * (wanted + 4) * 4 + 16;  // and of v, both matrices, gates
+  const int64_t row_bytes = 2 * key_bytes + 36 * 4 + 2 * (wanted + 4) * 4 + 16;  // q, k, v, both matrices, gates
   if (is_possible(wanted, row_bytes)) return wanted;
   return K * element_bytes <= 256 ? 16 : 8;
 }

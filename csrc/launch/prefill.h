@@ -1,5 +1,5 @@
-// Chooses a prefill algorithm: that of the nearest shape in the tuning cache, else what a heuristic says. This file has
-// no Metal, so every machine builds and tests it.
+// Chooses a prefill algorithm: that of the nearest shape in the tuning cache, or else the heuristic's. This file has no
+// Metal, so every machine builds and tests it.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -22,10 +22,10 @@ std::string name_of(PrefillAlgorithm algorithm);
 std::vector<std::string> prefill_algorithms();
 
 struct PrefillShape {
-  int64_t tokens;  // of a sequence, on average
+  int64_t tokens;  // per sequence, on average
   int64_t heads;   // value heads of all sequences
   int64_t K, V;
-  bool has_channel_decays = false;  // Kimi Delta Attention
+  bool has_channel_decays = false;  // true for Kimi Delta Attention
 
   // Returns the threadgroups of the kernels that carry a state.
   int64_t threadgroups() const { return heads * ((V + kStateColumns - 1) / kStateColumns); }

@@ -18,7 +18,7 @@ int32_t element_type(const optional<Tensor>& x);
 
 Gates gates_of(const optional<Tensor>& g, const optional<Tensor>& beta, const GateOptions& options);
 
-// g [B, T, HV, K], one value per channel, final or raw.
+// g is [B, T, HV, K], one value per channel, final or raw.
 struct ChannelGates {
   optional<Tensor> g, A_log, dt_bias;
   ChannelGateParameters parameters{};

@@ -43,7 +43,7 @@ class Library {
  public:
   // May compile: do not call it on the stream's queue, where it would block all encoding.
   SharedPipeline pipeline(const Launch& launch);
-  std::vector<PipelineFacts> compile(c10::ArrayRef<Variant> variants);  // of one file; see Launcher
+  std::vector<PipelineFacts> compile(c10::ArrayRef<Variant> variants);  // all in one file; see Launcher
   std::vector<PipelineFacts> facts() const;
   void clear();
 

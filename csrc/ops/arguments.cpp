@@ -57,7 +57,7 @@ class Distances {
 
  private:
   struct Term {
-    int64_t stride, least, most;  // of the difference of indices
+    int64_t stride, least, most;  // for the difference of indices
   };
 
   void add(const Term& term) {

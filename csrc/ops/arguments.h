@@ -15,10 +15,10 @@ struct Argument {
   bool is_written;
 };
 
-// In the schema's order.
+// Returns them in the order of the schema.
 std::vector<Argument> arguments_of(const std::string& schema);
 
-// One pointer per argument, nullptr for an argument that is not a tensor.
+// There is one pointer per argument, which is nullptr for an argument that is not a tensor.
 using TensorPointers = c10::ArrayRef<const at::Tensor*>;
 
 void check_required(const char* op, const std::vector<Argument>& arguments, TensorPointers tensors);

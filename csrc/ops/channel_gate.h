@@ -30,7 +30,7 @@ void check_channel_gate(const Check<Int>& check, const Int& HV, const Int& K, co
   check.value(!bound.has_value() || *bound < 0, "lower_bound", "None or a number below 0", bound.value_or(0));
 }
 
-// For a rule that computes the gate when use_gate is set.
+// Checks the gate of a rule that computes it when use_gate is set.
 template <typename Int>
 void check_channel_gate_in_kernel(const Check<Int>& check, const ChunkShape<Int>& s, const ChannelGateOptions& gate) {
   if (!gate.use_gate) return;

@@ -22,7 +22,7 @@ inline bool holds(bool condition) { return condition; }
 // Adds a guard, or an assertion if the size is known only at run time.
 inline bool holds(const c10::SymBool& condition) { return condition.expect_true(__FILE__, __LINE__); }
 
-// True if the op runs, so that index tensors can be read; false if only its outputs are wanted.
+// True if the op runs, so that index tensors can be read. False if only its outputs are wanted.
 template <typename Int>
 constexpr bool is_run = std::is_same_v<Int, int64_t>;
 
@@ -205,7 +205,7 @@ class Check {
   at::Device device_;
 };
 
-// For tensors that are too large to copy.
+// Checks tensors that are too large to copy.
 template <typename Int>
 void check_unit_stride(const Check<Int>& check, const char* argument, const Tensor& x,
                        const char* expected = "a last stride of 1") {

@@ -10,7 +10,7 @@ template <typename Int = int64_t>
 struct PagedShape {
   Int T = 0, HQ = 0, HK = 0, D = 0;  // T: queries of all sequences, padding included
   Int N = 0;                         // sequences
-  Int blocks = 0, block_size = 0;    // of the pool
+  Int blocks = 0, block_size = 0;    // size of the pool
   Int table_blocks = 0;              // per sequence, at most
 };
 
@@ -20,7 +20,7 @@ struct PagedSequences {
   Tensor block_table, cu_seqlens, seq_lens;  // [N, table_blocks], [N + 1], [N], int32 or int64
   Int max_query_len, max_seq_len;            // per sequence: the maxima that the host plans for
   bool causal;
-  int64_t window;  // 0: all
+  int64_t window;  // 0 sees all keys
 };
 
 template <typename Int>

@@ -12,7 +12,7 @@ struct StatePool {
   // Counts of accepted tokens of the previous step: decoding resumes from the state after the last accepted one.
   optional<Tensor> num_accepted_tokens;
 
-  // The state after so many tokens of a sequence (0: none) goes to this slot too.
+  // The state after this many tokens of a sequence (0 for none) goes to this slot too.
   optional<Tensor> checkpoint_offsets, checkpoint_indices;
 
   auto slots() { return std::tie(states, indices, has_initial_state, null_index); }

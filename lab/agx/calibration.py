@@ -19,9 +19,10 @@ from proof.mac.wheels import Unavailable, cache_directory, locked
 
 PROJECT, VERSION = "llama-cpp-python", "0.2.11"
 SOURCE = "vendor/llama.cpp/ggml-metal.metal"
-THREADS = 64  # of a threadgroup: two simdgroups
+THREADS = 64  # per threadgroup: two simdgroups
 
-# From the log in github.com/ggml-org/llama.cpp/issues/3606, October 2023, where the kernels are named mul_mv.
+# These come from the log in github.com/ggml-org/llama.cpp/issues/3606, October 2023, where the kernels are named
+# mul_mv.
 OF_APPLE: Mapping[str, int] = {
     "kernel_mul_mat_q4_0_f32": 896,
     "kernel_mul_mat_q4_1_f32": 896,
@@ -32,9 +33,9 @@ OF_APPLE: Mapping[str, int] = {
     "kernel_mul_mat_q5_K_f32": 576,
     "kernel_mul_mat_q6_K_f32": 1024,
 }
-# Most threads of a core, from 104 16-bit registers a thread to 256.
+# These are the most threads of a core, from 104 16-bit registers per thread to 256.
 TIERS = (1024, 896, 832, 768, 704, 640, 576, 512, 448, 384)
-MOST_APART = 1  # tiers, of the nearer pipeline
+MOST_APART = 1  # tiers, in the nearer pipeline
 
 
 def program() -> str:

@@ -30,7 +30,7 @@ def compile_launch(launch: Launch) -> compiler.Compiled:
 
 
 def compile_all(wanted: Iterable[Launch], progress: Progress) -> list[compiler.Compiled]:
-    compiler.root()  # made once, here
+    compiler.root()  # so that it is made only once
     work = list(wanted)
     progress.expect(len(work))
     compiled = []

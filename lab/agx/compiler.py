@@ -53,28 +53,28 @@ INLINE = "always-inline,globaldce,function(sroa,simplifycfg,early-cse,sroa)"
 
 
 class Failed(Exception):
-    """A step of the compilation failed, with this message."""
+    """Raised with a message if a step of the compilation fails."""
 
 
 class MesaFailed(Failed):
-    """Mesa's own compiler failed."""
+    """Raised if Mesa's own compiler fails."""
 
 
 @dataclass(frozen=True)
 class Figures:
     """The compiler's own counts for one pipeline's machine code."""
 
-    registers: int  # of 32 bits, a half counted as one
+    registers: int  # 32-bit registers; a half counts as one
     threads: int  # the most that a core holds
-    scratch: int  # bytes a thread in device memory
+    scratch: int  # bytes per thread in device memory
     spills: int
     fills: int
     instructions: int
-    cycles: int  # estimate: of the arithmetic pipelines, fp16 and fp32 the slower
-    cycles_integer: int  # estimate: of the integer and complex pipeline
-    uniforms: int  # registers of 16 bits that all threads share, of 512
+    cycles: int  # estimate for the slower of the fp16 and fp32 pipelines
+    cycles_integer: int  # estimate for the integer and complex pipeline
+    uniforms: int  # 16-bit registers that all threads share, out of 512
     loops: int
-    issue_start: int  # hundredths of an instruction that a simdgroup issues at least: issue.py
+    issue_start: int  # at least so many hundredths of an instruction that a simdgroup issues: issue.py
     issue_float: int
     issue_device: int
     issue_threadgroup: int
@@ -86,7 +86,7 @@ class Figures:
 class Compiled:
     name: str
     figures: dict[str, Figures]  # by pipeline
-    failures: dict[str, str]  # by pipeline: what Mesa's compiler says where it fails
+    failures: dict[str, str]  # by pipeline, the message of Mesa's compiler if it fails
     problems: list[str]  # rules that the code breaks, and what LLVM does not take
 
 

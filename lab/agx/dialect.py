@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from proof.dialects import KernelTemplate, Parameter, errors_by_line, find_kernel, without_comments
 
-CONSTANT = "constant_b"  # how an entry point names a block of constants, for spaces.py
+CONSTANT = "constant_b"  # begins the name of a block of constants in an entry point, for spaces.py
 
 
 def _of_three(function: str) -> str:
@@ -23,7 +23,7 @@ POSITIONS = {
 
 
 def opencl(program: str, kernel: str, arguments: Sequence[str], threads: int) -> str:
-    """`program` is what the host gives to Metal, without the line that instantiates the kernel."""
+    """Returns the text. `program` is what the host gives to Metal, without the line that instantiates the kernel."""
     text = errors_by_line(without_comments(program))
     found = find_kernel(text, kernel)
     head = f"__attribute__((reqd_work_group_size({threads}, 1, 1))) __kernel void {'_'.join((kernel, *arguments))}("

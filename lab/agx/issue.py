@@ -1,4 +1,4 @@
-"""A lower bound of the instructions that a simdgroup issues, from the simulated device's counts of a run.
+"""Computes a lower bound of the instructions that a simdgroup issues, from the simulated device's counts of a run.
 
 A listing has loops, and nothing runs it, so we do not know how often each block runs. But the device counts barriers,
 products, accesses and sums of floats. Each of these gets a price in instructions, and the run itself gets one too. On
@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# What is counted, and its instructions in the listing. `start` is the run itself, which has none.
+# What is counted, and the instructions for it in the listing. `start` is the run itself, which has none.
 KINDS = {
     "start": (),
     "float": ("ffma", "fmul", "fadd", "hfma", "hmul", "hadd"),
@@ -21,14 +21,14 @@ KINDS = {
     "barrier": ("threadgroup_barrier",),
     "matrix": ("simd_matrix_fmadd16", "simd_matrix_fmadd32"),
 }
-ROUNDS = 8  # that each loop is taken to run, in the mixture
-NONE = 1e-7  # what rounding leaves of 0
+ROUNDS = 8  # the rounds of each loop that the mixture assumes
+NONE = 1e-7  # rounding may leave this much of 0
 
 
 class Block(NamedTuple):
     instructions: int
-    counts: tuple[int, ...]  # of each kind
-    depth: int  # how many loops are around it
+    counts: tuple[int, ...]  # how often each kind occurs
+    depth: int  # number of loops around it
     following: tuple[int, ...]
 
 

@@ -35,11 +35,11 @@ def pointer(space: int) -> str:
 
 
 class _Spaces:
-    """The space of each pointer's name, if it is not what its definition says."""
+    """The space of each pointer, by name, if its definition says another."""
 
     def __init__(self, lines: list[str]) -> None:
         self.of = {name: CONSTANTS for line in lines if line.startswith("define") for name in _constants(line)}
-        self.mixed: set[str] = set()  # pointers into constants on one path and into device memory on the other
+        self.mixed: set[str] = set()  # pointers into constants on one path and into device memory on another
         while self._spread(lines):
             pass
 
@@ -123,7 +123,7 @@ def _rewritten(line: str, of: dict[str, int]) -> str:
 
 
 def _old_opencl(code: str) -> str:
-    """The translator to SPIR-V knows OpenCL's functions in code that says OpenCL 2.0, and not C++."""
+    """Changes the code to say OpenCL 2.0, because the translator to SPIR-V does not know OpenCL's functions in C++."""
     code = re.sub(r"^!opencl\.cxx\.version.*\n", "", code, flags=re.MULTILINE)
     version = re.search(r"!opencl\.ocl\.version = !\{(!\d+)\}", code)
     if version is None:
@@ -132,7 +132,7 @@ def _old_opencl(code: str) -> str:
 
 
 def _copies(code: str) -> str:
-    """Each pair of address spaces has its own memcpy function."""
+    """Gives each pair of address spaces its own memcpy function."""
     code = COPY.sub(lambda m: f"@llvm.memcpy.p{m[2] or 0}.p{m[5] or 0}.i64({m[1]}{m[3]}, {m[4]}{m[6]}", code)
     for to, source in sorted(set(re.findall(r"call void @llvm\.memcpy\.p(\d)\.p(\d)\.i64", code))):
         if f"declare void @llvm.memcpy.p{to}.p{source}.i64" not in code:

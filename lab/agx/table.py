@@ -1,6 +1,7 @@
-"""The recorded figures of kernel variants, isa.tsv. A change in either direction fails until it is recorded.
+"""Reads and writes isa.tsv, the recorded figures of kernel variants. A change in either direction fails until it is
+recorded.
 
-`python -m proof --only apple-isa --write` records what the compiler gives; the commit says why it changed.
+`python -m proof --only apple-isa --write` records what the compiler gives. The commit says why it changed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ TABLE = Path(__file__).with_name("isa.tsv")
 NAMES = [field.name for field in fields(Figures)]
 COLUMNS = ("kernel variant", *(f"{name}, {pipeline}" for pipeline in PIPELINES for name in NAMES))
 
-Table = Mapping[str, Mapping[str, Figures | str]]  # of each variant, by pipeline; or how Mesa's compiler fails
+Table = Mapping[str, Mapping[str, Figures | str]]  # by variant and pipeline: figures, or Mesa's failure
 
 
 def table(compiled: Iterable[Compiled]) -> Table:

@@ -1,4 +1,4 @@
-"""Small calls of every op, from seeds, with their exact results. They are recorded and replayed."""
+"""Makes small calls of every op, from seeds, with their exact results. They are recorded and replayed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torch_gdn.testing.inputs import to_device
 from torch_gdn.testing.models import MODELS, QWEN3_NEXT
 from torch_gdn.testing.registry import MPS, Named, OpEntry, Point, computed
 
-# Schemes, query rows per KV head, and keys.
+# Each has a scheme, query rows per KV head, and keys.
 ATTENTIONS = (
     *(("4v4", 4, keys) for keys in (2048, 8192, 32768, 131072)),
     *((scheme, 4, 32768) for scheme in ("8v4", "4v4t", "3v3t", "2v2t")),
@@ -91,11 +91,11 @@ def replayed() -> Iterator[tuple[OpEntry[Any], Point]]:
 
 
 def all_cases() -> list[Case]:
-    """Adds FLA's recorded inputs."""
+    """Returns the cases of `replayed`, and those with FLA's recorded inputs."""
     return [*(case_of(*each) for each in replayed()), *on_golden_inputs()]
 
 
-# ---- to be timed: launches alone, of buffers that hold nothing -------------------------------------------------------
+# ---- to be timed: launches alone, with buffers that hold nothing -----------------------------------------------------
 
 
 def timed() -> Iterator[tuple[str, Recorder]]:
@@ -119,7 +119,7 @@ def attention_case(scheme: str, rows: int, keys: int) -> str:
 
 
 def timed_decode(name: str, batch: int, v_first: bool, writer: Writer) -> CaseRecord:
-    """The heads are Qwen3-Next's."""
+    """Times decoding with Qwen3-Next's heads."""
     H, HV, K, V = MODELS[QWEN3_NEXT]
     q, v = torch.empty(batch, 1, H, K, dtype=BF16, device=MPS), torch.empty(batch, 1, HV, V, dtype=BF16, device=MPS)
     g, pool = torch.empty(batch, 1, HV, device=MPS), torch.empty(batch, HV, K, V, device=MPS)
@@ -183,7 +183,7 @@ def timed_linear(name: str, size: int, rows: int, writer: Writer) -> CaseRecord:
 
 
 def packed(*shape: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Codes of 4 bits, with a scale and a bias in bfloat16 for each group."""
+    """Returns codes of 4 bits, with a scale and a bias in bfloat16 for each group."""
     *rows, columns = shape
     scales, biases = (torch.empty(*rows, columns // GROUP, dtype=BF16, device=MPS) for _ in range(2))
     return torch.empty(*rows, columns * 4 // 32, dtype=torch.int32, device=MPS), scales, biases

@@ -21,7 +21,7 @@ FLAGS = ("-std=c++17", "-lineinfo", "-D__METAL__=1", "--expt-relaxed-constexpr",
 
 
 class NoCompiler(RuntimeError):
-    """nvcc is not installed."""
+    """Raised if nvcc is not installed."""
 
 
 def nvcc() -> str:
@@ -68,5 +68,5 @@ def compile_all(
 
     wrong = [compile_cuda((SHIM / "probes.cu").read_text(), folder / f"{PROBES}.cubin", architecture)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        wrong += pool.map(one, sorted(launches, key=lambda launch: "intra" not in launch.kernel))  # the slowest first
+        wrong += pool.map(one, sorted(launches, key=lambda launch: "intra" not in launch.kernel))  # slow ones first
     return [each for each in wrong if each]

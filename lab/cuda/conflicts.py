@@ -1,4 +1,4 @@
-"""Bank conflicts of threadgroup memory, from the GPU's counters. Nsight Compute runs one case of each kernel."""
+"""Counts threadgroup memory's bank conflicts with the GPU's counters. Nsight Compute runs one case of each kernel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ACCESSES = {"loads": "ld", "stores": "st"}
 
 
 class NoCounters(RuntimeError):
-    """Nsight Compute is not installed, or may not read the counters."""
+    """Raised if Nsight Compute is not installed, or may not read the counters."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def parsed(text: str) -> list[Conflicts]:
     if not lines:
         raise NoCounters(f"expected counters, got '{text[-300:].strip()}'")
     most: dict[str, tuple[float, Conflicts]] = {}
-    for row in list(csv.DictReader(lines))[1:]:  # the first has the units
+    for row in list(csv.DictReader(lines))[1:]:  # the first row has the units
         shares, wavefronts = [], 0.0
         for access in ACCESSES.values():
             extra, whole = (float(row[name.format(access)].replace(",", "")) for name in COUNTED)

@@ -20,7 +20,7 @@ ATTRIBUTES = {
 
 
 class UnknownMetal(ValueError):
-    """The dialect cannot translate this text yet."""
+    """Raised if the dialect cannot translate this text yet."""
 
 
 def translated(text: str) -> str:
@@ -33,7 +33,7 @@ def translated(text: str) -> str:
     return text.replace('_Pragma("clang loop unroll(full)")', '_Pragma("unroll")')
 
 
-RESIDENT_THREADS = 512  # of a multiprocessor, that registers are to be left for: what a core of Apple's holds, or more
+RESIDENT_THREADS = 512  # per multiprocessor, a limit for registers; a core of Apple's holds no more
 
 
 def entry(name: str, kernel: KernelTemplate, arguments: Sequence[str], threads: int) -> str:

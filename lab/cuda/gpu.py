@@ -12,13 +12,13 @@ import numpy as np
 
 from lab.cuda.record import Bytes
 
-SHARED_BYTES = 220 * 1024  # of a multiprocessor, as much as a block may take
-DYNAMIC_SHARED, POSSIBLE_CAPTURE, NAME, MULTIPROCESSORS = 8, 2, 256, 16  # of the driver's numbering
-NOT_WRITTEN = 0xFF  # of fresh memory: NaN as a float
+SHARED_BYTES = 220 * 1024  # per multiprocessor, as much as a block may take
+DYNAMIC_SHARED, POSSIBLE_CAPTURE, NAME, MULTIPROCESSORS = 8, 2, 256, 16  # attributes, by the driver's numbers
+NOT_WRITTEN = 0xFF  # each byte of fresh memory; NaN as a float
 
 
 class NoGpu(RuntimeError):
-    """Says why nothing can run here."""
+    """Raised with the reason why nothing can run here."""
 
 
 class Driver:

@@ -1,5 +1,5 @@
-"""Calls with indices or boundaries out of range, in the device's memory. Kernels must report each of them, and touch no
-other memory. The calls are recorded as they would be launched, but they are not run.
+"""Calls ops with indices or boundaries out of range, in the device's memory. Kernels must report each of them, and
+touch no other memory. The calls are recorded as they would be launched, but they are not run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/lab/second-machine.md from a run's findings."""
+"""Writes docs/lab/second-machine.md from a run's findings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 MOST_CONFLICTS = 0.05
-# Why a kernel has conflicts here, by the longest beginning of its name. TEXT explains the words.
+# For each kernel, why it has conflicts here. The longest matching beginning of a name counts. TEXT explains the words.
 REASONS = {
     "aura_decode": "data",
     "aura_encode": "data",
@@ -167,7 +167,7 @@ def times_table(found: dict[str, Any]) -> str:
 
 
 def peers_table(found: dict[str, Any]) -> str:
-    """Our kernels compared with the fastest other kernel for the same case."""
+    """Compares our kernels with the fastest other kernel for the same case."""
     ours = {row["case"]: row["microseconds"] for row in found["times"]}
     others: dict[str, list[dict[str, Any]]] = {}
     for row in found.get("peers", ()):

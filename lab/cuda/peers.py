@@ -24,10 +24,10 @@ from lab.cuda.replay import CACHE_BYTES, FINITE
 from proof.dialects import without_comments
 
 BATCHES = (1, 8, 64)
-H, HV, K, V = 16, 32, 128, 128  # of lab.cuda.cases.timed_decode
+H, HV, K, V = 16, 32, 128, 128  # as in lab.cuda.cases.timed_decode
 HEADERS = "include/mlx/backend/metal/kernels"
 HEADER = "gated_delta_update.h"
-MLX_KERNEL = "gated_delta_seq"  # a simdgroup holds a row of S, 4 simdgroups a threadgroup
+MLX_KERNEL = "gated_delta_seq"  # a simdgroup holds a row of S, and a threadgroup has 4
 
 # The kernel needs more than our shaders: 16-bit floats that convert implicitly, and the positions of a grid.
 MLX_TYPES = """\
@@ -53,13 +53,13 @@ extern "C" __global__ void __launch_bounds__(128) mlx_decode(
 
 
 class NotInstalled(RuntimeError):
-    """A peer is not installed."""
+    """Raised if a peer is not installed."""
 
 
 @dataclass(frozen=True)
 class PeerTime:
     peer: str
-    case: str  # of lab.cuda.cases.timed
+    case: str  # one of lab.cuda.cases.timed
     microseconds: float
 
 

@@ -13,10 +13,10 @@ from lab.cuda.gpu import Gpu
 from lab.cuda.peers import PeerTime, experts_case
 from lab.cuda.peers_linear import BITS, GROUP, functions, mlx_time
 
-TOKENS = (1, 4, 8)  # of lab.cuda.cases.timed_experts
+TOKENS = (1, 4, 8)  # as in lab.cuda.cases.timed_experts
 # Experts per token and their sizes are Qwen3.5-35B-A3B's.
 K, D, I = 8, 2048, 512  # noqa: E741
-# One launch for gate and up, where mlx-lm has two. Offsets are computed with fewer instructions than MLX's.
+# Gate and up are one launch here, and two in mlx-lm. Offsets are computed with fewer instructions than MLX's.
 ENTRY = f"""
 extern "C" __global__ void __launch_bounds__(64) gather_qmv_fast(
     unsigned* w, InputFloat* scales, InputFloat* biases, InputFloat* x, unsigned* experts, InputFloat* y, int columns,

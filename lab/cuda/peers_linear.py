@@ -21,7 +21,7 @@ from lab.cuda.replay import CACHE_BYTES, FINITE
 from proof.dialects import without_comments
 
 HEADER = "quantized.h"
-SIZES, ROWS = (2048, 4096, 8192), (1, 2, 4, 8)  # of lab.cuda.cases.timed_linear
+SIZES, ROWS = (2048, 4096, 8192), (1, 2, 4, 8)  # as in lab.cuda.cases.timed_linear
 GROUP, BITS = 64, 4
 FUNCTIONS = (
     "get_pack_factor",
@@ -54,7 +54,7 @@ class Variant:
     """One of MLX's kernels. With `vectors` of 0 it is qmv_fast, which reads the weights again for each row of x."""
 
     vectors: int = 0
-    lanes: int = 32  # that share a row of the weights
+    lanes: int = 32  # lanes that share a row of the weights
 
     @property
     def name(self) -> str:
@@ -75,10 +75,10 @@ class Variant:
 
 
 def variants_for(rows: int) -> Iterator[Variant]:
-    """All kernels that MLX might choose. The choice depends on the chip, so the fastest one counts."""
+    """Returns all kernels that MLX might choose. The choice depends on the chip, so the fastest one counts."""
     yield Variant()
     if rows > 1:
-        vectors = math.ceil(rows / math.ceil(rows / 5))  # at most 5 a threadgroup
+        vectors = math.ceil(rows / math.ceil(rows / 5))  # at most 5 per threadgroup
         yield from (Variant(vectors, lanes) for lanes in (4, 8, 16, 32))
 
 
@@ -103,7 +103,7 @@ def source() -> str:
 
 
 def linear_times(folder: Path, architecture: str) -> list[PeerTime]:
-    """The fastest of MLX's kernels for each size and number of rows."""
+    """Times the fastest of MLX's kernels for each size and number of rows."""
     cubin = peer_cubin(source(), folder, "mlx_linear", architecture)
     gpu = Gpu()
     found = []

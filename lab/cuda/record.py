@@ -63,11 +63,11 @@ class Output:
     name: str
     buffer: int
     offset: int  # in bytes
-    dtype: str  # bfloat, half, float, or numpy's name of an integer
+    dtype: str  # bfloat, half, float, or numpy's name for integers
     shape: list[int]
     strides: list[int]  # in elements
     exact: str  # hash
-    error: float  # of what the recording device computed
+    error: float  # the recording device's
 
 
 @dataclass
@@ -77,7 +77,7 @@ class CaseRecord:
     launches: list[LaunchRecord] = field(default_factory=list)
     fills: list[Fill] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
-    floor_bytes: int = 0  # of a case to be timed: that any implementation moves
+    floor_bytes: int = 0  # for a case to be timed, the bytes that any implementation moves
     is_wrong: bool = False  # the kernels must report it
 
 
@@ -172,8 +172,8 @@ def error(found: NDArray[Any], exact: NDArray[Any]) -> float:
     return difference / size if size else (0.0 if difference == 0 else float("inf"))
 
 
-# How many of a float64's 52 mantissa bits are dropped, because half of a record is such numbers. What remains is exact
-# to 1e-6 or 2e-9, far below the error of an output of that type.
+# Half of a record is exact numbers, so these of a float64's 52 mantissa bits are dropped. The rest is exact to 1e-6 or
+# 2e-9, far below the error of an output of that type.
 DROPPED_BITS = {"bfloat": 32, "half": 32, "float": 24}
 
 

@@ -13,7 +13,7 @@ from proof.checks import Progress
 def record_all(path: Path, progress: Progress, only: str = "") -> int:
     """`only` selects cases whose name contains it."""
     mps_simulator.activate()
-    from lab.cuda import cases, hostile  # once there is a device
+    from lab.cuda import cases, hostile  # needs a device
 
     recorders: list[tuple[str, cases.Recorder]] = [
         (case.name, partial(cases.record, case)) for case in cases.all_cases()

@@ -31,9 +31,9 @@ from lab.cuda.record import (
 )
 
 LOG_BYTES = 4 + 30 * 512  # shaders/core/error.h
-PATTERNS = (0, 0xFFFFFFFF)  # of threadgroup memory before a launch: zeros, NaN
-FINITE = 0x3C  # bytes of buffers to be timed: small numbers in every float dtype
-CACHE_BYTES = 256 << 20  # more than the GPU's cache, so that a timed launch finds nothing there
+PATTERNS = (0, 0xFFFFFFFF)  # threadgroup memory holds one before a launch: zeros, NaN
+FINITE = 0x3C  # each byte of timed buffers; makes a small number in every float dtype
+CACHE_BYTES = 256 << 20  # exceeds the GPU's cache, so that a timed launch finds nothing in it
 
 
 class Session:
@@ -56,7 +56,7 @@ class Session:
         if binding.is_error_log:
             return ctypes.c_uint64(self._log.address.value)
         if binding.buffer < 0:
-            return ctypes.c_uint64(0)  # an access to what is absent then faults
+            return ctypes.c_uint64(0)  # so that an access to what is absent faults
         return ctypes.c_uint64(buffers[binding.buffer].address.value + binding.offset)
 
     def fill(self, fill: Fill, buffers: Sequence[Buffer]) -> None:
@@ -66,8 +66,7 @@ class Session:
             taken += last - first
 
     def run(self, case: CaseRecord, pattern: int | None) -> dict[str, Bytes]:
-        """Returns the contents of the outputs' buffers. Without a pattern, only bytes that the host wrote are
-        written."""
+        """Returns the contents of the outputs' buffers. Without a pattern, only bytes that the host wrote are set."""
         buffers = [self.gpu.buffer(size) for size in case.buffers]
         if pattern is not None:
             for buffer in buffers:
@@ -168,7 +167,7 @@ class Timed:
     case: str
     microseconds: float
     floor: float  # at the copy rate
-    kernels: dict[str, float]  # microseconds of each by itself
+    kernels: dict[str, float]  # microseconds of each kernel by itself
 
 
 def timed(session: Session, case: CaseRecord, rate: float) -> Timed:

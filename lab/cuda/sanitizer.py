@@ -57,7 +57,7 @@ def program() -> str | None:
 
 
 def examine(tool: str, record: Path, cubins: Path, *what: str) -> Verdict:
-    """`what` has arguments of lab.cuda.replay. Raises ValueError if the tool does not finish."""
+    """Runs a tool. `what` has arguments of lab.cuda.replay. Raises ValueError if the tool does not finish."""
     replay = [sys.executable, "-m", "lab.cuda.replay", str(record), str(cubins), *what]
     command = [program() or "compute-sanitizer", "--tool", tool, *TOOLS[tool], "--print-limit", "50", *replay]
     try:

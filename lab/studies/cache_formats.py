@@ -1,4 +1,4 @@
-"""Formats in which other projects keep keys and values. They are coded as stored, so the tensors' sizes are the bits.
+"""Codes keys and values in other projects' formats. They are coded as stored, so the tensors' sizes are the bits.
 
     fp8         vLLM's `--kv-cache-dtype fp8_e4m3`: one float32 scale for the whole tensor, from its largest magnitude
     q8_0 ...    llama.cpp's blocks of 32 neighbours: a float16 scale, in q4_1 a float16 minimum too
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 BLOCK, GROUP = 32, 64
-LARGEST_FP8 = 448.0  # of e4m3 without infinities
+LARGEST_FP8 = 448.0  # the largest number of e4m3 without infinities
 PLACES = (1 << torch.arange(8)).to(torch.uint8)
 
 
@@ -30,7 +30,7 @@ class Stored(NamedTuple):
 
     @property
     def bits(self) -> float:
-        """Returns the bits of a value, with scales."""
+        """Returns the bits per value, with scales."""
         return 8 * sum(x.nbytes for x in self.tensors) / self.decoded.numel()
 
 
@@ -38,13 +38,13 @@ Format = Callable[[Tensor], Stored]
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """Integers [.., n] of `bits` bits each as bytes [.., bits, n / 8]."""
+    """Packs integers [.., n] of `bits` bits each into bytes [.., bits, n / 8]."""
     planes = codes.to(torch.uint8).unsqueeze(-2) >> torch.arange(bits, dtype=torch.uint8)[:, None] & 1
     return (planes.unflatten(-1, (-1, 8)) * PLACES).sum(-1, dtype=torch.uint8)
 
 
 def unpack(planes: Tensor) -> Tensor:
-    """[.., bits, n / 8] bytes as integers [.., n]."""
+    """Unpacks bytes [.., bits, n / 8] into integers [.., n]."""
     ones = (planes[..., None] >> torch.arange(8, dtype=torch.uint8) & 1).flatten(-2)
     return (ones << torch.arange(ones.shape[-2], dtype=torch.uint8)[:, None]).sum(-2)
 
@@ -56,7 +56,7 @@ def fp8(x: Tensor) -> Stored:
 
 
 def symmetric_8(x: Tensor) -> Stored:
-    """q8_0: from -127 to 127 times a scale."""
+    """Codes q8_0: numbers from -127 to 127 times a scale."""
     blocks = x.unflatten(-1, (-1, BLOCK))
     scale = blocks.abs().amax(-1, keepdim=True) / 127
     codes = (blocks * reciprocal(scale)).round().to(torch.int8)
@@ -65,7 +65,7 @@ def symmetric_8(x: Tensor) -> Stored:
 
 
 def symmetric(x: Tensor, bits: int) -> Stored:
-    """q4_0, q5_0: the value of the largest magnitude, with its sign, becomes the lowest code, minus half of them."""
+    """Codes q4_0 and q5_0: the value of the largest magnitude, with its sign, becomes the lowest code."""
     blocks, half = x.unflatten(-1, (-1, BLOCK)), 1 << (bits - 1)
     largest = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))
     scale = largest / -half
@@ -74,7 +74,7 @@ def symmetric(x: Tensor, bits: int) -> Stored:
 
 
 def affine(x: Tensor, bits: int, size: int) -> Stored:
-    """q4_1, quanto's groups: the smallest value becomes 0, the largest 2^bits - 1."""
+    """Codes q4_1 and quanto's groups: the smallest value becomes 0, the largest 2^bits - 1."""
     blocks, top = x.unflatten(-1, (-1, size)), 2**bits - 1
     low = blocks.amin(-1, keepdim=True)
     scale = (blocks.amax(-1, keepdim=True) - low) / top
@@ -83,12 +83,12 @@ def affine(x: Tensor, bits: int, size: int) -> Stored:
 
 
 def reciprocal(scale: Tensor) -> Tensor:
-    """0 of 0: a block of equal values has the code of zero."""
+    """Returns 0 for 0, so that a block of equal values has the code of zero."""
     return torch.where(scale == 0, 0.0, 1 / scale)
 
 
 def store_blocks(codes: Tensor, bits: int, scale: Tensor, zero: int = 0, low: Tensor | None = None) -> Stored:
-    """Codes [.., blocks, size] with a scale and perhaps a minimum [.., blocks, 1]: decoded from what is kept."""
+    """Stores codes [.., blocks, size] with a scale and perhaps a minimum [.., blocks, 1], and decodes it."""
     planes = pack(codes, bits)
     decoded = (unpack(planes) + zero) * scale.float()
     if low is None:

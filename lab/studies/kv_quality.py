@@ -1,11 +1,11 @@
-"""What formats of keys and values do to two trained models at equal bytes: docs/lab/cache-formats.md and its plot.
+"""Measures what formats of keys and values do to two trained models at equal bytes, for docs/lab/cache-formats.md.
 
     python -m lab.studies.kv_quality              measures what lab/studies/kv_quality.json lacks, then writes both
     python -m lab.studies.kv_quality --only 4v4   measures formats whose names contain this
 
 The formats are those of lab.studies.kv_formats, the models those of lab.studies.kv_models, with 2,048 and 8,192 tokens,
 of which the last 1,024 are judged. Bits count scales, norms, means, and what stays in float16. Each figure is written
-as soon as it is there, so that you can stop a run and go on later. To measure a format again, delete its entries.
+as soon as it is there, so you can stop a run and go on later. To measure a format again, delete its entries.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ CASES = {
 
 
 def measure(formats: dict[str, Format], cases: dict[str, Case]) -> None:
-    """Fills in what is missing, a format at a time."""
+    """Fills in what is missing, one format at a time."""
     models: dict[str, SmolLM2 | Pycode] = {}
     results = read()
     missing = [(form, key) for form in formats.values() for key in cases if form.name not in results.get(key, {})]
@@ -74,7 +74,7 @@ def write(key: str, name: str, found: dict[str, float]) -> None:
     results.setdefault(key, {})[name] = found
     new = RESULTS.with_suffix(".new")
     new.write_text(json.dumps(results, indent=1) + "\n")
-    new.replace(RESULTS)  # another run never reads half of it
+    new.replace(RESULTS)  # so that another run never reads half of it
 
 
 def table(results: Results, formats: dict[str, Format]) -> str:

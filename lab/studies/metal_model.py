@@ -47,12 +47,12 @@ SIMDGROUP = 32  # threads
 
 
 class Chip(NamedTuple):
-    """One chip with all its GPU cores. GHz is known where it was measured; elsewhere it follows from teraflops."""
+    """A chip with all its GPU cores. GHz is given if it was measured. Otherwise it follows from teraflops."""
 
     family: int  # MTLGPUFamilyApple...
     cores: int
     bandwidth: float  # GB/s
-    teraflops: float  # float32, a multiply-add counting as two
+    teraflops: float  # float32; a multiply-add counts as two
     sources: str
 
     @property
@@ -60,29 +60,31 @@ class Chip(NamedTuple):
         return self.teraflops * 1e12 / (2 * LANES * self.cores)
 
 
-# Rates of one core, which no source finds different between chips.
-LANES = 128  # multiply-adds a cycle, float32 and float16 alike [metal-benchmarks]
-MATRIX_LANES = 102  # multiply-adds a cycle of simdgroup_matrix [metal-benchmarks: 101.7 and 102.5]
-SCHEDULERS = 4  # each starts an instruction of a simdgroup a cycle [metal-benchmarks]
-CACHE_BYTES = 32  # a cycle from the cache outside the core [metal-benchmarks]
+# These are rates of one core. No source finds them different between chips.
+LANES = 128  # multiply-adds per cycle, in float32 and float16 [metal-benchmarks]
+MATRIX_LANES = 102  # multiply-adds per cycle with simdgroup_matrix [metal-benchmarks: 101.7 and 102.5]
+SCHEDULERS = 4  # each starts a simdgroup's instruction per cycle [metal-benchmarks]
+CACHE_BYTES = 32  # per cycle, from the cache outside the core [metal-benchmarks]
 THREADGROUP_MEMORY = 60 * 1024  # bytes [metal-benchmarks]
 REGISTERS = 208 * 1024  # bytes [metal-benchmarks]
 MOST_THREADS = 3072  # [metal-benchmarks: 24 simdgroups of four pipelines]
-# Cycles that an operation on floats takes its pipeline [metal-benchmarks; a division is a reciprocal, another function
-# is taken for an exp2]. Integer operations, comparisons, selections and conversions are counted, but not charged: those
-# that clang leaves need not be those that Apple's compiler needs, and a lower bound must not hang on them.
+# These are the cycles that an operation on floats takes in its pipeline [metal-benchmarks; a division is a reciprocal,
+# and another function counts as an exp2]. Integer operations, comparisons, selections and conversions are counted, but
+# cost nothing: those that clang leaves need not be those that Apple's compiler needs, and a lower bound must not depend
+# on them.
 OPERATION_CYCLES: Mapping[str, float] = {
     **dict.fromkeys(("fma", "add", "mul", "minmax", "round"), 1),
     **dict.fromkeys(("exp", "log", "other"), 4),
     **{"div": 6, "sqrt": 8, "rsqrt": 8},
 }
-# Cycles that a simdgroup waits at a barrier, for a collective operation (simd_sum, simdgroup_load, ...), and for what
-# it loads from device memory between two barriers, all of it in flight at once: assumed.
+# These are assumed cycles that a simdgroup waits at a barrier, for a collective operation (simd_sum, simdgroup_load,
+# ...), and for what it loads from device memory between two barriers, all of it in flight at once.
 BARRIER_LATENCY, COLLECTIVE_LATENCY, LOAD_LATENCY = 20.0, 10.0, 200.0
 
-# Sources. MB: github.com/philipturner/metal-benchmarks, measured on M1 and M2. Apple: bandwidths that it announced.
-# Press: bandwidths of tables in the press, not traced to Apple. HF: hardware.ts of Hugging Face for the float32 rates.
-# MT: michaelstinkerings.org, measured on an M5: 3.76 teraflops, 94 % of 10 cores at 1.578 GHz, and 122 of 153.6 GB/s.
+# Sources: MB is github.com/philipturner/metal-benchmarks, measured on M1 and M2. Apple is bandwidths that it announced.
+# Press is bandwidths of tables in the press, not traced to Apple. HF is hardware.ts of Hugging Face, for the float32
+# rates. MT is michaelstinkerings.org, measured on an M5: 3.76 teraflops, 94 % of 10 cores at 1.578 GHz, and 122 of
+# 153.6 GB/s.
 CHIPS: Mapping[str, Chip] = {
     "M1": Chip(7, 8, 68.2, 2.62, "MB"),
     "M1 Pro": Chip(7, 16, 204.8, 5.31, "MB"),
@@ -104,11 +106,11 @@ CHIPS: Mapping[str, Chip] = {
 
 
 class Prediction(NamedTuple):
-    """Seconds of one kernel's dispatches together, and what they are made of."""
+    """The seconds of one kernel's dispatches together, and their parts."""
 
     bounds: Mapping[str, float]  # memory, cache, arithmetic, issue, threadgroup, latency -> seconds
-    cores: int  # that have a threadgroup
-    threads: int  # that a core holds at once
+    cores: int  # cores that have a threadgroup
+    threads: int  # threads that a core holds at once
 
     @property
     def seconds(self) -> float:
@@ -122,8 +124,8 @@ class Prediction(NamedTuple):
 class Code(NamedTuple):
     """A compiler's figures for a kernel."""
 
-    registers: int = 0  # of 32 bits a thread; 0: not known
-    prices: Mapping[str, int] = {}  # hundredths of an instruction: lab/agx/issue.py; none: not known
+    registers: int = 0  # 32-bit registers per thread; 0 is unknown
+    prices: Mapping[str, int] = {}  # hundredths of an instruction: lab/agx/issue.py; {} is unknown
 
 
 UNKNOWN = Code()
@@ -194,12 +196,12 @@ def simdgroups_of(figures: Any) -> int:
 
 
 def predict(figures: Any, chip: str | Chip, code: Code = UNKNOWN) -> Prediction:
-    """The lower bound of a kernel's dispatches on a chip, from its figures in a detailed profile."""
+    """Returns the lower bound for a kernel's dispatches on a chip, from its figures in a detailed profile."""
     chip = CHIPS[chip] if isinstance(chip, str) else chip
     dispatches = max(1, figures.dispatches)
     groups = max(1, figures.threadgroups // dispatches)
     cores = min(chip.cores, groups)
-    share = -(-groups // chip.cores) / groups  # of the work, on the core that has most of it
+    share = -(-groups // chip.cores) / groups  # the busiest core's part of the work
     threads = max(1, figures.threads // max(1, figures.threadgroups))
     at_once = min(groups_at_once(figures, threads, code.registers), -(-groups // chip.cores))
     simdgroups = simdgroups_of(figures)
@@ -207,7 +209,7 @@ def predict(figures: Any, chip: str | Chip, code: Code = UNKNOWN) -> Prediction:
     distinct = figures.device_bytes_distinct_read + figures.device_bytes_distinct_written
     issued = figures.device_bytes_issued_read + figures.device_bytes_issued_written
     arithmetic, started = arithmetic_cycles(figures), instructions(figures, code)
-    # One simdgroup's path: its arithmetic at a quarter of the core, or an instruction a cycle; what it waits for.
+    # One simdgroup's path is its arithmetic at a quarter of the core, or an instruction per cycle, and its waits.
     others = figures.collectives - figures.matrix_multiplies
     waits = figures.barriers / max(1, figures.threadgroups) * BARRIER_LATENCY + others / simdgroups * COLLECTIVE_LATENCY
     waits += figures.load_rounds / simdgroups * LOAD_LATENCY

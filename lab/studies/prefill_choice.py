@@ -33,24 +33,25 @@ CHUNK = 64  # tokens
 FEW_TOKENS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16)
 CHUNKS = (1, 2, 4, 5, 6, 7, 8, 16)
 HEADS = (*range(1, 11), 12, 16, 20, 24, 32, 48, 64)
-# The most threadgroups per core of a row of the table, and its tokens.
+# Each row of the table has a largest number of threadgroups per core, and a range of tokens.
 SHARES = (0.5, 1, 1.6, 4, math.inf)
 TOKENS = ((2, 4), (5, 6), (7, 8), (9, 16), (64, 128), (256, 320), (384, 1024))
-# Thresholds to try: the fewest tokens for fused_chunk and for chunked, and chunked's most threadgroups per core.
+# These thresholds are tried: the fewest tokens for fused_chunk and for chunked, and chunked's most threadgroups per
+# core.
 FUSED_FROM = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 64)
 CHUNKED_FROM = (64, 128, 256, 320, 384, 448, 512, 1024)
 MOST_SHARES = (0.25, 0.4, 0.5, 0.6, 0.7, 0.8, 1, 1.3, 1.6, 2, 2.5, 3, 4, 6, 100)
-NOTHING = 1.005  # a difference that the table leaves out
-NOT_COUNTS = ("dispatches", "threadgroup_memory", "seconds")  # the same for any number of heads
+NOTHING = 1.005  # the table omits a smaller difference
+NOT_COUNTS = ("dispatches", "threadgroup_memory", "seconds")  # equal for any number of heads
 
-Counts = Mapping[str, SimpleNamespace]  # of each kernel by its name
+Counts = Mapping[str, SimpleNamespace]  # by the kernel's name
 
 
 class Case(NamedTuple):
     """A prefill on a chip, with the model's seconds for each algorithm."""
 
     tokens: int
-    share: float  # threadgroups of fused_chunk a core
+    share: float  # threadgroups of fused_chunk per core
     chosen: str  # by the heuristic
     seconds: Mapping[str, float]
 
@@ -61,7 +62,7 @@ class Case(NamedTuple):
 class Thresholds(NamedTuple):
     fused_from: int  # tokens
     chunked_from: int
-    most_share: float  # of chunked
+    most_share: float  # for chunked
 
     def choose(self, case: Case) -> str:
         if case.tokens >= self.chunked_from and case.share <= self.most_share:

@@ -21,8 +21,8 @@ DRAWS = 4000
 
 class Storage(NamedTuple):
     name: str
-    entries: int  # a divisor of the windows' number; an odd table's half has half of it
-    size: int  # bytes of a label
+    entries: int  # a divisor of the number of windows; half for an odd table's half
+    size: int  # bytes per label
     instructions: int
 
     def accesses(self) -> float:
@@ -33,7 +33,9 @@ class Storage(NamedTuple):
 
 
 def storages() -> list[Storage]:
-    """Extract and load; a byte is converted; of an odd table's half the sign is spread, and put on index and label."""
+    """Returns them. Each extracts and loads. A byte is converted. For an odd table's half, the sign changes index and
+    label.
+    """
     found = [Storage("4 bits without a trellis, halves", 16, 2, 2)]
     for window in trellis.RATES:
         every = 1 << window

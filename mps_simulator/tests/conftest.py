@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ["OMP_NUM_THREADS"] = "1"  # each worker has a core; threads that spin for another's core cost minutes
+    os.environ["OMP_NUM_THREADS"] = "1"  # each worker has one core, and threads that spin for another core cost minutes
 
 import torch
 
@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parents[1]
 @pytest.fixture(autouse=True, scope="module")
 def _simulated_device() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(FOLDER)  # the pyproject.toml there has nothing loaded
+        patch.chdir(FOLDER)  # the pyproject.toml there loads nothing
         mps_simulator.activate()
 
 
@@ -33,7 +33,7 @@ def _same_numbers_each_time() -> None:
 
 @pytest.fixture
 def folder() -> Path:
-    """Returns a working directory for separate processes, whose project has nothing loaded."""
+    """Returns a working directory for separate processes. Its project loads nothing."""
     return FOLDER
 
 

@@ -1,4 +1,5 @@
-// Host code as a Mac has it, right and wrong, for test_device_host_code.py: the wheel's own headers, PyTorch's stream.
+// Host code as a Mac has it, right and wrong, for test_device_host_code.py. It uses the wheel's own headers and
+// PyTorch's stream.
 #import <Foundation/Foundation.h>
 #import <Metal/Metal.h>
 
@@ -63,7 +64,7 @@ Tensor twice(const Tensor& x) {
 // Its temporary dies, still unwritten, when this returns.
 Tensor four_times(const Tensor& x) { return twice(twice(x)); }
 
-// The same kernel through PyTorch's C++ wrappers.
+// Runs the same kernel through PyTorch's C++ wrappers.
 Tensor twice_by_library(const Tensor& x) {
   static auto* library = new at::native::mps::DynamicMetalShaderLibrary("#define FACTOR 2\n" + std::string(kSource));
   static auto kernel = library->getKernelFunction("twice");
@@ -132,7 +133,7 @@ Tensor encodes_off_the_queue(const Tensor& x) {
   return x;
 }
 
-// The widely copied way: right on a fresh command buffer, a failed assertion after any other op.
+// This is the widely copied way. It works on a fresh command buffer, and fails an assertion after any other op.
 Tensor own_encoder(const Tensor& x) {
   Tensor y = at::empty_like(x);
   auto* stream = getCurrentMPSStream();

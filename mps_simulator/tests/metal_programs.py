@@ -13,7 +13,7 @@ import mps_simulator.metal
 
 Argument: TypeAlias = (
     torch.Tensor | int | float | bytes | tuple[torch.Tensor, int] | None
-)  # a pair: tensor and byte offset
+)  # a pair is a tensor and a byte offset
 Grid: TypeAlias = int | tuple[int, ...]
 
 HEADER = """
@@ -44,7 +44,7 @@ def run(
     threadgroup_memory: Mapping[int, int] | None = None,
     macros: Sequence[str] = (),
 ) -> None:
-    """Dispatches the only kernel of `source` and waits for it. `grid`: exact threads, by dispatchThreads."""
+    """Dispatches the only kernel of `source` and waits for it. `grid` is the number of threads, for dispatchThreads."""
     _, pipeline = _pipeline(source, tuple(macros))
     with mps_simulator.metal.encoder() as encoder:
         encoder.set_pipeline(pipeline)

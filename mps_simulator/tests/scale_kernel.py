@@ -1,4 +1,4 @@
-"""One kernel, and calls that encode it: y = 2 x."""
+"""A kernel for y = 2 x, and calls that encode it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def encode_scale(encoder: Any, pipeline: Any, x: Any, y: Any, count: int = N) ->
 
 
 def scaled(pipeline: Any, x: Any, y: Any, **options: Any) -> Any:
-    """Returns a command buffer of its own queue in which y is computed from x, not yet committed."""
+    """Returns a command buffer of its own queue that computes y from x, and is not yet committed."""
     command_buffer = metal.CommandQueue().command_buffer(**options)
     encoder = command_buffer.compute_encoder()
     encode_scale(encoder, pipeline, x, y)

@@ -1,4 +1,4 @@
-"""Tests the engine's Metal language: what it accepts, what it refuses, and with which words."""
+"""Tests the engine's Metal language: what it accepts, what it refuses, and the words of its errors."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ STORES[3] = STORES[2] + " out[index * 3 + 2] = value.z;"
 
 
 def positions(attribute: str, type_name: str) -> torch.Tensor:
-    """[z, y, x, component] for 2 x 1 x 2 threadgroups of 20 x 2 x 1 threads."""
+    """Returns [z, y, x, component] for 2 x 1 x 2 threadgroups of 20 x 2 x 1 threads."""
     width = int(type_name[-1]) if type_name[-1].isdigit() else 1
     out = torch.zeros(2, 2, 40, 3, dtype=torch.int32).to("mps")
     source = POSITIONS.format(type=type_name, attribute=attribute, stores=STORES[width])
@@ -248,7 +248,9 @@ def test_a_function_constant_of_the_wrong_size_is_refused() -> None:
 
 
 def test_threadgroup_variables() -> None:
-    """Several in one declaration, of a template's size, scalars, and two of one name in two scopes."""
+    """One declaration has several, one has a template's size, some are scalars, and two scopes have one of the same
+    name.
+    """
     source = """
     struct Pair { float a; float b; };
     template <typename T, int N>
@@ -298,7 +300,7 @@ def test_threadgroup_arguments_and_pointers_between_functions() -> None:
         ("table[2] + four.z", "constant float table[] = {1, 2, 4}; constant float4 four = float4(1, 2, 8, 4);", 12),
         ("Limits<half>::max", "template <typename T> struct Limits { static constexpr constant float max = 3; };", 3),
         ("sum<4>()", "template <int N> int sum() { if constexpr (N > 0) return N + sum<N - 1>(); return 0; }", 10),
-        ("0.1 * 3", "", 0.1 * 3),  # an unsuffixed literal is a float: 0.3f and not the rounded double product
+        ("0.1 * 3", "", 0.1 * 3),  # 0.3f; not the rounded double product
         ("is_same_v<decltype(1.0), float>", "", 1),
         ("float(1.5h) + 2.5bf", "", 4),
         ("global + local", "constant int global = 1; constant int local = 2;", 3),
@@ -470,7 +472,7 @@ def test_refused(case: str) -> None:
     message = str(error.value)
     assert words in message
     if line is not None:
-        # BODY starts a line of its own: its statement stands one line below the kernel's first
+        # BODY starts a new line, so its statement is one line below the kernel's first
         assert f"program_source:{line}:" in message.splitlines()[0], message
 
 

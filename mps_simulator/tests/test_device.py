@@ -1,4 +1,4 @@
-"""PyTorch's own features on the simulated mps device: what a model, a server or a test may ask of a backend."""
+"""Tests PyTorch's own features on the simulated mps device, which a model, a server or a test may need."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_a_freed_block_is_reused_in_stream_order() -> None:
     x = torch.ones(64, device=MPS)
     torch.mps.synchronize()
     block = x.data_ptr()
-    y = x.clone()  # queued
+    y = x.clone()  # this is queued
     del x
     z = torch.empty(64, device=MPS)
     assert z.data_ptr() == block
@@ -233,7 +233,7 @@ def test_threads() -> None:
 @pytest.mark.parametrize("wait", [torch.mps.empty_cache, torch.mps.synchronize, torch.accelerator.synchronize])
 def test_a_thread_that_waits_for_the_stream_lets_others_run(wait: Any) -> None:
     thread = threading.Thread(target=wait)
-    with mps_simulator.metal.stream_queue():  # a thread's turn, in which it runs Python
+    with mps_simulator.metal.stream_queue():  # it takes a turn to run Python
         thread.start()
         thread.join(timeout=0.05)
         assert thread.is_alive()
@@ -415,7 +415,7 @@ def test_ops_fall_back_to_the_cpu(op: Any) -> None:
 
 
 def written(out: torch.Tensor) -> Any:
-    """An op that writes to `out`, a fresh copy on the device of its argument."""
+    """Returns an op that writes to `out`, which it copies to its argument's device each time."""
 
     def op(x: torch.Tensor) -> torch.Tensor:
         target = out.to(x.device, copy=True)

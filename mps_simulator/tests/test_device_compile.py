@@ -1,4 +1,4 @@
-"""torch.compile and fake tensors on the simulated mps device."""
+"""Tests torch.compile and fake tensors on the simulated mps device."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_inductor_compiles_to_metal(dtype: torch.dtype) -> None:
         found = torch.compile(activation, fullgraph=True)(x)
     assert profile.launched("generated_kernel_0") == 1
     exact = activation(x.cpu().double())
-    one_rounding = torch.finfo(dtype).eps * exact.abs().max().item()  # of the sum, which may cancel in the result
+    one_rounding = torch.finfo(dtype).eps * exact.abs().max().item()  # the sum is rounded, and may cancel in the result
     torch.testing.assert_close(found.cpu().double(), exact, rtol=2 * torch.finfo(dtype).eps, atol=one_rounding)
 
 

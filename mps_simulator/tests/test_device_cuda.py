@@ -1,6 +1,6 @@
-"""A PyTorch that was built for CUDA, as Linux's usual wheel is: the simulated device hides CUDA, or says why it cannot.
+"""Tests a PyTorch that was built for CUDA, as Linux's usual wheel is. The device hides CUDA, or says why it cannot.
 
-A CPU build is made to look like one: hooks that say that CUDA is built in, and a version of CUDA.
+A CPU build is made to look like one, with hooks that say that CUDA is built in, and a version of CUDA.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ mps_simulator.activate()
 
 @pytest.fixture(scope="module")
 def hooks(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A library with the hooks; "" where PyTorch was built for CUDA and has its own."""
+    """Builds a library with the hooks. Returns "" if PyTorch was built for CUDA and has its own."""
     if torch.version.cuda is not None:
         return ""
     root = Path(torch.__file__).parent

@@ -1,4 +1,4 @@
-"""Objective-C++ host code as a Mac has it (host_code.mm) with the wheel's headers, on the device."""
+"""Tests Objective-C++ host code as a Mac has it (host_code.mm) with the wheel's headers, on the device."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_temporary_may_die_after_encoding(probe: Any) -> None:
     x = ramp()
     torch.mps.synchronize()
     y = probe.four_times(x)
-    z = probe.twice(x)  # takes the temporary's block
+    z = probe.twice(x)  # reuses the temporary's block
     assert y.tolist() == [4.0 * i for i in range(6)]
     assert z.tolist() == doubled()
 

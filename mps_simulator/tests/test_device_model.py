@@ -1,4 +1,4 @@
-"""A whole transformers model on the simulated device, by CPU fallback, gives the CPU's numbers."""
+"""Tests that a whole transformers model on the simulated device, by CPU fallback, gives the CPU's numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of the README, run as they stand."""
+"""Runs the README's examples unchanged."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_example_runs_and_prints_what_the_page_shows(tmp_path: Path) -> None
 
 def test_the_settings_and_keys_are_all_there() -> None:
     rows = set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE))
-    assert rows == set(Settings._every) - {"detailed"}  # profile(detailed=True) sets that one
+    assert rows == set(Settings._every) - {"detailed"}  # profile(detailed=True) sets it
     (table,) = blocks("toml")
     assert re.findall(r"^(\w+) =", table, re.MULTILINE) == list(KEYS)
     assert all(option in PAGE for option in re.findall(r"--[\w-]+", USAGE))

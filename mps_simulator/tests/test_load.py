@@ -1,4 +1,4 @@
-"""mps_simulator.load(): other people's .mm and .cpp on the device, unchanged."""
+"""Tests mps_simulator.load() with other people's .mm and .cpp files, unchanged."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_changed_source_is_rebuilt(tmp_path: Path) -> None:
 def test_headers_of_torch_that_were_installed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int
 ) -> None:
-    """Their times change, and clang refuses a precompiled header whose files have another time."""
+    """A new installation changes their times, and clang refuses a precompiled header whose files have another time."""
     header = tmp_path / "system" / "of_torch.h"
     header.parent.mkdir()
     header.write_text("#pragma once\ninline int two() { return 2; }\n")
@@ -186,7 +186,7 @@ def test_the_nearest_table_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(inner)
     assert project.find_project() is None
     outer = write(tmp_path, "[tool.mps_simulator]\n")
-    write(inner, "[tool.other]\n")  # says nothing of the simulator
+    write(inner, "[tool.other]\n")  # has no table of the simulator
     assert project.find_project() == outer and project.read_project(outer) == []
 
 

@@ -1,4 +1,4 @@
-"""Arguments and grids that Metal rejects are faults at the call that gives them."""
+"""Tests that a call with arguments or a grid that Metal rejects is a fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The engine's Metal library against numpy and PyTorch: rounding, vectors, functions, simdgroups, matrices, atomics."""
+"""Compares the engine's Metal library with numpy and PyTorch: rounding, vectors, functions, simdgroups, matrices,
+atomics.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ DTYPES = {"bfloat": torch.bfloat16, "half": torch.float16, "float": torch.float3
 
 
 def map_elements(statement: str, inputs: dict[str, torch.Tensor], out_type: str, before: str = "") -> torch.Tensor:
-    """`statement` computes `y` from one element of each input."""
+    """Returns the `y` that `statement` computes from one element of each input."""
     types = {torch.bfloat16: "bfloat", torch.float16: "half", torch.float32: "float", torch.int32: "int"}
     (count,) = {x.numel() for x in inputs.values()}
     out = torch.zeros(count, dtype=next(k for k, v in types.items() if v == out_type)).to("mps")
@@ -37,7 +39,7 @@ def map_elements(statement: str, inputs: dict[str, torch.Tensor], out_type: str,
 
 
 def random_bits(dtype: torch.dtype, count: int, seed: int) -> torch.Tensor:
-    """Every kind of number: normal, subnormal, zero, infinite, NaN."""
+    """Returns every kind of number: normal, subnormal, zero, infinite, NaN."""
     generator = np.random.default_rng(seed)
     integer = np.int32 if dtype == torch.float32 else np.int16
     limits = np.iinfo(integer)
@@ -58,7 +60,7 @@ def assert_same_numbers(got: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def floats_around(dtype: torch.dtype) -> torch.Tensor:
-    """Floats at, halfway between and one ULP off the numbers of a 16-bit type; then any floats at all."""
+    """Returns floats at, halfway between and one ULP off the numbers of a 16-bit type, and then any floats."""
     numbers = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).float()
     numbers = numbers[numbers.isfinite()].sort().values
     halfway = ((numbers[1:].double() + numbers[:-1].double()) / 2).float()
@@ -85,7 +87,7 @@ def test_arithmetic_rounds_after_each_operation(name: str, operator: str) -> Non
     a, b = (random_bits(DTYPES[name], 200_000, seed) for seed in (2, 3))
     with np.errstate(all="ignore"):
         exact = eval(f"p {operator} q", {"p": a.double().numpy(), "q": b.double().numpy()})
-    # rounding a double quotient, sum or product of two such numbers again is exact
+    # A double quotient, sum or product of two such numbers is exact when it is rounded again.
     assert_same_numbers(
         map_elements(f"y = a {operator} b;", {"a": a, "b": b}, name), torch.from_numpy(exact).to(DTYPES[name])
     )
@@ -145,7 +147,7 @@ def test_sizes_and_alignments(scalar: str) -> None:
 
 
 def vector(statement: str, out: str = "y") -> list[float]:
-    """Four floats that `statement` puts into `y`, from v = (1, 2, 3, 4) and w = (10, 20, 30, 40)."""
+    """Returns the four floats that `statement` puts into `y`, from v = (1, 2, 3, 4) and w = (10, 20, 30, 40)."""
     y = torch.zeros(4, device="mps")
     run(
         "kernel void f(device float4* out [[buffer(0)]]) {"
@@ -210,7 +212,7 @@ def test_user_names_that_look_like_swizzles_are_left_alone() -> None:
 
 # ---- functions -------------------------------------------------------------------------------------------------------
 
-# numpy's double function, arguments, and the bound in ULPs of the specification's table for metal::precise
+# Each has numpy's double function, arguments, and the bound in ULPs of the specification's table for metal::precise.
 FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[float, float], float]] = {
     "exp": (np.exp, (-80, 80), 4),
     "exp2": (np.exp2, (-120, 120), 4),
@@ -238,7 +240,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[float, float], float]] = {
 
 
 def ulps_off(got: torch.Tensor, exact: np.ndarray) -> float:
-    """In ULPs of the result: a number below a power of two may be moved beyond it, where ULPs are twice as large."""
+    """Uses ULPs of the larger number: below a power of two, one may move beyond it, where ULPs are twice as large."""
     ulp = np.spacing(np.maximum(np.abs(got.numpy()), np.abs(exact.astype(np.float32))))
     return float(np.max(np.abs(got.double().numpy() - exact) / ulp.astype(np.float64)))
 
@@ -316,7 +318,7 @@ LANES = 32
 
 
 def lanes(expression: str, data: np.ndarray, type_name: str = "float") -> np.ndarray:
-    """The expression of x in each lane."""
+    """Returns the value of the expression of x in each lane."""
     out = torch.zeros(LANES, dtype=torch.from_numpy(data).dtype).to("mps")
     run(
         f"kernel void f(device {type_name}* out [[buffer(0)]], device const {type_name}* in [[buffer(1)]],"
@@ -422,7 +424,7 @@ def matrices(statement: str, types: str = "float float float float") -> tuple[to
 
 
 def assert_close(got: torch.Tensor, exact: torch.Tensor, magnitude: torch.Tensor) -> None:
-    """Eight fused multiply-adds in float, and one rounding to the result's type."""
+    """Allows the errors of eight fused multiply-adds in float, and of one rounding to the result's type."""
     rounding = {torch.float32: 0.0, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}[got.dtype]
     assert ((got.double() - exact).abs() <= 8 * 2.0**-24 * magnitude + rounding * exact.abs()).all()
 

@@ -1,4 +1,6 @@
-"""What a Mac's Metal rejects or leaves undefined is a fault of the simulated objects; its right twin runs."""
+"""Tests that what a Mac's Metal rejects or leaves undefined is a fault of the simulated objects, and its right twin
+runs.
+"""
 
 from __future__ import annotations
 
@@ -202,7 +204,7 @@ def test_an_own_queue_is_not_ordered_with_the_stream(scale: Any) -> None:
         encode_scale(encoder, scale, x, y)
     command_buffer = scaled(scale, y, z)
     command_buffer.commit()
-    with faults("scale"):  # reads what the stream has yet to write
+    with faults("scale"):  # it reads what the stream has not yet written
         command_buffer.wait()
     assert y.tolist() == doubled()
 
@@ -227,7 +229,7 @@ def test_a_fault_drops_its_command_buffer_and_leaves_the_stream_usable(scale: An
 
 def test_a_failed_command_buffer_has_a_status_and_an_error(scale: Any) -> None:
     x, y = metal.Buffer(4 * N), metal.Buffer(4 * N)
-    command_buffer = scaled(scale, x, y)  # nobody wrote x
+    command_buffer = scaled(scale, x, y)  # nothing has written x
     command_buffer.commit()
     with faults("kernel 'scale'"):
         command_buffer.wait()
@@ -252,7 +254,7 @@ def test_a_reported_error_is_raised_at_the_next_wait(library: Any) -> None:
         encoder.dispatch_threads(1, 1)
     with pytest.raises(torch.AcceleratorError, match=r"bad.*k"):
         torch.mps.synchronize()
-    torch.mps.synchronize()  # reported once
+    torch.mps.synchronize()  # the error is reported only once
 
 
 # ---- the host and pending work ----

@@ -30,7 +30,7 @@ INSTANTIATIONS = "".join(
         ("simdgroup", f"gated_delta_fused_chunk<float, {SIZE}, {SIZE}, {HEADS}, {VALUE_HEADS}, 8>"),
     )
 )
-SAVE_STATE = 200  # the function constant that makes the sequential kernel keep its states
+SAVE_STATE = 200  # this function constant makes the sequential kernel keep its states
 
 
 @cache
@@ -44,7 +44,7 @@ def library() -> Any:
 
 
 def inputs(tokens: int) -> list[torch.Tensor]:
-    """q, k, v, decay (not its logarithm), beta, state."""
+    """Returns q, k, v, decay (not its logarithm), beta, state."""
     q, k = (torch.nn.functional.normalize(torch.randn(1, tokens, HEADS, SIZE), dim=-1) for _ in range(2))
     v = torch.randn(1, tokens, VALUE_HEADS, SIZE)
     decay, beta = torch.exp(-torch.rand(1, tokens, VALUE_HEADS)), torch.rand(1, tokens, VALUE_HEADS)
@@ -82,8 +82,8 @@ def in_the_engine(kernel: str, arguments: list[torch.Tensor]) -> tuple[torch.Ten
 def test_mlx_kernels_agree_with_mlx(kernel: str, tokens: int) -> None:
     arguments = inputs(tokens)
     library()
-    # MLX's simdgroup kernel overwrites a chunk's gates with no barrier behind their last use: lanes in lockstep forgive
-    # that, the watch does not (see below). The order of lanes is left ascending for the same reason.
+    # MLX's simdgroup kernel overwrites a chunk's gates without a barrier after their last use. Lanes in lockstep
+    # forgive that, but the watch does not (see below). For the same reason the order of lanes stays ascending.
     with settings(watch=kernel == "sequential"):
         got = in_the_engine(kernel, arguments)
     for name, result, expected in zip(("y", "state"), got, in_mlx(arguments), strict=True):

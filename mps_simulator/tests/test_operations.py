@@ -1,4 +1,4 @@
-"""profile(detailed=True): scalar operations by kind, of small kernels counted by hand."""
+"""Tests profile(detailed=True): scalar operations by kind, in small kernels counted by hand."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def figures(source: str, arguments: Sequence[Argument], threads: int = 32) -> An
 
 
 def floats(operations: dict[str, int]) -> dict[str, float]:
-    """Operations on floats of each thread."""
+    """Returns each thread's operations on floats."""
     return {kind: count / 32 for kind, count in operations.items() if kind in FLOATS}
 
 
@@ -87,7 +87,7 @@ def test_a_loop_counts_its_turns(turns: int) -> None:
 
 
 def test_lanes_that_stand_by_are_issued_too() -> None:
-    """One lane of the simdgroup computes: 1 of 32 operations is its own. 40 threads: a second simdgroup of 8 lanes."""
+    """One lane of a simdgroup computes, so 1 of 32 operations is its own. The second of two simdgroups has 8 lanes."""
     source = SOURCE.replace(
         "out[i] = VALUE;", "if (i % 32 == 3) for (uint t = 0; t < n; ++t) a = a / x[t]; out[i] = a;"
     )
@@ -99,7 +99,7 @@ def test_lanes_that_stand_by_are_issued_too() -> None:
 
 @pytest.mark.parametrize("seed", [0, 5])
 def test_lanes_with_fewer_turns(seed: int) -> None:
-    """Lane i makes i % 4 turns between two points where all are together: the GPU issues 3."""
+    """Lane i makes i % 4 turns between two points at which all lanes meet, so the GPU issues 3."""
     source = """
     kernel void compute(device const float* x [[buffer(0)]], device float* out [[buffer(1)]],
                         constant uint& n [[buffer(2)]], uint i [[thread_position_in_grid]]) {

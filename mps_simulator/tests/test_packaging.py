@@ -1,4 +1,4 @@
-"""A distribution of its own: the wheel carries the device's sources, and neither it nor its tests need a checkout."""
+"""Tests the distribution: the wheel has the device's sources, and neither it nor its tests need a checkout."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_an_installed_wheel_finds_its_sources_from_an_empty_folder(tmp_path: Pat
 
 
 def test_the_tests_import_nothing_but_the_package(tmp_path: Path) -> None:
-    """Not the tests of a project around this folder: from elsewhere, none of these can be imported."""
+    """The tests of a project around this folder cannot be imported from elsewhere."""
     command = ("-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", str(Path(__file__).parent))
     python(*command, directory=tmp_path)
 

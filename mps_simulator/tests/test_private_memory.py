@@ -1,4 +1,4 @@
-"""Faults in private memory and in the constants of a program, which are in registers and never reach the watch."""
+"""Tests faults in private memory and in a program's constants, which are in registers and never reach the watch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from twins import THREAD, N, Twin, each, ramp, thread, unwritten
 
 
 def indices(*last: int) -> torch.Tensor:
-    """[N] of int32: 0, 1, 2, 3, 0, ... and in the end `last`."""
+    """Returns [N] of int32: 0, 1, 2, 3, 0, ... that end with `last`."""
     values = torch.arange(N, dtype=torch.int32) % 4
     if last:
         values[-len(last) :] = torch.tensor(last, dtype=torch.int32)
@@ -20,7 +20,7 @@ def indices(*last: int) -> torch.Tensor:
 
 
 def kernel(body: str, functions: str = "") -> str:
-    """`body` computes out[i] from source[i], at[i] and COUNT, which is 8, or 9 in a faulty twin."""
+    """Returns a kernel in which `body` computes out[i] from source[i], at[i] and COUNT: 8, or 9 in a faulty twin."""
     return f"""
 #define COUNT @
 {functions}
@@ -32,7 +32,7 @@ kernel void private_memory(device const float* source [[buffer(0)]], device cons
 
 
 def twin(name: str, source: str, *words: str, last: int | None = None) -> Twin:
-    """Its output is its source. `last`: the index of the last thread, where only that one is at fault."""
+    """Returns a twin that copies its source. `last` is the last thread's index, if only that thread is at fault."""
     found = [*words, THREAD if last is None else thread(63)]
     of_last = [] if last is None else [last]
     return Twin(name, source, ("9", "8"), found, arguments=lambda: [ramp(), indices(*of_last), unwritten()])

@@ -13,7 +13,7 @@ import mps_simulator
 from metal_programs import Argument, run
 from mps_simulator import settings
 
-# The order in which the threads of one threadgroup come by, before and after a barrier.
+# The kernel writes the order in which the threads of a threadgroup arrive, before and after a barrier.
 ORDER = """
 kernel void order(device atomic_uint* counters [[buffer(0)]], device uint* first [[buffer(1)]],
                   device uint* second [[buffer(2)]], uint i [[thread_position_in_grid]]) {
@@ -53,7 +53,7 @@ def test_a_seed_is_reproducible_and_seeds_differ() -> None:
 
 
 def test_an_order_dependent_result_shows_under_a_seed() -> None:
-    """Shuffling shows what the atomic hides from the watch: the last thread to write wins."""
+    """The atomic hides from the watch that the last thread to write wins. Shuffling shows it."""
     source = """
     kernel void last(device atomic_uint* out [[buffer(0)]], uint i [[thread_position_in_grid]]) {
       atomic_store_explicit(out, i, memory_order_relaxed);
@@ -137,7 +137,7 @@ def ulps(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def test_perturbed_exponentials_stay_within_the_specification() -> None:
-    """precise::exp is given 4 ULPs by the Metal specification; our own is within one of the exact value."""
+    """The Metal specification allows precise::exp 4 ULPs. Without perturbation, ours is within one ULP."""
     source = torch.linspace(-80, 80, 4096)
     exact = source.double().exp().float()
     plain, perturbed = exponentials(source), exponentials(source, perturb=True, seed=1)
@@ -190,7 +190,7 @@ def test_figures_of_a_kernel_counted_by_hand() -> None:
     assert figures.threads == 384
     assert figures.device_bytes_read == 384 * 8
     assert figures.device_bytes_written == 384 * 4
-    assert figures.threadgroup_bytes_read in (384 * (4 + 4), 384 * (4 + 16))  # a scalar of the vector, or all of it
+    assert figures.threadgroup_bytes_read in (384 * (4 + 4), 384 * (4 + 16))  # one scalar of the vector, or all
     assert figures.threadgroup_bytes_written == 384 * (4 + 16)
     assert figures.barriers == 2 * 6
     assert figures.collectives == 2 * 12
@@ -199,7 +199,7 @@ def test_figures_of_a_kernel_counted_by_hand() -> None:
 
 
 def test_the_engine_goes_on_after_a_fault() -> None:
-    """After hundreds of threads were left waiting in a faulty kernel, repeatedly, the next dispatch is right."""
+    """Faulty kernels leave hundreds of threads waiting, repeatedly. The next dispatch must be right."""
     source = """
     kernel void stage(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
                       constant uint& broken [[buffer(2)]], uint i [[thread_position_in_grid]],

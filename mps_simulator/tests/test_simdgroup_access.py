@@ -1,4 +1,4 @@
-"""profile(detailed=True): the accesses of simdgroups, of small kernels counted by hand."""
+"""Tests profile(detailed=True): the accesses of simdgroups in small kernels counted by hand."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def zeros(count: int) -> torch.Tensor:
 
 
 def reads(kernel: Any) -> tuple[int, int, int, int]:
-    """Issued and distinct bytes, cache lines and the least, without the contiguous store of one float a lane."""
+    """Returns issued and distinct bytes, cache lines and the least number of them, without the store of one float per
+    lane.
+    """
     stores = kernel.device_bytes_issued_written // 128
     assert kernel.device_bytes_issued_written == stores * 128
     return (
@@ -91,7 +93,7 @@ def test_vectors_that_overlap_count_their_bytes_once() -> None:
     source = LOADS.replace("TYPE", "float").replace("VALUE", "VALUE(source + i)")
     source = source.replace("VALUE(source + i)", "float2(*(device const packed_float2*)(source + i)).y")
     kernel = figures(source, [ramp(64), zeros(32)])
-    # A packed vector is loaded element by element: one or two accesses of 128 bytes, never one for each lane.
+    # A packed vector is loaded element by element, in one or two accesses of 128 bytes, and not one for each lane.
     assert kernel.device_bytes_issued_read in (128, 256)
     assert kernel.device_bytes_distinct_read in (128, 132)
 
@@ -109,7 +111,7 @@ def test_a_loop_is_an_access_for_each_turn() -> None:
 
 
 def test_lanes_with_fewer_turns_leave_a_loop_early() -> None:
-    """Lane i makes i % 4 + 1 turns: 32, 24, 16 and 8 lanes are in the four accesses."""
+    """Lane i makes i % 4 + 1 turns, so the four accesses have 32, 24, 16 and 8 lanes."""
     source = """
     kernel void walk(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
                      uint i [[thread_position_in_grid]]) {
@@ -142,7 +144,7 @@ def test_an_instruction_after_a_barrier_is_another_access(barrier: str) -> None:
 
 
 def test_an_instruction_after_a_rendezvous_is_another_access() -> None:
-    """Turn n of one lane is not turn n of another where a simd_sum lies between the turns that they skip."""
+    """If a simd_sum lies between the turns that two lanes skip, their turns n are not one access."""
     source = """
     kernel void gather(device const float* source [[buffer(0)]], device float* out [[buffer(1)]],
                        constant uint& turns [[buffer(2)]], uint i [[thread_position_in_grid]]) {
@@ -161,7 +163,7 @@ def test_an_instruction_after_a_rendezvous_is_another_access() -> None:
 
 @pytest.mark.parametrize("seed", [0, 5])
 def test_simdgroups_and_the_rest_of_one(seed: int) -> None:
-    """80 threads: two whole simdgroups and 16 lanes. All read the same 32 floats."""
+    """80 threads are two whole simdgroups and 16 lanes. All read the same 32 floats."""
     source = LOADS.replace("TYPE", "float").replace("VALUE", "source[i % 32]")
     with settings(seed=seed):
         kernel = figures(source, [ramp(32), zeros(80)], threads=80)
@@ -236,7 +238,7 @@ kernel void matrix(device const TYPE* source [[buffer(0)]], device TYPE* out [[b
 @pytest.mark.parametrize("transposed", ["false", "true"])
 @pytest.mark.parametrize("pitch", [8, 128])
 def test_a_matrix_is_one_access(element: str, dtype: torch.dtype, transposed: str, pitch: int) -> None:
-    """Two elements a lane, however they are fetched: 64 elements in 8 rows."""
+    """Each lane has two elements, however it fetches them: 64 elements in 8 rows."""
     source = MATRIX.replace("TYPE", element).replace("PITCH", str(pitch)).replace("TRANSPOSED", transposed)
     kernel = figures(source, [ramp(1024, dtype), zeros(64).to(dtype)])
     size = 64 * dtype.itemsize
@@ -363,6 +365,6 @@ ROUNDS_OF_LOADS = """
 
 @pytest.mark.parametrize(("before", "rounds"), [("true", 1), ("false", 4)])
 def test_loads_between_barriers_are_a_round(before: str, rounds: int) -> None:
-    """Each round is of two simdgroups, whatever collective operations lie between."""
+    """Two simdgroups take part in each round, whatever collective operations lie between the loads."""
     kernel = figures(ROUNDS_OF_LOADS.replace("BEFORE", before), [ramp(256), zeros(64)], threads=64)
     assert kernel.load_rounds == 2 * rounds

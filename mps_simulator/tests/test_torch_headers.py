@@ -1,4 +1,4 @@
-"""Metal that others wrote: PyTorch's own headers (c10/metal), from its wheel, compile and run in the engine."""
+"""Tests Metal that others wrote: PyTorch's headers (c10/metal), from its wheel, compile and run in the engine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ kernel void special(device float* x [[buffer(0)]], device AtomicType_t<float>* t
 
 
 def library(headers: list[str], source: str) -> Any:
-    """Run-time compilation has no include path: PyTorch puts its headers' text in, and so does this."""
+    """Inserts the headers' text as PyTorch does, because run-time compilation has no include path."""
     text = "".join(f"#include <c10/metal/{name}>\n" for name in headers) + source
     text = _embed_headers(text.splitlines(keepends=True), [INCLUDE], set())
     with settings(strict=False):

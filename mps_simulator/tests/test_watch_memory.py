@@ -270,7 +270,7 @@ def test_a_large_buffer_takes_room_where_it_is_used() -> None:
     copy = BOUNDS[0].source(False)
     torch.mps.empty_cache()
     count = 2**32 // 4
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = resident_kb("VmRSS")
     for _ in range(2):
         large = unwritten(count)

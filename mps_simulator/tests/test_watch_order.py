@@ -221,7 +221,7 @@ test_the_fault_is_reported, test_the_correct_twin_passes = both_tests([*ORDER, *
 
 
 def test_a_cell_does_not_remember_earlier_dispatches() -> None:
-    """Races are judged within one dispatch: the same kernel again, with the threadgroups on the other elements."""
+    """A race needs one dispatch. The same kernel runs again with its threadgroups on the other elements."""
     source = """
     kernel void spread(device float* out [[buffer(0)]], constant uint& turn [[buffer(1)]],
                        uint i [[thread_position_in_grid]]) {
@@ -261,7 +261,7 @@ def test_a_barrier_that_threads_miss_is_a_fault_where_all_lanes_is_off() -> None
 
 
 def test_unwatched_lets_faults_pass() -> None:
-    """The fault that is reported while watched (a race that gives the right values) runs through unwatched."""
+    """Without the watch, a fault that the watch reports (a race that gives the right values) passes."""
     twin = next(twin for twin in ORDER if twin.name == "only simdgroup_barrier between simdgroups")
     with settings(watch=False, seed=0):
         twin.run(faulty=True)

@@ -27,7 +27,7 @@ kernel void small(device float* out [[buffer(0)]], uint i [[thread_position_in_g
 
 
 def copy(**changes: Any) -> torch.Tensor:
-    """Makes a dispatch that is correct except for `changes`: arguments by name, or what run() takes."""
+    """Makes a dispatch that is correct except for `changes`: arguments by name, or options of run()."""
     out = torch.empty(64, device="mps")
     arguments: dict[str, Argument] = {
         "source": torch.arange(64, dtype=torch.float32).to("mps"),

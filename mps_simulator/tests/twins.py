@@ -1,4 +1,4 @@
-"""A kernel with one fault, and its correct twin: the same source with another text in one place."""
+"""Kernels with one fault, and their correct twins: the same source with another text in one place."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def unwritten(count: int = N) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Twin:
-    """`program` is the body of a kernel with `parameters`, or has a kernel of its own. Its "@" stands for `texts`.
+    """`program` is the body of a kernel with `parameters`, or contains a kernel. `texts` replace its "@".
 
-    `texts` are the faulty one and the correct one. `arguments` are fresh for each run and the last is the output;
-    `words`: what the fault's text must match.
+    `texts` are the faulty one and the correct one. `arguments` are made anew for each run, and the last one is the
+    output. The fault's text must match `words`.
     """
 
     name: str

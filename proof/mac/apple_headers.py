@@ -1,8 +1,8 @@
 """Compares each declaration in our stub headers of Apple's frameworks with Apple's API.
 
-Two descriptions of it are public: metal-cpp, in the mlx-metal wheel (Metal and part of Foundation, with types), and
-Apple's open-source runtime headers, in the ziglang package (objc/NSObject.h, dispatch/). What neither of them has is
-looked for by name among the selectors and classes that torch's own macOS library uses, and is listed.
+Two descriptions of the API are public. metal-cpp, in the mlx-metal wheel, has Metal and part of Foundation, with types.
+Apple's open-source runtime headers, in the ziglang package, have objc/NSObject.h and dispatch/. If neither has a
+declaration, its name is looked for among the selectors and classes that torch's own macOS library uses, and is listed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from proof.mac.macho import Image
 CHECKOUT = Path(__file__).resolve().parents[2]
 SIMULATOR = Path("mps_simulator/src/mps_simulator")
 METAL = SIMULATOR / "metal/include"
-# One set for the simulated device on Linux, one for the Mac build; Metal's headers are the same in both.
+# One set is for the simulated device on Linux, and one for the Mac build. Metal's headers are the same in both.
 STUB_SETS = {
     "simulated device": (SIMULATOR / "foundation/include", METAL),
     "Mac build": (Path("proof/mac/include"), METAL),
@@ -32,18 +32,18 @@ SOURCE = """
 #include <dispatch/dispatch.h>
 """
 APPLE_SOURCE = "#include <objc/NSObject.h>\n#include <dispatch/dispatch.h>\n#include <sys/types.h>\n"
-NOT_PARSED = ("os/log.h", "os/signpost.h")  # of no framework: three integer types and a clock that Linux lacks
+NOT_PARSED = ("os/log.h", "os/signpost.h")  # three integer types and a clock that Linux lacks
 
 
 class Reference:
-    """Apple's API as it is described elsewhere."""
+    """Apple's API as other sources describe it."""
 
     def __init__(self, declarations: Iterable[Declaration]) -> None:
         self.values: dict[Key, set[str]] = {}
         self.parents: dict[str, list[str]] = {}
         for declaration in declarations:
             self.values.setdefault(declaration.key, set()).add(declaration.value)
-            # NSObject the class adopts NSObject the protocol: one name for both, so no parent.
+            # The class NSObject adopts the protocol NSObject. Both have one name here, so this is no parent.
             if declaration.key[0] == "parent" and declaration.key[1] != declaration.key[2]:
                 self.parents.setdefault(declaration.key[1], []).append(declaration.key[2])
 
@@ -61,7 +61,7 @@ class Reference:
         return frozenset(key[2].lstrip("+-") for key in self.values if key[0] == "method")
 
     def find(self, key: Key) -> set[str]:
-        """Returns what it has for a declaration, including inherited ones."""
+        """Returns the values of a declaration, including inherited ones."""
         kind, *names = key
         if kind == "method":
             owner, selector = names
@@ -76,7 +76,7 @@ class Reference:
 class Comparison:
     agreed: list[Declaration] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
-    by_name: list[Declaration] = field(default_factory=list)  # the name is in torch's macOS library; types unknown
+    by_name: list[Declaration] = field(default_factory=list)  # torch's macOS library has the name; types are unknown
     not_covered: list[Declaration] = field(default_factory=list)
 
     @property
@@ -85,18 +85,18 @@ class Comparison:
 
 
 def reference(include: Path) -> Reference:
-    """metal-cpp, from its include folder, and Apple's runtime headers."""
+    """Reads metal-cpp, from its include folder, and Apple's runtime headers."""
     runtime = [Path(directory) for directory in apple_include_directories()[-1:]]
     unit = parse(APPLE_SOURCE, ["-DOS_OBJECT_USE_OBJC=0"])
     return Reference([*metal_cpp.read(include), *objective_c(unit, runtime)])
 
 
 def stubs(root: Path = CHECKOUT) -> list[Declaration]:
-    """The declarations of both sets of stub headers, each once, from a checkout or an altered copy of one."""
+    """Returns the declarations of both sets of stub headers, each once, from a checkout or an altered copy of one."""
     found: dict[tuple[Key, str], Declaration] = {}
     for folders in STUB_SETS.values():
         directories = [root / folder for folder in folders]
-        # The simulated Mac's Availability.h says little: Apple's comes first, for Apple's own headers.
+        # The simulated Mac's Availability.h has little, so Apple's comes first, for Apple's own headers.
         availability = f'#include "{apple_include_directories()[-1]}/Availability.h"\n'
         unit = parse(availability + SOURCE, [f"-I{directory}" for directory in directories])
         for declaration in objective_c(unit, directories):
@@ -110,7 +110,9 @@ def _named(declaration: Declaration, names: frozenset[str]) -> bool:
 
 
 def compare(ours: Sequence[Declaration], apple: Reference, names: frozenset[str]) -> Comparison:
-    """Each of ours agrees with Apple's, differs, or cannot be compared; `names` are those that torch's library uses."""
+    """Sorts ours into those that agree with Apple's, differ, or have no counterpart. `names` are those that torch's
+    library uses.
+    """
     result = Comparison()
     for declaration in ours:
         expected = apple.find(declaration.key)
@@ -121,7 +123,7 @@ def compare(ours: Sequence[Declaration], apple: Reference, names: frozenset[str]
             theirs = " or ".join(sorted(expected))
             result.wrong.append(f"{declaration.where}: {declaration}, but Apple has {theirs}")
         elif kind == "parent" and declaration.key[2] == "NSObject":
-            result.agreed.append(declaration)  # the root, which metal-cpp does not spell out
+            result.agreed.append(declaration)  # metal-cpp does not spell out the root
         elif kind in ("method", "enumerator", "parent") and apple.knows(owner):
             result.wrong.append(f"{declaration.where}: {declaration}, which Apple's headers do not have")
         elif _named(declaration, names):
@@ -138,7 +140,7 @@ def expected_not_covered() -> frozenset[str]:
 
 
 def judge(comparison: Comparison) -> Finding:
-    """A wrong declaration is a problem; so is one that cannot be compared, until it is in not_covered.txt."""
+    """A wrong declaration is a problem, and so is one without a counterpart, unless not_covered.txt lists it."""
     unlisted = {str(each): each for each in comparison.not_covered if str(each) not in expected_not_covered()}
     stale = expected_not_covered() - {str(each) for each in comparison.not_covered}
     problems = list(comparison.wrong)
@@ -161,7 +163,7 @@ def judge(comparison: Comparison) -> Finding:
 
 
 def names_used_by(image: Image) -> frozenset[str]:
-    """Selectors, classes and functions of Apple's that a Mac library calls."""
+    """Returns the selectors, classes and functions of Apple's that a Mac library calls."""
     imported = (symbol.name.removeprefix("_OBJC_CLASS_$").lstrip("_") for symbol in image.imports)
     return frozenset(image.selectors).union(imported)
 

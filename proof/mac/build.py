@@ -1,7 +1,7 @@
 """Compiles and links torch_gdn._C for arm64 macOS, with the ziglang package's clang and linker, against a macOS wheel.
 
-The sources and flags are those that setup.py gives on a Mac. Headers: the wheel's, Apple's C and Objective-C runtime
-headers from the ziglang package, and stub headers of the frameworks (checked in apple_headers.py).
+The sources and flags are those that setup.py gives on a Mac. The headers are the wheel's, Apple's C and Objective-C
+runtime headers from the ziglang package, and stub headers of the frameworks (checked in apple_headers.py).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ MODULE_FILE = f"_C.cpython-{sys.version_info.major}{sys.version_info.minor}-darw
 RPATH = "@loader_path/../torch/lib"
 
 WARNINGS = ("-Wall", "-Werror")
-# What Apple's clang does for macOS 14 and zig's does not by itself: take nothing from libc++ that came later, and call
-# no sized operator delete, which torch's own libraries do not use either.
+# For macOS 14, Apple's clang takes nothing newer from libc++, and calls no sized operator delete, which torch's own
+# libraries do not call either. These flags make zig's clang do the same.
 AS_APPLE = (
     "-U_LIBCPP_HAS_VENDOR_AVAILABILITY_ANNOTATIONS",
     "-D_LIBCPP_HAS_VENDOR_AVAILABILITY_ANNOTATIONS=1",
@@ -38,7 +38,7 @@ AS_APPLE = (
 
 
 class BuildError(RuntimeError):
-    """The compiler's or the linker's own words: all of them, and in `problems` the first of each file."""
+    """Has the compiler's or the linker's output, and in `problems` the first error of each file."""
 
     def __init__(self, words: str, problems: Sequence[str] = ()) -> None:
         super().__init__(words)
@@ -46,7 +46,7 @@ class BuildError(RuntimeError):
 
 
 def first_error(words: str) -> str:
-    """The compiler's first complaint."""
+    """Returns the compiler's first error."""
     return next((line for line in words.splitlines() if "error" in line), words.strip()[:200])
 
 
@@ -62,7 +62,7 @@ class Build:
 
 
 def _zig(arguments: Sequence[str], cwd: Path) -> None:
-    # zig keeps every object by the content of all that went into it; a second build takes it from there.
+    # zig keeps every object under a hash of its inputs, and takes it from there in a second build.
     environment = os.environ | {"ZIG_GLOBAL_CACHE_DIR": str(cache_directory() / "zig")}
     command = [sys.executable, "-m", "ziglang", "c++", "-target", TARGET, *arguments]
     finished = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
@@ -77,7 +77,7 @@ def compile_flags(extension: MacExtension, torch: Wheel) -> list[str]:
         *extension.compile_flags,
         *WARNINGS,
         *AS_APPLE,
-        # Messages of TORCH_CHECK carry file names: the wheel's are to say nothing of this machine.
+        # Messages of TORCH_CHECK carry file names, and the wheel's must not name folders of this machine.
         *(f"-ffile-prefix-map={torch.root}/=", f"-ffile-prefix-map={CHECKOUT}/="),
         *(f"-I{directory}" for directory in extension.include_directories),
         *(flag for directory in system for flag in ("-isystem", str(directory))),
@@ -85,14 +85,14 @@ def compile_flags(extension: MacExtension, torch: Wheel) -> list[str]:
 
 
 def _python_include() -> str:
-    # CPython's headers differ between systems in pyconfig.h alone, of which pybind11 takes nothing that matters here.
+    # CPython's headers differ between systems only in pyconfig.h, of which pybind11 uses nothing that differs here.
     return sysconfig.get_paths()["include"]
 
 
 def compile_sources(
     torch: Wheel, sources: Sequence[str], directory: Path, done: Callable[[str], object] = lambda source: None
 ) -> tuple[dict[str, Path], dict[str, str]]:
-    """Compiles each source; returns the objects, and for each source that failed the compiler's words."""
+    """Compiles each source. Returns the objects, and the compiler's output for each source that failed."""
     flags = compile_flags(mac_extension(), torch)
     directory.mkdir(parents=True, exist_ok=True)
     objects = {source: directory / (source.replace("/", "_") + ".o") for source in sources}
@@ -116,20 +116,19 @@ def torch_libraries(torch: Wheel) -> list[Path]:
 
 
 def apple_built_images(*wheels: Wheel) -> list[Image]:
-    """Every library in the wheels: they show what macOS has."""
+    """Returns every library in the wheels, because they show what macOS has."""
     return [read(path) for wheel in wheels for path in sorted(wheel.root.rglob("*.dylib"))]
 
 
 def link(torch: Wheel, objects: Sequence[Path], directory: Path, symbols: dict[str, frozenset[str]]) -> Path:
-    """Links the module, two-level. CPython's own symbols stay open, as the interpreter supplies them.
+    """Links the module, two-level. CPython's own symbols stay open, because the interpreter supplies them.
 
-    zig's linker has no `-U` for single symbols: it is told to leave all open, and mac_symbols.py then accepts none but
-    CPython's.
+    zig's linker has no `-U` for single symbols, so it leaves all open. mac_symbols.py then accepts only CPython's.
     """
     extension = mac_extension()
     stubs = system_stubs.write(directory / "stubs", symbols)
     output = directory / MODULE_FILE
-    # -s: zig's compiler_rt would leave the names of its own build folders in the symbol table.
+    # Without -s, zig's compiler_rt would leave the names of its own build folders in the symbol table.
     arguments = ["-shared", "-O3", "-s", *map(str, objects), "-o", str(output)]
     arguments += ["-nostdlib++", *(str(stubs[f"/usr/lib/{name}"]) for name in ("libc++.1.dylib", "libobjc.A.dylib"))]
     arguments += [f"-F{directory / 'stubs'}", *extension.link_flags]
@@ -145,7 +144,7 @@ def build_directory(torch: Wheel) -> Path:
 
 
 def build(torch: Wheel, others: Sequence[Wheel] = (), done: Callable[[str], object] = lambda source: None) -> Build:
-    """The whole extension; `others` are further wheels that show what macOS has."""
+    """Builds the whole extension. `others` are further wheels that show what macOS has."""
     directory = build_directory(torch)
     with locked(directory):
         objects, errors = compile_sources(torch, mac_extension().sources, directory, done)

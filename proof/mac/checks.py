@@ -17,7 +17,9 @@ _builds: dict[str, mac_build.Build | mac_build.BuildError] = {}
 
 
 def built(progress: Progress) -> mac_build.Build:
-    """The extension for the torch that it asks for; built, or found not to build, once a process."""
+    """Returns the extension for the torch that it asks for. A process builds it only once, and keeps the error of a
+    failure.
+    """
     if wheels.TORCH_VERSION not in _builds:
         torch, mlx = wheels.torch(), wheels.mlx_metal()
         progress.expect(len(mac_extension().sources))
@@ -32,7 +34,7 @@ def built(progress: Progress) -> mac_build.Build:
 
 
 def needed_build(progress: Progress) -> mac_build.Build:
-    """The same for checks of what was built: that it does not build is for mac-build to say."""
+    """Returns the same for checks of the built extension. Only mac-build reports that it does not build."""
     try:
         return built(progress)
     except mac_build.BuildError as error:

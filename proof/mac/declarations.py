@@ -1,6 +1,6 @@
-"""What C, C++ and Objective-C headers declare of Apple's API, in one notation, so that two descriptions of it compare.
+"""Reads what C, C++ and Objective-C headers declare of Apple's API, in one notation, so that descriptions compare.
 
-`id<MTLBuffer>` in Objective-C and `MTL::Buffer*` in metal-cpp are both `MTLBuffer*`; `NSUInteger` and `NS::UInteger`
+`id<MTLBuffer>` in Objective-C and `MTL::Buffer*` in metal-cpp are both `MTLBuffer*`. `NSUInteger` and `NS::UInteger`
 are both `unsigned long`. A declaration is a key, such as ("method", "MTLBuffer", "-contents"), and a value, `void*()`.
 """
 
@@ -31,21 +31,21 @@ Key = tuple[str, ...]
 class Declaration:
     key: Key
     value: str
-    where: str  # file:line, the file without its folder
+    where: str  # file:line, where the file has no folder
 
     def __str__(self) -> str:
         return f"{' '.join(self.key)}: {self.value}".rstrip()
 
 
 class HeaderError(RuntimeError):
-    """Headers that do not parse: the compiler's own words."""
+    """Raised with the compiler's output if headers do not parse."""
 
 
 @functools.cache
 def apple_include_directories() -> tuple[str, ...]:
-    """Clang's own headers and Apple's C and Objective-C runtime headers, as the ziglang package ships them."""
+    """Returns clang's own headers and Apple's C and Objective-C runtime headers, as the ziglang package ships them."""
     command = [sys.executable, "-m", "ziglang", "c++", "-target", "aarch64-macos.14.0", "-x", "c++", "-###", "-c"]
-    with tempfile.TemporaryDirectory() as directory:  # zig leaves an empty object file where it is called
+    with tempfile.TemporaryDirectory() as directory:  # zig leaves an empty object file in its working directory
         finished = subprocess.run([*command, os.devnull], cwd=directory, capture_output=True, text=True, check=True)
     words = shlex.split(finished.stderr)
     pairs = itertools.pairwise(words)
@@ -53,7 +53,7 @@ def apple_include_directories() -> tuple[str, ...]:
 
 
 def parse(source: str, flags: Sequence[str], language: str = "objective-c++") -> TranslationUnit:
-    """Parses `source` for arm64 macOS with Apple's runtime headers; any error raises HeaderError."""
+    """Parses `source` for arm64 macOS with Apple's runtime headers. Any error raises HeaderError."""
     arguments = ["-x", language, "-std=c++17", "-target", TARGET, "-fblocks", "-nostdinc", "-nostdinc++", *flags]
     for directory in (str(PARSE_INCLUDE), *apple_include_directories()):
         arguments += ["-isystem", directory]
@@ -69,7 +69,7 @@ def where(cursor: Cursor) -> str:
 
 
 def kind_of(thing: Cursor | Type) -> CursorKind | TypeKind | None:
-    """None for what libclang's Python half has no name for: some attributes, Objective-C's object types."""
+    """Returns None if libclang's Python half has no name for it, as for some attributes and Objective-C's objects."""
     try:
         return thing.kind
     except ValueError:
@@ -77,7 +77,7 @@ def kind_of(thing: Cursor | Type) -> CursorKind | TypeKind | None:
 
 
 def _framework_name(spelling: str) -> str | None:
-    """`MTL::Buffer` -> `MTLBuffer`, `NS::Object` -> `id`; None for what is not in metal-cpp's namespaces."""
+    """`MTL::Buffer` -> `MTLBuffer`, `NS::Object` -> `id`. Returns None outside metal-cpp's namespaces."""
     match = re.fullmatch(r"(?:const )?(?:class |struct |enum )?(MTL|NS|CA)::(\w+)", spelling)
     if match is None:
         return None
@@ -100,7 +100,7 @@ def _pointer(pointee: Type) -> str:
         return "id" if record == "id" else f"{record}*"
     if pointee.spelling in ("objc_object", "struct objc_object"):
         return "id"
-    # Whether the pointers in an array of objects are const says nothing about the API: both ways are used for one.
+    # In an array of objects, const pointers are the same API: both spellings occur.
     inner = notation(pointee)
     is_object = inner == "id" or (inner.endswith("*") and not inner.startswith("const "))
     return ("" if is_object or not pointee.is_const_qualified() else "const ") + inner + "*"
@@ -111,7 +111,7 @@ def _function(function: Type) -> str:
 
 
 def notation(kind: Type, owner: str = "") -> str:
-    """A type in the common notation; `owner` is the class that `instancetype` stands for."""
+    """Returns a type in the common notation. `owner` is the class that `instancetype` means."""
     if kind.spelling.split(" ")[0] == "instancetype":
         return f"{owner}*"
     kind = kind.get_canonical()
@@ -140,7 +140,7 @@ def function_value(cursor: Cursor) -> str:
 
 
 def struct_value(cursor: Cursor) -> str:
-    """Fields with their types and byte offsets, and the size."""
+    """Returns the fields with their types and byte offsets, and the size."""
     fields = [
         f"{notation(field.type)} {field.spelling} @{cursor.type.get_offset(field.spelling) // 8}"
         for field in cursor.type.get_fields()
@@ -157,7 +157,7 @@ def enumerators(cursor: Cursor, prefix: str = "") -> Iterator[Declaration]:
 
 
 def _class_declarations(cursor: Cursor) -> Iterator[Declaration]:
-    """Getters and setters of properties are among the methods, as clang declares them."""
+    """Yields the members. clang declares getters and setters of properties as methods."""
     owner = cursor.spelling
     is_category = kind_of(cursor) == CursorKind.OBJC_CATEGORY_DECL
     if is_category:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
-# Everything that asks for the platform when it is imported comes first. torch's build_ext adds its own flags to those
-# of setup.py, then hands over to setuptools', which would call the compiler.
+# Modules that ask for the platform on import come first. torch's build_ext adds its own flags to those of setup.py, and
+# then calls setuptools', which would call the compiler.
 _PROGRAM = """
 import json, sys
 from distutils.core import run_setup
@@ -47,7 +47,7 @@ command.build_extensions()
 class MacExtension:
     name: str
     sources: tuple[str, ...]  # relative to the checkout
-    include_directories: tuple[Path, ...]  # our own; PyTorch's come from the wheel
+    include_directories: tuple[Path, ...]  # ours; PyTorch's come from the wheel
     compile_flags: tuple[str, ...]
     libraries: tuple[str, ...]
     link_flags: tuple[str, ...]

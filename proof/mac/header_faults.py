@@ -1,4 +1,4 @@
-"""Faults planted into copies of our stub headers: the comparison with Apple's API must find each of them."""
+"""Plants faults into copies of our stub headers. The comparison with Apple's API must find each of them."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ FAULTS = (
 
 
 def planted(fault: Fault, directory: Path) -> Path:
-    """A copy of all stub headers with the fault in it, in the checkout's layout."""
+    """Makes a copy of all stub headers with the fault in it, in the checkout's layout."""
     for folder in {folder for folders in apple_headers.STUB_SETS.values() for folder in folders}:
         shutil.copytree(apple_headers.CHECKOUT / folder, directory / folder)
     fault.plant(directory)
@@ -133,7 +133,7 @@ def problems_with(fault: Fault, reference: apple_headers.Reference, names: froze
 
 
 def check_faults(reference: apple_headers.Reference, names: frozenset[str]) -> Finding:
-    """Each planted fault is named by some problem."""
+    """Checks that some problem names each planted fault."""
     missed = [
         f"{fault.what} ({fault.named}) went unnoticed"
         for fault in FAULTS

@@ -12,7 +12,7 @@ FLAT = "flat lookup"  # any image of the process may supply it
 ITSELF = "itself"
 WEAK_LOOKUP = -3  # BIND_SPECIAL_DYLIB_WEAK_LOOKUP of mach-o/loader.h
 
-# LIEF complains on standard error of the empty export information that a module may have.
+# LIEF prints a complaint about the empty export information that a module may have.
 lief.logging.disable()
 
 
@@ -35,7 +35,7 @@ class Image:
     platform: str
     minimum_os: tuple[int, ...]
     imports: tuple[Import, ...]
-    undefined: tuple[str, ...]  # every symbol that is not defined here; what `imports` is to an object file
+    undefined: tuple[str, ...]  # all symbols that are not defined here; an object file's `imports`
     exports: frozenset[str]
     selectors: tuple[str, ...]
 
@@ -46,9 +46,9 @@ def _word(value: object) -> str:
 
 def _supplier(symbol: lief.MachO.Symbol, libraries: tuple[str, ...]) -> str:
     binding = symbol.binding_info
-    assert binding is not None, symbol.name  # who calls this looked
+    assert binding is not None, symbol.name  # callers have checked it
     ordinal = binding.library_ordinal
-    if ordinal in (0, WEAK_LOOKUP):  # C++: any image's definition will do; the symbol table has the one linked against
+    if ordinal in (0, WEAK_LOOKUP):  # a weak C++ symbol; the symbol table has the library linked against
         ordinal = (symbol.description >> 8) & 0xFF
     if 0 < ordinal <= len(libraries):
         return libraries[ordinal - 1]
@@ -89,7 +89,7 @@ def _read(path: Path, modified: int, inode: int) -> Image:
         imports=tuple(
             Import(str(symbol.name), _supplier(symbol, libraries))
             for symbol in binary.imported_symbols
-            if symbol.has_binding_info  # without one dyld never looks for it
+            if symbol.has_binding_info  # otherwise dyld never looks for it
         ),
         undefined=tuple(str(symbol.name) for symbol in binary.imported_symbols),
         exports=frozenset(str(symbol.name) for symbol in binary.exported_symbols),

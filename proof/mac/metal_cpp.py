@@ -1,4 +1,4 @@
-"""Apple's Metal and Foundation as metal-cpp has them, whose headers come with the public mlx-metal wheel.
+"""Reads Apple's Metal and Foundation from metal-cpp, whose headers come with the public mlx-metal wheel.
 
 Each inline method sends one message, whose selector, argument types and result type are the API's own.
 """
@@ -24,7 +24,7 @@ from proof.mac.declarations import (
 
 NAMESPACES = ("MTL", "NS")
 SOURCE = "#include <Foundation/Foundation.hpp>\n#include <Metal/Metal.hpp>\n"
-# With these the selectors and class names are strings in the headers rather than names of somebody else's variables.
+# With these, selectors and class names are strings in the headers, and not names of external variables.
 FLAGS = ("-DNS_PRIVATE_IMPLEMENTATION", "-DMTL_PRIVATE_IMPLEMENTATION", "-DINFINITY=__builtin_inff()")
 
 
@@ -41,7 +41,7 @@ def _variables(namespace: Cursor) -> Iterator[Cursor]:
 
 
 def _looked_up(unit: TranslationUnit) -> Iterator[tuple[Cursor, str]]:
-    """The variables that hold selectors, classes and protocols, and the names that those are looked up by."""
+    """Returns the variables that hold selectors, classes and protocols, and the names that they look up."""
     for namespace in unit.cursor.get_children():
         if kind_of(namespace) == CursorKind.NAMESPACE and namespace.spelling in NAMESPACES:
             for variable in _variables(namespace):
@@ -56,7 +56,7 @@ def _name(cursor: Cursor) -> str:
 
 
 def _message(method: Cursor, strings: dict[str, str]) -> Declaration | None:
-    """The message that a method sends, if it sends just one whose types are known."""
+    """Returns the message that a method sends, if it sends just one whose types are known."""
     calls = [
         call
         for call in _descendants(method, CursorKind.CALL_EXPR)
@@ -69,7 +69,7 @@ def _message(method: Cursor, strings: dict[str, str]) -> Declaration | None:
     owner = _name(method.semantic_parent)
     sent = calls[0].referenced.type.get_canonical()
     value = signature(notation(sent.get_result()), [notation(each) for each in list(sent.argument_types())[2:]])
-    sign = "+" if len(named) == 2 else "-"  # the class that it is sent to comes first
+    sign = "+" if len(named) == 2 else "-"  # the class that receives it comes first
     return Declaration(("method", owner, sign + named[-1]), value, where(method))
 
 
@@ -88,7 +88,7 @@ def _parents(cursor: Cursor) -> Iterator[Declaration]:
 
 
 def _maker(struct: Cursor, namespace: str) -> Iterator[Declaration]:
-    """`MTL::Size::Make` is MTLSizeMake, `NS::Range::Make` is NSMakeRange."""
+    """Reads `MTL::Size::Make` as MTLSizeMake, and `NS::Range::Make` as NSMakeRange."""
     for child in struct.get_children():
         if child.spelling == "Make":
             name = f"NSMake{struct.spelling}" if namespace == "NS" else f"{namespace}{struct.spelling}Make"
@@ -128,7 +128,7 @@ def _at_top(cursor: Cursor, strings: dict[str, str]) -> Iterator[Declaration]:
 
 
 def read(include: Path) -> list[Declaration]:
-    """Everything in metal-cpp, from the folder that holds Metal/ and Foundation/."""
+    """Reads everything in metal-cpp, from the folder that holds Metal/ and Foundation/."""
     unit = parse(SOURCE, (*FLAGS, f"-I{include}"), language="c++")
     names = list(_looked_up(unit))
     strings = {variable.get_usr(): name for variable, name in names}

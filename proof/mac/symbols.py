@@ -16,7 +16,7 @@ from proof.mac.wheels import cache_directory
 
 MINIMUM_OS = (14, 0, 0)
 OPENMP_LIBRARY = "libomp.dylib"
-PARALLEL_REGION = "___kmpc_fork_call"  # what at::parallel_for comes to
+PARALLEL_REGION = "___kmpc_fork_call"  # at::parallel_for becomes a call of it
 TORCH_LIBRARIES = tuple(f"@rpath/lib{name}.dylib" for name in ("c10", "torch", "torch_cpu", "torch_python"))
 SYSTEM_LIBRARIES = (
     "/usr/lib/libSystem.B.dylib",
@@ -47,8 +47,9 @@ def openmp_symbols(torch: Iterable[Image]) -> frozenset[str]:
 
 
 def check_imports(module: Image, torch: Iterable[Image], system: Mapping[str, frozenset[str]]) -> Finding:
-    """Every symbol that the module takes from elsewhere is there: `torch` are the wheel's libraries, `system` tells
-    what macOS has, by install name. Only CPython's and OpenMP's are looked up without a library."""
+    """Checks that every imported symbol exists. `torch` are the wheel's libraries, and `system` has macOS's symbols by
+    install name. Only CPython's and OpenMP's may be looked up without a library.
+    """
     torch = list(torch)
     openmp = openmp_symbols(torch)
     exports = {image.install_name: image.exports for image in torch} | dict(system)
@@ -77,13 +78,13 @@ def check_imports(module: Image, torch: Iterable[Image], system: Mapping[str, fr
 
 
 def check_threads(module: Image) -> Finding:
-    """The CPU ops run on more than one core: their loops were compiled as parallel regions."""
+    """Checks that the CPU ops run on more than one core: their loops were compiled as parallel regions."""
     is_parallel = PARALLEL_REGION in {symbol.name for symbol in module.imports}
     return Finding(1, [] if is_parallel else [f"it has no {PARALLEL_REGION}: its CPU ops run on one core"])
 
 
 def check_selectors(module: Image, known: frozenset[str]) -> Finding:
-    """Every message that the module sends has a selector of Apple's."""
+    """Checks that every message that the module sends has a selector of Apple's."""
     problems = [
         f"no description of Apple's API has the selector {name}" for name in module.selectors if name not in known
     ]
@@ -119,7 +120,7 @@ def check_load_commands(module: Image) -> Finding:
 
 
 def check_no_build_paths(module: Path) -> Finding:
-    """Nothing in the file tells where it was built."""
+    """Checks that nothing in the file tells where it was built."""
     data = module.read_bytes()
     places = {str(CHECKOUT), str(cache_directory()), str(Path.home()), sys.prefix, sys.base_prefix, "site-packages"}
     problems = [f"the module contains the path {place}" for place in sorted(places) if place.encode() in data]

@@ -1,8 +1,8 @@
-"""Stub libraries (.tbd) of macOS for the linker, which the ziglang package has of libSystem only.
+"""Writes stub libraries (.tbd) of macOS for the linker. The ziglang package has only libSystem's.
 
-Each holds just what Apple-built libraries in public macOS wheels (torch's, MLX's) import from the system library of
-that name. Those wheels run on macOS 14, so whatever links against the stubs is there too; a symbol that none of them
-uses is left open, and reported, until its source is named here.
+A stub has just what Apple-built libraries in public macOS wheels (torch's, MLX's) import from the system library of
+that name. Those wheels run on macOS 14, so whatever links against the stubs is there too. A symbol that none of them
+uses stays open, and is reported, until its source is named here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from proof.mac.macho import Image
 
 SYSTEM = ("/usr/lib/", "/System/Library/Frameworks/")
 CLASS = "_OBJC_CLASS_$_"
-# Library -> symbols that are documented but that no library at hand happens to use, with the document in a comment.
+# Library -> symbols that are documented but that no library at hand uses. A comment names the document.
 DOCUMENTED: Mapping[str, frozenset[str]] = {}
 
 _TBD = """--- !tapi-tbd
@@ -30,7 +30,7 @@ exports:
 
 
 def system_symbols(images: Iterable[Image]) -> dict[str, frozenset[str]]:
-    """Install name of each system library -> the symbols that some image imports from it."""
+    """Returns, by the install name of each system library, the symbols that some image imports from it."""
     found: dict[str, set[str]] = {}
     for image in images:
         for symbol in image.imports:
@@ -47,7 +47,7 @@ def _file(directory: Path, install_name: str) -> Path:
 
 
 def write(directory: Path, symbols: Mapping[str, frozenset[str]]) -> dict[str, Path]:
-    """Writes a stub for each library; frameworks as `-F directory -framework NAME` finds them."""
+    """Writes a stub for each library. `-F directory -framework NAME` finds the frameworks."""
     files = {}
     for install_name, names in symbols.items():
         path = _file(directory, install_name)

@@ -16,7 +16,7 @@ from proof.mac.macho import read
 
 @dataclass(frozen=True)
 class Verdict:
-    """One line of the table; `problems` are the compiler's and the linker's words."""
+    """One line of the table. `problems` has the compiler's and the linker's output."""
 
     version: str
     unavailable: str
@@ -36,12 +36,12 @@ class Verdict:
 
 
 def mac_only_sources() -> tuple[str, ...]:
-    """Returns the sources that touch Metal and PyTorch's mps, which a torch release is most likely to break."""
+    """Returns the sources that use Metal and PyTorch's mps, which a torch release is most likely to break."""
     return tuple(source for source in mac_extension().sources if source.startswith("csrc/metal/"))
 
 
 def _undefined(torch: wheels.Wheel, objects: Sequence[Path]) -> list[str]:
-    """PyTorch symbols that the objects need and that neither they nor the wheel define; short of linking."""
+    """Returns PyTorch symbols that the objects need and that neither they nor the wheel define. Nothing is linked."""
     images = [read(path) for path in objects]
     defined = frozenset().union(*(image.exports for image in images))
     supplied = frozenset().union(*(read(path).exports for path in mac_build.torch_libraries(torch)))

@@ -1,6 +1,6 @@
-"""Puts the cross-built module into a wheel for macOS, labelled as what it is, and checks the wheel.
+"""Puts the cross-built module into a wheel for macOS, says in the wheel how it was made, and checks the wheel.
 
-Files and metadata are setup.py's own (build_py, dist_info); RECORD and the file's name come from the wheel package.
+Files and metadata are setup.py's own (build_py, dist_info). RECORD and the file's name come from the wheel package.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _setup(*arguments: str) -> None:
 
 
 def _label(metadata: Path) -> None:
-    """METADATA says it where pip and package listings show it: in the summary, and above the description."""
+    """Says it in METADATA where pip and package listings show it: in the summary, and above the description."""
     head, _, description = metadata.read_text().partition("\n\n")
     lines = [f"Summary: [{LABEL}] {line[9:]}" if line.startswith("Summary: ") else line for line in head.split("\n")]
     metadata.write_text("\n".join(lines) + f"\n\n> {LABEL}\n\n{description}")
@@ -86,7 +86,7 @@ def _files_below(folder: Path, pattern: str = "*") -> set[str]:
 
 
 def check_tags(path: Path) -> Finding:
-    """The name says what WHEEL says, and is one that a Mac with macOS 14 takes, as it takes torch's own wheel."""
+    """Checks that the name says what WHEEL says, and that macOS 14 takes it, as it takes torch's own wheel."""
     _, _, build, tags = parse_wheel_filename(path.name)
     with zipfile.ZipFile(path) as archive:
         declared = _message(archive, "WHEEL")
@@ -102,7 +102,9 @@ def check_tags(path: Path) -> Finding:
 
 
 def check_contents(path: Path) -> Finding:
-    """The package with its shaders and one extension module; no simulator, no tests; RECORD agrees with the files."""
+    """Checks for the package with its shaders and one extension module, without simulator and tests, and for a right
+    RECORD.
+    """
     problems = []
     with WheelFile(path) as archive:
         names = archive.namelist()
@@ -124,7 +126,7 @@ def check_contents(path: Path) -> Finding:
 
 
 def check_label(path: Path) -> Finding:
-    """Whoever looks at the wheel learns that it was cross-built and never run."""
+    """Checks that the wheel says that it was cross-built and never run."""
     with zipfile.ZipFile(path) as archive:
         metadata = _message(archive, "METADATA")
         labels = [name for name in archive.namelist() if name.endswith(f".dist-info/{LABEL_FILE}")]
@@ -138,7 +140,7 @@ def check_label(path: Path) -> Finding:
 
 
 def check_requirement(path: Path, torch: wheels.Wheel) -> Finding:
-    """The torch that it asks for is the one that it was linked against."""
+    """Checks that the torch that it asks for is the one that it was linked against."""
     with zipfile.ZipFile(path) as archive:
         required = [Requirement(each) for each in _message(archive, "METADATA").get_all("Requires-Dist", [])]
     accepted = [each for each in required if each.name == "torch" and each.marker is None]
@@ -148,7 +150,7 @@ def check_requirement(path: Path, torch: wheels.Wheel) -> Finding:
 
 
 def _installed_library(reference: str, wheel_names: Sequence[str]) -> str:
-    """Where dyld finds `@rpath/NAME` from torch_gdn/ in site-packages; empty if torch's wheel puts nothing there."""
+    """Returns where dyld finds `@rpath/NAME` from torch_gdn/ in site-packages, or "" if torch's wheel lacks it."""
     name = reference.replace("@rpath", RPATH).replace("@loader_path", "torch_gdn").replace("torch_gdn/../", "")
     return name if name in wheel_names else ""
 
@@ -183,7 +185,7 @@ def _differences(ours: Image, theirs: Image) -> list[str]:
 
 
 def check_pip_takes_it(path: Path) -> Finding:
-    """pip, told that it installs for a Mac with macOS 14, installs the wheel."""
+    """Checks that pip installs the wheel if it is told to install for a Mac with macOS 14."""
     with tempfile.TemporaryDirectory() as target:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--only-binary=:all:"]
         command += ["--platform", wheels.PLATFORM, "--implementation", "cp", "--abi", wheels.PYTHON_TAG]

@@ -1,4 +1,4 @@
-"""The public wheels that the checks look into: macOS arm64 builds of torch and MLX, from pip's configured index."""
+"""Fetches the public wheels that the checks need, macOS arm64 builds of torch and MLX, from pip's configured index."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pathlib import Path
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-TORCH_VERSION = "2.13.0"  # the one that torch_gdn is tested with
-NEWER_TORCH_VERSIONS = ("2.14.1", "2.15.0")  # that pyproject.toml accepts too
+TORCH_VERSION = "2.13.0"  # the version that torch_gdn is tested with
+NEWER_TORCH_VERSIONS = ("2.14.1", "2.15.0")  # pyproject.toml accepts them too
 MLX_METAL_VERSION = "0.32.4"
 PLATFORM = "macosx_14_0_arm64"
 PYTHON_TAG = f"cp{sys.version_info.major}{sys.version_info.minor}"
 
-# A wheel is unpacked only as far as some check reads it, without MLX's 147 MB of compiled kernels.
+# Only the parts of a wheel that some check reads are unpacked, without MLX's 147 MB of compiled kernels.
 UNPACKED = {
     "torch": ("torch/include/", "torch/lib/", "torch/_C."),
     "mlx-metal": ("mlx/include/", "mlx/lib/libmlx.dylib"),
@@ -31,7 +31,7 @@ SPACE_NEEDED = 700 << 20
 
 
 class Unavailable(RuntimeError):
-    """A wheel that cannot be had here, and why."""
+    """Raised with the reason if a wheel cannot be fetched here."""
 
 
 @dataclass(frozen=True)
@@ -39,23 +39,23 @@ class Wheel:
     project: str
     version: str
     file: Path
-    root: Path  # where its contents lie, as far as UNPACKED names them
+    root: Path  # where the contents that UNPACKED names are
 
     def names(self) -> list[str]:
-        """Every file in the wheel, unpacked or not."""
+        """Returns every file in the wheel, unpacked or not."""
         with zipfile.ZipFile(self.file) as archive:
             return archive.namelist()
 
 
 def cache_directory() -> Path:
-    """$TORCH_GDN_CACHE or ~/.cache/torch_gdn, as for everything that is built."""
+    """Returns $TORCH_GDN_CACHE or ~/.cache/torch_gdn, as for everything that is built."""
     named = os.environ.get("TORCH_GDN_CACHE")
     return (Path(named).expanduser() if named else Path.home() / ".cache" / "torch_gdn").absolute()
 
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """One process at a time: tests run in several."""
+    """Lets one process in at a time, because tests run in several."""
     directory.mkdir(parents=True, exist_ok=True)
     with open(directory / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

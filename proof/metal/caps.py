@@ -1,4 +1,4 @@
-"""The most that a variant of each kernel takes, recorded in caps.tsv: one that takes more fails the checks.
+"""Records in caps.tsv the most that any variant of each kernel takes. A variant that takes more fails the checks.
 
 `python -m proof --only strict-metal --write` records what the sources give.
 """
@@ -31,9 +31,9 @@ class Caps(NamedTuple):
     thread_bytes: int
     registers: int
     bank_passes: int
-    over_isa: int  # variants above ISA_REGISTERS, by the model
-    most_registers: str  # the variant
-    in_models: Taken  # of the variants that models call for
+    over_isa: int  # number of variants above ISA_REGISTERS, by the model
+    most_registers: str  # the name of the variant
+    in_models: Taken  # for the variants that models call
 
 
 COLUMNS = (
@@ -51,7 +51,7 @@ CAPPED = Taken._fields
 
 
 def by_kernel(facts: Iterable[Facts], kernels: Mapping[str, str], in_models: Collection[str]) -> dict[str, Caps]:
-    """`kernels` has the kernel of each variant's name, `in_models` the variants that models call for."""
+    """Returns the caps. `kernels` has each variant's kernel, and `in_models` the variants that models call."""
     groups: dict[str, list[Facts]] = {}
     for each in facts:
         groups.setdefault(kernels[each.name], []).append(each)
@@ -89,7 +89,7 @@ def recorded() -> dict[str, Caps]:
 
 
 def over_cap(facts: Iterable[Facts], kernels: Mapping[str, str], caps: Mapping[str, Caps]) -> list[str]:
-    """Variants that take more than any of their kernel's did when the caps were recorded."""
+    """Reports variants that take more than any of their kernel did when the caps were recorded."""
     problems = []
     for each in facts:
         cap = caps.get(kernels[each.name])

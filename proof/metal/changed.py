@@ -1,8 +1,8 @@
-"""`python -m proof.metal.changed [--base COMMIT]`: strict Metal of the kernels whose shaders changed, in two minutes.
+"""`python -m proof.metal.changed [--base COMMIT]`: checks kernels whose shaders changed, in two minutes.
 
-Changed since COMMIT, by default since the merge base with the main branch, or on it since the last commit. Without the
-history, or where what examines the shaders has changed itself, a fixed sample of every kernel is taken. Says what was
-taken and what was left to `make proof`.
+It takes what changed since COMMIT. The default is the merge base with the main branch, or the last commit if that
+branch is checked out. It takes a fixed sample of every kernel if there is no history, or if the code that examines
+shaders has changed. It says what it took and what it left to `make proof`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from torch_gdn._recorder import KernelVariant, Launch
 
 MAIN = ("origin/main", "origin/HEAD", "main")
 EXAMINERS = ("proof/metal", "mps_simulator/src/mps_simulator/engine/compile", "torch_gdn/check")
-MOST = 480  # variants: two minutes of two cores
-SAMPLE = 6  # variants of each kernel
+MOST = 480  # variants, in two minutes on two cores
+SAMPLE = 6  # variants per kernel
 
 
 def _git(*arguments: str) -> str | None:
@@ -53,7 +53,7 @@ def changed_files(base: str) -> list[str] | None:
 
 
 def included(file: str) -> set[str]:
-    """A shader's files, below shaders/: itself and what it includes, directly or not."""
+    """Returns a shader's files, below shaders/: itself and what it includes, directly or not."""
     found, open_ = {file}, [file]
     while open_:
         names = re.findall(r'^#include "([^"]+)"', (SHADERS / open_.pop()).read_text(), re.MULTILINE)

@@ -1,6 +1,6 @@
-"""Expressions of a program, evaluated for all lanes at once: flow.py goes through the statements around them.
+"""Evaluates a program's expressions for all lanes at once. flow.py goes through the statements around them.
 
-Memory holds one value at one place for all threads that look at it: a race is for the simulated device to find.
+A place in memory holds one value for all threads that read it. Finding races is left to the simulated device.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ class Evaluation(ABC):
     problems: set[Problem] = field(default_factory=set, init=False)
     accesses: dict[tuple[str, int], Access] = field(default_factory=dict, init=False)
     _values: Values = field(default_factory=dict, init=False)
-    _declared: dict[str, int] = field(default_factory=dict, init=False)  # what decided over reaching the declaration
-    _rounds_at: dict[str, int] = field(default_factory=dict, init=False)  # how many loops were open there
+    _declared: dict[str, int] = field(default_factory=dict, init=False)  # what decided if it is declared
+    _rounds_at: dict[str, int] = field(default_factory=dict, init=False)  # the loops open at that point
     _globals: dict[str, Node] = field(default_factory=dict, init=False)
-    _narrow: dict[str, int] = field(default_factory=dict, init=False)  # places of 32-bit products, numbered
-    _rounds_open: int = field(default=0, init=False)  # loops around this that are not unrolled
+    _narrow: dict[str, int] = field(default_factory=dict, init=False)  # numbers of 32-bit products' places
+    _rounds_open: int = field(default=0, init=False)  # open loops that are not unrolled
     _control: int = field(default=0, init=False)
 
     @abstractmethod
@@ -109,7 +109,7 @@ class Evaluation(ABC):
     def _get_CXXOperatorCallExpr(self, node: Node) -> Value: ...
 
     def _each_branch(self, deciding: int, branches: Sequence[Callable[[], Value]]) -> list[Value]:
-        """The value of each branch, from the same state; behind them, any may have been taken."""
+        """Returns the value of each branch, from the same state. Afterwards any of them may have been taken."""
         control, self._control = self._control, self._control | deciding & DIFFERS
         before, ends, results = self._values, [], []
         for branch in branches:
@@ -125,7 +125,7 @@ class Evaluation(ABC):
     # ---- expressions ----------------------------------------------------------------------------------------------
 
     def _evaluate(self, node: Node) -> Value:
-        """Returns the value; for something in memory, its content."""
+        """Returns the value. For something in memory, returns its content."""
         kind = node["kind"]
         if node.get("valueCategory") == "lvalue" and (self._is_place(node) or self._returns_reference(node)):
             return self._load(node, self._place(node))
@@ -242,7 +242,7 @@ class Evaluation(ABC):
         return SCALAR_SIZES.get(canonical(element_and_count(type_of(node))[0])) == 8
 
     def _overflowed(self, node: Node) -> int:
-        """The bit that stands for an integer which may not fit into 32 bits here."""
+        """Returns the bit for an integer that may not fit into 32 bits at this place."""
         place = self.tree.places.of(node)
         return -OVERFLOWED << self._narrow.setdefault(place, len(self._narrow))
 
@@ -285,14 +285,14 @@ class Evaluation(ABC):
 
     @staticmethod
     def _is_place(node: Node) -> bool:
-        """An expression that names something and does nothing else: no assignment, no call."""
+        """Returns whether an expression only names something, without an assignment or a call."""
         kind = node["kind"]
         if kind == "DeclRefExpr":
             return node["referencedDecl"]["kind"] in ("VarDecl", "ParmVarDecl")
         return kind in ("MemberExpr", "ArraySubscriptExpr") or (kind == "UnaryOperator" and node["opcode"] == "*")
 
     def _returns_reference(self, call: Node) -> bool:
-        """Returns whether a call gives an lvalue. The operators of the library are known one by one."""
+        """Returns whether a call gives an lvalue. The library's operators are known one by one."""
         if call["kind"] == "CXXOperatorCallExpr":
             return self.tree.function(callee(call)) is not None
         return call["kind"] in ("CallExpr", "CXXMemberCallExpr")
@@ -327,7 +327,7 @@ class Evaluation(ABC):
         name = node.get("name", "")
         if isinstance(whole, Memory):
             return Memory(replace(whole.address, lanes=None if name else whole.address.lanes))
-        if not name:  # of the library's own classes
+        if not name:  # a class of the library
             return whole
         return replace(whole, member=f"{whole.member}.{name}" if whole.member else name)
 
@@ -339,7 +339,7 @@ class Evaluation(ABC):
         name, arguments = callee_name(node), children(node)[1:]
         if self._returns_reference(node):
             return self._pointed(node, self._get_CXXOperatorCallExpr(node))
-        if name != "operator[]":  # an assignment, which returns its left side
+        if name != "operator[]":  # an assignment returns its left side
             self._get_CXXOperatorCallExpr(node)
             return self._place(arguments[0])
         index = self._evaluate(arguments[1])
@@ -364,7 +364,7 @@ class Evaluation(ABC):
         return self._place(children(node)[0])
 
     def _find_CallExpr(self, node: Node) -> Place | Memory:
-        """`threadgroup_variable<T>("name")` is what the translation makes of `threadgroup T name`."""
+        """The translation turns `threadgroup T name` into `threadgroup_variable<T>("name")`."""
         if callee_name(node) == "threadgroup_variable":
             return Memory(Value(RUN, Lanes(ZEROS, OFFSET), space="threadgroup"))
         return self._pointed(node, self._get_CallExpr(node))
@@ -413,7 +413,7 @@ class Evaluation(ABC):
         return replace(target, depends=pointer.depends)
 
     def _reference(self, node: Node) -> Value:
-        """A pointer to what the expression names; of an array, to its first element."""
+        """Returns a pointer to what the expression names. For an array, returns one to its first element."""
         if node.get("valueCategory") != "lvalue":
             return self._evaluate(node)
         place = self._place(node)

@@ -1,13 +1,15 @@
 """Computes what a kernel variant needs: exact facts from clang's tree, and a model of what a compiler makes of it.
 
-The model's constants: a variable in scope takes one 32-bit register for each 4 bytes begun, a pointer to device or
-constant memory two, one to threadgroup memory one; references and compile-time constants take none; what an expression
-holds between its parts is not counted, nor does anything end before its scope does. Threadgroup memory has 32 banks of
-4 bytes; an access is served 128 bytes at a time, and once for each different word of one bank among them.
+The model has these constants. A variable in scope takes one 32-bit register for each 4 bytes begun. A pointer to device
+or constant memory takes two, and one to threadgroup memory takes one. References and compile-time constants take none.
+What an expression holds between its parts is not counted, and nothing ends before its scope does. Threadgroup memory
+has 32 banks of 4 bytes. An access is served 128 bytes at a time, and once for each different word of one bank among
+them.
 
 A thread has at most 128 registers of 32 bits, each two of 16, in the G13 of the M1 (the reverse-engineered description
-at dougallj.github.io/applegpu/docs.html); of later GPUs none is published. The model is no bound either way: a compiler
-ends a variable with its last use and adds what expressions need, so a variant above 128 may fit and one below may not.
+at dougallj.github.io/applegpu/docs.html). For later GPUs no number is published. The model is no bound in either
+direction: a compiler ends a variable with its last use and adds what expressions need. So a variant above 128 may fit,
+and one below may not.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from proof.metal.tree import (
 )
 
 ISA_REGISTERS = 128
-MAX_THREAD_BYTES = 4 * ISA_REGISTERS  # of arrays and fragments: every register of a thread
+MAX_THREAD_BYTES = 4 * ISA_REGISTERS  # for arrays and fragments: every register of a thread
 MAX_THREADGROUP_BYTES = 32768
 MAX_BUFFERS = 31
 
@@ -43,11 +45,11 @@ class Facts:
     name: str
     threadgroup_bytes: int
     buffers: int
-    device_vector: int  # bytes of the widest vector that is loaded or stored at once, 0 if none: its alignment
+    device_vector: int  # bytes of the widest vector loaded or stored at once, or 0; it must be aligned to them
     threadgroup_vector: int
-    thread_bytes: int  # the most that live arrays and fragments take in a thread
-    registers: int  # model
-    bank_passes: int  # model: of the worst access to threadgroup memory
+    thread_bytes: int  # the most that live arrays and fragments take
+    registers: int  # by the model
+    bank_passes: int  # by the model, for the worst access to threadgroup memory
     bank_file: str
     written: frozenset[int] = frozenset()  # buffers that are not const
 
@@ -78,7 +80,7 @@ class Facts:
 
 
 def threadgroup_bytes(kernel: Kernel, layout: Layout) -> int:
-    """Each array starts at a multiple of 16, as the largest vector in it may need."""
+    """Each array starts at a multiple of 16, which its largest vector may need."""
     calls = (node for node in walk(kernel.function) if node["kind"] == "CallExpr")
     sizes = [layout.size(type_of(call)) for call in calls if callee_name(call) == "threadgroup_variable"]
     return sum(-(-size // 16) * 16 for size in sizes)
@@ -135,7 +137,7 @@ class Peak:
         return Use(counted, -(-size // 4))
 
     def _of(self, node: Node) -> Use:
-        """Finds a statement's peak. Its variables live until its scope ends, those of its parts until these end."""
+        """Finds a statement's peak. Its variables live until its scope ends, and those of its parts until these end."""
         live, peak = Use(), Use()
         for child in children(node):
             if child["kind"] == "DeclStmt":
@@ -154,7 +156,7 @@ class Peak:
 
 
 def examine(tree: Tree, layout: Layout, kernel: Kernel) -> tuple[Facts, set[Problem]]:
-    """The facts of one kernel variant, and what breaks a rule in it."""
+    """Returns the facts of one kernel variant, and the rules that it breaks."""
     flow = Flow(tree, layout, kernel=kernel)
     flow.run()
     functions = [function for function in tree.functions.values() if function["id"] in flow.reached]

@@ -1,8 +1,8 @@
 """Walks a kernel as its threads would, all at once, and follows what each value depends on (strict_values.py).
 
-It finds barriers and simdgroup operations that some threads may not reach, and per-thread arrays that are indexed by a
-value known only when the kernel runs; and for the model of bank conflicts it notes each access to threadgroup memory.
-What it does not know ends in an error rather than in silence.
+It finds barriers and simdgroup operations that some threads may not reach, and per-thread arrays with an index that is
+known only when the kernel runs. For the model of bank conflicts, it notes each access to threadgroup memory. What it
+does not know ends in an error, and not in silence.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ BUILTINS = {
     "thread_position_in_threadgroup": Value(THREAD | RUN),
     "thread_position_in_grid": Value(THREAD | RUN | POSITION),
 }
-ALIKE = Value(RUN | POSITION)  # positions of the threadgroup, sizes: the same for all threads of a threadgroup
+ALIKE = Value(RUN | POSITION)  # sizes, and positions of the threadgroup, which its threads share
 
-# What all lanes get alike; shuffles and broadcasts do where all ask for the same lane.
+# Reductions give all lanes the same. Shuffles and broadcasts do if all ask for the same lane.
 REDUCTIONS = ("sum", "product", "min", "max", "and", "or", "xor", "all", "any", "ballot", "broadcast_first")
 SELECTIONS = ("simd_shuffle", "simd_broadcast", "quad_shuffle", "quad_broadcast")
 
@@ -68,12 +68,12 @@ SELECTIONS = ("simd_shuffle", "simd_broadcast", "quad_shuffle", "quad_broadcast"
 class Frame:
     """A call in progress: the threads that are in it, and what made others leave."""
 
-    entered: int  # what decided over getting here
+    entered: int  # what decided if it was called
     this: Value | None = None
-    left: int = 0  # what decided over returns so far
+    left: int = 0  # what decided if earlier returns were taken
     left_at: str = ""
-    loop_left: int = 0  # what decided over leaving the innermost loop, or its present round
-    # What was known at each of them:
+    loop_left: int = 0  # what decided if the innermost loop, or its present round, was left
+    # The values known at each of them:
     returned: list[Values] = field(default_factory=list)
     broken: list[Values] = field(default_factory=list)
     continued: list[Values] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Flow(Evaluation):
     """Follows one kernel: call `run`, then read `problems` and `accesses`."""
 
     kernel: Kernel
-    reached: set[str] = field(default_factory=set, init=False)  # ids of functions and variables, but for dead branches
+    reached: set[str] = field(default_factory=set, init=False)  # ids of functions and variables outside dead branches
     _frames: list[Frame] = field(default_factory=list, init=False)
 
     def run(self) -> None:
@@ -106,7 +106,7 @@ class Flow(Evaluation):
         return self._control | frame.left | frame.loop_left
 
     def _meet(self, node: Node, name: str, deciding: int, who: str) -> None:
-        """All of `who` must come by; those that `deciding` tells apart may not."""
+        """All of `who` must reach it. Complains if `deciding` tells some of them apart."""
         if not self._here() & deciding:
             return
         left = next((frame for frame in reversed(self._frames) if frame.left & deciding), None)
@@ -247,7 +247,7 @@ class Flow(Evaluation):
             self._forget(first)
 
     def _rounds(self, condition: Node, body: Node, step: Node, is_unrolled: bool) -> None:
-        """Goes round until no round finds anything else at its head than the one before."""
+        """Repeats rounds until a round finds the same values at its head as the one before."""
         self._rounds_open += not is_unrolled
         frame, deciding = self._frames[-1], 0
         control, outer = self._control, (frame.loop_left, frame.broken, frame.continued)

@@ -1,4 +1,5 @@
-"""Metal source -> clang's C++ for OpenCL, with Metal's address spaces enforced, warnings as errors, and clang's tree.
+"""Turns Metal source into clang's C++ for OpenCL with Metal's address spaces, and returns clang's tree. Warnings are
+errors.
 
 The translation and the declarations of Metal's library are those of the simulated device (mps_simulator/engine), so
 what is checked here is what runs there. This front end adds what only a reader of the source can tell: it asks clang
@@ -26,7 +27,7 @@ SHADERS = CHECKOUT / "shaders"
 CLANG = "clang++-19"
 TRANSLATE = Path(__file__).with_name("translate.cpp")
 
-# What Apple's compiler defines for language version 3.1, the one that csrc/metal/library.mm asks for.
+# Apple's compiler defines these for language version 3.1, which csrc/metal/library.mm asks for.
 DEFINES = (
     "-D__METAL__=1",
     "-D__METAL_MACOS__=1",
@@ -40,21 +41,21 @@ WARNINGS = (
     "-Wall",
     "-Wextra",
     "-Werror",
-    # Metal 3.1 is C++14, clang's C++ for OpenCL is C++17. The translation lets `if constexpr` alone through.
+    # Metal 3.1 is C++14, and clang's C++ for OpenCL is C++17. The translation lets `if constexpr` alone through.
     "-Werror=pre-c++17-compat",
     "-Wshorten-64-to-32",
-    # The translation writes `constant` as `const __global`: `constant const char*` then has two.
+    # The translation writes `constant` as `const __global`, so `constant const char*` has two consts.
     "-Wno-duplicate-decl-specifier",
-    # In engine/compile/metal/library/vector.h, a macro of which does not use its typedef for every operator.
+    # A macro in engine/compile/metal/library/vector.h does not use its typedef for every operator.
     "-Wno-unused-local-typedef",
 )
-MAX_THREADS = 1024  # of a threadgroup, of every GPU of Apple's that has Metal 3 (Metal Feature Set Tables)
-NAMESPACE = "program_metal"  # around the program, so that clang prints its tree and not the library's
-UNNAMED = "program"  # the file of a source that has no #line
+MAX_THREADS = 1024  # per threadgroup, on all of Apple's GPUs that have Metal 3 (Metal Feature Set Tables)
+NAMESPACE = "program_metal"  # encloses the program, so that clang prints only its tree
+UNNAMED = "program"  # the file of a source without #line
 
 
 class Refused(Exception):
-    """The front end's words on a source that it does not take: one message an entry, with file and line."""
+    """Raised with the front end's messages about a source, each with file and line."""
 
     def __init__(self, messages: Sequence[str]) -> None:
         super().__init__("\n".join(messages))
@@ -68,7 +69,7 @@ class Tools:
 
 
 def _translation() -> list[Path]:
-    """The part of the engine that translates: source_transform.cpp and what it includes, directly or not."""
+    """Returns the part of the engine that translates: source_transform.cpp and what it includes, directly or not."""
     found, open_ = [COMPILE / "source_transform.cpp"], ["source_transform.cpp"]
     while open_:
         for name in re.findall(r'#include "(\w+)\.h"', (COMPILE / open_.pop()).read_text()):
@@ -104,7 +105,9 @@ def _build(output: Path, command: Sequence[str]) -> None:
 
 @functools.cache
 def tools() -> Tools:
-    """The translation as a program and the library's declarations as a precompiled header, built when they change."""
+    """Returns the translation as a program and the library's declarations as a precompiled header. Rebuilds them on
+    changes.
+    """
     if shutil.which(CLANG) is None:
         raise Unavailable(f"{CLANG} is missing: apt-get install clang-19")
     directory = cache_directory() / "strict" / _key()
@@ -120,7 +123,7 @@ def tools() -> Tools:
     return Tools(translate, prelude)
 
 
-# Clang's words and the translation's, in Metal's.
+# The words of clang and of the translation, and Metal's words for them.
 METAL_TERMS = (
     ("__attribute__((opencl_global_device))", "threadgroup"),
     ("__global_device", "threadgroup"),
@@ -139,7 +142,7 @@ def metal_terms(text: str) -> str:
 
 
 def in_metal_terms(errors: str) -> list[str]:
-    """The messages of clang's output: no quoted source, no summary."""
+    """Returns the messages in clang's output, without quoted source and summary."""
     lines = (
         line for line in errors.splitlines() if re.match(r"[^\s].*?:\d+:\d+: (fatal )?(error|warning|note):", line)
     )
@@ -147,7 +150,9 @@ def in_metal_terms(errors: str) -> list[str]:
 
 
 def shader_text(file: str, seen: set[str] | None = None) -> str:
-    """What csrc/launch/shader_source.cpp makes of a shader, between its first line and that which instantiates."""
+    """Returns what csrc/launch/shader_source.cpp makes of a shader, without its first line and the one that
+    instantiates.
+    """
     seen = set() if seen is None else seen
     if file in seen:
         return ""
@@ -162,7 +167,7 @@ def shader_text(file: str, seen: set[str] | None = None) -> str:
 
 
 def instantiation(kernel: str, arguments: Sequence[str]) -> str:
-    """The line that the host appends."""
+    """Returns the line that the host appends."""
     instance = f"{kernel}<{', '.join(arguments)}>"
     name = "_".join((kernel, *arguments))
     return f'template [[host_name("{name}")]] [[kernel]] decltype({instance}) {instance};\n'
@@ -174,23 +179,23 @@ def preprocess(source: str, include: Sequence[Path] = ()) -> str:
 
 
 def translate(source: str, include: Sequence[Path] = ()) -> str:
-    """Metal source in clang's C++ for OpenCL; Refused where Metal has no such thing."""
+    """Returns Metal source in clang's C++ for OpenCL. Raises Refused for what Metal lacks."""
     return _run([str(tools().translate)], preprocess(source, include))
 
 
 def check_others(source: str, include: Sequence[Path] = ()) -> None:
-    """Metal of other projects, which may be C++17 and may warn: Refused names what clang does not take."""
+    """Checks other projects' Metal, which may be C++17 and may warn. Raises Refused with clang's errors."""
     translated = translate(source, include)
     _run([CLANG, "-x", "cl", *LANGUAGE, "-w", "-fsyntax-only", "-include-pch", str(tools().prelude), "-"], translated)
 
 
 def compile_strictly(source: str) -> tuple[str, str]:
-    """The translated program and clang's tree of it as JSON; Refused holds errors, and warnings, which are errors."""
+    """Returns the translated program and clang's tree of it as JSON. Raises Refused for errors and for warnings."""
     translated = translate(f'namespace {NAMESPACE} {{\n#line 1 "{UNNAMED}"\n{source}}}\n')
-    # The translation's own entry to a kernel, which may need neither buffers nor positions.
+    # The translation's own entry to a kernel may need neither buffers nor positions.
     for parameter in ("void* const* a", "const ::simulator_thread* t"):
         translated = translated.replace(parameter, f"{parameter} __attribute__((unused))")
-    # Section 5.1.3 of Metal's specification: no pipeline is made of a kernel that asks for more threads than there are.
+    # Section 5.1.3 of Metal's specification: a kernel that asks for more threads than the device has makes no pipeline.
     translated = re.sub(
         r"static constexpr ::uint (simulator_limit_\d+) = [^;]*;",
         rf'\g<0> static_assert(\1 <= {MAX_THREADS}, "a threadgroup has at most {MAX_THREADS} threads");',

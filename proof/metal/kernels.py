@@ -1,4 +1,4 @@
-"""Every kernel variant through the strict front end, its rules and its facts."""
+"""Runs every kernel variant through the strict front end, its rules and its facts."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from proof.metal.tree import Layout, read_tree
 from proof.metal.values import NotUnderstood
 from torch_gdn._recorder import KernelVariant, Launch
 
-TABLE = CHECKOUT / "build" / "kernel_variants.tsv"  # written by the strict-metal check
+TABLE = CHECKOUT / "build" / "kernel_variants.tsv"  # the strict-metal check writes it
 JOBS = 2
-TOGETHER = 24  # variants of one kernel that clang sees at once
+TOGETHER = 24  # variants of one kernel that clang compiles at once
 FIRST_LINE = '#pragma clang diagnostic ignored "-Wc++17-extensions"\n'
 
 
 def unlaunched_shaders() -> list[str]:
-    """Shaders with a kernel that neither a call nor a probe launches: nothing would be shown of them."""
+    """Reports shaders with a kernel that neither a call nor a probe launches, because the checks would not see it."""
     known = {launch.variant.file for launch in [*model_launches(), *probe_launches()]}
     files = (str(path.relative_to(SHADERS)) for path in sorted(SHADERS.rglob("*.metal")))
     return [f"{file} is launched by no entry of torch_gdn/testing" for file in files if file not in known]
 
 
 def unlike_the_host(launches: Iterable[Launch], facts: Iterable[Facts]) -> list[str]:
-    """Launches that bind more or fewer buffers than the kernel takes or bind what it may write as two of them, or whose
-    threads are no whole simdgroups.
+    """Reports launches that bind another number of buffers than the kernel takes, that bind as two buffers what it
+    may write, or whose threads are no whole simdgroups.
     """
     by_name = {each.name: each for each in facts}
     problems = []
@@ -58,7 +58,7 @@ class Outcome:
 
 
 def check_source(source: str) -> Outcome:
-    """A whole Metal program: what the front end, the rules and the limits have against it."""
+    """Checks a whole Metal program with the front end, the rules and the limits."""
     try:
         translated, dump = compile_strictly(source)
     except Refused as refused:
@@ -102,7 +102,7 @@ def check_batch(variants: Sequence[KernelVariant]) -> Outcome:
 
 
 def check_variants(variants: Iterable[KernelVariant], progress: Progress) -> Outcome:
-    tools()  # built once, here
+    tools()  # so that they are built only once
     work = list(batches(variants))
     progress.expect(len(work))
     problems, facts = [], []
@@ -116,7 +116,7 @@ def check_variants(variants: Iterable[KernelVariant], progress: Progress) -> Out
 
 
 def not_seen(wanted: Iterable[KernelVariant], outcome: Outcome) -> list[str]:
-    """Variants that neither have facts nor belong to a program that was refused."""
+    """Reports variants without facts, unless a program was refused."""
     if outcome.problems:
         return []
     seen = {facts.name for facts in outcome.facts}

@@ -29,8 +29,8 @@ from torch_gdn.tuning_cache import FUSED_CHUNK_SIZES
 
 Wanted = Iterator[tuple[OpEntry[Any], Point]]
 
-# K and V are free up to 256 and 512. To the sizes of models and to those that torch_gdn.check compiles come K above V,
-# and the largest odd sizes, with the most registers and no vectors.
+# K and V may be any sizes up to 256 and 512. In addition to the sizes of models and those that torch_gdn.check
+# compiles, there are K above V, and the largest odd sizes, which have the most registers and no vectors.
 SIZES = (*MODEL_SIZES, *OTHER_SIZES, (192, 96), (255, 511))
 CHUNK_SIZES = (16, 32, 64)
 BOTH = (True, False)
@@ -45,7 +45,7 @@ def launches(wanted: Iterable[tuple[OpEntry[Any], Point]]) -> list[Launch]:
 
         mps_simulator.activate()
     else:
-        memory = fake_mps()  # a virtual Mac cannot allocate; 10 ms a call
+        memory = fake_mps()  # a virtual Mac cannot allocate; takes 10 ms a call
     recorded = (launches_at(entry, point, memory) for entry, point in wanted)
     return first_of_each_variant(itertools.chain.from_iterable(recorded))
 
@@ -55,8 +55,8 @@ def variants(wanted: Iterable[tuple[OpEntry[Any], Point]]) -> list[KernelVariant
 
 
 def rule_points() -> Iterator[RulePoint]:
-    """Every dtype, chunk size, alignment, state layout and norm; at the usual size and the largest, gates of channels
-    and pools of other dtypes.
+    """Yields every dtype, chunk size, alignment, state layout and norm. The usual and the largest size also have gates
+    for channels and pools of other dtypes.
     """
     for dtype, (K, V) in itertools.product(DTYPES, SIZES):
         point = replace(SHORT, dtype=dtype, K=K, V=V)
@@ -72,7 +72,7 @@ def rule_points() -> Iterator[RulePoint]:
 
 
 def kda_points() -> Iterator[RulePoint]:
-    """Every dtype, K, alignment and chunk size of either algorithm, and pools of other dtypes."""
+    """Yields every dtype, K, alignment and chunk size of either algorithm, and pools of other dtypes."""
     chunks = tuple(zip(CHUNK_SIZES, FUSED_CHUNK_SIZES, strict=True))
     for dtype, (K, V), aligned, (C, fused) in itertools.product(DTYPES, (*SIZES, (256, 256)), BOTH, chunks):
         yield replace(SHORT, dtype=dtype, K=K, V=V, chunk_size=C, aligned=aligned, fused_chunk_size=fused)
@@ -81,7 +81,7 @@ def kda_points() -> Iterator[RulePoint]:
 
 
 def compiled_at(*families: type[Point]) -> Wanted:
-    """What the check compiles of ops with such points, and the points of those of which it compiles nothing more."""
+    """Yields what the check compiles for ops with such points, or all points of an op if it compiles nothing more."""
     for entry in REGISTRY.values():
         if type(entry.small) in families:
             yield from ((entry, point) for point in [*entry.compiled()] or entry.points)
@@ -108,8 +108,8 @@ def probe_launches() -> list[Launch]:
 
 
 def is_of_models(entry: OpEntry[Any], point: Point) -> bool:
-    """Returns launches of AURA and pages: 128 numbers per head, bfloat16, 8 bits for keys, 4 for values; q, k as K.
-    Of experts and packed weights: bfloat16, and a router for 256 or 512.
+    """Returns whether models launch it. AURA and pages have 128 numbers per head, bfloat16, 8 bits for keys and 4 for
+    values. Experts and packed weights have bfloat16, and a router has 256 or 512 experts.
     """
     if isinstance(point, RowPoint):
         return entry.name != "l2norm" or point.D in (33, *(K for K, _ in MODEL_SIZES))
@@ -143,7 +143,7 @@ def model_launches() -> list[Launch]:
     wanted.append((REGISTRY[RECURRENT], replace(each, tokens=1, channels=False)) for each in rules)
     wanted += [*(kda_at(replace(SHORT, dtype=dtype)) for dtype in DTYPES)]
     wanted.append((entry, point) for entry, point in others if is_of_models(entry, point))
-    # A length that is no power of two, codes that straddle words, and the longest vectors.
+    # The awkward sizes are a length that is no power of two, codes that straddle words, and the longest vectors.
     awkward: list[tuple[str, Point]] = [("aura_encode", CodecPoint(DTYPES[0], D=80, tokens=2))]
     for D, form in ((80, 8), (512, 17)):
         awkward.append(("aura_attention", AuraPoint(DTYPES[0], bits=(3, 3), D=D, ratio=form, queries=1, batch=1)))

@@ -1,5 +1,5 @@
-"""Metal that other projects ship, through our front end: what it refuses although Apple's compiler is known to take it
-tells how far its verdict on our shaders can be trusted.
+"""Runs other projects' Metal through our front end. If it refuses what Apple's compiler is known to take, its verdict
+on our shaders is worth less.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from proof.metal.vocabulary import Project, projects
 JOBS = 2
 MLX = "mlx/backend/metal/kernels/"
 
-# Neither project's headers stand alone: these are what the files that include them include first.
+# Neither project's headers stand alone. The files that include them include these first.
 METAL = "#include <metal_stdlib>\nusing namespace metal;\n"
 BEFORE: tuple[tuple[str, tuple[str, ...]], ...] = (
     (f"{MLX}quantized.h", ("steel/gemm/gemm.h",)),
@@ -37,7 +37,7 @@ BEFORE: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 @dataclass(frozen=True)
 class Refusal:
-    """Files that our front end does not take, and why that is as it should be, or our front end's own limit."""
+    """Files that our front end does not take, and the reason: it is right to refuse them, or it has a limit."""
 
     files: str
     message: str
@@ -55,11 +55,11 @@ REFUSALS = (
 @dataclass(frozen=True)
 class Verdict:
     file: str
-    messages: tuple[str, ...]  # none: it compiles
+    messages: tuple[str, ...]  # empty if it compiles
 
     @property
     def reason(self) -> str:
-        """Why it is refused; empty if REFUSALS has no entry for it."""
+        """Returns why it is refused, or "" if REFUSALS has no entry for it."""
         for refusal in REFUSALS:
             if fnmatch(self.file, refusal.files) and re.search(refusal.message, self.messages[0]):
                 return refusal.reason
@@ -103,7 +103,7 @@ def judge_all(progress: Progress, of: Sequence[Project] | None = None) -> dict[P
 
 
 def refusal_notes(verdicts: Sequence[Verdict]) -> list[str]:
-    """One line for each reason: how many files, and which."""
+    """Returns one line for each reason: how many files, and which."""
     files: dict[str, list[str]] = {}
     for verdict in verdicts:
         if verdict.messages and verdict.reason:
@@ -112,6 +112,6 @@ def refusal_notes(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 def unexplained(verdicts: Sequence[Verdict]) -> list[str]:
-    """Refusals that REFUSALS has no reason for."""
+    """Returns refusals that REFUSALS does not explain."""
     refused = (verdict for verdict in verdicts if verdict.messages and not verdict.reason)
     return [f"{verdict.file} is refused for no known reason: {verdict.messages[0]}" for verdict in refused]

@@ -1,9 +1,9 @@
-"""What Metal has not and C++ has, as far as clang's tree shows it. What clang or the translation refuse by themselves
-(virtual functions, exceptions, RTTI, globals, C++17, ...) needs no rule here; rule_examples/ has an
-example of each, which must be refused, and one that must pass.
+"""Finds what C++ has and Metal lacks, as far as clang's tree shows it. What clang or the translation refuse by
+themselves (virtual functions, exceptions, RTTI, globals, C++17, ...) needs no rule here. rule_examples/ has an example
+of each, which must be refused, and one that must pass.
 
-Sections are those of the Metal Shading Language Specification of 2025-06-05. The rules are the specification's, also
-where Apple's compiler is known to take more.
+Sections are those of the Metal Shading Language Specification of 2025-06-05. The rules are the specification's, even if
+Apple's compiler is known to take more.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Problem:
 
 
 DECLARATIONS_WITH_TYPES = ("VarDecl", "ParmVarDecl", "FieldDecl")
-# Metal Shading Language Specification: function and address space attributes, and the types that C++ has not. Those
-# that the translation turns into clang's own keywords never get here; clang refuses them.
+# The Metal Shading Language Specification has these attributes of functions and address spaces, and these types, which
+# C++ lacks. The translation turns some into clang's own keywords, so they never get here; clang refuses them.
 KEYWORDS = {
     *("kernel", "vertex", "fragment", "visible", "stitchable", "intersection", "mesh", "object"),
     *("device", "constant", "thread", "threadgroup", "threadgroup_imageblock", "ray_data", "object_data"),
@@ -82,7 +82,7 @@ def keywords_are_no_names(tree: Tree) -> Iterator[Problem]:
 
 
 def pointers_name_their_space(tree: Tree) -> Iterator[Problem]:
-    """An address space that is left out is `__generic` to clang, and an error to Metal."""
+    """To clang, an address space that is left out is `__generic`. To Metal it is an error."""
     for root in tree.nodes:
         yield from _generic_pointers(tree, root)
 
@@ -101,7 +101,7 @@ def _generic_pointers(tree: Tree, node: Node) -> Iterator[Problem]:
 
 
 def _called(tree: Tree, function: Node) -> list[Node]:
-    """The functions of the program that this one names."""
+    """Returns the functions of the program that this one names."""
     named = {id(each): each for node in walk(function) if (each := tree.function(node)) is not None}
     return list(named.values())
 
@@ -120,7 +120,7 @@ def no_recursion(tree: Tree) -> Iterator[Problem]:
 
 
 def no_derived_classes(tree: Tree) -> Iterator[Problem]:
-    """Section 1.5.4. Apple's compiler takes those of MLX, which derive from Metal's own type traits."""
+    """Section 1.5.4. Apple's compiler takes MLX's derived classes, which derive from Metal's own type traits."""
     for node in tree.everything():
         if node.get("bases"):
             yield Problem(
@@ -129,7 +129,7 @@ def no_derived_classes(tree: Tree) -> Iterator[Problem]:
 
 
 def spaces_are_disjoint(tree: Tree) -> Iterator[Problem]:
-    """Section 4. To clang, constant memory as the translation spells it holds threadgroup memory."""
+    """Section 4. To clang, constant memory as the translation spells it includes threadgroup memory."""
     for node in tree.everything():
         if node.get("castKind") != "AddressSpaceConversion":
             continue
@@ -139,14 +139,14 @@ def spaces_are_disjoint(tree: Tree) -> Iterator[Problem]:
 
 
 def _library_calls(tree: Tree, prefix: str) -> Iterator[tuple[Node, str]]:
-    """Calls of Metal's functions whose names start so, with the function's type."""
+    """Yields calls of Metal's functions whose names start with `prefix`, and the function's type."""
     for node in tree.everything():
         if node["kind"] == "CallExpr" and callee_name(node).startswith(prefix):
             yield node, type_of(children(node)[0])
 
 
 def atomics_of_64_bits_are_few(tree: Tree) -> Iterator[Problem]:
-    """Section 6.15.4.6: atomic_min_explicit and atomic_max_explicit, which return nothing, and no other."""
+    """Section 6.15.4.6 has only atomic_min_explicit and atomic_max_explicit, which return nothing."""
     for node, signature in _library_calls(tree, "atomic_"):
         name = callee_name(node)
         if "atomic<unsigned long>" in signature and name not in ("atomic_min_explicit", "atomic_max_explicit"):
@@ -154,8 +154,8 @@ def atomics_of_64_bits_are_few(tree: Tree) -> Iterator[Problem]:
 
 
 def products_have_one_type(tree: Tree) -> Iterator[Problem]:
-    """Section 6.7 declares them with one type of element. Apple's compiler takes half factors of a float sum, which
-    llama.cpp has.
+    """Section 6.7 declares them with one type of element. Apple's compiler also takes half factors of a float sum,
+    which llama.cpp has.
     """
     for node, signature in _library_calls(tree, "simdgroup_multiply"):
         elements = sorted(set(re.findall(r"simdgroup_matrix<(\w+), 8, 8>", signature)))
@@ -175,7 +175,7 @@ SIMDGROUP_INDICES = (
 
 
 def positions_agree(tree: Tree) -> Iterator[Problem]:
-    """Section 5.2.3.6: of a kernel's parameters."""
+    """Section 5.2.3.6 applies to a kernel's parameters."""
     for kernel in tree.kernels:
         place, types = tree.places.of(kernel.function), _types_of_positions(kernel)
         widths = {name: width for name, (_, width) in types.items() if name in POSITIONS}

@@ -1,5 +1,5 @@
-// Standard input to standard output: preprocessed Metal to the C++ for OpenCL that clang compiles, by the translation
-// that the simulated device itself uses, for language version 3.1.
+// Translates preprocessed Metal on standard input to the C++ for OpenCL that clang compiles, on standard output. The
+// translation is the simulated device's own, for language version 3.1.
 #include <iostream>
 #include <iterator>
 #include <string>

@@ -1,4 +1,4 @@
-"""Clang's syntax tree of a translated program, as the rules want it: functions, kernels, places, types."""
+"""Reads clang's syntax tree of a translated program as the rules need it: functions, kernels, places, types."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 from proof.metal.front_end import NAMESPACE, metal_terms
 from proof.metal.values import NotUnderstood
 
-Node = dict[str, Any]  # of clang's JSON: kind, type, inner, ...
+Node = dict[str, Any]  # a node of clang's JSON: kind, type, inner, ...
 
-GENERATED = "simulator_"  # names that the translation adds start so
+GENERATED = "simulator_"  # begins names that the translation adds
 FUNCTIONS = ("FunctionDecl", "CXXMethodDecl", "CXXConstructorDecl", "CXXConversionDecl", "CXXDestructorDecl")
 RECORDS = ("CXXRecordDecl", "ClassTemplateSpecializationDecl")  # a partial specialisation is a pattern
 
@@ -31,18 +31,18 @@ def walk(node: Node) -> Iterator[Node]:
 
 
 def type_of(node: Node) -> str:
-    """The type with typedefs and aliases resolved, in clang's words."""
+    """Returns the type with typedefs and aliases resolved, in clang's words."""
     kind = node.get("type", {})
     return str(kind.get("desugaredQualType") or kind.get("qualType", ""))
 
 
 def referenced(node: Node) -> str:
-    """The id of what a name or member refers to."""
+    """Returns the id of what a name or member refers to."""
     return str(node.get("referencedDecl", {}).get("id") or node.get("referencedMemberDecl", ""))
 
 
 def callee(call: Node) -> Node:
-    """The name or member expression that a call calls."""
+    """Returns the name or member expression that a call calls."""
     node = children(call)[0]
     while node["kind"] not in ("DeclRefExpr", "MemberExpr") and children(node):
         node = children(node)[0]
@@ -64,12 +64,12 @@ def body_of(function: Node) -> Node | None:
 
 @dataclass
 class Kernel:
-    name: str  # the pipeline's
+    name: str  # the pipeline's name
     function: Node
-    builtins: dict[str, str]  # id of a parameter -> its attribute, as thread_index_in_simdgroup
+    builtins: dict[str, str]  # id of a parameter -> its attribute, such as thread_index_in_simdgroup
 
     def buffers(self) -> list[Node]:
-        """The parameters that a buffer is bound to; no kernel of ours takes dynamic threadgroup memory."""
+        """Returns the parameters that take a buffer. No kernel of ours takes dynamic threadgroup memory."""
         return [each for each in parameters_of(self.function) if each["id"] not in self.builtins]
 
 
@@ -98,17 +98,17 @@ class Places:
 
 @dataclass
 class Tree:
-    """`nodes` are the program's declarations, with templates and all their instances; generated ones are left out."""
+    """`nodes` are the program's declarations, with templates and all their instances, but without generated ones."""
 
     places: Places
     nodes: list[Node]
-    functions: dict[str, Node] = field(default_factory=dict)  # those with a body, no patterns of templates
-    records: dict[str, Node] = field(default_factory=dict)  # by name as types spell it
+    functions: dict[str, Node] = field(default_factory=dict)  # those with a body, without patterns of templates
+    records: dict[str, Node] = field(default_factory=dict)  # by the name in types
     kernels: list[Kernel] = field(default_factory=list)
-    _declared_before: dict[str, str] = field(default_factory=dict)  # id of a declaration -> of the one before it
+    _declared_before: dict[str, str] = field(default_factory=dict)  # id of a declaration -> id of the one before it
 
     def function(self, node: Node) -> Node | None:
-        """The function that a name or member refers to, if it is the program's."""
+        """Returns the function that a name or member refers to, if it is the program's."""
         return self.functions.get(self._first(referenced(node)))
 
     def _first(self, identifier: str) -> str:
@@ -143,19 +143,19 @@ class Tree:
 
 
 def _arguments(record: Node) -> str:
-    """`<4, float>` behind the name of a class template's instance."""
+    """Returns `<4, float>`, which follows the name of a class template's instance."""
     arguments = [child for child in children(record) if child["kind"] == "TemplateArgument"]
     words = (str(each["value"]) if "value" in each else type_of(each) for each in arguments)
     return f"<{', '.join(words)}>" if arguments else ""
 
 
 def _entry(node: Node) -> Node:
-    """The call of the kernel in what the translation generates for it."""
+    """Returns the kernel's call in the code that the translation generates for it."""
     return next(each for each in walk(node) if each["kind"] == "CallExpr" and callee_name(each) != "argument")
 
 
 def _builtin(argument: Node) -> str | None:
-    """`position<T>::make(t->attribute)` names the attribute; buffers come from `argument<T>(a[i])`."""
+    """Returns the attribute that `position<T>::make(t->attribute)` names. Buffers come from `argument<T>(a[i])`."""
     for node in walk(argument):
         if node["kind"] == "CallExpr" and callee_name(node) == "argument":
             return None
@@ -240,7 +240,7 @@ ALIASES = {
 
 
 def element_and_count(text: str) -> tuple[str, int]:
-    """`float2[8][2]` is 16 of `float2`; what is no array is one of itself."""
+    """`float2[8][2]` is 16 of `float2`. A type that is no array is one of itself."""
     plain = QUALIFIERS.sub("", text).strip()
     count = 1
     while match := re.match(r"(.*?)((?:\[\d+\])+)$", plain):
@@ -259,7 +259,7 @@ def is_fragment(text: str) -> bool:
 
 
 def canonical(name: str) -> str:
-    """`float2` and `simdgroup_float8x8` as the templates that they are."""
+    """Returns the templates for which `float2` and `simdgroup_float8x8` stand."""
     if match := re.match(r"(?:metal::)?simdgroup_(float|half|bfloat)8x8$", name):
         return f"simdgroup_matrix<{match[1]}, 8, 8>"
     if (match := re.match(r"([a-z]+)([234])$", name)) and ALIASES.get(match[1], match[1]) in SCALAR_SIZES:
@@ -268,7 +268,7 @@ def canonical(name: str) -> str:
 
 
 class Layout:
-    """Sizes and alignments in bytes as Metal's specification and clang lay them out; pointers are 8 bytes."""
+    """Sizes and alignments in bytes, as in Metal's specification and in clang. Pointers have 8 bytes."""
 
     def __init__(self, tree: Tree) -> None:
         self._records = tree.records
@@ -296,7 +296,7 @@ class Layout:
         return self._record(name)
 
     def _record(self, name: str) -> tuple[int, int]:
-        dumped = re.sub(r"\bfalse\b", "0", re.sub(r"\btrue\b", "-1", name))  # as clang names records
+        dumped = re.sub(r"\bfalse\b", "0", re.sub(r"\btrue\b", "-1", name))  # clang names records so
         named = [path for path in self._records if path == dumped or path.endswith(f"::{dumped}")]
         if len(named) != 1:
             raise NotUnderstood(f"the size of the type {metal_terms(name)!r} is not known")

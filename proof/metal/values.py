@@ -1,4 +1,4 @@
-"""What a value depends on, and what it is in each lane as far as that can be told without running anything."""
+"""Describes what a value depends on, and its value in each lane if that can be told without running the kernel."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ LANE, SIMDGROUP, RUN = 1, 2, 4
 THREAD = LANE | SIMDGROUP
 DIFFERS = THREAD | RUN
 
-# How large an integer may be, in the same set of bits. With neither of the first two, it is no larger than a
+# These bits, in the same set, say how large an integer may be. Without the first two, it is no larger than a
 # threadgroup's size or a number that is known at compile time.
 UNBOUNDED = 8  # as large as its type: read from memory, or counted up to such a value
-POSITION = 16  # in the grid: times a constant it is what the host covers, a dimension of a tensor, which fits 32 bits
-LONG = 32  # of 64 bits, and may need them: a product or a difference of pointers
-OVERFLOWED = -64  # all higher bits, one for each place where an integer of 32 bits may have needed more
+POSITION = 16  # in the grid; times a constant it is what the host covers, a tensor's dimension, which fits 32 bits
+LONG = 32  # has 64 bits and may need them: a product or a difference of pointers
+OVERFLOWED = -64  # all higher bits, one per place where a 32-bit integer may have needed more
 SIZE = ~DIFFERS
 
 EXACT = 0  # each lane's value, always
@@ -24,7 +24,7 @@ OFFSET = 2  # each lane's distance from an unknown value that all lanes share
 
 
 class NotUnderstood(Exception):
-    """The program has something that the checks have no rule for, which is no reason to let it pass."""
+    """Raised if the checks have no rule for something in the program. They must not let it pass."""
 
 
 Numbers = tuple[int, ...]
@@ -50,26 +50,26 @@ class Place:
 
     variable: str
     member: str = ""
-    is_part: bool = False  # an element, or more than one may be meant
-    depends: int = 0  # what decides over which part
+    is_part: bool = False  # one element, or possibly several
+    depends: int = 0  # what decides which part
 
 
 @dataclass(frozen=True)
 class Value:
     depends: int = 0
-    lanes: Lanes | None = None  # of integers; of pointers, in bytes
+    lanes: Lanes | None = None  # for integers; for pointers, in bytes
     members: dict[str, Value] = field(default_factory=dict, hash=False)
-    target: Place | None = None  # of pointers and references into thread memory
-    space: str = ""  # of pointers and references to other memory
+    target: Place | None = None  # for pointers and references into thread memory
+    space: str = ""  # for pointers and references to other memory
 
     def known(self) -> Lanes | None:
-        """The lanes; what all lanes share is at no distance from itself."""
+        """Returns the lanes. A value that all lanes share has distance 0 from itself."""
         if self.lanes is not None or self.depends & LANE:
             return self.lanes
         return UNKNOWN_UNIFORM
 
     def constant(self) -> int | None:
-        """The value if it is one and the same, always."""
+        """Returns the value if it is always the same."""
         if self.lanes is not None and self.lanes.kind == EXACT and self.lanes.uniform:
             return self.lanes.values[0]
         return None
@@ -99,7 +99,7 @@ def either(one: Place | None, other: Place | None) -> Place | None:
 
 
 def join(one: Value, other: Value) -> Value:
-    """Either of two values."""
+    """Returns what is known if the value is either of the two."""
     if one is other or one == other:
         return one
     members = {}
@@ -121,14 +121,14 @@ def merge(ways: Sequence[Values]) -> Values:
 
 
 def sampled(value: Value) -> Value:
-    """Not the same in each round of a loop."""
+    """Marks the value as different in each round of a loop."""
     return (
         value if value.lanes is None else replace(value, lanes=Lanes(value.lanes.values, max(value.lanes.kind, SAMPLE)))
     )
 
 
 def in_a_loop(before: Value, after: Value) -> Value:
-    """At the head of a loop, which `before` reaches first and `after` from then on."""
+    """Returns the value at the head of a loop, which `before` reaches first and `after` in later rounds."""
     joined = join(before, after)
     if joined.lanes is None and before.lanes is not None:
         joined = replace(joined, lanes=sampled(before).lanes)
@@ -164,7 +164,7 @@ OPERATIONS: dict[str, Callable[[int, int], int]] = {
 
 
 def combine(operator: str, one: Lanes | None, other: Lanes | None) -> Lanes | None:
-    """The lanes of `one operator other`."""
+    """Returns the lanes of `one operator other`."""
     if one is None or other is None or operator not in OPERATIONS:
         return None
     kind = max(one.kind, other.kind)
@@ -180,8 +180,8 @@ def combine(operator: str, one: Lanes | None, other: Lanes | None) -> Lanes | No
 
 
 def size_of_result(operator: str, one: Value, other: Value, overflowed: int) -> int:
-    """The bits that say how large the integer `one operator other` may be; `overflowed` is the place's own bit, 0 where
-    the result has 64 bits.
+    """Returns the bits that say how large the integer `one operator other` may be. `overflowed` is the place's own bit,
+    or 0 if the result has 64 bits.
     """
     a, b = one.depends & SIZE, other.depends & SIZE
     either_size = a | b
@@ -197,7 +197,7 @@ def size_of_result(operator: str, one: Value, other: Value, overflowed: int) -> 
 
 
 def size_of_smaller(one: Value, other: Value) -> int:
-    """Returns the value of an integer that is no larger than either."""
+    """Returns the size bits of an integer that is no larger than either."""
     sizes = (one.depends & (SIZE & ~OVERFLOWED), other.depends & (SIZE & ~OVERFLOWED))
     return union(one, other) & OVERFLOWED | min(sizes, key=lambda size: (size & LONG, size & UNBOUNDED, size))
 
@@ -214,7 +214,7 @@ def _size_of_product(one: Value, other: Value, overflowed: int) -> int:
 
 
 def choose(condition: Value, one: Value, other: Value) -> Value:
-    """`condition ? one : other`."""
+    """Returns `condition ? one : other`."""
     chosen = condition.constant()
     if chosen is not None:
         return one if chosen else other
@@ -230,8 +230,8 @@ BANKS, BANK_BYTES = 32, 4
 
 
 def bank_passes(lanes: Lanes, size: int) -> int:
-    """How often threadgroup memory is asked for one access: the lanes that are served together (128 bytes' worth) go
-    once for each different word that they want of one bank.
+    """Returns how often an access asks threadgroup memory. Lanes that are served together (128 bytes) ask once for each
+    different word of one bank.
     """
     together = max(1, min(32, BANKS * BANK_BYTES // size))
     most = 1

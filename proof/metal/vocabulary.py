@@ -1,7 +1,7 @@
-"""The words of Metal that our shaders use, and where each occurs in Metal that Apple's compiler is known to take.
+"""Lists the words of Metal that our shaders use, and where each occurs in Metal that Apple's compiler is known to take.
 
 That is the Metal in MLX's and PyTorch's public wheels, which ship compiled from it. `python -m proof --only vocabulary
---write` writes vocabulary.tsv; a word that is not in it fails the tests, and a word that no such source has is refused.
+--write` writes vocabulary.tsv. A word that is not in it fails the tests, and a word that no such source has is refused.
 Only words and names of files are recorded.
 """
 
@@ -31,17 +31,17 @@ from torch_gdn.testing.registry import computed
 TABLE = Path(__file__).with_name("vocabulary.tsv")
 BFLOAT16, _, FLOAT32 = DTYPES
 HEADER = "kind\tword\toccurs in\n"
-NAMED = 2  # files of each project
+NAMED = 2  # files per project
 
-# C++14 and the preprocessor, which every Metal compiler has, with `if constexpr`.
+# C++14 and the preprocessor, which every Metal compiler has, and `if constexpr`.
 CPLUSPLUS = """
 auto bool break case char const constexpr continue decltype default do else enum explicit false float for if inline int
 long namespace operator private public return short signed sizeof static static_assert struct switch template true
 typedef typename union unsigned using void volatile while
 define defined elif endif error ifdef ifndef include line once pragma undef __FAST_MATH__ __LINE__ _Pragma clang
 """
-COMPONENTS = "xyzw"  # of vectors
-# Metal's own qualifiers are words to be looked up like any other: device, constant, thread, threadgroup, kernel.
+COMPONENTS = "xyzw"  # a vector's components
+# Metal's own qualifiers are words to look up like any other: device, constant, thread, threadgroup, kernel.
 
 GENERATED_CALLS = ("threadgroup_variable", "constant_text", "argument", "__builtin_inff")  # the last is INFINITY
 LEXICAL = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'', re.S)
@@ -71,7 +71,7 @@ def blanked(text: str) -> str:
 
 
 def metal_blocks(text: str) -> str:
-    """A header that C++ reads as well: the part that Metal sees."""
+    """Returns the part of a header that Metal sees, if C++ reads the header as well."""
     kept: list[str] = []
     hidden: list[bool] = []
     for line in text.splitlines():
@@ -90,7 +90,7 @@ def metal_blocks(text: str) -> str:
 
 
 def _has_words_of_its_own(point: Point) -> bool:
-    """In float32: 80 and 96 are multiplied by Paley's matrices, 64 halves the keys, 3 bits straddle words."""
+    """Point is in float32: 80 and 96 multiply by Paley's matrices, 64 halves the keys, and 3 bits straddle words."""
     if not isinstance(point, CodecPoint | AuraPoint | PagePoint) or point.dtype != FLOAT32:
         return False
     sizes = (80, 128, 256) if isinstance(point, PagePoint) else (64, 80, 96)
@@ -98,7 +98,7 @@ def _has_words_of_its_own(point: Point) -> bool:
 
 
 def trees_of_kernels() -> list[Tree]:
-    """One instance of each kernel; recurrent ones in both layouts and with both decays, since each leaves out code."""
+    """Returns one instance of each kernel. Recurrent ones have both layouts and both decays, since each omits code."""
     rule = RulePoint(BFLOAT16, normalise=True, tokens=2)
     rules = [replace(rule, state_v_first=not channels, channels=channels) for channels in (True, False)]
     others = (each for each in compiled_at(CodecPoint, AuraPoint, PagePoint) if _has_words_of_its_own(each[1]))
@@ -119,7 +119,7 @@ def _declared(trees: Iterable[Tree]) -> set[str]:
 
 
 def _library_calls(trees: Iterable[Tree]) -> set[str]:
-    """Functions of Metal's library that are called, whatever else bears their names."""
+    """Returns functions of Metal's library that are called, whatever else has their names."""
     names = set()
     for tree in trees:
         written = (function for function in tree.functions.values() if not function.get("isImplicit"))
@@ -137,7 +137,7 @@ def _body(function: Node) -> Node:
 
 
 def words(trees: Sequence[Tree]) -> set[Word]:
-    """The words of all files in shaders/. Which of them are functions of Metal's follows from the trees."""
+    """Returns the words of all files in shaders/. The trees tell which of them are functions of Metal's."""
     found = {Word("function", name) for name in _library_calls(trees)}
     texts = [metal_blocks(path.read_text()) for path in sorted(SHADERS.rglob("*")) if path.suffix in (".metal", ".h")]
     macros = {name for text in texts for name in re.findall(r"#\s*define\s+(\w+)", text)}
@@ -147,19 +147,19 @@ def words(trees: Sequence[Tree]) -> set[Word]:
         found |= {Word("pragma", pragma) for pragma in re.findall(r'_Pragma\("(.*?)"\)', text)}
         code = re.sub(r"#\s*include[^\n]*", "", blanked(text))
         for attributes in re.findall(r"\[\[(.*?)\]\]", code):
-            while "(" in attributes:  # an argument is an expression of our own
+            while "(" in attributes:  # its argument is our own expression
                 attributes = re.sub(r"\([^()]*\)", "", attributes)
             found |= {Word("attribute", name) for name in re.findall(r"[a-z_]\w*", attributes)}
         code = re.sub(r"\[\[.*?\]\]", "", code)
         code = re.sub(r"\b0x[\da-fA-F]+\w*|\b\d[\w.]*", "", code)
         found |= {Word("name", name) for name in re.findall(r"[A-Za-z_]\w*", code) if name not in known}
-    # In the line that the host appends.
+    # The host's appended line has these.
     return found | {Word("attribute", "host_name")} | {Word("name", name) for name in METAL_TYPES.values()}
 
 
 @dataclass(frozen=True)
 class Project:
-    """Metal source of others that is known to compile."""
+    """Other people's Metal source that is known to compile."""
 
     name: str
     version: str
@@ -177,7 +177,7 @@ def _installed(package: str) -> tuple[str, Path] | None:
     return importlib.metadata.version(package), Path(next(iter(spec.submodule_search_locations)))
 
 
-# MLX gives bfloat the library's functions there: names that it makes, not names that it found.
+# MLX gives bfloat the library's functions here, so these names prove nothing.
 OWN_DEFINITIONS = ("bf16_math.h",)
 
 
@@ -186,7 +186,7 @@ def _headers(*folders: Path) -> tuple[Path, ...]:
 
 
 def mlx() -> Project:
-    """The installed package has the Metal sources on every system; else the macOS wheel is fetched."""
+    """Returns the installed package, which has the Metal sources on every system, or else fetches the macOS wheel."""
     installed = _installed("mlx")
     if installed and (installed[1] / "include/mlx/backend/metal/kernels").is_dir():
         version, root = installed
@@ -210,7 +210,7 @@ def projects() -> list[Project]:
 
 
 def sources(wanted: Iterable[Word], projects: Sequence[Project]) -> dict[Word, list[str]]:
-    """The first files of each project in which a word occurs."""
+    """Returns the first files of each project in which a word occurs."""
     texts = {path: path.read_text(errors="replace") for project in projects for path in project.files}
     code = {path: blanked(text) for path, text in texts.items()}
     result: dict[Word, list[str]] = {}

@@ -29,7 +29,7 @@ class FaultBar(Bar):
 
 
 def write_record(faults: Sequence[Fault]) -> None:
-    """Records the verdicts that `build/mutate` has; a fault without one keeps what was recorded."""
+    """Records the verdicts in `build/mutate`. A fault without one keeps what was recorded."""
     state = State(FOLDER / "state.json", CHECKOUT)
     new = {fault.id: verdict for fault in faults if (verdict := state.of(fault))}
     RECORD.write_text(record_text(faults, recorded(RECORD.read_text()) | new))

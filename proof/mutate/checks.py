@@ -10,8 +10,8 @@ from proof.mutate.rates import COUNT as DRAWN
 from proof.mutate.runs import run_all, run_drawn
 from proof.mutate.trial import CAUGHT, MISSED, line_of
 
-COUNT = 10  # planted faults: all of them take hours
-ALLOWED = 5  # drawn mutants that pass the tests: some of them no program can see
+COUNT = 10  # planted faults; all of them take hours
+ALLOWED = 5  # drawn mutants that pass, of which no program can see some
 
 
 @check("mutation-sample", "a fault that is planted in shaders, host code, contracts or CPU kernels fails a test")

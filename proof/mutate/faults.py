@@ -56,7 +56,7 @@ class Fault:
     text: str
     replacement: str
     tests: tuple[str, ...]
-    words: str = ""  # pytest's -k: what the names of tests must have
+    words: str = ""  # pytest's -k for the names of tests
 
     @property
     def id(self) -> str:
@@ -96,7 +96,7 @@ def all_faults() -> list[Fault]:
 
 
 def sample(faults: Sequence[Fault], count: int) -> list[Fault]:
-    """The kinds in turn, of each kind a fault of the part that was taken least so far."""
+    """Takes kinds in turn, and of each kind a fault of the part that was taken least so far."""
     left, taken = list(faults), list[Fault]()
     while left and len(taken) < count:
         for kind in KINDS:

@@ -1,4 +1,4 @@
-"""Runs Python programs in forks of one process, which has imported what takes seconds, and nothing of any tree."""
+"""Runs Python programs in forks of one process, which has imported slow modules, but nothing of any tree."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from typing import Any
 
 MODULES = ("numpy", "pytest", "hypothesis", "torch", "torch._dynamo", "transformers.modeling_utils")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # a fork would lose any other thread
-OF_A_TEST = 120  # seconds of processors: no test takes half of that, however busy the machine is
+OF_A_TEST = 120  # processor seconds; no test takes half of that, however busy the machine is
 ENDLESS = -signal.SIGPROF  # the status of a program with a test that took longer
 
 
 class Trial:
-    """A plugin of pytest: the classes' tests run last, sweeps after other tests, and no test runs without end."""
+    """A plugin of pytest: the classes' tests run last, sweeps run after other tests, and each test has a time limit."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -79,7 +79,7 @@ def serve() -> None:
 
 
 def status_of(child: int, seconds: float) -> int | None:
-    """Waits for a program, and ends what it started. Input that can be read then is the end of who would ask more."""
+    """Waits for a program, and ends what it started. Input that is readable has ended, and so has the caller."""
     handle = os.pidfd_open(child)
     ready, _, _ = select.select([handle, sys.stdin], [], [], seconds)
     os.close(handle)

@@ -19,14 +19,14 @@ from proof.mutate.scratch import included_shaders
 
 T = TypeVar("T")
 RULES = Path(__file__).parent / "rules"
-DRAWN = "drawn"  # the kind of such a fault
+DRAWN = "drawn"  # their kind of fault
 CLASSES = "tests/classes"
-MOST = 4  # files of tests that one mutant runs because of its file's or an op's name
+MOST = 4  # files of tests that a mutant runs because they bear its file's or an op's name
 
 
 @dataclass(frozen=True)
 class Source:
-    """A folder of sources, and how many mutants of a round are its own."""
+    """A folder of sources, and how many mutants of a round come from it."""
 
     folder: str
     suffixes: tuple[str, ...]
@@ -35,8 +35,8 @@ class Source:
     left_out: tuple[str, ...] = ()
 
 
-# The check alone runs the probes, the engines' integrations run in environments of their own, and torch_gdn/testing is
-# a part of the tests. A mutant of csrc/ takes a build.
+# Only the check runs the probes, the engines' integrations have separate environments, and torch_gdn/testing is a part
+# of the tests. A mutant of csrc/ takes a build.
 SOURCES = (
     Source("shaders", (".metal", ".h"), "c.rules", 4, ("shaders/probes/",)),
     Source(
@@ -122,7 +122,7 @@ def without_texts(source: str) -> str:
 
 
 def fault_of(file: str, number: int, line: str, mutant: str) -> Fault:
-    """The text of the fault is the line, and as many lines before it as make it occur once."""
+    """Returns a fault whose text is the line, and as many lines before it as make it occur once."""
     lines = (CHECKOUT / file).read_text().splitlines(keepends=True)
     first = number - 1
     while first > 0 and "".join(lines).count("".join(lines[first:number])) > 1:
@@ -137,7 +137,7 @@ def fault_of(file: str, number: int, line: str, mutant: str) -> Fault:
 
 @cache
 def tests_that_see(file: str, definition: str = "") -> tuple[tuple[str, ...], str]:
-    """Returns files of tests, and what their names must have. The classes' tests are those of the file's ops alone."""
+    """Returns files of tests, and what their names must have. The classes' tests run only the file's ops."""
     if file.endswith(".py"):
         return tests_of_module(file, definition), ""
     ops = ops_of_shaders().get(file, []) if file.startswith("shaders/") else ops_named(Path(file).stem)
@@ -188,7 +188,8 @@ def definition_at(file: str, number: int) -> str:
 
 def tests_of_module(file: str, definition: str = "") -> tuple[str, ...]:
     """Returns the files of tests that are named after what a mutant is in, those that claim its module, and those that
-    name the most of the module: what few files name counts more, and what the mutant is in counts most.
+    name the most of the module. A name that few files have counts more, and the name of what the mutant is in counts
+    most.
     """
     claims = read_table(TABLES / "tests.toml")
     names = (definition.rstrip("_"), Path(file).stem, f"{Path(file).parent.name}_{Path(file).stem}")
@@ -212,7 +213,7 @@ def tests_of_module(file: str, definition: str = "") -> tuple[str, ...]:
 
 
 def tests_in(folder: Path) -> list[Path]:
-    """Returns files of tests, without those that need an environment of their own or test the proof."""
+    """Returns files of tests, without those that need a separate environment or test the proof."""
     others = ("vllm_engine", "sglang_engine", "proof")
     return [path for path in sorted(folder.rglob("test_*.py")) if path.parent.name not in others]
 
@@ -234,7 +235,7 @@ def iter_pop(pile: list[T]) -> Iterator[T]:
 def draw(count: int, seed: str, sources: Sequence[Source] = SOURCES) -> list[Fault]:
     """Draws mutants of all folders in turn. A larger count begins with those of a smaller one.
 
-    A change to the sources draws no others of the lines that it leaves.
+    A change to the sources draws the same mutants of the lines that it leaves.
     """
     piles = [sorted(all_mutants(source), key=lambda mutant: place_of(mutant, seed)) for source in sources]
     taken: list[Fault] = []

@@ -1,4 +1,4 @@
-"""What the last runs found: verdicts.tsv has a line for each fault, and docs/lab/mutation.md the counts."""
+"""Writes what the last runs found: verdicts.tsv has a line for each fault, and docs/lab/mutation.md the counts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ case. A run is a fork of a process that has imported PyTorch and transformers (`
 
 
 def record_text(faults: Sequence[Fault], verdicts: Mapping[str, Verdict]) -> str:
-    """A line for each fault; one that has no verdict was not run."""
+    """Returns a line for each fault. One without a verdict was not run."""
     rows = [(fault, verdicts.get(fault.id, Verdict(NOT_RUN))) for fault in faults]
     lines = [COLUMNS, *((fault.id, fault.kind, verdict.word, verdict.test) for fault, verdict in rows)]
     return "".join("\t".join(line) + "\n" for line in lines)

@@ -1,4 +1,4 @@
-"""What drawn mutants showed: drawn.tsv has a line for each, and docs/lab/mutation.md a rate for each folder."""
+"""Writes what drawn mutants showed: drawn.tsv has a line for each, and docs/lab/mutation.md a rate for each folder."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from proof.mutate.trial import CAUGHT, LATE, MISSED, SAMPLED, Verdict
 
 RECORD = Path(__file__).with_name("drawn.tsv")
 COLUMNS = ("seed", "mutant", "verdict", "found by", "judged")
-COUNT = 20  # that `make proof` draws
-SECONDS = 600  # of one run of the tests: a mutant may never end, and on a busy machine no other does
-EQUIVALENT = "equivalent"  # begins a person's judgement: no program can see the mutant
-CAUGHT_SINCE = "caught since"  # begins one that names a newer test, or one that the mutant's selection left out
+COUNT = 20  # `make proof` draws this many
+SECONDS = 600  # for one run of the tests; only a mutant that never ends takes so long
+EQUIVALENT = "equivalent"  # begins a person's judgement that no program can see the mutant
+CAUGHT_SINCE = "caught since"  # begins one that names a newer test, or one that the mutant's selection omitted
 TEXT = """
 ## Mutants that nobody chose
 

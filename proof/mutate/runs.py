@@ -1,4 +1,4 @@
-"""Tries faults, some at a time, each with a sample of its tests' sweeps first, and keeps the verdicts in a file."""
+"""Tries faults, several at a time, each with a sample of its tests' sweeps first, and keeps the verdicts in a file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run_all(
     folder: Path = FOLDER,
     checkout: Path = CHECKOUT,
 ) -> dict[str, Verdict]:
-    """Verdicts of these faults: kept ones, and those of the faults that are tried now."""
+    """Returns verdicts of these faults: kept ones, and those of the faults that are tried now."""
     state = State(folder / "state.json", checkout)
     kept = {} if again else {fault.id: found for fault in faults if (found := state.of(fault))}
     return Run(state, folder, checkout, jobs).judge(faults, kept, progress)
@@ -39,7 +39,7 @@ def run_drawn(faults: Sequence[Fault], seed: str, progress: Progress, jobs: int 
 
 
 def kept_of_drawn(state: State, fault: Fault) -> Verdict | None:
-    """Tests that were added since may find a mutant that passed, and change nothing about any other."""
+    """Newer tests may find a mutant that passed. They change nothing for the others."""
     verdict = state.verdicts.get(fault.id)
     return state.of(fault) if verdict and verdict.word in (MISSED, SAMPLED) else verdict
 
@@ -50,8 +50,8 @@ class Run:
     folder: Path
     checkout: Path
     jobs: int
-    seed: str = "0"  # of the sample of the tests' sweeps
-    seconds: int = 0  # that one run of the tests may take, where it is not the usual time
+    seed: str = "0"  # for the sample of the tests' sweeps
+    seconds: int = 0  # for one run of the tests; 0 is the usual time
 
     def judge(self, faults: Sequence[Fault], kept: dict[str, Verdict], progress: Progress) -> dict[str, Verdict]:
         found = dict(kept)
@@ -59,7 +59,7 @@ class Run:
         if not left:
             return found
         progress.expect(len(left))
-        left.sort(key=lambda fault: fault.file.startswith("csrc/"))  # which takes a build
+        left.sort(key=lambda fault: fault.file.startswith("csrc/"))  # csrc/ takes a build
         scratches = self._scratches()
         for sweeps in (self.seed, "all"):
             for scratch in scratches:
@@ -83,7 +83,7 @@ class Run:
 
 
 def try_all(scratches: Sequence[Scratch], faults: Sequence[Fault]) -> Iterator[tuple[Fault, Verdict]]:
-    """Yields results in the order in which trials end, with one at a time in each copy."""
+    """Yields results in the order in which trials end. Each copy tries one at a time."""
     free = SimpleQueue[Scratch]()
     for scratch in scratches:
         free.put(scratch)

@@ -17,15 +17,15 @@ from proof.mutate.faults import CHECKOUT, Fault, read_table
 from proof.mutate.forks import Forks
 
 EXTENSION = "torch_gdn/_C*.so"
-SECONDS = 1800  # of one run of the tests: a kernel may never end
+SECONDS = 1800  # for one run of the tests; a kernel may never end
 
 
 class NotBuilt(RuntimeError):
-    """The compiler's message."""
+    """Raised with the compiler's message."""
 
 
 class Late(RuntimeError):
-    """Returns what a program had printed when its time was over."""
+    """Raised with what a program had printed when its time was over."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Scratch:
     def __init__(self, folder: Path, checkout: Path = CHECKOUT, name: str = "tree", seconds: int = 0) -> None:
         self.checkout = checkout
         self.seconds = seconds or SECONDS
-        self.sweeps = "all"  # the cases of the tests' sweeps: every one, or a sample by this seed
-        self.passing = set[tuple[str, str]]()  # tests that pass without a fault, and with which sweeps
-        self.failing = set[str]()  # tests that fail without one too
+        self.sweeps = "all"  # every case of the tests' sweeps, or a seed for a sample
+        self.passing = set[tuple[str, str]]()  # tests that pass without a fault, and their sweeps
+        self.failing = set[str]()  # tests that fail without a fault
         self.tree = folder / name
         self._kept = folder / "extensions"
         self._built = folder / f"{name}.built"
@@ -48,7 +48,7 @@ class Scratch:
         self._forks = Forks()
 
     def refresh(self) -> None:
-        """Makes the tree what the checkout is now. A file that changes is newer than what was built of it."""
+        """Makes the tree equal to the checkout. A file that changes gets newer than what was built from it."""
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
             cwd=self.checkout, capture_output=True, text=True, check=True,
@@ -74,7 +74,7 @@ class Scratch:
                     path.unlink()
 
     def _take_extension(self) -> None:
-        """The checkout's own extension, where it was built after its last change."""
+        """Takes the checkout's own extension if it was built after the checkout's last change."""
         built = next(self.checkout.glob(EXTENSION), None)
         sources = [self.checkout / path.relative_to(self.tree) for path in self._extension_sources()]
         if built and all(path.stat().st_mtime <= built.stat().st_mtime for path in sources):
@@ -91,7 +91,7 @@ class Scratch:
             write_source(path, clean)
 
     def build(self) -> None:
-        """torch_gdn._C of the tree as it is. Whatever else is compiled, the simulated device compiles at first use."""
+        """Builds torch_gdn._C of the tree as it is. The simulated device compiles everything else at first use."""
         if not (self.tree / "setup.py").exists() or self._built_of() == self._digest():
             return
         kept = self._kept / self._digest()
@@ -110,7 +110,7 @@ class Scratch:
             self._keep(built)
 
     def run(self, *arguments: str) -> Finished:
-        """Python in the tree, which sees the tree's packages and no others of these names."""
+        """Runs Python in the tree, which sees the tree's packages and no others of these names."""
         environment = os.environ | {"PYTHONPATH": str(self.tree), "COLUMNS": "1000", "TORCH_GDN_SWEEPS": self.sweeps}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         status = self._forks.run(arguments, self.tree, environment, self._output, self.seconds)
@@ -134,7 +134,7 @@ class Scratch:
         return self._built.read_text() if self._built.exists() and any(self.tree.glob(EXTENSION)) else ""
 
     def _extension_sources(self) -> list[Path]:
-        """Returns the sources of torch_gdn._C: csrc/ without the simulated device's half, and headers of shaders."""
+        """Returns the sources of torch_gdn._C: csrc/ without the simulated device's part, and headers of shaders."""
         metal_half = sources_of_simulated_device(self.tree)
         sources = [path for path in sorted((self.tree / "csrc").rglob("*.*")) if path not in metal_half]
         return [*sources, *included_shaders(self.tree, sources)]
@@ -164,7 +164,7 @@ def sources_of_simulated_device(tree: Path) -> set[Path]:
 
 
 def included_shaders(tree: Path, sources: Sequence[Path]) -> list[Path]:
-    """Headers under shaders/ that these files include, themselves or by one another."""
+    """Returns the headers under shaders/ that these files include, directly or not."""
     found: dict[Path, None] = {}
     left = list(sources)
     while left:

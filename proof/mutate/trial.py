@@ -1,4 +1,4 @@
-"""One fault on trial: planted, built, and the tests run until one fails."""
+"""Tries one fault: plants it, builds, and runs the tests until one fails."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from proof.mutate.faults import Fault
 from proof.mutate.scratch import Finished, Late, NotBuilt, Scratch
 
 CAUGHT, MISSED, NOT_RUN = "caught", "MISSED", "not run"
-SAMPLED = "a sample passed"  # of the tests' sweeps: the other cases are still to run
+SAMPLED = "a sample passed"  # the tests' other cases are still to run
 BROKEN, FALSE, LATE = "does not build", "fails without it too", "took too long"
-MOST_FAILING = 20  # tests that a run leaves out: with more, it is the machine that fails
+MOST_FAILING = 20  # tests that a run omits; if there are more, the machine fails
 NO_TESTS = 5  # pytest's status
-PROOF = "proof "  # before the name of a check, in a fault's list of tests
-# A fault of a shader shows where the shader runs, and one of a CPU kernel on the CPU.
+PROOF = "proof "  # precedes the name of a check in a fault's list of tests
+# A shader's fault shows only where the shader runs, and a CPU kernel's fault only on the CPU.
 SELECTION = {"shaders": "not cpu", "metal": "not cpu", "ops": "", "cpu": "not mps", "python": ""}
 
 
@@ -30,7 +30,7 @@ class Verdict:
     test: str = ""  # the first that failed
     reason: str = ""  # its message
     seconds: float = 0.0
-    key: str = ""  # of what it was found with
+    key: str = ""  # hash of what it was found with
     is_confirmed: bool = False  # the test passes without the fault
 
 
@@ -41,7 +41,7 @@ def line_of(fault: Fault, verdict: Verdict) -> str:
 
 
 def key_of(fault: Fault, checkout: Path) -> str:
-    """Changes with the fault, the file that it breaks, and the tests that may find it."""
+    """Returns a key that changes with the fault, the file that it breaks, and the tests that may find it."""
     digest = hashlib.sha256(json.dumps(asdict(fault)).encode())
     files = [fault.file, *(test.partition("::")[0] for test in fault.tests if not test.startswith(PROOF))]
     for name in files:
@@ -83,13 +83,13 @@ def try_fault(scratch: Scratch, fault: Fault) -> Verdict:
     start, key = time.monotonic(), key_of(fault, scratch.tree)
     try:
         verdict = first_catch(scratch, fault)
-    except Late as late:  # on a busy machine every test does: no catch
+    except Late as late:  # on a busy machine every test may be late
         verdict = Verdict(LATE, reason=str(late)[-500:])
     return replace(verdict, seconds=round(time.monotonic() - start, 1), key=key)
 
 
 def first_catch(scratch: Scratch, fault: Fault) -> Verdict:
-    """A test that fails without the fault too is left out from then on."""
+    """Omits a test from then on if it fails without the fault too."""
     while True:
         with scratch.planted(fault):
             verdict = find(scratch, fault)
@@ -116,7 +116,7 @@ def find(scratch: Scratch, fault: Fault) -> Verdict:
         )
         if finished.status not in (0, NO_TESTS):
             test, reason = failed_test(finished, tests)
-            is_shader = fault.file.startswith("shaders/")  # the host's may be that no shader compiles
+            is_shader = fault.file.startswith("shaders/")  # if the host's code is broken, shaders may not compile
             is_broken = "BuildError" in reason or (is_shader and "Metal could not compile" in reason)
             return Verdict(BROKEN if is_broken else CAUGHT, test, reason)
         if finished.status == NO_TESTS and is_first and any(test.startswith(tuple(tests)) for test in scratch.failing):

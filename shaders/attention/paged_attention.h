@@ -2,7 +2,7 @@
 #pragma once
 #include "attention/parameters.h"
 
-GDN_CONSTANT int kKeysOfRound = 128;  // of a threadgroup of the decoding kernel. Keys are divided into whole rounds
+GDN_CONSTANT int kKeysOfRound = 128;  // per threadgroup of the decoding kernel. Keys are divided into whole rounds
 
 // Row r of a KV head, in a sequence, is query r / ratio of its head r % ratio.
 struct PagedParameters {
@@ -18,7 +18,7 @@ struct PagedParameters {
   int32_t causal, window;  // a window of 0 means none
   int32_t rows;            // rows in a tile
   int32_t splits;          // most splits of the keys of a sequence with one tile of rows
-  int32_t least_keys;      // of a split, in whole rounds
+  int32_t least_keys;      // per split, in whole rounds
   int32_t has_sinks;
   int32_t has_vectors;  // every row of the caches starts at a multiple of 4 elements
   float scale;

@@ -1,5 +1,5 @@
 #pragma once
 #include "attention/paged_attention.h"
 
-GDN_CONSTANT int kDecodeRows = 8;        // of a threadgroup
-GDN_CONSTANT int kDecodeSimdgroups = 4;  // of a threadgroup; each takes other keys
+GDN_CONSTANT int kDecodeRows = 8;        // per threadgroup
+GDN_CONSTANT int kDecodeSimdgroups = 4;  // per threadgroup; each takes other keys

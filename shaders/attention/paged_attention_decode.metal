@@ -1,7 +1,7 @@
-// For sequences of up to 8 query rows a KV head. One threadgroup owns the rows of one KV head and a split of the
-// sequence's keys; its 4 simdgroups take 32 keys each in turn, with a softmax of their own, and are put together at the
-// end. In registers: scores [32, 8], o [D, 8]; keys and values go from their pages into products, each byte once.
-// Layout: q and out [T, HQ, D], caches [blocks, block_size, HK, D], all with strides; partials as output.h has them.
+// Takes sequences of up to 8 query rows per KV head. One threadgroup owns the rows of one KV head and a split of the
+// sequence's keys. Its 4 simdgroups take 32 keys each in turn, each with its own softmax, and are merged at the end.
+// Registers hold scores [32, 8] and o [D, 8]. Keys and values go from their pages into products, each byte once.
+// Layout: q and out [T, HQ, D], caches [blocks, block_size, HK, D], all with strides; partials as in output.h.
 #include "attention/output.h"
 #include "attention/paged_attention_decode.h"
 

@@ -1,4 +1,4 @@
 #pragma once
 #include "attention/paged_attention.h"
 
-GDN_CONSTANT int kMergeRows = 4;  // of a threadgroup: one a simdgroup
+GDN_CONSTANT int kMergeRows = 4;  // per threadgroup, one per simdgroup

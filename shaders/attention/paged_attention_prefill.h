@@ -1,4 +1,4 @@
 #pragma once
 #include "attention/paged_attention.h"
 
-GDN_CONSTANT int kPrefillRows = 8;  // of a simdgroup
+GDN_CONSTANT int kPrefillRows = 8;  // per simdgroup

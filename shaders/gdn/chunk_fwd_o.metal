@@ -137,7 +137,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, boo
   constexpr int kSlice = slice_columns<T>();
   constexpr int kStride = tile_stride<T>(kSlice);
   constexpr int kTileBytes = C * kStride * int(sizeof(T));
-  constexpr int kKeys = 64 / int(sizeof(Intermediate));  // of h at once
+  constexpr int kKeys = 64 / int(sizeof(Intermediate));  // keys of h at once
   static_assert(kSlice % kKeys == 0, "a slice of q is whole parts of h");
   constexpr int kValueStride = tile_stride<Intermediate>(C);
   constexpr int kValueRows = rows_within(kTileBytes, kValueStride * int(sizeof(Intermediate)), C);
@@ -152,7 +152,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, boo
   alignas(16) threadgroup float tile[kTileBytes / 4];  // q, then v_new, then o
   threadgroup T* query_tile = (threadgroup T*)tile;
   threadgroup Intermediate* value_tile = (threadgroup Intermediate*)tile;
-  alignas(16) threadgroup Intermediate key_tile[kKeys * kValueStride];  // of h
+  alignas(16) threadgroup Intermediate key_tile[kKeys * kValueStride];  // keys of h
   threadgroup float chunk_g_cumsum[C];
 
   const Chunk chunk = locate_own_chunk(cu_seqlens, parameters.sequence, group, C, errors, simdgroup, lane);
@@ -185,7 +185,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, boo
       chunk.batch * parameters.o.batch + chunk.first * parameters.o.token + head * parameters.o.head;
   device const Intermediate* state = h + chunk.row * parameters.h.sequence + head * parameters.h.head;
   for (int group_column = 0; group_column < V; group_column += C) {
-    const int column = int(simdgroup) * 16;  // of the group's
+    const int column = int(simdgroup) * 16;  // within the group
     float2 sum[kBlocks][2];
     UNROLL for (int block = 0; block < kBlocks; ++block) sum[block][0] = sum[block][1] = float2(0.0f);
 

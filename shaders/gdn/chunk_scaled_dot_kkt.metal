@@ -1,5 +1,5 @@
-// A threadgroup owns one chunk of one key head; simdgroup s owns block rows s and C/8-1-s: equal numbers of lower
-// blocks. In registers: k k^T of those blocks, computed once for all value heads of the key head.
+// A threadgroup owns one chunk of one key head. Simdgroup s owns block rows s and C/8-1-s: equal numbers of blocks.
+// Registers: k k^T of those blocks, computed once for all value heads of the key head.
 // Layout: k [B, T, H, K] with row strides, g_cumsum and beta [B, T, HV] f32, A [B, T, HV, C] f32.
 // A_ij = beta_i (k_i . k_j) exp(c_i - c_j) for i > j, else 0;  c = g_cumsum
 #include "core/sequences.h"

@@ -1,4 +1,4 @@
-// Shared by the fused chunk kernels: the loads of a chunk's tokens, and the output.
+// What the fused chunk kernels share: the loads of a chunk's tokens, and the output.
 #pragma once
 #include "core/gates.h"
 #include "core/norm_eps.h"

@@ -33,7 +33,7 @@ METAL_FUNC void stage_floats(
 // The positions of a threadgroup's inputs.
 template <typename T>
 struct Inputs {
-  device const T* q;  // of the head, like k
+  device const T* q;  // the head's rows, as for k
   device const T* k;
   device const uchar* v;
   device const uchar* g;
@@ -157,7 +157,7 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
   threadgroup float value_change[Channels ? kChunked * kStateColumns : 1];
 
   const RowPosition at = row_position<K>(simdgroup, lane);
-  const int columns = parameters.slots.columns;  // of state_indices; 0 for one slot per sequence
+  const int columns = parameters.slots.columns;  // columns of state_indices; 0 for one slot per sequence
   const int64_t first_entry = int64_t(group.z) * max(columns, 1);
   const AcceptedCount accepted = accepted_count(num_accepted_tokens, parameters.slots, int(group.z), max(columns, 1));
   StateThreadgroup own = state_threadgroup(

@@ -1,6 +1,6 @@
-// A threadgroup owns one chunk of one value head; each of its C/16 simdgroups owns 8 columns of u, then of w. In
-// registers: 8 columns of the scaled operand, f32 (FLA rounds it to k's type). In threadgroup memory: the inverse and
-// C/2 columns of k or v.
+// A threadgroup owns one chunk of one value head. Each of its C/16 simdgroups owns 8 columns of u, then of w.
+// Registers: 8 columns of the scaled operand, f32 (FLA rounds it to k's type).
+// Threadgroup memory: the inverse and C/2 columns of k or v.
 // Layout: k [B, T, H, K], v [B, T, HV, V] with row strides, A_inv [B, T, HV, C] f32, g_cumsum f32, w and u contiguous.
 // u = A_inv (beta v);  w = A_inv (beta exp(g_cumsum) k)
 #include "core/sequences.h"

@@ -1,4 +1,4 @@
-// Shared by the kernels that run the rule token by token, with S in registers (gdn/state_rows.h).
+// What the kernels share that run the rule token by token, with S in registers (gdn/state_rows.h).
 #pragma once
 #include "core/gates.h"
 #include "core/norm_eps.h"

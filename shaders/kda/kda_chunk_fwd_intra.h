@@ -3,7 +3,7 @@
 
 struct KdaChunkFwdIntraParameters {
   SequenceParameters sequence;
-  GateParameters gates;  // of beta
+  GateParameters gates;  // for beta
   ChannelGateParameters channel_gate;
   RowStrides q, k, v;
   HeadGroups heads;

@@ -8,5 +8,5 @@ struct ActAndMulParameters {
   int32_t D;                    // per row
   RowStrides x, up;             // x is the gate
   int32_t threads;              // per threadgroup
-  int32_t has_sigmoid;          // if 0, silu
+  int32_t has_sigmoid;          // silu if it is 0
 };

@@ -87,7 +87,7 @@ template <typename T, typename Weight, typename State, int W>
   }
   const int channel = int(group.x) * kConvolutionThreads + int(thread_index);
   const bool is_inside = channel < parameters.channels;
-  const int first_channel = channel - int(lane);  // the first of the simdgroup
+  const int first_channel = channel - int(lane);  // the simdgroup's first
   const int neighbours = (parameters.channels - first_channel) * (W - 1);
 
   const int64_t first = sequence.batch * parameters.x.batch + sequence.first * parameters.x.token;

@@ -75,7 +75,7 @@ METAL_FUNC Filter<W, Width> load_filter_together(
   Filter<W, Width> filter = load_bias<W, Width>(bias, parameters, min(channel, parameters.channels - Width));
   if constexpr (W == 4 && Width == 4) {
     if (parameters.has_tap_vectors != 0 && parameters.weight_channel == W) {
-      const int first = channel - lane * Width;  // the first of the simdgroup
+      const int first = channel - lane * Width;  // the simdgroup's first
       Values<W> taps[Width];
       load_neighbours<Width>(weight + int64_t(first) * W, parameters.channels - first, lane, taps);
       UNROLL for (int i = 0; i < Width; ++i) {

@@ -8,6 +8,6 @@ struct RmsNormGatedParameters {
   int32_t rows, tokens, heads;  // the rows are [B, T, H]
   RowStrides x, gate;
   float eps;
-  int32_t has_weight, has_sigmoid;    // without the latter, silu
+  int32_t has_weight, has_sigmoid;    // silu if has_sigmoid is 0
   int32_t round_norm, round_product;  // 1 to round to x's type before and after multiplying by the weight
 };

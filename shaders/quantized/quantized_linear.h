@@ -2,4 +2,4 @@
 #include "experts/few_rows.h"
 
 GDN_CONSTANT int kLinearSimdgroups = 8;
-GDN_CONSTANT int kLinearRows = kLinearSimdgroups * kRowsOfHalf * 2;  // of W, per threadgroup
+GDN_CONSTANT int kLinearRows = kLinearSimdgroups * kRowsOfHalf * 2;  // rows of W per threadgroup

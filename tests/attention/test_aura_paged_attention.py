@@ -1,4 +1,4 @@
-"""Attention to pages of codes against attention in float64 to the vectors that these stand for."""
+"""Compares attention to pages of codes with attention in float64 to the decoded vectors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
 
 
 def coded(call: Call, scheme: str) -> tuple[Call, Call]:
-    """The call with codes for caches; and with what the codes stand for, in float64."""
+    """Returns the call with codes in its caches, and the call with the decoded vectors in float64."""
     D = call["q"].shape[-1]
     codes: Call = {name: x for name, x in call.items() if not name.endswith("_cache")}
     plain: Call = dict(call)
@@ -80,7 +80,7 @@ def test_keys_divided_among_threadgroups(device: torch.device, queries: list[int
 
 
 def test_what_was_encoded_into_slots(device: torch.device) -> None:
-    """aura_encode_ writes the pages of one layer, all heads of a token after one another, by slot_mapping."""
+    """aura_encode_ writes the pages of one layer by slot_mapping. All heads of a token follow one another."""
     codec, (blocks, size, H, D) = Codec(64, 8), (5, 16, 2, 64)
     x, slots = torch.randn(1, H, 20, D), torch.tensor([*range(48, 64), *range(16, 20)])
     codes = torch.zeros(blocks * size, H, codec.words, dtype=torch.int32, device=device)

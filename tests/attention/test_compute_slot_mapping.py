@@ -12,7 +12,7 @@ PARAMETERS = ("dtype", "other")
 
 
 def make_call(sequences: int, dtype: torch.dtype, other: torch.dtype) -> Call:
-    """Sequences of 0 to 4 tokens at any position below 12, in blocks of 3; every tensor has strides."""
+    """Makes sequences of 0 to 4 tokens at any position below 12, in blocks of 3. Every tensor has strides."""
     lengths = torch.arange(sequences) % 5
     tokens = int(lengths.sum())
     boundaries = torch.zeros(sequences + 1, 2, dtype=dtype)

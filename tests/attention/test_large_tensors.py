@@ -1,4 +1,4 @@
-"""Pages, queries and outputs beyond 2**31 elements: offsets are of 64 bits."""
+"""Tests pages, queries and outputs with more than 2**31 elements, which need offsets of 64 bits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def int32(*values: int) -> Tensor:
 
 
 def tensors(keys: int, HQ: int) -> dict[str, Tensor]:
-    """Two blocks, of which a sequence of two queries has the last one first."""
+    """Makes two blocks. A sequence of two queries begins with the last one."""
     names = {"q": (2, HQ, 32), "key_cache": (2, keys, 2, 32), "value_cache": (2, keys, 2, 32), "out": (2, HQ, 32)}
     return {name: torch.randn(shape).to(torch.bfloat16) for name, shape in names.items()}
 

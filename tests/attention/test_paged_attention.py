@@ -1,4 +1,4 @@
-"""Attention to pages against attention in float64 to what they hold, sequence by sequence."""
+"""Compares attention to pages, sequence by sequence, with attention in float64 to the keys and values in them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torch_gdn.testing.inputs import Call, to_device
 INDICES = ("block_table", "cu_seqlens", "seq_lens")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BOUND = {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}
-# Queries and keys of each sequence: one token, few, and more than a tile of rows; of prompts, and of parts of them.
+# The numbers of queries and keys of each sequence: one token, few, and more than a tile; prompts, and parts of prompts.
 SEQUENCES: dict[str, tuple[list[int], list[int]]] = {
     "decode": ([1, 1, 1], [1, 40, 129]),
     "prompt": ([37], [37]),
@@ -57,7 +57,7 @@ def call_of(case: dict[str, Any], HK: int = 2) -> Call:
 
 
 def attend(device: torch.device, call: Call, *kernels: str) -> Tensor:
-    """The rows of the sequences; padding, and what lies between rows of the output, must be as it was."""
+    """Returns the rows of the sequences. Asserts that padding and gaps between rows of the output are unchanged."""
     moved = to_device(call, device)
     with kernels_run(device, *kernels):
         o = torch_gdn.paged_attention(**moved)
@@ -90,7 +90,9 @@ def test_every_pair_of_options(device: torch.device, case: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_pytorchs_own_attention(device: torch.device, name: str) -> None:
-    """Gathered pages, in float64, by PyTorch's scaled_dot_product_attention: an oracle that is not ours."""
+    """PyTorch's scaled_dot_product_attention, a reference that we did not write, computes the gathered pages in
+    float64.
+    """
     queries, keys = SEQUENCES[name]
     call = make_call(queries, keys, HQ=6, HK=2)
     o = attend(device, call)
@@ -108,7 +110,9 @@ def test_pytorchs_own_attention(device: torch.device, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["decode", "mixed"])
 def test_which_kernels_run(name: str) -> None:
-    """Few query rows of a KV head take the kernel that reads keys into products, others the one with tiles of them."""
+    """Few query rows per KV head run a kernel that multiplies as it reads keys. More rows run one that stages tiles of
+    keys.
+    """
     if on_a_mac():
         pytest.skip("a Mac does not report which kernels ran")
     device = ready("mps")
@@ -121,11 +125,11 @@ def test_which_kernels_run(name: str) -> None:
     ("queries", "keys", "ratio"),
     [([1, 1, 1], [900, 513, 1030], 2), ([1], [2260], 1), ([1, 2], [2270, 1500], 12), ([3, 40], [2500, 70], 4)],
 )
-@pytest.mark.parametrize("window", [0, 777, 2100])  # less and more than a block of keys on the CPU
+@pytest.mark.parametrize("window", [0, 777, 2100])  # smaller and larger than a block of keys on the CPU
 def test_keys_divided_among_threadgroups(
     device: torch.device, queries: list[int], keys: list[int], ratio: int, window: int
 ) -> None:
-    """Divides keys in decoding, and for few queries next to a prompt. Sinks count once."""
+    """Threadgroups share the keys in decoding, and for few queries next to a prompt. Sinks count once."""
     call = make_call(queries, keys, HQ=ratio, HK=1, D=32, block_size=24) | {"window": window}
     call["sinks"] = 2 * torch.randn(ratio)
     check(device, call, "paged_attention_merge")
@@ -151,7 +155,7 @@ def test_scale(device: torch.device, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["decode", "mixed"])
 def test_the_bounds_may_be_left_out(device: torch.device, name: str) -> None:
-    """They are then those of the shapes: many tiles, and splits, that have nothing."""
+    """The shapes then give the bounds, so many tiles and splits are empty."""
     check(device, make_call(*SEQUENCES[name]) | {"max_query_len": None, "max_seq_len": None})
 
 
@@ -184,7 +188,7 @@ def test_the_number_of_threads_changes_no_bit() -> None:
 @pytest.mark.parametrize("which", ["key_cache", "value_cache"])
 @pytest.mark.parametrize("queries", [1, 12])
 def test_what_is_not_finite_stays_in_its_sequence_and_head(device: torch.device, queries: int, which: str) -> None:
-    """A key that all queries of a sequence see."""
+    """The value that is not finite belongs to a key that all queries of a sequence see."""
     call = make_call([queries] * 3, [40, 40, 40])
     before = attend(device, call)
     call[which][call["block_table"][1, 0], 3, 1] = torch.nan
@@ -206,7 +210,7 @@ class Wrong(NamedTuple):
     argument: str
     change: Callable[[Tensor], Any]
     words: str
-    follows: str = ""  # an argument that is wrong as well then; the device reports whichever it meets first
+    follows: str = ""  # another argument that is then wrong too; the device reports the one it meets first
 
 
 WRONG = {
@@ -237,7 +241,7 @@ def with_one(x: Tensor, at: Any, value: int) -> Tensor:
 @pytest.mark.parametrize("queries", [[1, 1, 1], [2, 40, 1]], ids=["decode", "mixed"])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 def test_wrong_indices(device: torch.device, dtype: torch.dtype, queries: list[int], wrong: Wrong) -> None:
-    """They lead nowhere outside the tensors, which the simulated device would report, and sequence 0 is right."""
+    """Wrong indices read nothing outside the tensors (the simulated device would report it). Sequence 0 is right."""
     call = make_call(queries, [30, 60, 64], D=16, HK=1)
     call |= {name: call[name].to(dtype) for name in INDICES}
     expected = exact(call)[: queries[0]]
@@ -250,7 +254,7 @@ def test_wrong_indices(device: torch.device, dtype: torch.dtype, queries: list[i
     reported = "|".join(filter(None, (wrong.argument, wrong.follows)))
     with pytest.raises(RuntimeError, match=rf"^paged_attention_: ({reported}): {wrong.words}.*, got .*\d+ at \d+"):
         torch.mps.synchronize()
-    torch.mps.synchronize()  # reported once
+    torch.mps.synchronize()  # the error is reported only once
     if wrong.argument != "cu_seqlens" and queries[0] == 1:
         assert_close("o", o[:1].cpu(), expected, BOUND[torch.float32], head_dim=1)
 
@@ -263,7 +267,7 @@ def test_opcheck(device: torch.device) -> None:
 
 @pytest.mark.parametrize("op", ["paged_attention_", "aura_paged_attention_"])
 def test_index_tensors_of_64_bits(device: torch.device, op: str) -> None:
-    """Each alone and all together give the bits of 32-bit ones."""
+    """64-bit index tensors, each alone and all together, give the bits of 32-bit ones."""
     entry = REGISTRY[op]
     call = entry.smallest(device=device)
     expected = call["out"].clone()

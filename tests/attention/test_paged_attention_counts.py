@@ -1,4 +1,4 @@
-"""Compares the simulated device's byte counts of paged attention with what must be moved."""
+"""Compares the simulated device's byte counts of paged attention with the bytes that must be moved."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch_gdn.testing.attention import make_call
 from torch_gdn.testing.inputs import to_device
 
 pytestmark = pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")
-HK, D, SIZE = 1, 128, 2  # heads of Qwen3-Next's kind, of which it has twice as many; bytes of an element
+HK, D, SIZE = 1, 128, 2  # half of Qwen3-Next's KV heads, its head size, and the bytes of an element
 
 
 class Bytes(NamedTuple):
-    distinct: int  # of each dispatch: what a cache of any size has to be given
-    issued: int  # by simdgroups: what is asked of the caches
+    distinct: int  # bytes of each dispatch that even a cache of any size must read or write
+    issued: int  # bytes that simdgroups ask of the caches
     dispatches: int
 
 
@@ -36,16 +36,18 @@ def bytes_of(queries: list[int], keys: list[int], ratio: int) -> Bytes:
 
 
 def compulsory(queries: list[int], keys: list[int], ratio: int) -> int:
-    """Keys and values once for each KV head, q and o once."""
+    """Returns the bytes if keys and values move once for each KV head, and q and o once."""
     return (2 * sum(keys) * HK + 2 * sum(queries) * HK * ratio) * D * SIZE
 
 
 def gathered(L: int, T: int, ratio: int) -> int:
-    """Counts one sequence: its pages gathered and repeated for each query head, with scores and weights in memory."""
+    """Counts the bytes of one sequence if its pages are gathered and repeated for each query head, with scores in
+    memory.
+    """
     of_keys, of_queries, scores = 2 * T * HK * D, L * HK * ratio * D, L * T * HK * ratio
     gather = 2 * of_keys  # read and written
     repeat = (1 + ratio) * of_keys
-    attention = ratio * of_keys + 2 * of_queries + 4 * scores  # scores written and read, weights written and read
+    attention = ratio * of_keys + 2 * of_queries + 4 * scores  # scores and weights are written and read
     return (gather + repeat + attention) * SIZE
 
 

@@ -15,7 +15,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def make_call(tokens: int, slots: list[int], layout: str, dtype: torch.dtype, cache_dtype: torch.dtype) -> Call:
-    """3 heads of 64 in blocks of 5; key and value are parts of one projection, with more tokens than slots."""
+    """Makes 3 heads of 64 in blocks of 5. key and value are parts of one projection, with more tokens than slots."""
     projection = torch.randn(tokens, 9, 64).to(dtype)
     caches = dict(zip(("key_cache", "value_cache"), pool(4, 5, 3, 64, cache_dtype, layout), strict=True))
     return {"key": projection[:, 3:6], "value": projection[:, 6:]} | caches | {"slot_mapping": torch.tensor(slots)}
@@ -74,7 +74,7 @@ def test_a_slot_past_the_end(device: torch.device, bad: int) -> None:
     torch_gdn.reshape_and_cache(**call)
     with pytest.raises(RuntimeError, match=rf"^reshape_and_cache_: {message}, got {bad} at 1\b"):
         torch.mps.synchronize()
-    torch.mps.synchronize()  # reported once
+    torch.mps.synchronize()  # the error is reported only once
     for name in ("key_cache", "value_cache"):
         stored = call[name].cpu().isfinite().flatten(2).all(-1).flatten()
         assert stored.nonzero().flatten().tolist() == [1, 3]
@@ -91,12 +91,12 @@ def test_pages_of_keys_and_values_that_overlap(device: torch.device) -> None:
     ("blocks", "D", "strides", "words"),
     [
         (2000, 128, (300, 300), None),
-        (2000, 128, (300, 301), "got memory that it shares with value_cache"),  # from page 45 on
+        (2000, 128, (300, 301), "got memory that it shares with value_cache"),  # they share memory from page 45 on
         (200_000, 2, (12, 16), "got strides .*, too complex to compare with those of value_cache"),
     ],
 )
 def test_many_pages_in_one_storage(blocks: int, D: int, strides: tuple[int, int], words: str | None) -> None:
-    """Keys of one token a page, behind which lie its values."""
+    """A page is one token's key, followed by its value."""
     storage, new = torch.zeros(max(strides) * blocks, dtype=torch.bfloat16), torch.ones(1, 1, D, dtype=torch.bfloat16)
     caches = [storage.as_strided((blocks, 1, 1, D), (stride, D, D, 1), i * D) for i, stride in enumerate(strides)]
     if words is None:

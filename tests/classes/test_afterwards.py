@@ -1,4 +1,4 @@
-"""Tests what goes on after a cache was saved and loaded, reset, cropped, copied and pickled."""
+"""Tests what continues after a cache was saved and loaded, reset, cropped, copied or pickled."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ WAYS: dict[str, Callable[[KVCache, Path], KVCache]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_cache_of_codes(device: torch.device, tmp_path: Path, way: str) -> None:
-    """Starts from no token, from a full tail, and from crops into the codes and the sinks. Both caches then continue
-    with the same bits and share nothing: tokens become codes, the cache is cropped, and its rows change places."""
+    """The cache has no token, a full tail, or was cropped into the codes or the sinks. Then it and its copy continue
+    with the same bits and share nothing: tokens become codes, the cache is cropped, and its rows change places.
+    """
     k, v = torch.randn(2, 2, 2, 60, 64).to(device)
     q = torch.randn(2, 4, 3, 64).to(device)
     for tokens, kept in ((0, 0), (1, 1), (9, 9), (30, 30), (30, 12), (30, 1)):
@@ -74,8 +75,9 @@ def next_logits(model: Any, cache: Any, *lengths: int) -> Tensor:
 
 @pytest.mark.parametrize("kind", ["window", "qwen3_next"])
 def test_a_models_cache(kind: str, tmp_path: Path) -> None:
-    """A copy, a loaded file and a pickled cache continue as the cache does, past the window and a tile. After a reset,
-    each behaves like a new one."""
+    """A copy, a loaded file and a pickled cache continue like the cache, past the window and a tile. After a reset,
+    each behaves like a new one.
+    """
     model = model_of(kind)
     cache = aura_cache(model, "8v4")
     first = next_logits(model, cache, 7, 1, 2)

@@ -1,4 +1,4 @@
-"""Tests ops on sinks and scores that are a hundred apart, and on values at the ends of each dtype's exponents."""
+"""Tests ops with sinks and scores that differ by a hundred, and with values at the ends of each dtype's exponents."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from torch_gdn.testing.inputs import Call, to_device
 from torch_gdn.testing.models import DTYPES
 from torch_gdn.testing.registry import Named
 
-OF_A_HUNDRED = 100 * 2**-24  # the relative error of exp(x), where x is a float32 of that size
+OF_A_HUNDRED = 100 * 2**-24  # the relative error of exp(x), where x is a float32 near 100
 WITH_SINKS = [op for op, entry in REGISTRY.items() if "sinks" in entry.arguments]
 
 
 @pytest.mark.parametrize("size", [1.0, 30.0], ids=["scores", "scores that are far apart"])
 @pytest.mark.parametrize("op", WITH_SINKS)
 def test_sinks_far_above_and_below_the_scores(device: torch.device, op: str, size: float) -> None:
-    """Exponentials of the differences overflow or vanish; heads whose sink outweighs every key are nearly zeros."""
+    """Exponentials of the differences overflow or vanish. Heads whose sink outweighs every key are nearly zero."""
     entry = REGISTRY[op]
-    point = replace(entry.small, plain=False) if "plain" in fields_of(entry) else entry.small  # plain: zeros
+    point = replace(entry.small, plain=False) if "plain" in fields_of(entry) else entry.small  # plain tables are zeros
     call = entry.call(point)
     if "q" in call:
         call["q"] = call["q"] * size
@@ -40,32 +40,34 @@ SCALED = [op for op, entry in REGISTRY.items() if PROPORTIONAL & set(entry.argum
 
 
 def factors(dtype: torch.dtype, largest: float) -> tuple[float, float]:
-    """Returns powers of two that lead to the ends of a dtype's exponents, where nothing is lost on the way.
+    """Returns powers of two that scale values to the ends of a dtype's exponents without loss.
 
-    A GPU may make zeros of the smallest numbers of float32 and of bfloat16, but of no float16.
+    A GPU may flush the smallest numbers of float32 and bfloat16 to zero, but not those of float16.
     """
     if dtype == torch.float32:
         return 2.0**80, 2.0**-80
-    up = 2.0 ** math.floor(math.log2(torch.finfo(dtype).max / largest) - 3)  # sums on the way may be larger
+    up = 2.0 ** math.floor(math.log2(torch.finfo(dtype).max / largest) - 3)  # intermediate sums may be larger
     return up, 2.0**-80 if dtype == torch.bfloat16 else 2.0 ** math.floor(-14 - math.log2(largest))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("op", SCALED)
 def test_values_at_the_ends_of_the_exponents(device: torch.device, op: str, dtype: torch.dtype) -> None:
-    """A power of two, far up and down, next to zeros, changes exponents alone, in each output that is proportional."""
+    """A large or small power of two changes only the exponents of each output that is proportional. Some values are
+    zero.
+    """
     entry = REGISTRY[op]
     points = [entry.small]
-    if "queries" in fields_of(entry):  # few queries, and more, in vectors
+    if "queries" in fields_of(entry):  # few queries and many, with vector loads
         points = [replace(entry.small, plain=False, D=128, queries=queries) for queries in ((1, 0, 1), (9, 0, 1))]
     for point in points:
         point = replace(point, dtype=dtype, **({"cache": dtype} if "cache" in fields_of(entry) else {}))
         call = entry.call(point)
         names = [name for name in PROPORTIONAL & call.keys() if call[name].is_floating_point()]
         if "v" in names:
-            call["v"] = call["v"].index_fill(1, torch.tensor([0]), 0.0)  # of a token
+            call["v"] = call["v"].index_fill(1, torch.tensor([0]), 0.0)  # one token has zeros
         if "out" in call:
-            call["out"] = torch.zeros_like(call["out"])  # of rows of padding
+            call["out"] = torch.zeros_like(call["out"])  # rows of padding must not differ by chance
 
         def outputs(factor: float, call: Call = call, names: list[str] = names, point: Point = point) -> Named:
             there = to_device(call | {name: call[name] * factor for name in names}, device)
@@ -78,6 +80,6 @@ def test_values_at_the_ends_of_the_exponents(device: torch.device, op: str, dtyp
         changed = [name for name, x in runs[up].items() if not torch.equal(x, found[name])]
         for factor, name in itertools.product((up, down), changed):
             x, expected = runs[factor][name].double(), found[name].double() * factor
-            smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps  # to which values of v are rounded
+            smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps  # v is rounded to it
             assert ((x - expected).abs() <= 4 * smallest * max(factor, 1.0)).all(), name
         assert changed or not names

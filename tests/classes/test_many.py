@@ -17,19 +17,19 @@ from torch_gdn.testing.gdn import LARGE
 from torch_gdn.testing.inputs import Call, to_device
 from torch_gdn.testing.registry import OpEntry
 
-COUNTS = ((31, 33), (32, 64), (63,), (65,), (70,))  # in groups that a run takes together, each with one above 32
+COUNTS = ((31, 33), (32, 64), (63,), (65,), (70,))  # a run takes one of these groups; each has a count above 32
 
 
 def lengths(count: int) -> list[int]:
-    """Returns lengths of 0 to 2 tokens, and of 19 next to each multiple of 32, which makes chunks there."""
+    """Returns lengths of 0 to 2 tokens, and of 19 next to each multiple of 32, so that there are chunks."""
     return [19 if n % 32 in (0, 31) and n else (n + 1) % 3 for n in range(count)]
 
 
 def points(entry: OpEntry[Any], count: int) -> Iterator[Point]:
-    """Yields the small point with `count` of each thing that it counts."""
+    """Yields variants of the small point with `count` of each thing that an op counts."""
     small, known = entry.small, fields_of(entry)
     if "block_table" in entry.arguments and "queries" in known:
-        for longest in (1, 9):  # few query rows and more take kernels of their own
+        for longest in (1, 9):  # few query rows run another kernel than many
             queries = tuple(min(length, longest) for length in lengths(count))
             yield replace(small, queries=queries, keys=tuple(q + n % 5 for n, q in enumerate(queries)), plain=False)
     if "boundaries" in known and entry.packable:
@@ -67,7 +67,7 @@ COUNTED = [op for op, entry in REGISTRY.items() if [*points(entry, 31)]]
 @pytest.mark.parametrize("device", ["mps"], indirect=True)  # the CPU has no simdgroups
 @pytest.mark.parametrize("op", COUNTED)
 def test_more_than_a_simdgroup(device: torch.device, op: str) -> None:
-    """A run takes one group of counts for each thing, and another group for the next thing."""
+    """A run takes one group of counts for each op's first thing, and another group for its next thing."""
     entry = REGISTRY[op]
     firsts = share_of(range(len(COUNTS)), len(COUNTS))
     for first, which in itertools.product(firsts, range(len([*points(entry, 31)]))):
@@ -90,7 +90,7 @@ HOSTILE = [(op, name) for op in COUNTED for name in dict.fromkeys(each.argument 
 @pytest.mark.parametrize(("op", "argument"), HOSTILE)
 def test_a_wrong_number_past_the_first_simdgroups_is_reported(device: torch.device, op: str, argument: str) -> None:
     entry, reported = REGISTRY[op], 0
-    first = "(seq_lens|block_table)" if argument == "seq_lens" else argument  # keys that are too many have no block
+    first = "(seq_lens|block_table)" if argument == "seq_lens" else argument  # too many keys need a missing block
     for point in points(entry, 70):
         call = scattered(entry.call(point))
         if argument not in call or call[argument].numel() < 70:
@@ -108,7 +108,7 @@ SLOTTED = [op for op in COUNTED if "state_indices" in REGISTRY[op].arguments]
 @pytest.mark.parametrize("device", ["mps"], indirect=True)
 @pytest.mark.parametrize("op", SLOTTED)
 def test_a_slot_that_an_early_sequence_has_is_reported(device: torch.device, op: str) -> None:
-    """The last of 70 has the slot of the 3rd; the one before it, of a sequence without a slot, is no second one."""
+    """Sequence 69 of 70 has the slot of sequence 2. Sequence 68 has a slot that only a sequence without a slot has."""
     entry = REGISTRY[op]
     point = next(each for each in points(entry, 70) if len(entry.call(each)["state_indices"]) == 70)
     call = scattered(entry.call(point))

@@ -1,5 +1,6 @@
-"""Tests every op with slots on indices of which only some are null: rows that are null at their start or end, and
-offsets of zero next to indices that are in use or past the pool."""
+"""Tests every op that has slots with indices of which some are null: at the start or end of a row, and with offsets of
+zero next to indices that are in use or past the pool.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +24,15 @@ STEPPED = [
     op for op in SLOTTED if "num_accepted_tokens" in REGISTRY[op].arguments and "W" not in fields_of(REGISTRY[op])
 ]
 KEEPING = [op for op in SLOTTED if "checkpoint_indices" in REGISTRY[op].arguments]
-OF_TOKENS = ("q", "k", "v", "g", "beta")  # of arguments that have a dimension of tokens
+OF_TOKENS = ("q", "k", "v", "g", "beta")  # arguments with a dimension of tokens
 OF_SLOTS = ("state_pool", "has_initial_state", "num_accepted_tokens")
-# Which of a row's three tokens have no slot.
+# the tokens, of a row's three, that have no slot
 PATTERNS = ((0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2), ())
 BOUND = 1e-6
 
 
 def rows(null: int) -> Tensor:
-    """Returns [N, 3]: each pattern of null columns, with slots in random order."""
+    """Returns [N, 3]: rows with each pattern of null columns, and slots in random order."""
     indices = 1 + torch.randperm(3 * len(PATTERNS)).view(-1, 3)
     for row, columns in zip(indices, PATTERNS, strict=True):
         row[list(columns)] = null
@@ -50,7 +51,7 @@ def step_of(entry: OpEntry[Any], null: int, accepted: int) -> Call:
 
 
 def token_by_token(entry: OpEntry[Any], call: Call) -> tuple[Tensor, Tensor]:
-    """Returns o and the pool in float64. Each token is a call of its own, on a pool of one slot."""
+    """Returns o and the pool in float64. Each token is a separate call on a pool of one slot."""
     wide = {name: doubled(x) for name, x in call.items()}
     pool, indices, null = wide["state_pool"].clone(), call["state_indices"], call["null_index"]
     o = torch.zeros_like(wide["v"])
@@ -71,8 +72,9 @@ def token_by_token(entry: OpEntry[Any], call: Call) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("null", [-1, 0, -7])
 @pytest.mark.parametrize("op", STEPPED)
 def test_rows_that_are_partly_null(device: torch.device, op: str, null: int) -> None:
-    """The column that a step continues from decides whether a row is computed, and any other column whether a state is
-    kept. There are 24 indices, which threadgroups look through, and more than 32, which a kernel looks through."""
+    """The column from which a step continues decides if a row is computed. The other columns decide if a state is
+    stored. Threadgroups search 24 indices, and a separate kernel searches more than 32.
+    """
     entry = REGISTRY[op]
     for accepted in (1, 2, 3):
         call = step_of(entry, null, accepted)
@@ -92,7 +94,7 @@ def test_rows_that_are_partly_null(device: torch.device, op: str, null: int) -> 
 
 @pytest.mark.parametrize("op", [*STEPPED, "gdn_decode_"])
 def test_a_count_of_more_columns_than_there_are_is_reported(op: str) -> None:
-    """A call of one head and one block of values has one threadgroup for a sequence, which reports."""
+    """A call with one head and one block of values has one threadgroup per sequence, which reports the error."""
     entry, device = REGISTRY[op], ready("mps")
     for columns, wrong in ((1, 2), (2, 3), (2, 0)):
         call = entry.call(replace(entry.small, K=16, V=8, H=1, HV=1, batch=2, tokens=1))
@@ -106,7 +108,7 @@ def test_a_count_of_more_columns_than_there_are_is_reported(op: str) -> None:
 
 
 def twice(call: Call) -> Call:
-    """Doubles the sequences; the second half uses a second half of the pool."""
+    """Doubles the sequences. The second half uses a second half of the pool."""
     slots, indices = len(call["state_pool"]), call["state_indices"]
     more = indices.where(indices <= call["null_index"], indices + slots)
     both = {name: torch.cat([call[name], call[name].flip(0)]) for name in OF_TOKENS}
@@ -116,7 +118,7 @@ def twice(call: Call) -> Call:
 
 @pytest.mark.parametrize("op", SLOTTED)
 def test_every_number_at_and_below_null_index_is_null(device: torch.device, op: str) -> None:
-    """-1, 0 and far below, first, last and between; the slot 0 of such a pool is no sequence's."""
+    """Null indices are -1, 0 and far below, at the first, last and middle places. No sequence has the pool's slot 0."""
     entry = REGISTRY[op]
     call = entry.call(replace(entry.small, batch=6))
     call |= {"state_indices": torch.tensor([0, 4, -1, 2, -(2**40), 0]), "null_index": 0}
@@ -130,7 +132,7 @@ def test_every_number_at_and_below_null_index_is_null(device: torch.device, op: 
 
 @pytest.mark.parametrize("op", KEEPING)
 def test_what_a_checkpoint_of_no_tokens_points_at_is_not_looked_at(device: torch.device, op: str) -> None:
-    """An index past the pool, a state's slot, another checkpoint's and null ones; next to checkpoints that are kept."""
+    """The index is past the pool, a state's slot, another checkpoint's or null. Other checkpoints are stored."""
     entry = REGISTRY[op]
     tokens = 64
     call = entry.call(replace(entry.small, batch=6, tokens=tokens))
@@ -140,7 +142,7 @@ def test_what_a_checkpoint_of_no_tokens_points_at_is_not_looked_at(device: torch
     checkpoints = {"checkpoint_offsets": torch.tensor(offsets), "checkpoint_indices": torch.tensor(slots)}
     plain, kept = to_device(call, device), to_device(call | checkpoints, device)
     expected = entry.outputs(plain, entry.run(plain))
-    expected["state_pool"][[0, 7]] = expected["state_pool"][[2, 6]]  # after all tokens: the state itself
+    expected["state_pool"][[0, 7]] = expected["state_pool"][[2, 6]]  # a checkpoint after all tokens is the final state
     found = entry.outputs(kept, entry.run(kept))
     if device.type == "mps":
         torch.mps.synchronize()
@@ -150,7 +152,7 @@ def test_what_a_checkpoint_of_no_tokens_points_at_is_not_looked_at(device: torch
 
 @pytest.mark.parametrize("null", [-1, 0])
 def test_rows_of_a_layer_that_are_partly_null(device: torch.device, null: int) -> None:
-    """A layer's step has the bits of its three ops, of which the convolution has the first column's slot."""
+    """A layer's step has the bits of its three ops. The convolution gets the first column as its slots."""
     entry = REGISTRY["gdn_decode_"]
     for accepted in (1, 2, 3):
         indices = rows(null)

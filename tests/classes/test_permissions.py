@@ -1,4 +1,4 @@
-"""Tests the other side of a permission: what nothing reads may be wrong, and its neighbour that is read may not."""
+"""Tests both sides of a permission: what no kernel reads may be invalid, and its neighbour that is read may not."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def read_columns(queries: int, keys: int, window: int) -> range:
 @pytest.mark.parametrize("window", [0, 1, 9, 16, 17])
 @pytest.mark.parametrize("op", PAGED)
 def test_blocks(device: torch.device, op: str, window: int) -> None:
-    """A block number that no query reads may be anything. The first and the last one that a query reads may not."""
+    """A block number that no query reads may be anything. The first and last one that a query reads must be valid."""
     entry = REGISTRY[op]
     queries, keys = (1, 0, 3, 20), (33, 4, 40, 41)
     point = replace(entry.small, plain=False, queries=queries, keys=keys, block_size=BLOCK)
@@ -70,11 +70,12 @@ def test_blocks(device: torch.device, op: str, window: int) -> None:
             refuses(entry, point, call | {"block_table": wrong}, device, "block_table")
 
 
-@pytest.mark.parametrize("tokens", [3, 20])  # a convolution has a kernel for few tokens, and one for many
+@pytest.mark.parametrize("tokens", [3, 20])  # a convolution has one kernel for few tokens, and one for many
 @pytest.mark.parametrize("op", STATED)
 def test_states(device: torch.device, op: str, tokens: int) -> None:
-    """The state of a sequence that starts anew, and a slot of no sequence, may be NaN. A state that a sequence goes on
-    from makes its own output NaN, and no other's."""
+    """A sequence's state may be NaN if the sequence starts anew, and so may an unused slot. If a sequence continues
+    from a state of NaN, its own output is NaN, and no other.
+    """
     entry = REGISTRY[op]
     point = replace(entry.small, batch=4, tokens=tokens)
     call = entry.call(point)

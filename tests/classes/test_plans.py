@@ -1,4 +1,4 @@
-"""Tests checkpoints and the states of drafts at each size where a kernel changes its plan."""
+"""Tests checkpoints and the states of drafts at each size at which a kernel changes its plan."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from torch_gdn.testing.gdn import ALGORITHMS, CHUNKED
 from torch_gdn.testing.inputs import Call, to_device
 from torch_gdn.testing.registry import OpEntry
 
-SIZES = ((16, 8), (96, 192), (256, 40))  # of K, on each side of where lanes, tiles and chunks change, and V
-ENDS = (64, 128)  # after a chunk of every algorithm, and after some
+SIZES = ((16, 8), (96, 192), (256, 40))  # (K, V); K lies around the sizes at which lanes, tiles and chunks change
+ENDS = (64, 128)  # after one chunk of every algorithm, and after several
 
 
 def algorithms_of(op: str) -> tuple[str, ...]:
@@ -35,8 +35,9 @@ def part_of(call: Call, n: int, tokens: int) -> Call:
 
 
 def checkpoints_are_exact(entry: OpEntry[Any], point: Any, device: torch.device) -> None:
-    """What is kept after 64 and 128 tokens of two sequences has the bits of a prefill that ends there, and that one is
-    exact."""
+    """Asserts that the states after 64 and 128 tokens of two sequences have the bits of prefills that end there, and
+    that those prefills are exact.
+    """
     call = entry.call(point)
     call |= {"state_indices": torch.tensor([3, 0]), "has_initial_state": torch.tensor([True, True])}
     numbers = {"checkpoint_offsets": torch.tensor(ENDS), "checkpoint_indices": torch.tensor([1, 4])}
@@ -76,13 +77,15 @@ def test_states_of_drafts(device: torch.device, op: str, K: int, V: int) -> None
 
 
 CONVOLUTIONS = [op for op, entry in REGISTRY.items() if {"W", "by_channel"} <= fields_of(entry)]
-LENGTHS = (1, 3, 31, 0, 32, 33, 2, 63, 64, 65, 16, 17)  # around what a threadgroup convolves
+LENGTHS = (1, 3, 31, 0, 32, 33, 2, 63, 64, 65, 16, 17)  # around the number of tokens that a threadgroup convolves
 
 
 @pytest.mark.parametrize("W", [2, 3, 4])
 @pytest.mark.parametrize("op", CONVOLUTIONS)
 def test_boundaries_within_the_tiles_of_a_convolution(device: torch.device, op: str, W: int) -> None:
-    """Sequences and segments that end at each side of a tile's end and within it; tokens or channels are adjacent."""
+    """Sequences and segments end just before, at and after a tile's end, and within it. Tokens or channels are
+    adjacent.
+    """
     entry, boundaries = REGISTRY[op], (0, *itertools.accumulate(LENGTHS))
     runs = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS)).expand(2, -1)
     for by_channel, from_state in itertools.product((False, True), (False, True)):

@@ -1,4 +1,4 @@
-"""Tests the forms of a setting: `~`, relative, empty, unset, set twice, changed while running."""
+"""Tests the forms of a setting: `~`, relative, empty, unset, set twice, changed while the process runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOBODY = "~there_is_no_such_user/cache"
 Place = Callable[[], Path | None]
 
 
-PLACES: dict[str, tuple[Place, str | None]] = {  # by variable: what it names, and where that is without it
+PLACES: dict[str, tuple[Place, str | None]] = {  # for each variable, the function that finds its path, and the default
     tuning_cache.VARIABLE: (tuning_cache.path, ".config/torch_gdn/tuning_cache.json"),
     "MPS_SIMULATOR_CACHE": (mps_simulator.build.cache_directory, ".cache/mps_simulator"),
     "TORCH_GDN_CACHE": (wheels.cache_directory, ".cache/torch_gdn"),
@@ -51,8 +51,9 @@ def test_a_path(variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_table_that_cannot_be_read_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Importing torch_gdn must not fail on an unknown user, a folder, and a name that is too long. The self-test then
-    tests in every process."""
+    """Importing torch_gdn must not fail because of an unknown user, a folder, or a name that is too long. The self-test
+    then tests in every process.
+    """
     for value in (NOBODY, str(tmp_path), "x" * 5000):
         monkeypatch.setenv(tuning_cache.VARIABLE, value)
         with pytest.warns(UserWarning, match="the heuristic picks prefill algorithms: "):
@@ -67,7 +68,7 @@ def test_a_table_that_cannot_be_read_is_a_warning(tmp_path: Path, monkeypatch: p
 
 
 def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container may have a user without an entry. There is then no file, and nothing warns of it."""
+    """In a container the user may have no entry. There is then no file, and no warning."""
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.delenv(tuning_cache.VARIABLE)
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: {}[uid])
@@ -91,7 +92,7 @@ def test_a_table_that_is_installed_twice_is_the_last_one(tmp_path: Path, monkeyp
             assert chosen_algorithm(64, 32, 128, 128, device, cores)[0] == algorithm
         for value in ("", str(tmp_path / "none")):
             monkeypatch.setenv(tuning_cache.VARIABLE, value)
-            tuning_cache.install_file()  # installs nothing, and takes nothing away
+            tuning_cache.install_file()  # this installs nothing, and removes nothing
         assert tuning_cache.path() == tmp_path / "none"
         assert chosen_algorithm(64, 32, 128, 128, device, cores)[0] == "recurrent"
     finally:
@@ -107,7 +108,7 @@ WORDS = {self_test.VARIABLE: self_test.run.mode, "TORCH_GDN_VLLM": vllm_mode, "T
 
 @pytest.mark.parametrize("variable", WORDS)
 def test_a_word(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is read at each use; an empty one, one in capitals and one with a space are refused by name."""
+    """The word is read at each use. Errors name an empty word, one in capitals, and one with a space."""
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     for value in ("", "OFF", "auto ", "1"):
         monkeypatch.setenv(variable, value)
@@ -120,7 +121,7 @@ def test_a_word(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_isa_is_read_once() -> None:
-    """ATEN_CPU_CAPABILITY, changed after the first op, changes no bit."""
+    """Changing ATEN_CPU_CAPABILITY after the first op changes no bit."""
     program = (
         "import os, torch, torch_gdn\n"
         "x = torch.linspace(-1, 1, 7 * 65).view(1, 7, 65)\n"

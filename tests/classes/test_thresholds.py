@@ -1,4 +1,4 @@
-"""Tests every op on numbers at its thresholds: gates, norms of rows near eps, windows that just fit."""
+"""Tests every op with numbers at its thresholds: gates, norms of rows near eps, windows that just fit."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from torch_gdn.testing.inputs import to_device
 from torch_gdn.testing.models import DTYPES
 from torch_gdn.testing.registry import OpEntry
 
-LEAST = 2.0**-123  # 8 of the least normal number of float32: kernels may take smaller numbers for zeros
-# exp is a series below 0.34; softplus(x) is x from 17 or 20 on; exp ends at -87, -104 and 88.
+LEAST = 2.0**-123  # 8 times float32's smallest normal number; kernels may flush smaller numbers to zero
+# exp is a series below 0.34; softplus(x) is x from 17 or 20 on; exp overflows at 88, and is denormal from -87 on and 0
+# from -104 on.
 OF_GATES = torch.tensor([0.0, 0.34, 17.0, 20.0, 87.0, 88.0, 104.0])
 
 
@@ -31,7 +32,7 @@ def around(values: Tensor) -> Tensor:
 
 
 def assert_near(name: str, x: Tensor, exact: Tensor, least: Tensor | float = LEAST, more: float = 0.0) -> None:
-    """Each number is within rounding of the exact one, relative to the largest of its row."""
+    """Asserts that each number is within rounding of the exact one, relative to the largest of its row."""
     allowed = torch.finfo(x.dtype).eps / 2 + 1e-6 + more
     if x.dtype == torch.float16:
         least = torch.finfo(x.dtype).smallest_normal * torch.finfo(x.dtype).eps
@@ -41,7 +42,7 @@ def assert_near(name: str, x: Tensor, exact: Tensor, least: Tensor | float = LEA
 
 @pytest.mark.parametrize("op", ["gdn_gating", "fused_kda_gate"])
 def test_gates(device: torch.device, op: str) -> None:
-    """Compares each number for itself. A_log reaches each end in one head."""
+    """Each number is compared by itself. In each head A_log is at another end of its range."""
     entry, values = REGISTRY[op], around(OF_GATES)
     point = replace(entry.small, tokens=len(values), heads=4, batch=1, **({"D": 1} if op != "gdn_gating" else {}))
     call = entry.call(point)
@@ -52,8 +53,8 @@ def test_gates(device: torch.device, op: str) -> None:
         there = to_device(call | options, device)
         exact = entry.exact_outputs(call | options)
         for name, x in entry.outputs(there, entry.run(there)).items():
-            least = LEAST * call["A_log"].double().exp().clamp(min=1)  # by which the smallest softplus is multiplied
-            more = 2 * 104 * 2**-24 if options else 0.0  # the error of exp(x), where x is rounded and reaches -104
+            least = LEAST * call["A_log"].double().exp().clamp(min=1)  # exp(A_log) scales the smallest softplus
+            more = 2 * 104 * 2**-24 if options else 0.0  # the error of exp(x) with a rounded x down to -104
             assert_near(name, x.reshape(-1, 4, 1), exact[name].reshape(-1, 4, 1), least, more)
 
 
@@ -62,7 +63,7 @@ RULES = [op for op, entry in REGISTRY.items() if "use_gate_in_kernel" in entry.a
 
 @pytest.mark.parametrize("op", RULES)
 def test_gates_of_the_rules(device: torch.device, op: str) -> None:
-    """Puts log decays or raw gates at the thresholds, and keeps the state between them."""
+    """Log decays or raw gates are at the thresholds, and the states between them are compared."""
     entry, values = REGISTRY[op], torch.cat([OF_GATES, -OF_GATES])
     values = torch.stack([values, torch.full_like(values, -0.1)], 1).flatten()
     small = replace(entry.small, K=16, V=8, H=1, HV=2, tokens=len(values), batch=1)
@@ -82,7 +83,7 @@ EPS = 1e-6  # what norms take
 def rows_at_the_ends(D: int, dtype: torch.dtype) -> Tensor:
     """Returns rows that are zero, whose squares add to EPS, and that have the smallest or the largest numbers."""
     info = torch.finfo(dtype)
-    largest = info.max if dtype == torch.float16 else 2.0**60  # squares are still finite in float32
+    largest = info.max if dtype == torch.float16 else 2.0**60  # float32 still holds their squares
     rows = torch.zeros(6, D, dtype=torch.float64)
     rows[1, -1], rows[2] = math.sqrt(EPS), math.sqrt(EPS / D)
     rows[3] = info.smallest_normal * info.eps
@@ -95,7 +96,7 @@ NORMS = [op for op, entry in REGISTRY.items() if "eps" in entry.arguments]
 
 @pytest.mark.parametrize("op", NORMS)
 def test_rows_around_eps(device: torch.device, op: str) -> None:
-    """Rows of some numbers, and the shortest that an op takes."""
+    """Rows have the usual length, and the shortest that an op takes."""
     entry = REGISTRY[op]
     shortest = {"D": 2, "P": 1} if "P" in fields_of(entry) else {"D": 1}
     for dtype, sizes in itertools.product(DTYPES, ({}, shortest)):
@@ -110,13 +111,13 @@ def test_rows_around_eps(device: torch.device, op: str) -> None:
         there = to_device(call, device)
         exact = entry.exact_outputs(call)
         for name, x in entry.outputs(there, entry.run(there)).items():
-            rows = (*exact[name].shape, 1) if name == "rstd" else exact[name].shape  # one factor of each row
+            rows = (*exact[name].shape, 1) if name == "rstd" else exact[name].shape  # a row has one factor
             assert_near(name, x.view(rows), exact[name].view(rows))
 
 
 @pytest.mark.parametrize("op", RULES)
 def test_keys_around_eps(device: torch.device, op: str) -> None:
-    """Rules that normalise q and k in the kernel. What is left is between tokens at the ends."""
+    """The rules normalise q and k in the kernel. Every second token is at an end, and the others lie between."""
     entry = REGISTRY[op]
     for algorithm in algorithms_of(op) if "chunk" in op else (None,):
         point = replace(entry.small, K=16, V=8, H=1, HV=1, tokens=12, batch=1, normalise=True, algorithm=algorithm)
@@ -127,7 +128,7 @@ def test_keys_around_eps(device: torch.device, op: str) -> None:
         assert_exact(entry, point, call, device)
 
 
-# aura_attention runs aura_flash_p1, whose maxima are infinite where a block has no visible key.
+# aura_attention runs aura_flash_p1, whose maxima are infinite if no key of a block is visible.
 WINDOWED = [op for op, entry in REGISTRY.items() if {"window", "sinks"} <= set(entry.arguments)]
 
 

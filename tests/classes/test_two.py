@@ -1,4 +1,4 @@
-"""Tests two of a thing in one process: threads, models, caches, features that are enabled in both orders."""
+"""Tests two of a thing in one process: threads, models, caches, and features that are enabled in both orders."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def in_two_threads(function: Callable[[int], Any]) -> list[Any]:
 
 
 def test_two_threads_that_run_every_op(device: torch.device) -> None:
-    """Each thread runs all ops, in opposite orders and on inputs of its own, and gets the bits of one thread."""
+    """Each thread runs all ops, in opposite orders and on its own inputs, and gets the bits of a single thread."""
 
     names = list(REGISTRY)
     calls = [{name: REGISTRY[name].call(REGISTRY[name].small, seed) for name in names} for seed in range(2)]
@@ -52,7 +52,9 @@ def test_two_threads_that_run_every_op(device: torch.device) -> None:
 
 @pytest.mark.usefixtures("switched_off")
 def test_two_threads_that_enable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a thread collects patches, which takes half a second, no other does: those would be of patched names."""
+    """Collecting patches takes half a second. Meanwhile no other thread may collect, because it would see patched
+    names.
+    """
     before, real, collecting = everything(), switch.modules_of, threading.Lock()
 
     def slow(models: tuple[str, ...]) -> Any:
@@ -71,7 +73,7 @@ def test_two_threads_that_enable(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("switched_off")
 @pytest.mark.parametrize("first", ["rollback", "continuous_batching"])
 def test_features_in_both_orders(first: str) -> None:
-    """One after the other is both at once, and disable() restores everything of both."""
+    """Enabling one after the other equals enabling both at once. disable() restores everything that both replaced."""
     before = everything()
     (second,) = {"rollback", "continuous_batching"} - {first}
     transformers.enable(**{first: True})
@@ -84,7 +86,7 @@ def test_features_in_both_orders(first: str) -> None:
 
 
 def test_two_caches_of_two_models() -> None:
-    """Two models, each with two caches, take steps in turn, and get the logits of one cache by itself."""
+    """Two models, each with two caches, take steps in turn. The logits are those of each cache by itself."""
     models = [model_of("window"), model_of("qwen3")]
     expected = [next_logits(model, aura_cache(model, "8v4"), 6, 1, 3, 1, 2) for model in models]
     caches = [(model, aura_cache(model, "8v4")) for model in models for _ in range(2)]

@@ -1,5 +1,5 @@
-// The CPU's prefill of one head by its tables of kernels, without PyTorch's libraries, so that an emulator of another
-// processor can run it: program IN OUT. Prints which kernels multiply bf16.
+// Runs the CPU's prefill of one head by its tables of kernels, without PyTorch's libraries, so that an emulator of
+// another processor can run it: program IN OUT. Prints which kernels multiply bf16.
 #include <cstdio>
 #include <cstdlib>
 #include <memory>

@@ -1,9 +1,10 @@
-"""Cases in which kernels of this kind have failed, for both end-to-end ops on every device.
+"""Tests both end-to-end ops, on every device, with the cases in which kernels of this kind have failed.
 
-Judged by the float64 recurrence, as a whole and for each head. On `mps` head sizes and lengths are few and small: each
-new head size compiles its own kernels, and the simulated device runs one thread after the other. As shipped these
-prefills are the fused chunk's from 16 tokens on; all run on the chunked algorithm too. The recurrent algorithm is the
-recurrent op's kernel, and has those where the prefill hands it something else.
+Each result is compared with the float64 recurrence, as a whole and for each head. On `mps` there are few head sizes and
+lengths, and they are small: each new head size compiles its own kernels, and the simulated device runs one thread after
+the other. The heuristic gives these prefills the fused chunk algorithm from 16 tokens on; all of them run on the
+chunked algorithm too. The recurrent algorithm runs the recurrent op's kernel, so only the cases in which the prefill
+passes it something else run on it.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def test_a_strong_gate_among_weak_ones(device: torch.device, op: str, g: float) 
 @each_op("chunked")
 @pytest.mark.parametrize("g", [-20.0, -1e3, -torch.inf])
 def test_a_reset_leaves_no_trace_of_a_large_state(device: torch.device, op: str, g: float) -> None:
-    """S + (exp(g) - 1) S is exact where exp(g) is near 1, and leaves 1e4 roundings of a large S where it is 0."""
+    """S + (exp(g) - 1) S is exact if exp(g) is near 1, but leaves 1e4 roundings of a large S if exp(g) is 0."""
     case = make_case(30)
     assert case.initial_state is not None
     case.initial_state = case.initial_state * 1e4
@@ -94,14 +95,14 @@ def test_lengths(device: torch.device, op: str, T: int) -> None:
 
 @each_op("chunked", "fused_chunk")
 def test_a_single_token(device: torch.device, op: str) -> None:
-    """Shorter than any chunk: the shipped heuristic takes the recurrent algorithm."""
+    """One token is shorter than any chunk, so the heuristic takes the recurrent algorithm."""
     case = make_case(1, B=2)
     assert_exact(op, case, run(op, case, device))
 
 
 @each_op("fused_chunk")
 def test_a_long_odd_length(device: torch.device, op: str) -> None:
-    """Few heads: the shipped heuristic takes the chunked algorithm."""
+    """There are few heads, so the heuristic takes the chunked algorithm."""
     case = make_case(1111, HV=1)
     assert_exact(op, case, run(op, case, device))
 
@@ -144,7 +145,7 @@ def test_the_smallest_and_the_largest_heads(device: torch.device, op: str, K: in
 
 
 def fused_projection(case: Case, offset: int) -> Case:
-    """q, k and v as views into one [B, T, columns] tensor that starts with `offset` columns of NaN."""
+    """Returns q, k and v as views of one [B, T, columns] tensor that starts with `offset` columns of NaN."""
     B, T = case.q.shape[:2]
     parts = [x.reshape(B, T, -1) for x in case.qkv]
     fused = torch.cat([torch.full((B, T, offset), torch.nan, dtype=case.dtype), *parts], -1)
@@ -158,7 +159,7 @@ def fused_projection(case: Case, offset: int) -> Case:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("offset", [0, 1, 8])
 def test_views_of_a_fused_projection(device: torch.device, op: str, dtype: torch.dtype, offset: int) -> None:
-    """With an odd offset no row starts where a vector of 4 may be loaded."""
+    """With an odd offset, no row starts where a kernel may load a vector of 4."""
     case = make_case(70, B=2, H=1, HV=2, dtype=dtype)
     there = fused_projection(case, offset)
     moved = Case(*(strided_copy(x, device) for x in there.qkv), case.g, case.beta, case.initial_state)
@@ -167,7 +168,7 @@ def test_views_of_a_fused_projection(device: torch.device, op: str, dtype: torch
 
 
 def strided_copy(x: Tensor, device: torch.device) -> Tensor:
-    """x on the device with its strides and offset, which .to() need not keep."""
+    """Copies x to the device with its strides and offset, which .to() need not keep."""
     whole = torch.as_strided(x, (x.untyped_storage().nbytes() // x.element_size(),), (1,), 0).to(device)
     return torch.as_strided(whole, x.shape, x.stride(), x.storage_offset())
 
@@ -186,7 +187,7 @@ def test_views_of_gates_and_states(device: torch.device, op: str) -> None:
 
 @each_op("chunked")
 def test_one_key_for_the_whole_batch(device: torch.device, op: str) -> None:
-    """Strides of 0."""
+    """The key's strides are 0."""
     case = make_case(20, B=2)
     shared = Case(case.q, case.k[:1].expand(2, -1, -1, -1), case.v, case.g, case.beta, case.initial_state)
     assert_exact(op, shared, run(op, shared, device))
@@ -200,7 +201,7 @@ def test_a_last_stride_other_than_one_is_copied_with_one_warning(
     there = case.to(device)
     there.v = there.v.transpose(-1, -2).contiguous().transpose(-1, -2)
     always = torch.is_warn_always_enabled()
-    torch.set_warn_always(True)  # once is otherwise once a process
+    torch.set_warn_always(True)  # otherwise a process warns only once
     try:
         result = run(op, there, device)
     finally:
@@ -233,7 +234,7 @@ def test_packed_and_empty_sequences(device: torch.device, op: str, index_dtype: 
 def test_a_sequence_in_a_batch_has_the_bits_that_it_has_alone(
     device: torch.device, op: str, dtype: torch.dtype
 ) -> None:
-    """Sequences have a few tokens, less than a chunk, and a chunk or more. The algorithm is pinned on `mps`."""
+    """The sequences have a few tokens, less than a chunk, and a chunk or more. On `mps` the algorithm is pinned."""
     boundaries = [0, 3, 3, 20, 21, 85, 155]
     case = make_case(155, dtype=dtype, cu_seqlens=boundaries)
     o, state = run(op, case, device)
@@ -246,7 +247,7 @@ def test_a_sequence_in_a_batch_has_the_bits_that_it_has_alone(
 
 @each_op("chunked", "fused_chunk")
 def test_many_short_sequences(device: torch.device, op: str) -> None:
-    """More sequences than chunks of tokens, and some hundred states."""
+    """There are more sequences than chunks of tokens, and hundreds of states."""
     cu_seqlens = [0, *torch.arange(1, 201).mul(3).sub(1).tolist()]
     case = make_case(cu_seqlens[-1], 16, 16, HV=2, cu_seqlens=cu_seqlens)
     assert_exact(op, case, run(op, case, device))
@@ -280,7 +281,7 @@ def test_gates_and_betas_of_16_bits(device: torch.device, op: str, dtype: torch.
 
 @each_op("chunked")
 def test_large_values_in_half_precision(device: torch.device, op: str) -> None:
-    """A state beyond float16's 65,504, read with small queries: only what leaves the op may be rounded to float16."""
+    """The state exceeds float16's 65,504 and is read with small queries. Only the outputs may be rounded to float16."""
     case = make_case(70, dtype=torch.float16)
     assert case.initial_state is not None
     case.initial_state = case.initial_state * 3e6
@@ -315,7 +316,7 @@ def test_the_number_of_threads_changes_no_bit_on_the_cpu(op: str) -> None:
         assert_same_bits(name, ours, theirs)
 
 
-PACKED = [0, 70, 210, 230]  # poisoned: sequence 1, in the second of its three chunks
+PACKED = [0, 70, 210, 230]  # sequence 1 is poisoned in the second of its three chunks
 
 
 @pytest.mark.sweep(2)
@@ -330,7 +331,7 @@ def test_nan_and_inf_stay_in_their_head_and_sequence(device: torch.device, op: s
     getattr(poisoned, tensor)[0, token, head] = value
     o, state = run(op, poisoned, device)
 
-    touched = [2, 3] if tensor in ("q", "k") else [1]  # the value heads of key head 1, or value head 1 itself
+    touched = [2, 3] if tensor in ("q", "k") else [1]  # the value heads of key head 1, or only value head 1
     others = [h for h in range(4) if h not in touched]
     assert not o[:, token:210, touched].isfinite().all()
     assert_same_bits("o of other heads", o[:, :, others], clean_o[:, :, others])

@@ -1,4 +1,4 @@
-"""Prefill by the CPU's kernels for arm64, which an emulator runs: bf16 through bfmmla where the processor has it."""
+"""Tests prefill by the CPU's kernels for arm64 in an emulator. bf16 uses bfmmla if the processor has it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SOURCES = ("tests/gdn/arm64_prefill.cpp", "csrc/cpu/simd/chunk.cpp", "csrc/cpu/s
 PROCESSORS = {"max": "pairs", "cortex-a72": "floats"}  # the second has no bfmmla
 COLUMNS = 32
 
-# Both take the C++ library of the second's package.
+# Both compilers use the C++ library of the package g++-aarch64-linux-gnu.
 COMPILERS = {
     "clang": [requirements.clang(), "--target=aarch64-linux-gnu", "-static"],
     "gcc": ["aarch64-linux-gnu-g++", "-static", "-fopenmp-simd"],
@@ -34,7 +34,7 @@ pytestmark = [
         shutil.which(EMULATOR) is None or sys.platform != "linux", reason=f"no {EMULATOR}: apt-get install qemu-user"
     ),
     pytest.mark.sweep(2, of="program", seeds=3),
-    pytest.mark.xdist_group("arm64"),  # one process builds the program
+    pytest.mark.xdist_group("arm64"),  # so that one process builds the program
 ]
 
 

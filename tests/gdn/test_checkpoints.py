@@ -1,5 +1,6 @@
-"""Checkpoints of a prefill: the state after some of a sequence's tokens, in a slot of its own, with the bits of a
-prefill that ends there."""
+"""Tests the checkpoints of a prefill. A checkpoint is the state after some of a sequence's tokens, in its own slot. It
+has the bits of a prefill that ends there.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def prefill(case: Case, pool: Tensor, *slots: Any, **options: Any) -> Tensor:
 @pytest.mark.parametrize("v_first", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_has_the_bits_of_a_prefill_that_ends_there(device: torch.device, dtype: torch.dtype, v_first: bool) -> None:
-    """After 128 tokens of sequence 0, all 256 of 1, none of 2 and, from zeros, 64 of 3."""
+    """The checkpoints are after 128 tokens of sequence 0, all 256 of 1, none of 2, and 64 of 3, which starts from
+    zeros.
+    """
     case = make_case(256, K, V, B=4, H=1, HV=HV).to(device)
     options: dict[str, Any] = {"state_v_first": v_first, "use_qk_l2norm_in_kernel": True}
     pool = random_pool(device, dtype, v_first)
@@ -70,7 +73,7 @@ def test_has_the_bits_of_a_prefill_that_ends_there(device: torch.device, dtype: 
 
 
 def _algorithm_of_device(device: torch.device, case: Case) -> str | None:
-    """Returns the algorithm of a call with this case, for calls of other lengths."""
+    """Returns the algorithm that this case takes, so that calls of other lengths can be pinned to it."""
     if device.type == "cpu":
         return None
     from tests.helpers.prefill import algorithm_of
@@ -82,7 +85,7 @@ def _algorithm_of_device(device: torch.device, case: Case) -> str | None:
 @pytest.mark.parametrize("on_cpu", [False, True])
 @pytest.mark.parametrize("null_index", [-1, 0])
 def test_packed_sequences(device: torch.device, null_index: int, on_cpu: bool) -> None:
-    """Calls as vLLM does: int32 offsets, null slots, an empty sequence and one without a slot."""
+    """The call is like vLLM's: int32 offsets, null slots, an empty sequence and one without a slot."""
     boundaries = [0, 200, 200, 330, 394, 500]
     case = make_case(500, K, V, H=1, HV=HV, cu_seqlens=boundaries).to(device)
     pool = random_pool(device)
@@ -124,7 +127,7 @@ def test_is_the_state_of_the_recurrence(device: torch.device) -> None:
 
 @each_algorithm
 def test_many_sequences(device: torch.device) -> None:
-    """Over 32 indices on the device are looked through by a kernel of their own, whose result has no null index."""
+    """A kernel of its own searches more than 32 indices on the device. Its result has no null index."""
     count = 40
     case = make_case(64 * count, 16, 8, H=1, HV=1, cu_seqlens=[64 * n for n in range(count + 1)]).to(device)
     pool = torch.randn(2 * count + 1, 1, 16, 8, device=device)
@@ -172,7 +175,7 @@ WRONG = [
 def test_wrong_numbers_on_the_device(
     device: torch.device, argument: str, words: str, offsets: list[int], slots: list[int], is_default: bool
 ) -> None:
-    """The next synchronisation raises; a wrong checkpoint is not written, and the states are."""
+    """The next synchronisation raises. The wrong checkpoint is not written, and the states are."""
     case = make_case(130, K, V, B=2, H=1, HV=HV).to(device)
     pool = random_pool(device)
     expected = pool.clone()
@@ -210,7 +213,7 @@ def test_opcheck_and_fullgraph(device: torch.device) -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_each_algorithm_has_run(algorithm: str) -> None:
-    """The algorithm that the parameters above force does run."""
+    """The tests above force this algorithm with a parameter; here its kernels must run."""
     device = ready("mps")
     case = make_case(64, K, V, H=1, HV=HV).to(device)
     with prefill_algorithm(algorithm), kernels_run(device, *ALGORITHMS[algorithm]):

@@ -1,4 +1,4 @@
-"""The prefill op, beyond what both end-to-end ops share (test_always_exercised.py)."""
+"""Tests the prefill op. test_always_exercised.py has what both end-to-end ops share."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_scale(device: torch.device) -> None:
 @each_device("chunked")
 @pytest.mark.parametrize("grouping", ["block", "tiled"])
 def test_heads_that_share_the_products_of_their_keys(device: torch.device, grouping: str) -> None:
-    """With enough chunks of key heads for all cores, one threadgroup owns all value heads of a key head."""
+    """If the chunks of the key heads occupy all cores, one threadgroup computes all value heads of a key head."""
     case = make_case(64, 8, 12, B=15, H=2, HV=6)
     options = {"chunk_size": 16, "head_grouping": grouping}
     assert_exact(OP, case, run(OP, case, device, **options), head_grouping=grouping)
@@ -85,7 +85,7 @@ def test_equals_its_stages_one_by_one(device: torch.device) -> None:
 
 @each_device("chunked")
 def test_is_called_as_transformers_does(device: torch.device) -> None:
-    """q, k and v by position, the rest by keyword, beta in the activations' dtype, no cu_seqlens."""
+    """q, k and v are positional, the rest are keywords, beta has the activations' dtype, and there is no cu_seqlens."""
     case = make_case(70, dtype=torch.bfloat16, normal=False, state=False)
     case.beta = case.beta.bfloat16()
     there = case.to(device)
@@ -103,6 +103,6 @@ def test_is_called_as_transformers_does(device: torch.device) -> None:
         )
     assert state is not None
     exact_o, exact_state = case.exact(use_qk_l2norm_in_kernel=True)
-    # Like FLA's, the normalised q and k may be rounded to bfloat16 before they are used: twice the rounding.
+    # As in FLA, the normalised q and k may be rounded to bfloat16 before they are used, which doubles the rounding.
     assert_close("o", o, exact_o, 2 * 3.5e-3)
     assert_close("final_state", state, exact_state, 2 * 2.9e-3, head_dim=1)

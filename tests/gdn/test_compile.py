@@ -1,4 +1,4 @@
-"""torch.compile takes both end-to-end ops without a graph break, with static and with dynamic lengths."""
+"""Tests that torch.compile takes both end-to-end ops without a graph break, with static and with dynamic lengths."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_fullgraph_gives_the_same_bits(device: torch.device, op: str) -> None:
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("op", END_TO_END_OPS)
 def test_inductor_on_mps(op: str) -> None:
-    """The default backend, whose buffers follow the fakes' strides. test_compile_layer.py has it on the CPU."""
+    """The default backend's buffers follow the fake tensors' strides. test_compile_layer.py tests it on the CPU."""
     case = make_case(70, B=2).to(ready("mps"))
 
     def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ def test_an_input_that_requires_grad_is_an_error_when_compiled(device: torch.dev
     "op", ["chunk_gated_delta_rule_", "fused_recurrent_gated_delta_rule_", "causal_conv1d_update_"]
 )
 def test_inductor_writes_to_the_callers_pool_and_copies_none(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pool has gigabytes, and Inductor copies what it cannot show to be safe to write to."""
+    """A pool has gigabytes, and Inductor copies what it cannot prove safe to overwrite."""
     entry = REGISTRY[op]
     call, expected = (to_device(entry.smallest(), ready("mps")) for _ in range(2))
     graphs: list[torch.fx.Graph] = []
@@ -97,5 +97,5 @@ def test_inductor_writes_to_the_callers_pool_and_copies_none(op: str, monkeypatc
     (written,) = [node for node in graph.nodes if node.target is entry.overload]
     assert written.args[entry.arguments.index("state_pool")].op == "placeholder"
     copies = [node for node in graph.nodes if "copy" in str(node.target)]
-    assert all(target is source for target, source in (node.args for node in copies))  # Inductor emits nothing for it
+    assert all(target is source for target, source in (node.args for node in copies))  # Inductor emits no code for it
     assert not any("clone" in str(node.target) for node in graph.nodes)

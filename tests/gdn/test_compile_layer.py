@@ -1,4 +1,4 @@
-"""torch.compile and torch.export of a whole layer: one graph for one token, one for any larger number."""
+"""Tests torch.compile and torch.export with a whole layer: one graph for one token, and one for any larger number."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def compiled_layer(name: str, backend: Any, kind: type[Layer] = Layer) -> tuple[
 
 
 def assert_same(device: torch.device, layer: Layer, compiled: Any, tokens: int) -> None:
-    """Output, new state and the updated columns."""
+    """Compares the output, the new state and the updated columns."""
     x, columns, state = inputs(tokens, device)
     there = columns.clone()
     kernel = "fused_recurrent_gated_delta_rule" if tokens < 16 else "fused_chunk_gated_delta_rule"
@@ -66,7 +66,7 @@ def test_a_layer_has_no_graph_break_and_at_most_two_graphs(name: str, backend: B
 @pytest.mark.parametrize(("name", "backend"), backends())
 @pytest.mark.parametrize("tokens", [1, 20])
 def test_in_place_ops_between_two_reads(name: str, backend: Backend, tokens: int) -> None:
-    """The pools are read before and after the ops that update them: every read sees the right version."""
+    """The pools are read before and after the ops that update them, and every read must see the right version."""
     device, layer, compiled = compiled_layer(name, backend, Served)
     with inductor_runs(name):
         x, *pools = inputs(tokens, device, batch=3)
@@ -83,7 +83,7 @@ def test_in_place_ops_between_two_reads(name: str, backend: Backend, tokens: int
 
 
 def test_an_in_place_op_on_a_tensor_of_the_graph() -> None:
-    """A state that is no input of the graph and whose old value is read later."""
+    """The state is no input of the graph, and its old value is read later."""
 
     def grow(x: Tensor, weight: Tensor, pool: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         doubled = pool * 2
@@ -132,7 +132,7 @@ def test_every_op_exports(op: str, packed: bool) -> None:
     again = {name: value.clone() for name, value in tensors.items()}
     exported = torch.export.export(module, (tensors,)).module()
     results, expected = exported(tensors), module(again)
-    if not isinstance(results, tuple):  # of an op that returns nothing both are None
+    if not isinstance(results, tuple):  # an op that returns nothing has None on both sides
         results, expected = ([] if x is None else [x] for x in (results, expected))
     for ours, theirs in zip(results, expected, strict=True):
         assert ours.stride() == theirs.stride()

@@ -1,4 +1,4 @@
-"""The CPU kernels' conversions between f32 and 16 bits, over every value, as PyTorch's own round them."""
+"""Tests the CPU kernels' conversions between f32 and 16 bits: every value must round as in PyTorch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def every_16_bit_value(dtype: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_every_value_survives(dtype: torch.dtype) -> None:
-    """Through a convolution of one tap; NaN stays NaN."""
+    """A convolution of one tap copies each value. NaN stays NaN."""
     x = every_16_bit_value(dtype).view(1, 1, -1)
     weight = torch.tensor([0.0, 1.0], dtype=dtype).expand(x.shape[2], 2)
     y, _ = torch.ops.gdn.causal_conv1d(x, weight)
@@ -22,7 +22,7 @@ def test_every_value_survives(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_f32_is_rounded_to_the_nearest(dtype: torch.dtype) -> None:
-    """Each 16-bit value, the middle between it and the next, and their neighbours."""
+    """The values are the middles between neighbouring 16-bit values, and the floats next to those."""
     values = every_16_bit_value(dtype).float()
     values = values[values.isfinite()].sort().values
     middles = (values[1:].double() + values[:-1].double()).div(2).float()

@@ -1,4 +1,6 @@
-"""The CPU kernels of every ISA variant that this machine has: convolution, norms, gates, codes, attention, the rule."""
+"""Tests the CPU kernels of every ISA variant that this machine has: convolution, norms, gates, codes, attention, the
+rule.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,10 @@ from torch_gdn.testing.registry import Named
 pytestmark = [
     pytest.mark.sweep(2, of="results"),
     pytest.mark.xdist_group("cpu_isa"),
-]  # whose results each process makes
+]  # each process would make the results again
 
 CAPABILITIES = ("DEFAULT", "AVX2", "AVX512") if sys.platform == "linux" else ("DEFAULT",)
-CHANNELS, ROW = 130, 77  # whole vectors or tiles and a remainder
+CHANNELS, ROW = 130, 77  # some whole vectors or tiles, and a remainder
 
 PROGRAM = """
 import sys, torch, torch_gdn
@@ -52,7 +54,7 @@ def drawn(op: str, point: Point, **changes: object) -> Case:
 
 @functools.cache
 def cases() -> dict[str, Case]:
-    """Returns cases by name. Each is compared with float64."""
+    """Returns cases by name. The tests compare each with float64."""
     found: dict[str, Case] = {}
     for dtype in DTYPES:
         columns = ConvolutionPoint(dtype, D=CHANNELS, tokens=ROW, batch=1, from_state=False)
@@ -69,7 +71,7 @@ def cases() -> dict[str, Case]:
         found[f"gated norm {dtype}"] = drawn("rms_norm_gated", rows)
         found[f"norm {dtype}"] = drawn("rms_norm", rows, residual=None)
         found[f"norm of a sum {dtype}"] = drawn("rms_norm", rows)
-    for D in (80, 128):  # vectors of whole registers of codes, and of one and a half
+    for D in (80, 128):  # codes fill one and a half registers (80), or whole registers (128)
         for bits in BITS:
             point = CodecPoint(D=D, bits=bits, tokens=9, rotated=True)
             found[f"codes {D} {bits}"] = drawn("aura_decode", point, tile_means=None)
@@ -77,7 +79,7 @@ def cases() -> dict[str, Case]:
             point = CodecPoint(D=D, bits=bits, tokens=9, rotated=True, trellis=True)
             found[f"trellis codes {D} {bits}"] = drawn("aura_decode", point, tile_means=None)
             found[f"encoding in a trellis {D} {bits}"] = drawn("aura_encode", point)
-    # With 7 query heads for a KV head, and a window whose ends are inside of tiles.
+    # There are 7 query heads for a KV head, and a window that begins and ends inside tiles.
     for D in (80, 128):
         coded = AuraPoint(bits=(8, 4), D=D, ratio=7, queries=1, keys=200, batch=1)
         found[f"attention to codes {D}"] = drawn("aura_attention", coded, window=150)
@@ -87,7 +89,7 @@ def cases() -> dict[str, Case]:
 
 
 def rules() -> dict[str, Case]:
-    """Returns cases with head sizes on each side of where a kernel divides K, in both layouts of a state."""
+    """Returns cases with head sizes above and below those at which a kernel divides K, in both layouts of a state."""
     found: dict[str, Case] = {}
     ops = ("fused_recurrent_gated_delta_rule", "chunk_gated_delta_rule", "chunk_kda")
     for op, (K, V), v_first in itertools.product(ops, ((16, 20), (96, 192), (256, 40)), (False, True)):
@@ -103,21 +105,21 @@ def gates() -> Tensor:
 
 
 def calls() -> list[tuple[str, str, Call]]:
-    """The cases, and calls whose results are compared otherwise."""
+    """Returns the cases, and the calls that tests compare in other ways."""
     found = [(name, each.op, each.call) for name, each in cases().items()]
     for dtype in DTYPES:
         gated = cases()[f"gated norm {dtype}"]
         found.append((f"rounded {dtype}", gated.op, gated.call | {"round_norm": True}))
     ones = {"x": torch.ones_like(gates()), "g": gates(), "eps": 0.0, "activation": "sigmoid"}
     found.append(("sigmoid", "rms_norm_gated", ones))
-    heads = gates().T[None]  # [1, 1, HV]: whole vectors and a remainder
+    heads = gates().T[None]  # [1, 1, HV]: some whole vectors and a remainder
     gating = {"A_log": torch.zeros(heads.size(2)), "a": heads, "b": heads}
     return [*found, ("gates", "gdn_gating", gating)]
 
 
 @pytest.fixture(scope="module", params=CAPABILITIES)
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Named]:
-    """Returns results by name, of a process limited to one ISA variant."""
+    """Returns the results by name from a process that is limited to one ISA variant."""
     directory = tmp_path_factory.mktemp(request.param)
     there, back = directory / "calls.pt", directory / "results.pt"
     torch.save(calls(), there)
@@ -133,7 +135,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_every_case_is_exact(results: dict[str, Named], name: str) -> None:
     case = cases()[name]
     for part in REGISTRY[case.op].compared(case.point, case.call, results[name]):
-        if part.part == "the whole" or "one token" not in name:  # there a channel is one number
+        if part.part == "the whole" or "one token" not in name:  # with one token, a channel is one number
             assert part.kept, str(part)
 
 
@@ -178,6 +180,6 @@ def test_gates(results: dict[str, Named]) -> None:
 
 
 def test_exp_has_no_gaps(results: dict[str, Named]) -> None:
-    """Arguments have every size, and pass through the sigmoid of a gate: 1 / (1 + exp(-x))."""
+    """The arguments have every size. A gate's sigmoid, 1 / (1 + exp(-x)), shows their exp."""
     exact = gates().double().sigmoid()
     torch.testing.assert_close(results["sigmoid"]["y"].double(), exact, rtol=4e-7, atol=2**-125, equal_nan=True)

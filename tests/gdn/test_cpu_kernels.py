@@ -1,4 +1,4 @@
-"""Tests what only the CPU kernels have: both layouts of a state, work shared among threads, ISA variants."""
+"""Tests what only the CPU kernels have: both layouts of a state, work shared among threads, and ISA variants."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.helpers.errors import assert_same_bits
 
 CPU = torch.device("cpu")
 CHUNK, RECURRENT = "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"
-# With rows that vectors of 16 go over without a rest (of 128 and of 32 columns of V), and without.
+# Vectors of 16 cover the rows of some sizes without a remainder (128 and 32 columns of V), and not those of others.
 SIZES = [(128, 160), (48, 32), (16, 20), (100, 128), (37, 75)]
 
 
 def in_layout(case: Case, state_v_first: bool) -> Case:
-    """The case with its initial state as [V, K] where asked for."""
+    """Returns the case, with its initial state as [V, K] if `state_v_first`."""
     assert case.initial_state is not None
     transposed = case.map(lambda x: x)
     if state_v_first:
@@ -34,7 +34,7 @@ def in_layout(case: Case, state_v_first: bool) -> Case:
 @pytest.mark.parametrize("op", END_TO_END_OPS)
 def test_a_few_tokens_in_both_layouts(op: str, T: int, state_v_first: bool, K: int, V: int) -> None:
     case = make_case(T, K, V, B=2, HV=2)
-    case.g[0], case.g[1] = -3.0, -0.01  # decays below and above a half take two code paths
+    case.g[0], case.g[1] = -3.0, -0.01  # decays below and above a half take different code paths
     o, state = run(op, in_layout(case, state_v_first), CPU, state_v_first=state_v_first)
     assert_exact(op, case, (o, state.transpose(-1, -2) if state_v_first else state))
 
@@ -42,7 +42,7 @@ def test_a_few_tokens_in_both_layouts(op: str, T: int, state_v_first: bool, K: i
 @pytest.mark.parametrize(("K", "V"), SIZES)
 @pytest.mark.parametrize("state_v_first", [False, True])
 def test_in_place_has_the_bits_of_the_functional_op(state_v_first: bool, K: int, V: int) -> None:
-    """Slot 2 continues, slot 0 restarts from zeros, slot 1 is unused; rows of the pool are 3 values apart."""
+    """Slot 2 continues, slot 0 restarts from zeros, slot 1 is unused. Rows of the pool have gaps of 3 values."""
     case = in_layout(make_case(3, K, V, B=2, HV=2), state_v_first)
     assert case.initial_state is not None
     case.initial_state[1] = 0
@@ -74,7 +74,7 @@ def test_the_final_state_need_not_be_kept(op: str) -> None:
 
 @pytest.mark.parametrize("cu_seqlens", [[0, 3, 3, 7, 8], [0, 3, 3, 70, 71, 75]])
 def test_short_sequences_alone_and_among_long_ones(cu_seqlens: list[int]) -> None:
-    """Only short sequences: the chunked op goes token by token."""
+    """The chunked op computes short sequences token by token."""
     case = make_case(cu_seqlens[-1], HV=2, cu_seqlens=cu_seqlens)
     assert_exact(CHUNK, case, run(CHUNK, case, CPU))
 
@@ -85,7 +85,7 @@ def test_short_sequences_alone_and_among_long_ones(cu_seqlens: list[int]) -> Non
 def test_bits_do_not_depend_on_how_threads_share_the_work(
     op: str, H: int, HV: int, K: int, V: int, dtype: torch.dtype
 ) -> None:
-    """Heads and columns of V make other work items for 2, 5 and 8 threads than for one."""
+    """2, 5 and 8 threads divide heads and columns of V into other work items than one thread does."""
     case = make_case(150, K, V, H=H, HV=HV, dtype=dtype, cu_seqlens=[0, 17, 17, 150])
     before = torch.get_num_threads()
     try:
@@ -103,7 +103,7 @@ def test_bits_do_not_depend_on_how_threads_share_the_work(
 @pytest.mark.parametrize("chunk_size", [16, 32, 64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_states_between_chunks_are_those_of_shorter_sequences(dtype: torch.dtype, chunk_size: int) -> None:
-    """Whatever number of tokens the kernels take at a time."""
+    """This holds for any number of tokens that the kernels take at a time."""
     case = make_case(150, 40, 72, HV=2, dtype=dtype)
     _, _, h = torch_gdn.chunk_gated_delta_rule(
         *case.qkv, **case.options, chunk_size=chunk_size, return_intermediate_states=True
@@ -138,7 +138,7 @@ assert_exact("chunk_gated_delta_rule", repeated, run("chunk_gated_delta_rule", r
 @pytest.mark.sweep(3, of="capability")
 @pytest.mark.parametrize("capability", ["default", "avx2", "avx512"])
 def test_every_isa_variant_is_exact(capability: str) -> None:
-    """ATEN_CPU_CAPABILITY limits torch and these kernels alike."""
+    """ATEN_CPU_CAPABILITY limits both torch and these kernels."""
     ours = torch.backends.cpu.get_cpu_capability()
     has = {"AVX512": ["avx512", "avx2"], "AVX2": ["avx2"]}.get(ours, [])
     if capability not in ["default", *has]:

@@ -1,4 +1,4 @@
-"""A cu_seqlens on the device is read by the kernels alone: a wrong one is reported at the next synchronisation."""
+"""Tests cu_seqlens on the device. Only the kernels read it, and the next synchronisation reports a wrong one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CHUNKED = [entry.name for entry in PACKABLE if "chunk_indices" in entry.argument
 CALLS = [("mps", entry.name) for entry in PACKABLE]
 PREFILLS = [op for op in CHUNKED if REGISTRY[op].quick and REGISTRY[op].quick[0].algorithm]
 CALLS += [(f"mps-{name}", op) for op in PREFILLS for name in ("chunked", "recurrent")]
-WRONG = {  # and the index of the first wrong boundary
+WRONG = {  # the boundaries, and the index of the first wrong one
     "a start of 1": ([1, 5, 5, 20], 0),
     "a descent": ([0, 7, 5, 20], 2),
     "an end before T": ([0, 5, 5, 19], 3),
@@ -30,7 +30,7 @@ each_call = pytest.mark.parametrize(
 
 
 def call_of(op: str, device: torch.device, cu_seqlens: list[int]) -> dict:
-    """On T 20; the states and slots are those of so many sequences."""
+    """Returns a call with 20 tokens, and with a state and a slot for each sequence."""
     N = len(cu_seqlens) - 1
     call = to_device(REGISTRY[op].smallest(packed=True), device)
     call["cu_seqlens"] = torch.tensor(cu_seqlens, device=device)
@@ -56,7 +56,7 @@ def test_a_wrong_one_is_reported(device: torch.device, op: str, cu_seqlens: list
     words = "expected boundaries that start at 0, ascend and end at T"
     with pytest.raises(RuntimeError, match=rf"^{op}: cu_seqlens: {words}, got {cu_seqlens[index]} at {index}\b"):
         torch.mps.synchronize()
-    torch.mps.synchronize()  # reported once
+    torch.mps.synchronize()  # the error is reported only once
 
 
 @each_call
@@ -73,7 +73,7 @@ def test_a_right_one_is_not(device: torch.device, op: str, cu_seqlens: list[int]
 )
 def test_too_few_chunk_indices_are_reported(device: torch.device, op: str) -> None:
     call = call_of(op, device, [0, 1, 2, 20])
-    call["chunk_indices"] = call["chunk_indices"][:3]  # 4 chunks
+    call["chunk_indices"] = call["chunk_indices"][:3]  # 4 chunks need 4 rows
     if "h" in call:
         call["h"] = call["h"][:, :3].contiguous()
     REGISTRY[op].run(call)

@@ -1,6 +1,6 @@
 """Tests how csrc/metal encodes: on PyTorch's stream and encoder, without commit or wait, with short-lived temporaries.
 
-These look at the stream itself, which only the simulated device shows.
+The tests look at the stream, which only the simulated device shows.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def test_inputs_and_temporaries_may_die_before_the_commands_run(mps: torch.devic
     o, _ = torch_gdn.chunk_gated_delta_rule(*there.qkv, **there.options)
     sizes = [x.numel() * x.element_size() for x in there.qkv]
     del there
-    # Blocks of the same sizes come out of the pool while the op's commands still wait to run.
+    # The pool gives out blocks of the same sizes while the op's commands still wait to run.
     reused = [torch.full((size // 4,), float("nan"), device=mps) for size in sizes for _ in range(3)]
     assert_same_bits("o", o, expected)
     assert all(x.isnan().all() for x in reused)
@@ -89,7 +89,7 @@ def test_inputs_and_temporaries_may_die_before_the_commands_run(mps: torch.devic
 def test_an_empty_grid_is_not_dispatched(mps: torch.device) -> None:
     case = make_case(0, state=False).to(mps)
     o, state = torch_gdn.chunk_gated_delta_rule(*case.qkv, **case.options)
-    assert pending() <= 1  # the zeros of the final state
+    assert pending() <= 1  # only the fill of the final state with zeros
     assert o.shape == (1, 0, 2, 64) and state is not None and not state.any()
 
 
@@ -101,7 +101,7 @@ def test_wrong_cu_seqlens_on_the_device_are_reported_at_the_next_synchronisation
         function(*case.qkv, g=case.g, beta=case.beta, cu_seqlens=cu_seqlens)
         with pytest.raises(RuntimeError, match="expected boundaries that start at 0, ascend and end at T"):
             torch.mps.synchronize()
-        torch.mps.synchronize()  # reported once
+        torch.mps.synchronize()  # the error is reported only once
 
 
 @on_mps("chunked", "recurrent")

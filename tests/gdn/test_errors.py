@@ -40,7 +40,7 @@ def changed(entry: OpEntry[Any], bad: Invalid) -> Call:
 
 
 def message_of(entry: OpEntry[Any], bad: Invalid) -> str:
-    """'<op>: <argument>: expected ..., got ...'"""
+    """Returns a pattern for '<op>: <argument>: expected ..., got ...'."""
     return rf"^{entry.name}: {bad.argument}: expected .+, got .+"
 
 
@@ -59,7 +59,7 @@ def test_bad_input_is_an_error(device: torch.device, entry: OpEntry[Any], bad: I
             to_device(call, device)
         return
     there = to_device(call, device)
-    if bad.by_contents:  # which the host reads on the CPU, before it launches anything
+    if bad.by_contents:  # the host reads these on the CPU, before it launches anything
         there |= {name: call[name] for name in CONTENTS & call.keys()}
     with pytest.raises(bad.error, match=message_of(entry, bad)):
         entry.run(there)
@@ -98,7 +98,7 @@ def test_without_grad_mode_it_is_none(device: torch.device, entry: OpEntry[Any],
         assert not x.requires_grad and torch.equal(x, expected[name]), name
 
 
-# Index tensors that may stay on the CPU; all others have to be on the device of the first argument.
+# These index tensors may stay on the CPU. All others must be on the device of the first argument.
 ON_THE_CPU = {"cu_seqlens", "chunk_indices", "state_indices", "num_accepted_tokens", "block_table", "seq_lens"}
 ON_THE_CPU |= {"checkpoint_offsets", "checkpoint_indices", "source_offsets", "destination_offsets", "sizes", "src"}
 ON_THE_CPU |= {"exact_slots", "exact_starts", "exact_sink_slots"}
@@ -106,7 +106,7 @@ ON_THE_CPU |= {"exact_slots", "exact_starts", "exact_sink_slots"}
 
 @each_op
 def test_a_tensor_on_another_device_is_an_error(device: torch.device, entry: OpEntry[Any]) -> None:
-    """On `mps` one on the CPU; on the CPU a meta tensor, as loaders of models may leave."""
+    """On `mps` the tensor is on the CPU. On the CPU it is a meta tensor, which loaders of models can leave behind."""
     call = to_device(entry.smallest(), device)
     for name in tensors_of(call)[1:]:
         if name not in ON_THE_CPU:
@@ -136,7 +136,7 @@ OF_A_SEQUENCE = ("initial_state", "state_indices", "has_initial_state", "chunk_i
 def test_no_sequences_give_empty_outputs(
     device: torch.device, entry: OpEntry[Any], boundaries_on_the_cpu: bool
 ) -> None:
-    """A cu_seqlens of [0], with tensors of no tokens; the pool stays as it is."""
+    """cu_seqlens is [0], tensors have no tokens, and the pool stays as it is."""
     call = entry.smallest(packed=True, device=device)
     for name in tensors_of(call):
         if call[name].shape[:2] == (1, 20) or name == "h":

@@ -104,6 +104,6 @@ def test_options_of_training_and_graphs_change_nothing() -> None:
 
 @pytest.mark.parametrize("function", RULES)
 def test_parameters_of_a_gate_that_is_not_used_are_not_read(function: str) -> None:
-    """Layers pass them whether or not the kernel computes the gate, as in FLA."""
+    """As in FLA, layers pass them whether or not the kernel computes the gate."""
     unused = {"A_log": torch.ones(7), "dt_bias": torch.ones(9)} | ({"lower_bound": -3.0} if "kda" in function else {})
     assert torch.equal(call(function, **unused)[0], call(function)[0])

@@ -1,4 +1,4 @@
-"""The recurrent op, beyond what both end-to-end ops share (test_always_exercised.py)."""
+"""Tests the recurrent op. test_always_exercised.py has what both end-to-end ops share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OP = "fused_recurrent_gated_delta_rule"
 
 
 def test_decoding_token_by_token_has_the_bits_of_one_call(device: torch.device) -> None:
-    """A kernel of its own takes one token."""
+    """A call with one token runs another kernel."""
     case = make_case(5, B=2, H=2, HV=4)
     o, state = run(OP, case, device)
     outputs = []
@@ -37,7 +37,7 @@ def test_decoding_token_by_token_has_the_bits_of_one_call(device: torch.device) 
 def test_one_token_has_the_bits_of_a_packed_one(
     device: torch.device, K: int, v_first: bool, dtype: torch.dtype
 ) -> None:
-    """With slots, null slots, slots to reset, raw gates, the norm, and rows of q, k, v and o that lie apart."""
+    """The call has slots, null slots, slots to reset, raw gates, the norm, and gaps between rows of q, k, v and o."""
     N, H, HV, V = 4, 2, 4, 40
     torch.manual_seed(0)
     q, k = torch.randn(2, N, 1, H, K + 1).to(device, torch.bfloat16)[..., :K]
@@ -88,7 +88,9 @@ def test_the_rounding_of_a_weak_decay_does_not_add_up(device: torch.device) -> N
 @pytest.mark.parametrize("K", [129, 192, 255, 256])
 @pytest.mark.parametrize("v_first", [False, True])
 def test_rows_that_sixteen_lanes_share(device: torch.device, K: int, v_first: bool) -> None:
-    """From K of 129 on, whichever dimension of the state is the inner one; two tiles of tokens, two of value rows."""
+    """16 lanes share a row from K = 129 on, in both layouts of the state. There are two tiles of tokens and two of
+    value rows.
+    """
     case = make_case(10, K, 36, B=2, H=1, HV=2)
     there = case
     if v_first:

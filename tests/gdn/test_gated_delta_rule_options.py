@@ -21,7 +21,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def raw_gates(case: Case, dtype: torch.dtype = torch.float32, bias: bool = True) -> dict[str, Any]:
-    """Makes g raw, as a projection gives it (-60 to 60 of it), and returns what goes with it, as models have it."""
+    """Makes g raw, between -60 and 60 as a projection gives it, and returns the options that go with it in models."""
     HV = case.g.shape[2]
     case.g = torch.randn(case.g.shape, generator=torch.Generator().manual_seed(7)).mul(4).to(dtype)
     if case.g.shape[1] > 3:
@@ -59,7 +59,7 @@ def test_sigmoid_of_beta_in_the_kernel(device: torch.device, op: str, dtype: tor
 
 @each_op("chunked", "recurrent")
 def test_raw_gates_and_betas_of_strided_views(device: torch.device, op: str) -> None:
-    """Gates and betas are halves of one projection in packed sequences. A_log and dt_bias have strides too."""
+    """Gates and betas are halves of one projection of packed sequences. A_log and dt_bias have strides too."""
     case = make_case(70, HV=3, cu_seqlens=[0, 3, 3, 70])
     options = raw_gates(case, torch.bfloat16) | raw_betas(case, torch.bfloat16)
     of_heads = {name: torch.stack([options[name], options[name] + 1], -1) for name in ("A_log", "dt_bias")}
@@ -72,7 +72,7 @@ def test_raw_gates_and_betas_of_strided_views(device: torch.device, op: str) -> 
 
 
 def test_a_gate_is_within_2_ulp_of_float64(device: torch.device) -> None:
-    """One token, K = V = 1, S = 1, nothing written: o is exp(g); with g = -softplus(x) that is 1 - sigmoid(x)."""
+    """With one token, K = V = 1, S = 1 and no update, o is exp(g). As g = -softplus(x), o is 1 - sigmoid(x)."""
     x = torch.linspace(-30, 30, 1001)
     zeros = torch.zeros(1, 1, 1001, 1)
     o, _ = torch_gdn.fused_recurrent_gated_delta_rule(
@@ -87,11 +87,11 @@ def test_a_gate_is_within_2_ulp_of_float64(device: torch.device) -> None:
     exact = torch.sigmoid(-x.double())
     g = torch.nn.functional.softplus(x.double())
     error = ((o.cpu().double().flatten() - exact) / exact).abs()
-    assert (error <= 2.4e-7 * (1 + g)).all(), error.max()  # an ulp of g is g ulps of its exp
+    assert (error <= 2.4e-7 * (1 + g)).all(), error.max()  # an error of one ulp in g is one of g ulps in exp(g)
 
 
 def test_a_large_raw_gate_does_not_overflow(device: torch.device) -> None:
-    """exp(x) does in f64: a slow head, exp(A_log) = e^-9, still remembers."""
+    """exp(x) overflows even in f64. A slow head, exp(A_log) = e^-9, must still remember."""
     x = torch.tensor([90.0, 800.0, 8000.0])
     ones, zeros = torch.ones(1, 1, 3, 1, device=device), torch.zeros(1, 1, 3, 1, device=device)
     o, _ = torch_gdn.fused_recurrent_gated_delta_rule(
@@ -182,7 +182,7 @@ def test_a_beta_for_each_column(device: torch.device) -> None:
 
 
 def test_views_of_channels(device: torch.device) -> None:
-    """gk with the strides of [B, HV, T, K], gv one column into a wider tensor."""
+    """gk has the strides of [B, HV, T, K], and gv starts in the second column of a wider tensor."""
     case = make_case(20, 40, 36, B=2)
     options = channels_of(case)
     exact_options = dict(options)
@@ -198,7 +198,7 @@ def test_views_of_channels(device: torch.device) -> None:
     indirect=["device"],
 )
 def test_raw_gates_cost_a_prefill_no_dispatch(device: torch.device, normalise: bool, dispatches: int) -> None:
-    """No conversions. Only the chunked algorithm launches kernels for the norm of q and k."""
+    """No conversion is launched. Only the chunked algorithm launches kernels for the norm of q and k."""
     case = make_case(70, 64, 32, H=1, HV=2, dtype=torch.bfloat16, normal=False)
     options = raw_gates(case, torch.bfloat16) | raw_betas(case, torch.bfloat16) | {"use_qk_l2norm_in_kernel": normalise}
     there = case.to(device)

@@ -1,4 +1,4 @@
-"""In-place end-to-end ops: the bits of the functional ops, in the slots and nowhere else."""
+"""Tests that the in-place end-to-end ops write the functional ops' bits into the slots and nowhere else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ TOKENS = {"chunk_gated_delta_rule": 70, "fused_recurrent_gated_delta_rule": 3}
 
 
 def paged_pool(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The storage of a paged cache, and the pool [SLOTS, HV, K, V] in it: between slots lies another tensor's data."""
+    """Returns the storage of a paged cache, and its pool [SLOTS, HV, K, V]. Another tensor's data lies between the
+    slots.
+    """
     HV, K, V = 2, 32, 16
     size = HV * K * V
     storage = torch.randn(SLOTS, size + SLOT_PADDING, generator=torch.Generator().manual_seed(3)).to(dtype).to(device)
@@ -33,7 +35,7 @@ def call(op: str, case: Case, pool: Tensor, **options: Any) -> Any:
 
 
 def expected(op: str, case: Case, states: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    """The functional op from these states."""
+    """Returns the functional op's result from these states."""
     there = case.to(states.device)
     there.initial_state = states
     o, final_state = END_TO_END_OPS[op](*there.qkv, **(there.options | options))
@@ -79,7 +81,7 @@ def test_without_indices_sequence_n_has_slot_n(device: torch.device, op: str) ->
 
 @each_op("chunked", "fused_chunk")
 def test_packed_and_empty_sequences(device: torch.device, op: str) -> None:
-    """Empty sequences: one with a state, which stays; one without, whose slot becomes zeros; one without a slot."""
+    """One empty sequence has a state, which stays. One has no state, and its slot becomes zeros. One has no slot."""
     case = make_case(20, 32, 16, cu_seqlens=[0, 7, 7, 7, 7, 20])
     _, pool = paged_pool(device, torch.float32)
     before = pool.clone()
@@ -111,8 +113,9 @@ def assert_close_in_f32(name: str, x: Tensor, expected: Tensor) -> None:
 
 @each_op("chunked")
 def test_state_v_first_and_a_transposed_pool(device: torch.device, op: str) -> None:
-    """[V, K] slots, and [K, V] slots that lie as [V, K] in memory: the same to the kernels, but that the recurrence on
-    the CPU sums along what is contiguous."""
+    """Slots are [V, K], or [K, V] that lie as [V, K] in memory. Kernels give both the same bits, except that the
+    recurrence on the CPU sums along the contiguous dimension.
+    """
     same = assert_close_in_f32 if device.type == "cpu" and op.startswith("fused") else assert_same_bits
     case = make_case(TOKENS[op], 32, 16, B=2)
     _, pool = paged_pool(device, torch.float32)
@@ -164,7 +167,7 @@ def test_the_states_between_chunks(device: torch.device) -> None:
 def test_wrong_indices_on_the_device(
     device: torch.device, op: str, indices: list[int], words: str, is_token: bool
 ) -> None:
-    """Count as no slot: o is zeros, the pool is unchanged, and the next synchronisation raises."""
+    """A wrong index counts as no slot: o is zeros, the pool is unchanged, and the next synchronisation raises."""
     case = make_case(1 if is_token else TOKENS[op], 32, 16, B=2)
     storage, pool = paged_pool(device, torch.float32)
     before = storage.clone()
@@ -182,7 +185,7 @@ def test_wrong_indices_on_the_device(
 @each_op("chunked", devices=("mps",))
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 def test_wrong_indices_among_many_on_the_device(device: torch.device, op: str, dtype: torch.dtype) -> None:
-    """Beyond 32 sequences locate_slots finds them; -1 and 0 may repeat."""
+    """The kernel locate_slots finds them among more than 32 sequences. -1 and 0 may repeat."""
     case = make_case(1, 8, 4, B=70)
     pool = torch.randn(80, 2, 8, 4, device=device)
     before = pool.clone()
@@ -206,7 +209,7 @@ def test_wrong_indices_among_many_on_the_device(device: torch.device, op: str, d
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not report which kernels ran")
 @each_op("chunked", devices=("mps",))
 def test_many_indices_are_looked_through_once(device: torch.device, op: str) -> None:
-    """On the device by locate_slots, on the host by the check of the arguments."""
+    """The kernel locate_slots searches indices on the device, and the check of arguments searches those on the host."""
     case = make_case(1, 8, 4, B=33)
     there, pool = case.to(device), torch.randn(40, 2, 8, 4, device=device)
     slots = torch.randperm(40)[:33]

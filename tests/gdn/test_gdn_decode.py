@@ -21,7 +21,7 @@ Call = dict[str, Any]
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point.name)
 def test_equals_the_reference(device: torch.device, point: DecodePoint) -> None:
-    """Takes two launches, and a third to search more than 32 indices."""
+    """The call takes two launches, and a third to search more than 32 indices."""
     call = ENTRY.call(point)
     there = to_device(call, device)
     with kernels_run(device, *(("locate_slots",) if point.batch > 32 else ()), *KERNELS):
@@ -37,7 +37,7 @@ def test_sequences_without_indices_have_the_slots_in_order(device: torch.device)
 
 
 def in_three_ops(call: Call) -> Tensor:
-    """Computes the same with the separate ops, for projections that are not by key head."""
+    """Computes the same with separate ops, for projections that are not grouped by key head."""
     call = dict(call)
     HV, V = call["A_log"].shape[0], call["norm_weight"].shape[0]
     K = call["state_pool"].shape[3 if call["state_v_first"] else 2]
@@ -63,7 +63,7 @@ def in_three_ops(call: Call) -> Tensor:
 
 
 def by_key_head(call: Call, H: int, K: int) -> Call:
-    """The call with its projections in Qwen3-Next's order, as columns of wider tensors."""
+    """Returns the call with its projections in Qwen3-Next's order, as columns of wider tensors."""
     q, k, v = call["qkv"].split([H * K, H * K, call["z"].shape[-1]], -1)
     parts = [x.unflatten(-1, (H, -1)) for x in (q, k, v, call["z"], call["b"], call["a"])]
     wide = [torch.cat(x, -1).flatten(2).repeat(1, 1, 2) for x in (parts[:4], parts[4:])]
@@ -80,7 +80,9 @@ def in_pages(pool: Tensor) -> Tensor:
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("pool", [torch.float32, torch.bfloat16], ids=str)
 def test_goes_on_after_accepted_tokens(device: torch.device, pool: torch.dtype, interleaved: bool) -> None:
-    """Sequences of 3, 2, 1 and 2 tokens with a slot for each state; the second has no slot, the third starts anew."""
+    """Sequences have 3, 2, 1 and 2 tokens, and a slot for each state. The second has no slot, and the third starts
+    anew.
+    """
     point = DecodePoint(K=64, V=48, tokens=8, batch=1, pool=pool, state_v_first=interleaved)
     call = ENTRY.call(point) | {"norm_activation": "sigmoid", "norm_eps": 1e-3, "round_norm": False}
     call |= {"conv_pool": in_pages(torch.randn(12, 2 * 2 * 64 + 4 * 48, 5)), "null_index": 0, "allow_neg_eigval": True}

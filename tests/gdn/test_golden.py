@@ -1,4 +1,4 @@
-"""Every recorded case of FLA (tests/golden), on every device."""
+"""Tests every recorded case of FLA (tests/golden) on every device."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def test_the_recurrent_op_is_as_exact_as_fla(device: torch.device, name: str) ->
 @each_op("chunked", "recurrent")
 @pytest.mark.parametrize("name", ["ragged_k64", "same_keys"])
 def test_in_float32(device: torch.device, op: str, name: str) -> None:
-    """The recorded inputs in float32: the errors of section "f32" of the rules, not FLA's TF32 ones."""
+    """The recorded inputs are in float32. Errors meet the rules' section "f32", and not FLA's own of TF32."""
     golden = load(name)
     in_f32 = golden.case.map(torch.Tensor.float)
     assert_exact(op, in_f32, run(op, in_f32, device))
 
 
 def test_the_recorded_error_is_that_of_the_recorded_output() -> None:
-    """The index, the tensors and our oracle belong together."""
+    """This shows that the index, the tensors and our reference belong together."""
     for name in CHUNKED:
         golden = load(name)
         measured = relative_error(golden.tensors["chunk_o"].double(), golden.exact[0])

@@ -1,4 +1,4 @@
-"""Offsets beyond 2**31 elements, of inputs, outputs and pools of states: in 64 bits wherever a shader forms them."""
+"""Tests inputs, outputs and pools of states with more than 2**31 elements: shaders must form all offsets in 64 bits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ on_simulated = each_op("chunked", "fused_chunk", "recurrent", devices=("mps",))
 
 
 def inputs(tokens: int, K: int, V: int, B: int) -> dict[str, Tensor]:
-    """Arguments in bf16."""
+    """Returns arguments in bf16."""
     case = make_case(tokens, K, V, B=B, H=1, HV=1, state=False)
     tensors = zip(("q", "k", "v", "g", "beta"), (*case.qkv, case.g, case.beta), strict=True)
     return {name: x.to(torch.bfloat16) for name, x in tensors}

@@ -1,4 +1,4 @@
-"""Memory layouts: views without copies, many short sequences, offsets past 2^31 elements."""
+"""Tests memory layouts: views without copies, many short sequences, offsets past 2^31 elements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.helpers.prefill import each_op
 
 
 def projected(case: Case, offset: int, device: torch.device) -> Case:
-    """q, k and v as views of one projection [B, T, columns], after `offset` other columns, on the device."""
+    """Returns q, k and v on the device as views of one projection [B, T, columns], after `offset` other columns."""
     B, T = case.q.shape[:2]
     parts = [torch.zeros(B, T, offset, dtype=case.dtype), *(x.reshape(B, T, -1) for x in case.qkv)]
     views = torch.cat(parts, -1).to(device).split([part.shape[-1] for part in parts], -1)[1:]
@@ -26,7 +26,7 @@ def projected(case: Case, offset: int, device: torch.device) -> Case:
 
 
 def cost(op: str, case: Case) -> tuple[int, int, int, int]:
-    """Dispatches, bytes read, bytes written and bytes allocated by a call on the simulated device."""
+    """Returns the dispatches, bytes read, bytes written and bytes allocated by a call on the simulated device."""
     with profiled() as profile:
         END_TO_END_OPS[op](*case.qkv, **case.options)
     assert not profile.fallbacks
@@ -43,7 +43,7 @@ def cost(op: str, case: Case) -> tuple[int, int, int, int]:
 @each_op("chunked", devices=("mps",))
 @pytest.mark.parametrize("offset", [0, 1, 8])
 def test_views_of_a_projection_are_not_copied(device: torch.device, op: str, offset: int) -> None:
-    """Views are as cheap as separate tensors, in dispatches, traffic and memory."""
+    """Views need as many dispatches, as much traffic and as much memory as separate tensors."""
     case = make_case(20, 64, 32, B=2, H=1, HV=2, dtype=torch.bfloat16, state=False)
     views = projected(case, offset, device)
     assert not any(x.is_contiguous() for x in views.qkv) and views.q.storage_offset() == offset
@@ -52,7 +52,7 @@ def test_views_of_a_projection_are_not_copied(device: torch.device, op: str, off
 
 @each_op("chunked", "fused_chunk")
 def test_thirty_heads(device: torch.device, op: str) -> None:
-    """OLMo-Hybrid's: as many key heads as value heads, K of 96 and V of 192, beta up to 2."""
+    """OLMo-Hybrid has as many key heads as value heads, K of 96, V of 192, and beta up to 2."""
     case = make_case(3, 96, 192, H=30, HV=30, beta=1.9)
     assert_exact(op, case, run(op, case, device))
 
@@ -62,7 +62,7 @@ MANY = 65_600
 
 @pytest.mark.parametrize("op", END_TO_END_OPS)
 def test_more_sequences_times_heads_than_16_bits_count(op: str) -> None:
-    """The last of them too; on the CPU, for both ops, packed."""
+    """Each packed sequence must be exact, including the last."""
     case = make_case(MANY // 32, 4, 2, HV=32, cu_seqlens=list(range(MANY // 32 + 1)))
     assert_exact(op, case, run(op, case, torch.device("cpu")))
 
@@ -76,11 +76,13 @@ def test_a_grid_of_more_threadgroups_than_16_bits_count() -> None:
     assert_exact(op, case, (o, state))
 
 
-FAR = 2**31  # elements, of 2 bytes
+FAR = 2**31  # elements of 2 bytes
 
 
 def far_apart(x: Tensor) -> Tensor:
-    """x [2, ...] in f16 or bf16, its second row 2^31 elements after its first, in untouched memory."""
+    """Returns x [2, ...], in f16 or bf16, with its second row 2^31 elements after its first. Memory between is
+    untouched.
+    """
     storage = torch.empty(FAR + x[1].numel(), dtype=x.dtype)
     view = torch.as_strided(storage, x.shape, (FAR, *x.stride()[1:]))
     return view.copy_(x)
@@ -88,7 +90,7 @@ def far_apart(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("op", END_TO_END_OPS)
 def test_offsets_past_31_bits(op: str) -> None:
-    """Rows of q, k, v and states are 4 GB apart; a 32-bit offset would read the first row, or crash."""
+    """Rows of q, k, v and states are 4 GB apart. A 32-bit offset would read the first row, or crash."""
     case = make_case(5, 16, 8, B=2, dtype=torch.float16)
     assert case.initial_state is not None
     case.initial_state = case.initial_state.half()
@@ -115,7 +117,7 @@ def parameters_of_functions(text: str) -> Iterator[list[str]]:
     ids=lambda file: file.name,
 )
 def test_strides_in_device_memory_are_64_bits_wide(file: Path) -> None:
-    """A function that takes a device pointer and a stride takes 64 bits of it; int does for threadgroup memory."""
+    """A function that takes a device pointer and a stride takes 64 bits of it. int is enough for threadgroup memory."""
     for parameters in parameters_of_functions(file.read_text()):
         on_device = any(parameter.startswith("device") for parameter in parameters)
         narrow = [parameter for parameter in parameters if re.fullmatch(NARROW, parameter)]

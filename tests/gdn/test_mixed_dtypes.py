@@ -1,4 +1,4 @@
-"""The end-to-end ops with v of another dtype than q and k, as FLA takes it: o has v's dtype."""
+"""Tests the end-to-end ops with v of another dtype than q and k, as in FLA: o has v's dtype."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyTorch's own test of custom ops: schema, fake, autograd registration, and tracing with dynamic shapes."""
+"""Runs PyTorch's own test of custom ops: schema, fake, autograd registration, and tracing with dynamic shapes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 from torch_gdn.testing import REGISTRY, OpEntry
 from torch_gdn.testing.inputs import strided, tensors_of, to_device
 
-pytestmark = pytest.mark.sweep(4)  # a minute of two cores for all
+pytestmark = pytest.mark.sweep(4)  # all cases take a minute on two cores
 
 ALL = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-# torch itself raises "NYI devices other than CPU/CUDA/XPU" on mps there.
+# On mps, torch itself raises "NYI devices other than CPU/CUDA/XPU" in that test.
 ON_MPS = tuple(name for name in ALL if name != "test_autograd_registration")
 BATCHES = [(entry, packed) for entry in REGISTRY.values() for packed in sorted({False, entry.packable})]
 RULES = [entry for entry in REGISTRY.values() if "use_gate_in_kernel" in entry.arguments]
@@ -40,7 +40,7 @@ def test_opcheck(device: torch.device, entry: OpEntry[Any], packed: bool) -> Non
 
 @pytest.mark.parametrize("entry", STATEFUL, ids=named)
 def test_opcheck_with_the_other_options(device: torch.device, entry: OpEntry[Any]) -> None:
-    """No state, or states with V first; for packed sequences no chunk_indices."""
+    """Calls have no state, or states with V first. Packed sequences have no chunk_indices."""
     opcheck(entry.name, entry.smallest() | {"initial_state": None, "output_final_state": False}, device)
     call = entry.smallest(packed=True) | {"state_v_first": True}
     call["initial_state"] = call["initial_state"].transpose(-1, -2)
@@ -76,7 +76,7 @@ def test_opcheck_with_gates_of_channels_in_the_kernel(
     ids=named,
 )
 def test_opcheck_with_strided_inputs(device: torch.device, entry: OpEntry[Any]) -> None:
-    """The outputs' strides in the fake are those of the kernel: contiguous, whatever the inputs' are."""
+    """The fake's outputs have the kernel's strides: they are contiguous whatever the inputs' strides are."""
     call = entry.smallest()
     call |= {name: strided(call[name]) for name in tensors_of(call) if call[name].dim() >= 3}
     opcheck(entry.name, call, device)

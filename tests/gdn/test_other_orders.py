@@ -1,6 +1,7 @@
-"""The recorded cases where the simulated device is least kind: lanes and simdgroups in another order, and arithmetic at
-the edge of what Metal's specification allows (exp, log and rsqrt off by their ULP bounds, sums reordered, denormals
-flushed)."""
+"""Tests recorded cases in the harshest modes of the simulated device. Lanes and simdgroups run in another order, and
+arithmetic is at the edge of what Metal's specification allows (exp, log and rsqrt off by their ULP bounds, sums
+reordered, denormals flushed).
+"""
 
 from __future__ import annotations
 
@@ -92,7 +93,7 @@ AURA |= {"exact": (132, 4), "trellis": False, "tile_means": True}
 
 
 def in_other_orders(run: Callable[[], Tensor], exact: Tensor) -> None:
-    """No order changes a bit, and arithmetic at the edge stays within the bound."""
+    """Asserts that no order changes a bit, and that arithmetic at the edge stays within the bound."""
     unkind(seed=0, perturb=False)
     expected = run()
     unkind(seed=1, perturb=False)
@@ -104,7 +105,7 @@ def in_other_orders(run: Callable[[], Tensor], exact: Tensor) -> None:
 @on_mps()
 @pytest.mark.parametrize("L", [1, 7])
 def test_aura_attention(mps: torch.device, L: int) -> None:
-    """Either form of pass 1."""
+    """One query and 7 queries take different forms of pass 1."""
     call = aura_call(AURA | {"L": L})
     in_other_orders(lambda: attend(mps, call), exact(call))
 
@@ -129,7 +130,7 @@ def test_aura_encode(mps: torch.device, D: int, bits: int) -> None:
 
 @on_mps()
 def test_the_state_decays_by_an_exponential_within_one_ulp(mps: torch.device) -> None:
-    """Metal allows its own exp 4 ulp, which the perturbing mode takes; keys of zero leave decay alone."""
+    """Metal allows its own exp an error of 4 ulp, which the perturbing mode uses. Keys of zero leave only the decay."""
     unkind(seed=3, perturb=True)
     g = torch.cat([torch.linspace(-86, 0, 1500), torch.linspace(0, 80, 100), -torch.logspace(-8, 0, 448)])
     T, HV = 1, g.numel()

@@ -1,4 +1,4 @@
-"""`out`: the in-place ops write into a buffer that the caller has, with the bits and the zeros of a new tensor."""
+"""Tests `out`: the in-place ops write into the caller's buffer, with the bits and the zeros of a new tensor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ each_way = pytest.mark.parametrize("op", OPS)
 
 
 def call_of(op: str, device: torch.device, packed: bool, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-    """The last sequence has no slot: its rows are zeros."""
+    """Returns a call whose last sequence has no slot, so that its rows are zeros."""
     return REGISTRY[op].smallest(device=device, packed=packed, dtype=dtype)
 
 
@@ -36,8 +36,8 @@ def run(op: str, call: dict[str, Any]) -> Tensor:
 
 
 def room_for(o: Tensor, padding: int) -> tuple[Tensor, Tensor]:
-    """A buffer, and a view of o's shape in it with other data around each row, token and batch row. Odd padding makes
-    the view start at an odd element, where nothing wider than an element is aligned.
+    """Returns a buffer, and a view of o's shape in it with other data around each row, token and batch row. Odd padding
+    makes the view start at an odd element, where only single elements are aligned.
     """
     whole = torch.full((o.shape[0] + 1, o.shape[1] + 2, *o.shape[2:-1], o.shape[-1] + padding), 7.0).to(o)
     view = whole[1:, 1 : 1 + o.shape[1], ..., : o.shape[-1]]
@@ -69,7 +69,7 @@ def test_has_the_bits_of_a_new_tensor(
 @pytest.mark.parametrize("tokens", [3, 40])
 @pytest.mark.parametrize("channels_first", [False, True])
 def test_of_the_convolution_in_every_kernel(device: torch.device, tokens: int, channels_first: bool) -> None:
-    """Few tokens are one kernel, more another; x whose tokens are neighbours a third."""
+    """Few tokens run one kernel, more tokens another, and x whose tokens are neighbours a third."""
     x, weight, pool = torch.randn(2, tokens, 36), torch.randn(36, 4), torch.randn(2, 36, 4)
     if channels_first:
         x = x.transpose(1, 2).contiguous().transpose(1, 2)
@@ -84,7 +84,7 @@ def test_of_the_convolution_in_every_kernel(device: torch.device, tokens: int, c
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_a_buffer_of_float32(device: torch.device, dtype: torch.dtype) -> None:
-    """out has output_dtype."""
+    """out may have output_dtype."""
     for op in OPS[:2]:
         call = call_of(op, device, False, dtype) | {"output_dtype": torch.float32}
         ours, expected = copy_of(call), run(op, call)
@@ -93,7 +93,7 @@ def test_a_buffer_of_float32(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def test_decodes_and_prefills_of_a_step_share_a_buffer(device: torch.device) -> None:
-    """3 sequences of one token each, then 2 prompts: two calls, one buffer, no copy."""
+    """A step has 3 sequences of one token each, then 2 prompts: two calls, one buffer, no copy."""
     K, V, HV, T = 32, 16, 2, 50
     case = make_case(T, K, V, H=1, HV=HV).to(device)
     pool, o = torch.randn(6, HV, K, V, device=device), torch.full((1, T, HV, V), 7.0, device=device)
@@ -140,7 +140,7 @@ def test_opcheck(device: torch.device, op: str, packed: bool) -> None:
 
 @each_way
 def test_fullgraph_gives_the_same_bits(device: torch.device, op: str) -> None:
-    """Also of a part of a buffer that is read before and after."""
+    """This also holds for a part of a buffer that is read before and after."""
     torch._dynamo.reset()
 
     def step(buffer: Tensor, call: dict[str, Any]) -> tuple[Tensor, Tensor]:

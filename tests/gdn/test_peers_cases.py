@@ -1,9 +1,9 @@
-"""The cases that peers hold their own kernels against, at the peers' own bars.
+"""Runs the cases with which peers test their own kernels, at the peers' own bars.
 
-FLA: tests/ops/test_gdn.py of 0.6, its forward cases and its criterion, the RMS of the error over the RMS of the
-result. ggml: test_gated_delta_net of tests/test-backend-ops.cpp, where gates are strong (down to -20) and head
-grouping is tiled; its criterion is the normalised mean square error, at most 1e-7.
-The exact result is the chunked reference in float64, which equals the recurrence to 1e-12 (test_reference.py).
+FLA: the forward cases of tests/ops/test_gdn.py of 0.6. Its criterion is the RMS of the error over the RMS of the
+result. ggml: test_gated_delta_net of tests/test-backend-ops.cpp, with strong gates (down to -20) and tiled head
+grouping. Its criterion is the normalised mean square error, at most 1e-7. The exact result is that of the chunked
+reference in float64, which equals the recurrence to 1e-12 (test_reference.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SEQUENCES = [[0, 15], [0, 256, 500, 1000], [0, 15, 100, 300, 1200, 2000]]
 
 
 class Inputs(NamedTuple):
-    """The inputs of both ops: `initial_state` [N, HV, D, D], `boundaries` of packed sequences."""
+    """The inputs of both ops. `initial_state` is [N, HV, D, D]; `boundaries` are those of packed sequences."""
 
     q: Tensor
     k: Tensor
@@ -43,7 +43,7 @@ class Inputs(NamedTuple):
 
 
 def assert_ratio(name: str, ours: Tensor | None, exact: Tensor | None, ratio: float) -> None:
-    """FLA's assert_close: an error of 1e-6 at most anywhere, or of this share in the root mean square."""
+    """Asserts as FLA's assert_close: every error is at most 1e-6, or the root mean square is within `ratio`."""
     assert ours is not None and exact is not None
     error = ours.detach().cpu().double() - exact.double()
     if error.abs().max() <= 1e-6:
@@ -62,7 +62,7 @@ def check(op: str, inputs: Inputs, ratio: float, **options: Any) -> None:
 
 
 class FlaCase(NamedTuple):
-    """`gate`: FLA's gate_logit_normalizer; `bias`: whether a raw gate has one; `doubled`: whether a raw beta is."""
+    """A case. `gate` is FLA's gate_logit_normalizer; `bias` and `doubled` describe a raw gate and a raw beta."""
 
     B: int
     T: int
@@ -152,7 +152,7 @@ PACKED_GATES = [
 
 
 def draw_fla(case: FlaCase, recurrent: bool) -> tuple[Inputs, dict[str, Any]]:
-    """Draws inputs as FLA does: those of a prefill are uniform (nearly parallel keys), without an initial state."""
+    """Draws inputs as FLA does. Those of a prefill are uniform (nearly parallel keys), without an initial state."""
     torch.manual_seed(42)
     B, T, H, HV, D = case[:5]
     prefill = not recurrent and case.boundaries is None
@@ -186,7 +186,7 @@ class TestFla:
         check("chunk_gated_delta_rule", inputs, 0.005, **options)
 
     def test_many_documents(self) -> None:
-        """A case of FLA's kernel tests: more documents times heads than a grid dimension of CUDA holds."""
+        """FLA's kernel tests have this case: documents times heads exceed a grid dimension of CUDA."""
         N, HV = 2050, 32
         q, v = torch.randn(1, N, 1, 4), torch.randn(1, N, HV, 2)
         g = torch.full((1, N, HV), -0.5)
@@ -195,8 +195,8 @@ class TestFla:
         assert_ratio("o", o, exact, 1e-6)
 
 
-# head_count, head_size, n_seq_tokens, n_seqs, v_repeat, permuted, kda. As ggml has them: 4 to 32 heads,
-# sizes 16 to 128, lengths of decode and around the powers of 2, tiled heads, permuted layouts, gates of channels.
+# head_count, head_size, n_seq_tokens, n_seqs, v_repeat, permuted, kda. ggml's cases have 4 to 32 heads, sizes 16 to
+# 128, lengths of decode and around the powers of 2, tiled heads, permuted layouts, and gates of channels.
 GGML = [
     (32, 128, 1, 1, 1, False, False),
     (16, 64, 1, 2, 1, False, False),
@@ -234,7 +234,7 @@ def ggml_inputs(case: tuple[Any, ...]) -> tuple[Inputs, Tensor | None]:
     torch.manual_seed(0)
 
     def rows(*sizes: int) -> Tensor:
-        """[B, T, heads, ...], contiguous or with the strides of [B, heads, T, ...]."""
+        """Returns [B, T, heads, ...], contiguous or with the strides of [B, heads, T, ...]."""
         x = torch.rand(sizes)
         return x.transpose(1, 2).contiguous().transpose(1, 2) if permuted else x
 

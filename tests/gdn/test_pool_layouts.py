@@ -1,4 +1,4 @@
-"""In-place ops whose pools, indices and boundaries lie anywhere in memory, with the bits of aligned, dense ones."""
+"""Tests that in-place ops give the bits of aligned, dense arguments if pools, indices and boundaries lie anywhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.helpers.prefill import each_op
 
 @each_op("chunked")
 def test_any_number_of_sequences_have_no_slot(device: torch.device, op: str) -> None:
-    """The check of the host too knows that the null index is no slot."""
+    """The host's check must also know that the null index is no slot."""
     case = make_case(TOKENS[op], 32, 16, B=3)
     _, pool = paged_pool(device, torch.float32)
     before = pool.clone()
@@ -33,7 +33,7 @@ def test_many_indices_with_a_stride(device: torch.device, op: str) -> None:
 @pytest.mark.parametrize("v_first", [True, False], ids=["keys", "values"])
 @each_op("chunked")
 def test_slots_without_alignment(device: torch.device, op: str, v_first: bool) -> None:
-    """Slots whose keys, or values, are neighbours, but start anywhere."""
+    """Keys, or values, of a slot are neighbours, but a slot starts at any element."""
     case = make_case(TOKENS[op], 32, 16, B=2)
     rows, columns = (16, 32) if v_first else (32, 16)
     states = torch.randn(2, 2, rows, columns, device=device)

@@ -1,6 +1,6 @@
-"""The prefill algorithms on Metal: what each alone does, and how one is forced.
+"""Tests what each prefill algorithm on Metal does alone, and how you force one.
 
-Other tests name the algorithms that they run on (tests/helpers/prefill.py); which one a call takes: test_tune.py.
+Other tests name the algorithms that they run on (tests/helpers/prefill.py). test_tune.py tests which one a call takes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OP = "chunk_gated_delta_rule"
 
 @pytest.mark.parametrize("device", ["mps-fused_chunk"], indirect=True)
 def test_a_state_that_hardly_decays(device: torch.device) -> None:
-    """500 chunks of 8 tokens: a decay rounded alike in each of them would be off by 4e-6 at the end."""
+    """In 500 chunks of 8 tokens, a decay that is rounded alike in each would be off by 4e-6 at the end."""
     case = make_case(4000, 128, 16, HV=1)
     case.g = torch.full_like(case.g, -3e-5)
     case.beta = case.beta * 1e-3
@@ -80,7 +80,7 @@ def test_the_largest_chunk_with_channel_decays(K: int, size: int) -> None:
     [(64, 2, (16, 8, 16, 32)), (128, 2, (16, 8, 16, 32)), (256, 2, (8, 8, 16, 8)), (128, 4, (8, 8, 16, 8))],
 )
 def test_a_chunk_that_does_not_fit_threadgroup_memory(K: int, element_bytes: int, sizes: tuple[int, ...]) -> None:
-    """The size of a call that requests none, 8, 16 or 32."""
+    """`sizes` are the chunk sizes of calls that request none, 8, 16 or 32."""
     assert tuple(_C.fused_chunk_size(K, element_bytes, wanted) for wanted in (0, 8, 16, 32)) == sizes
 
 

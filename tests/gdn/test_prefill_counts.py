@@ -27,7 +27,9 @@ def inputs(dtype: torch.dtype, tokens: int = TOKENS) -> Case:
 
 
 def compulsory_bytes(case: Case) -> int:
-    """Inputs in once; output (as large as v) and final state (as large as the initial one) out once."""
+    """Each input is read once, and the output (as large as v) and final state (as large as the initial one) are written
+    once.
+    """
     assert case.initial_state is not None
     return sum(x.nbytes for x in (*case.qkv, case.g, case.beta, case.v)) + 2 * case.initial_state.nbytes
 
@@ -48,7 +50,9 @@ def figures_of_fused(case: Case, *, state_v_first: bool = False) -> Any:
 
 
 def figures_of_mlx(case: Case) -> Any:
-    """Its simdgroup kernel, launched as MLX does, with the barrier after each chunk whose absence the watch reports."""
+    """MLX's simdgroup kernel is launched as MLX does, with the barrier after each chunk whose absence the watch
+    reports.
+    """
     import mps_simulator
 
     element = {torch.float32: "float", torch.bfloat16: "bfloat16_t"}[case.dtype]
@@ -84,7 +88,8 @@ def test_each_byte_comes_and_goes_once_in_whole_lines(dtype: torch.dtype, state_
     assert figures.least_cache_lines >= 0.95 * figures.cache_lines
 
 
-# A threadgroup of chunk_fwd_h takes 32 columns of u, v_new and h: a line of float32, half a line of bfloat16.
+# A threadgroup of chunk_fwd_h takes 32 columns of u, v_new and h. These are a line of float32, but half a line of
+# bfloat16.
 @pytest.mark.parametrize(
     ("kernel", "dtype", "share"),
     [
@@ -107,8 +112,8 @@ def test_kernels_of_the_chunked_algorithm_move_whole_lines(kernel: str, dtype: t
     ("dtype", "chunk_size", "kilobytes"), [(torch.bfloat16, 16, 6.2), (torch.float32, 8, 10.0)], ids=str
 )
 def test_a_chunk_has_two_barriers(dtype: torch.dtype, chunk_size: int, kilobytes: float) -> None:
-    """One for what is staged, one for the matrices. `kilobytes` a token pass through a threadgroup's memory: each
-    simdgroup reads q once and k twice, and half of k once more for the matrices.
+    """One barrier follows the staging, and one the matrices. `kilobytes` per token pass through a threadgroup's memory:
+    each simdgroup reads q once and k twice, and half of k once more for the matrices.
     """
     short, long = (figures_of_fused(inputs(dtype, tokens)) for tokens in (TOKENS, 2 * TOKENS))
     tokens = TOKENS * short.threadgroups

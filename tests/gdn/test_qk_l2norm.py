@@ -1,6 +1,6 @@
-"""use_qk_l2norm_in_kernel on short and zero rows of q and k, as left-padded prompts have them.
+"""Tests use_qk_l2norm_in_kernel with short and zero rows of q and k, which left-padded prompts have.
 
-eps is added to the squared length: rows of zeros stay zero, and a squared length near eps is shortened by it.
+eps is added to the squared length: rows of zeros stay zero, and a squared length near eps shortens its row.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch_gdn.testing.cases import bounds_of
 
 NORM = {"use_qk_l2norm_in_kernel": True}
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-# The chunked algorithm rounds the normalised q and k to their dtype, as FLA does: a head of bf16 was 3.6e-3 off, where
-# 3.5e-3 is the bound of one that gets them normalised.
+# The chunked algorithm rounds the normalised q and k to their dtype, as FLA does. The error of a head of bf16 was then
+# 3.6e-3; with normalised inputs the bound is 3.5e-3.
 ROUNDING = {torch.bfloat16: 1.1}
 PADDING = 18  # longer than a chunk of the fused chunk algorithm
 
@@ -30,7 +30,7 @@ def assert_exact(op: str, case: Case, result: tuple[Tensor, Tensor]) -> None:
 
 
 def padded_case(dtype: torch.dtype, state: bool = True) -> Case:
-    """Row 0 of the batch begins with padding, and tokens of zeros follow here and there."""
+    """Makes a case in which row 0 of the batch begins with padding, and tokens of zeros follow here and there."""
     case = make_case(70, B=2, dtype=dtype, normal=False, state=state)
     for x in (case.q, case.k):
         x[0, :PADDING] = 0
@@ -52,7 +52,7 @@ def test_rows_of_zeros(device: torch.device, op: str, dtype: torch.dtype, state:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("tensors", ["q", "k", "qk"])
 def test_rows_near_eps(device: torch.device, op: str, dtype: torch.dtype, tensors: str) -> None:
-    """Squared lengths from 1e-7 to 1e-5: the factor of a row is 300 to 950, without eps it would be 316 to 3,162."""
+    """With squared lengths of 1e-7 to 1e-5, a row's factor is 300 to 950. Without eps it would be 316 to 3,162."""
     case = make_case(70, B=2, dtype=dtype, normal=False)
     squared_lengths = torch.logspace(-7, -5, 70, dtype=torch.float64)[:, None, None]
     for name in tensors:

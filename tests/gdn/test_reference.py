@@ -1,4 +1,4 @@
-"""The references against each other in float64, and against what others compute."""
+"""Compares the references in float64 with each other, and with what others compute."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_state_v_first_transposes_the_states() -> None:
 
 
 def test_one_token_by_hand() -> None:
-    """Decay first, then read, write, output: S = 2 becomes 1, u = 0.5 (4 - 1 * 3), S = 1 + 3 * 0.5 and o = 5 * 2.5."""
+    """First decay, then read, write, output: S = 2 becomes 1, u = 0.5 (4 - 1 * 3), S = 1 + 3 * 0.5, o = 5 * 2.5."""
     one = {"q": 5.0, "k": 3.0, "v": 4.0, "g": 0.5, "beta": 0.5}
     q, k, v = (torch.full((1, 1, 1, 1), one[name], dtype=torch.float64) for name in "qkv")
     g = torch.full((1, 1, 1), one["g"], dtype=torch.float64).log()

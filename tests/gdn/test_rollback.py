@@ -1,5 +1,6 @@
-"""Speculative decoding: the state after each drafted token in a slot of its own, bit for bit that of decoding one token
-at a time, and the next step goes on after the last accepted one."""
+"""Tests speculative decoding. The state after each drafted token goes to its own slot, with the bits of decoding one
+token at a time. The next step continues after the last accepted token.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def tokens_of(case: Case, first: int, last: int) -> list[Tensor]:
 
 
 def one_by_one(case: Case, state: Tensor, **options: Any) -> tuple[list[Tensor], list[Tensor]]:
-    """o and the states [B, HV, ...] after each token of all sequences, decoded in place; the first is `state`."""
+    """Decodes in place. Returns o and the states [B, HV, ...] after each token of all sequences, `state` first."""
     pool, outputs, states = state.clone(), [], [state]
     for t in range(case.q.shape[1]):
         outputs.append(torch_gdn.fused_recurrent_gated_delta_rule_(*tokens_of(case, t, t + 1), pool, **options))
@@ -75,8 +76,10 @@ def test_goes_on_after_what_was_accepted(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("null_index", [-1, 0])
 def test_packed_sequences_with_padding(device: torch.device, null_index: int, dtype: torch.dtype) -> None:
-    """0 to 3 tokens. A row whose first column is null gives zeros, is not read, and writes nothing; one without a state
-    starts anew. A token whose own column is null is still computed, and rounds the state like any other."""
+    """Sequences have 0 to 3 tokens. If the first column of a row is null, o is zeros and the op reads and writes
+    nothing. A row without a state starts anew. A token whose own column is null is still computed, and rounds the state
+    like any other.
+    """
     lengths, boundaries = [3, 2, 2, 0, 3], [0, 3, 5, 7, 7, 10]
     case = make_case(10, K, V, H=1, HV=HV, cu_seqlens=boundaries).to(device)
     pool = random_pool(device, 16, dtype)
@@ -106,7 +109,7 @@ def test_packed_sequences_with_padding(device: torch.device, null_index: int, dt
 
 @pytest.mark.parametrize("on_cpu", [False, True])
 def test_many_sequences(device: torch.device, on_cpu: bool) -> None:
-    """Over 32 indices are looked through by a kernel of their own."""
+    """A kernel of its own searches more than 32 indices."""
     case = make_case(2, 16, 8, B=40, H=1, HV=1).to(device)
     pool = torch.randn(90, 1, 16, 8, device=device)
     indices = torch.randperm(90)[:80].view(40, 2)
@@ -131,7 +134,7 @@ def test_many_sequences(device: torch.device, on_cpu: bool) -> None:
     ],
 )
 def test_wrong_contents_on_the_device(words: str, change: dict[str, Any]) -> None:
-    """Reported at the next synchronisation; nothing outside the slots is written."""
+    """The next synchronisation raises the error, and nothing outside the slots is written."""
     device = ready("mps")
     case = make_case(4, K, V, H=1, HV=HV, cu_seqlens=[0, 2, 4]).to(device)
     pool = random_pool(device, 9)

@@ -28,7 +28,7 @@ def on_mps(numbers: Any, dtype: torch.dtype = torch.int32) -> Tensor:
 
 
 class Layer:
-    """Inputs, weights and pools of `tokens` tokens of each of `batch` rows, on the device."""
+    """The inputs, weights and pools on the device, for `batch` rows of `tokens` tokens."""
 
     def __init__(self, batch: int, tokens: int, columns: int = W - 1) -> None:
         def random(*size: int) -> Tensor:
@@ -42,7 +42,7 @@ class Layer:
         torch.mps.synchronize()
 
     def convolve(self, indices: Tensor, **options: Any) -> tuple[Tensor, ...]:
-        """q, k, v and the raw gates."""
+        """Returns q, k, v and the raw gates."""
         mixed = torch_gdn.causal_conv1d_update_(
             self.x, self.weight, self.columns, indices, activation="silu", **options
         )
@@ -53,7 +53,7 @@ class Layer:
     def rule(
         self, op: Callable[..., Any], inputs: tuple[Tensor, ...], indices: Tensor, first: int, last: int, **options: Any
     ) -> None:
-        """Tokens first .. last, into the buffer."""
+        """Computes tokens [first, last), into the buffer."""
         part = (x[:, first:last] for x in inputs)
         gates = {"use_gate_in_kernel": True, "A_log": self.A_log, "dt_bias": self.dt_bias}
         gates |= {"use_beta_sigmoid_in_kernel": True, "use_qk_l2norm_in_kernel": True}
@@ -102,7 +102,7 @@ def prefill(algorithm: str, has_checkpoints: bool = False) -> Callable[[], None]
 
 
 def mixed() -> Callable[[], None]:
-    """3 decodes, then 2 prompts."""
+    """Runs 3 decodes, then 2 prompts."""
     layer, indices = Layer(1, 3 + 100), on_mps([3, 1, 4, 0, 5])
     every, decodes = on_mps([0, 1, 2, 3, 40, 103], torch.int64), on_mps([0, 1, 2, 3], torch.int64)
     prompts = on_mps([0, 37, 100], torch.int64)
@@ -139,7 +139,7 @@ STEPS: dict[str, Callable[[], Callable[[], None]]] = {
 
 
 def rows() -> dict[str, tuple[int, Counter[str]]]:
-    """Dispatches and kernels by step."""
+    """Returns the dispatches and kernels of each step."""
     table = re.search(r"\| step \| dispatches \| kernels \|\n\|[-|]+\n((?:\|.*\n)+)", PAGE.read_text())
     assert table is not None
     found = {}
@@ -163,10 +163,10 @@ def test_the_table_has_every_step() -> None:
 
 @pytest.mark.parametrize("name", STEPS)
 def test_dispatches_and_waits(name: str) -> None:
-    """The simulated device runs kernels when the host waits: none has run when the step returns."""
+    """The simulated device runs kernels when the host waits. None may have run when the step returns."""
     ready("mps")
     step = STEPS[name]()
-    step()  # compiles
+    step()  # the first run compiles
     with profiled() as profile:
         before = dispatches_run()
         step()

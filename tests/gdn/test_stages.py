@@ -1,4 +1,4 @@
-"""Tests the six stages of a chunk: all equal the reference at every kind of point, and what is particular to one."""
+"""Tests the six stages of a chunk: each equals the reference at every kind of point, and has its own cases."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ POINTS = [
     PACKED,
 ]
 SIZES = [*(replace(POINT, K=K, V=V) for K, V in ((60, 100), (256, 64), (96, 192))), *stage_points()]
-UNSIZED = ("chunk_local_cumsum", "solve_tril")  # have neither K nor V
+UNSIZED = ("chunk_local_cumsum", "solve_tril")  # these have neither K nor V
 EACH = [(op, point) for op in STAGES for point in (POINTS if op in UNSIZED else POINTS + SIZES)]
 each_stage = pytest.mark.parametrize("op", STAGES)
 
@@ -108,7 +108,7 @@ def test_everything_but_the_strictly_lower_part_is_zero(device: torch.device) ->
 
 
 def test_growing_gates_do_not_overflow_above_the_diagonal(device: torch.device) -> None:
-    """exp(g_i - g_j) for j > i would be infinite; times a mask of zeros it would be NaN."""
+    """exp(g_i - g_j) for j > i would be infinite, and a mask of zeros would turn it into NaN."""
     call = call_of("chunk_scaled_dot_kkt", replace(POINT, tokens=64))
     g = -20.0 * torch.arange(1, 65)[None, :, None].expand_as(call["g"])
     check(device, "chunk_scaled_dot_kkt", call | {"g": g.contiguous()})
@@ -123,7 +123,7 @@ def test_without_g_and_beta_it_is_the_plain_product(device: torch.device) -> Non
 
 @pytest.mark.parametrize("beta", [1.0, 1.9])
 def test_the_inverse_for_repeated_keys(device: torch.device, beta: float) -> None:
-    """Powers of A grow to 1e18, which no Neumann series in float32 tolerates. Substitution reaches 1.6e-6."""
+    """Powers of A grow to 1e18, so a Neumann series in float32 fails. Substitution has an error of 1.6e-6."""
     case = make_case(128, beta=beta, same_keys=True)
     case.g = torch.zeros_like(case.g)
     A = stages_of(case).A
@@ -157,7 +157,7 @@ def test_h_from_nothing(device: torch.device) -> None:
 
 
 def test_h_without_chunk_indices(device: torch.device) -> None:
-    """It has surplus rows, which are zeros as in the reference."""
+    """h then has surplus rows, which are zeros as in the reference."""
     check(device, "chunk_fwd_h", call_of("chunk_fwd_h", PACKED) | {"chunk_indices": None}, PACKED)
 
 

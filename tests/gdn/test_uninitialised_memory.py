@@ -1,4 +1,4 @@
-"""Memory that an op allocates holds NaN first: no op may read it before writing it."""
+"""Tests that no op reads memory that it allocates before it writes it. New memory holds NaN."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BATCHES = [(entry, packed) for entry in REGISTRY.values() for packed in sorted({
 
 @pytest.fixture
 def nan_in_new_memory() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)  # and with it torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)  # this also turns on torch.utils.deterministic.fill_uninitialized_memory
     yield
     torch.use_deterministic_algorithms(False)
 

@@ -27,7 +27,7 @@ FUNCTIONS = {"chunk": "chunk_kda", "recurrent": "fused_recurrent_kda"}
 
 @dataclass(frozen=True)
 class Shape:
-    """A case of the index; what is None, False or 0 there is not as in every other case."""
+    """A case of the index. An option that is None, False or 0 is off."""
 
     name: str
     seed: int
@@ -40,10 +40,10 @@ class Shape:
     dtype: str = "bfloat16"
     cu_seqlens: tuple[int, ...] = ()
     initial_state: bool = False
-    gates: str = "mild"  # mild, strong (down to -20) or raw (what the gate is made of)
+    gates: str = "mild"  # mild, strong (down to -20), or raw projections
     repeated_keys: bool = False
     lower_bound: float | None = None
-    raw: bool = False  # q and k not normalised, beta a logit: the kernel does both
+    raw: bool = False  # the kernel normalises q and k, and beta is a logit
     functions: tuple[str, ...] = ("chunk", "recurrent")
 
     @property
@@ -105,7 +105,7 @@ def inputs(shape: Shape) -> dict[str, Tensor]:
 
 
 def autotuners() -> list[Any]:
-    """Yields the autotuners of all imported FLA kernels; heuristics wrap them."""
+    """Returns the autotuners of all imported FLA kernels, which heuristics may wrap."""
     found = {}
     for name, module in list(sys.modules.items()):
         if name.startswith("fla."):
@@ -130,7 +130,7 @@ def outputs(shape: Shape, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def record(folder: Path, names: list[str]) -> None:
-    importlib.import_module("fla.ops.kda")  # its kernels are there to be found
+    importlib.import_module("fla.ops.kda")  # so that its kernels can be found
     tuned = {id(each): (each, each.configs) for each in autotuners()}
     for shape in SHAPES:
         if names and shape.name not in names:
@@ -151,7 +151,7 @@ def record(folder: Path, names: list[str]) -> None:
 
 
 def errors(shape: Shape, tensors: dict[str, Tensor]) -> dict[str, dict[str, Any]]:
-    """FLA's, of each tensor and each head of it, against the float64 recurrence on the recorded inputs."""
+    """Returns FLA's errors, for each tensor and each head, against the float64 recurrence on the recorded inputs."""
     from torch_gdn import reference
     from torch_gdn.testing.bounds import head_errors, relative_error
 

@@ -1,6 +1,7 @@
-"""`python -m tests.helpers.allocations`, under count_allocations.c: JSON of what calls of a step of decoding allocate.
+"""`python -m tests.helpers.allocations` under count_allocations.c writes as JSON what the calls of a decoding step
+allocate.
 
-For each op: [allocations of its kernel for `mps` in CALLS calls, allocations of everybody else].
+For each op: [allocations of its kernel for `mps` in CALLS calls, allocations of everything else].
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def main() -> None:
     mps_simulator.activate()
     counter, found = ctypes.CDLL(None), {}
     for name, call in decode_calls():
-        call()  # compiles
+        call()  # to compile
         for library in (METAL, _C.__name__.rpartition(".")[2].encode()):
             counter.begin_counting(library)
             for _ in range(CALLS):

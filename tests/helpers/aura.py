@@ -2,5 +2,5 @@
 
 from torch_gdn.testing.aura import BITS, HEAD_SIZES
 
-# Each size with two numbers of bits, each number with two or three sizes.
+# Each size has two numbers of bits, and each number of bits has two or three sizes.
 CODECS = [(D, BITS[(i + shift) % 5]) for shift in (0, 2) for i, D in enumerate(HEAD_SIZES)]

@@ -17,7 +17,7 @@ __all__ = ["END_TO_END_OPS", "Case", "assert_exact", "make_case", "run"]
 
 
 def run(op: str, case: Case, device: torch.device, **options: Any) -> tuple[Tensor, Tensor]:
-    """The op on the device, whose kernels must run; the results on the CPU."""
+    """Runs the op on the device, asserts that its kernels ran, and returns the results on the CPU."""
     there = case.to(device)
     options = {name: x.to(device) if is_floating(x) else x for name, x in options.items()}
     with kernels_run(device, *kernels_of(op, case, device, **options)):
@@ -27,7 +27,7 @@ def run(op: str, case: Case, device: torch.device, **options: Any) -> tuple[Tens
 
 
 def assert_exact(op: str, case: Case, result: tuple[Tensor, Tensor], **options: Any) -> None:
-    """The result of the op with these options is within its bounds of the float64 recurrence."""
+    """Asserts that the op's result with these options is within its bounds of the float64 recurrence."""
     exact = case.exact(**options)
     o_bound, state_bound = bounds_of(op, case, exact, **options)
     output_dtype = options.get("output_dtype") or case.dtype

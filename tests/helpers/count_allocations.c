@@ -1,5 +1,5 @@
-// Preloaded: counts the allocations that a library asks for while a thread counts. The one that asks is the nearest
-// caller outside the C and C++ libraries, whose functions (strings, containers) allocate for others.
+// Counts, if preloaded, the allocations that a library asks for while a thread counts. The asking library is the
+// nearest caller outside the C and C++ libraries, whose functions (strings, containers) allocate for others.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <execinfo.h>
@@ -22,7 +22,7 @@ static int is_of(const char* file, const char* library) {
 static void note(void) {
   const char* library = counted_library;
   if (!library) return;
-  counted_library = NULL;  // what follows allocates too
+  counted_library = NULL;  // the next calls allocate too
   enum { kMost = 16 };
   void* frames[kMost];
   const int count = backtrace(frames, kMost);

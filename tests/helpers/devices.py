@@ -1,4 +1,4 @@
-"""The devices that tests run on, and which kernels ran there."""
+"""Provides the devices that tests run on, and says which kernels ran there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEVICES = ("cpu", "mps")
 
 
 def ready(name: str) -> torch.device:
-    """The device; on a machine without a Mac's GPU, `mps` is the simulated one."""
+    """Returns the device. On a machine without a Mac's GPU, `mps` is the simulated one."""
     if name == "mps" and not on_a_mac():
         import mps_simulator
 
@@ -31,7 +31,7 @@ def ready(name: str) -> torch.device:
 
 @cache
 def why_unusable() -> str:
-    """Why the GPU of a virtual Mac, as in hosted workflows, cannot be allocated on; else empty."""
+    """Returns why the GPU of a virtual Mac, as in hosted workflows, cannot allocate, or an empty string."""
     try:
         check_use(torch.device("mps"))
     except LeftOut as reason:
@@ -60,8 +60,9 @@ def inductor_runs(name: str) -> Iterator[None]:
 
 
 def with_unwritten_rows(x: torch.Tensor, dim: int, rows: slice) -> torch.Tensor:
-    """A copy whose rows are memory that was never written, which the simulated device lets no kernel read; on the CPU
-    they are NaN."""
+    """Returns a copy whose `rows` are unwritten memory, which the simulated device lets no kernel read. On the CPU they
+    are NaN.
+    """
     copy = torch.empty_like(x) if x.device.type == "mps" else torch.full_like(x, torch.nan)
     for kept in (slice(0, rows.start), slice(rows.stop, x.shape[dim])):
         copy.narrow(dim, kept.start, kept.stop - kept.start).copy_(x.narrow(dim, kept.start, kept.stop - kept.start))
@@ -69,7 +70,7 @@ def with_unwritten_rows(x: torch.Tensor, dim: int, rows: slice) -> torch.Tensor:
 
 
 def profiled(detailed: bool = False) -> Any:
-    """What the simulated device counts in a block; a Mac has no such profile."""
+    """Returns what the simulated device counts in a block. A Mac has no such profile."""
     import mps_simulator
 
     return mps_simulator.profile(detailed=detailed)
@@ -90,6 +91,6 @@ def kernels_run(device: torch.device, *kernels: str) -> Iterator[None]:
 
 
 def launched(device: torch.device, kernel: str, op: Callable[..., Result], *args: Any, **options: Any) -> Result:
-    """The op's result; its kernel must run."""
+    """Returns the op's result, and asserts that its kernel ran."""
     with kernels_run(device, kernel):
         return op(*args, **options)

@@ -60,7 +60,7 @@ def is_set(option: Any) -> bool:
 
 @cache
 def entries(function: Function, title: str) -> dict[str, str]:
-    """The texts of the entries of `Args:` or `Returns:`, by name."""
+    """Returns the texts of the entries of `Args:` or `Returns:`, by name."""
     match = re.search(rf"^{title}:\n((?:    .*\n|\n)+)", f"{inspect.getdoc(function)}\n", flags=re.MULTILINE)
     found: dict[str, str] = {}
     for each in re.split(r"\n(?=    \S)", match[1]) if match else ():
@@ -71,7 +71,7 @@ def entries(function: Function, title: str) -> dict[str, str]:
 
 
 def entry(function: Function, title: str, name: str) -> str:
-    """The text of one entry, with that of another function in place of a reference to it."""
+    """Returns the text of one entry, or that of another function's if the entry refers to it."""
     text = entries(function, title)[name]
     elsewhere = re.match(r"See `(\w+)`\. ?", text)
     if elsewhere is None:
@@ -154,14 +154,14 @@ class Statements:
         return {name: True for name in options if self.defaults[name] is False}
 
     def recast(self, call: Call, name: str, dtype: torch.dtype) -> Call:
-        """The call with another dtype of one argument, and of those that are stated to share it."""
+        """Returns the call with another dtype of one argument, and of those that are stated to share it."""
         changed = call | {name: call[name].to(dtype)}
         for other in self.arguments:
             if other == name or not isinstance(call.get(other), Tensor):
                 continue
             allowed = self.dtypes_of(other, changed)
             if changed[other].dtype not in allowed:
-                # Floats stay floats: where int32 is allowed too, it is for tensors of another size.
+                # Floats stay floats. If int32 is allowed too, it is for tensors of another size.
                 same_kind = [x for x in allowed if x.is_floating_point == changed[other].is_floating_point()]
                 changed[other] = changed[other].to((same_kind or [*allowed])[0])
         return changed
@@ -178,7 +178,7 @@ class Statements:
 
 
 class Comparison:
-    """One call and the sizes that its tensors give to the names in shapes."""
+    """One call, and the sizes that its tensors give to the names in shapes."""
 
     def __init__(self, statements: Statements, call: Call) -> None:
         self.statements, self.call = statements, call
@@ -208,7 +208,7 @@ class Comparison:
         return dtypes
 
     def sizes(self, tensors: dict[str, Tensor], claims: dict[str, Claim]) -> None:
-        """Compares shapes with claims. Unknown names get their sizes, first where they stand alone, never from ceil."""
+        """Compares shapes with claims. A name gets its size where it stands alone if possible, and never from ceil."""
         pairs = [pair for name, x in tensors.items() for pair in self.pairs(name, x, claims[name].shape)]
         for name, expression, size in sorted(pairs, key=lambda pair: (not pair[1].isidentifier(), "ceil" in pair[1])):
             self.learn(expression, size)
@@ -216,7 +216,7 @@ class Comparison:
             assert found == size, f"{name}: {expression} is {found}, got {size} in {list(tensors[name].shape)}"
 
     def pairs(self, name: str, x: Tensor, shape: str) -> Iterator[tuple[str, str, Any]]:
-        """Expressions of the claimed shape, each with what it must be."""
+        """Yields the expressions of the claimed shape, each with the value it must have."""
         if shape == "any shape":
             return
         if of_other := re.fullmatch(r"(\w+)'s shape", shape):

@@ -1,4 +1,4 @@
-"""Importing this puts a small random model and a tokenizer of bytes in place of what programs download."""
+"""Importing this replaces what programs download by a small random model and a tokenizer of bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.integrations.models import VOCABULARY, random_model
 
 
 class Bytes:
-    """Each byte of a text is a token."""
+    """A tokenizer in which each byte of a text is a token."""
 
     def __call__(self, text: str | list[str], return_tensors: str | None = None) -> transformers.BatchEncoding:
         texts = [text] if isinstance(text, str) else text

@@ -18,7 +18,9 @@ def fields_of(entry: OpEntry[Any]) -> set[str]:
 
 
 def assert_exact(entry: OpEntry[Any], point: Point, call: Call, device: torch.device, more: float = 0.0) -> None:
-    """The op's outputs and what it writes, for inputs on the CPU, are within its bounds of float64, and `more`."""
+    """Asserts that the op's outputs and what it writes, for inputs on the CPU, are within its bounds of float64 +
+    `more`.
+    """
     there = to_device(call, device)
     found = entry.outputs(there, entry.run(there, point))
     if device.type == "mps":

@@ -1,4 +1,4 @@
-"""Assertions about results: within a bound of the exact one (torch_gdn/testing/bounds.py), or equal bit for bit."""
+"""Asserts that results are within a bound of the exact ones (torch_gdn/testing/bounds.py), or equal bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that a test changes."""
+"""Copies files that a test changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch_gdn import _C
 
 @contextmanager
 def copied_shaders(folder: Path) -> Iterator[Path]:
-    """A copy of the shaders, from which kernels are compiled inside the block. No pipeline exists at its start."""
+    """Copies the shaders. Kernels are compiled from the copy inside the block, which starts without pipelines."""
     before = _C.shader_directory()
     copy = Path(shutil.copytree(before, folder / "shaders"))
     _C.clear_pipelines()

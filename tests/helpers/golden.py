@@ -32,7 +32,9 @@ def algorithms(op: str, device: str) -> tuple[str | None, ...]:
 
 
 def table(devices: list[str]) -> str:
-    """One row a case, op and device: our error and FLA's, of the output as a whole, its worst head, and the state."""
+    """Returns one row per case, op and device: our error and FLA's, for the whole output, its worst head, and the
+    state.
+    """
     lines = [
         "| case | op | device | output | worst head | FLA's output | final state | FLA's state |",
         "|---|---|---|---|---|---|---|---|",

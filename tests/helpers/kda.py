@@ -1,4 +1,4 @@
-"""Inputs of Kimi Delta Attention, and comparison of both functions with the float64 recurrence."""
+"""Makes inputs of Kimi Delta Attention, and compares both functions with the float64 recurrence."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def kda_inputs(
     dtype: torch.dtype = torch.float32,
     N: int | None = None,
 ) -> Inputs:
-    """q, k (normalised), v, g of heads that remember some tokens, beta, and a state of each of N sequences."""
+    """Returns q, k (normalised), v, g of heads that remember some tokens, beta, and a state for each of N sequences."""
     random = torch.Generator().manual_seed(0)
 
     def draw(*sizes: int) -> Tensor:
@@ -68,7 +68,7 @@ def inputs_and_options(T: int) -> tuple[Inputs, dict[str, Any]]:
 
 
 def exact_kda(inputs: Inputs, **options: Any) -> tuple[Tensor, Tensor]:
-    """The float64 recurrence on these inputs, which has no chunks."""
+    """Runs the float64 recurrence, which has no chunks, on these inputs."""
     options.pop("chunk_size", None)
     wide: dict[str, Any] = {name: doubled(x) for name, x in inputs.items()}
     o, state = reference.fused_recurrent_kda(**wide, **options, output_final_state=True)
@@ -87,7 +87,7 @@ def algorithm_of(function: str, inputs: Inputs, device: torch.device) -> str:
 
 
 def assert_exact_kda(function: str, inputs: Inputs, device: torch.device, *, f32: float = F32, **options: Any) -> None:
-    """Output and final state of the function on the device, each head within its bound of the float64 recurrence."""
+    """Asserts that each head of the function's output and final state is within its bound of the float64 recurrence."""
     there = to_device(inputs, device)
     algorithm = algorithm_of(function, inputs, device)
     with kernels_run(device, *KERNELS[algorithm]):

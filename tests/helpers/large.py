@@ -1,4 +1,4 @@
-"""Tensors of more than 2**31 elements on the simulated device, whose memory is there for the pages that are used.
+"""Makes tensors of more than 2**31 elements on the simulated device, which has memory only for the pages in use.
 
 They have 16 bits, because a buffer has at most 8 GiB.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tests.helpers.devices import on_a_mac, ready
 
-BEYOND = 2**31 + 24  # elements, so that 32 bits hold neither it nor what follows
+BEYOND = 2**31 + 24  # elements; 32 bits hold neither this number nor larger ones
 LIMIT_KB = 2 << 20
 
 needs_sparse_memory = pytest.mark.skipif(on_a_mac(), reason="a Mac's memory is not sparse: this would take gigabytes")
@@ -25,9 +25,9 @@ needs_sparse_memory = pytest.mark.skipif(on_a_mac(), reason="a Mac's memory is n
 
 @contextmanager
 def sparse_memory() -> Iterator[torch.device]:
-    """The device; asserts that the body takes less than 2 GiB, and gives the buffers back."""
+    """Yields the device. Asserts that the body takes less than 2 GiB, and frees the buffers."""
     device = ready("mps")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = resident_kb("VmRSS")
     yield device
     torch.mps.synchronize()
@@ -42,24 +42,24 @@ def resident_kb(name: str) -> int:
 
 
 def far_apart(x: Tensor) -> Tensor:
-    """x [2, ...] on the device, x[1] lying more than 2**31 elements behind x[0], both with the strides they have."""
+    """Returns x [2, ...] on the device, with x[1] more than 2**31 elements after x[0], and their strides unchanged."""
     whole = torch.empty(BEYOND + x[0].numel(), dtype=x.dtype, device="mps")
     there = whole.as_strided(x.shape, (BEYOND, *x.stride()[1:]))
     return there.copy_(x)
 
 
 def rows_beyond(elements: int) -> int:
-    """So many rows of so many elements that the last begins behind 2**31."""
+    """Returns the number of rows of this length with which the last row begins after 2**31 elements."""
     return 2**31 // elements + 2
 
 
 def repeated(x: Tensor, times: int) -> Tensor:
-    """x [1, ...] on the device as [times, ...], without memory for it."""
+    """Returns x [1, ...] on the device as [times, ...], without memory for the repetitions."""
     return x.to("mps").expand(times, *x.shape[1:])
 
 
 def last_row(op: Any, times: int, *args: Any, **options: Any) -> Tensor:
-    """The last of `times` rows of the op's first output: only the threadgroups of that row run."""
+    """Runs only the threadgroups of the last of `times` rows, and returns that row of the op's first output."""
     import mps_simulator
 
     torch.mps.synchronize()

@@ -1,4 +1,4 @@
-"""A Gated DeltaNet layer as transformers writes one, on torch_gdn's functions: what torch.compile is tested on."""
+"""A Gated DeltaNet layer as transformers writes one, on torch_gdn's functions, for tests of torch.compile."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch_gdn.causal_conv1d_interface import causal_conv1d_fn, causal_conv1d_up
 
 H, HV, K, V, W, HIDDEN = 1, 2, 16, 24, 4, 32
 CHANNELS = 2 * H * K + HV * V
-KERNELS = ("causal_conv1d", "gdn_gating", "rms_norm_gated")  # those of any layer, without the rule's
+KERNELS = ("causal_conv1d", "gdn_gating", "rms_norm_gated")  # every layer runs these, and a rule
 
 
 class Layer(nn.Module):
-    """Projections, convolution, gates, rule, gated norm; one token takes the recurrent op, in place on the cache."""
+    """A layer with projections, convolution, gates, rule and gated norm. One token runs the recurrent op in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,8 +28,9 @@ class Layer(nn.Module):
         self.output = nn.Linear(HV * V, HIDDEN, bias=False)
 
     def forward(self, x: Tensor, columns: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """x [B, T, HIDDEN]; columns [B, CHANNELS, W], updated in place; state [B, HV, K, V], a new one of which
-        is returned."""
+        """Takes x [B, T, HIDDEN], columns [B, CHANNELS, W], which it updates in place, and state [B, HV, K, V]. Returns
+        a new state.
+        """
         batch, tokens, _ = x.shape
         mixed, z = self.project(x).split([CHANNELS, HV * V], dim=-1)
         weight = self.convolution.weight.squeeze(1)
@@ -58,7 +59,7 @@ class Served(Layer):
     def forward(  # type: ignore[override]
         self, x: Tensor, columns: Tensor, states: Tensor, indices: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The output, and the change of both pools."""
+        """Returns the output, and updates both pools."""
         mixed, _ = self.project(x).split([CHANNELS, HV * V], dim=-1)
         before = columns.sum() + states.sum()
         weight = self.convolution.weight.squeeze(1)
@@ -76,7 +77,7 @@ class Served(Layer):
 
 
 def between_projections(x: Tensor, weight: Tensor, shape: tuple[int, int, int, int], **options: Any) -> Tensor:
-    """A Gated DeltaNet layer between its projections; x: [1, T, channels]."""
+    """Runs a Gated DeltaNet layer between its projections. x is [1, T, channels]."""
     H, HV, K, V = shape
     T = x.shape[1]
     mixed, _ = torch_gdn.causal_conv1d(x, weight, activation="silu")
@@ -90,7 +91,7 @@ def between_projections(x: Tensor, weight: Tensor, shape: tuple[int, int, int, i
 
 
 def inputs(tokens: int, device: torch.device, batch: int = 2) -> tuple[Tensor, Tensor, Tensor]:
-    """x, columns and state."""
+    """Returns x, columns and state."""
     generator = torch.Generator().manual_seed(tokens)
     shapes = ((batch, tokens, HIDDEN), (batch, CHANNELS, W), (batch, HV, K, V))
     x, columns, state = (torch.randn(shape, generator=generator).to(device) for shape in shapes)

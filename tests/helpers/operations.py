@@ -13,7 +13,7 @@ VIEWS = ("view", "_unsafe_view", "expand", "t", "transpose", "slice", "split", "
 
 
 def launches(name: str, args: Sequence[Any]) -> bool:
-    """Whether an operation on tensors of mps launches something: views do not. A `linear` is one launch."""
+    """Returns whether an operation on tensors of mps launches something. Views do not, and a `linear` is one launch."""
     return name not in VIEWS and any(isinstance(x, Tensor) and x.device.type == "mps" for x in args)
 
 

@@ -1,4 +1,4 @@
-"""Runs a page's program in a process of its own, forked from one that has imported PyTorch and transformers."""
+"""Runs a page's program in a separate process, forked from one that has imported PyTorch and transformers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     ["torch", "transformers.models.qwen3_5.modeling_qwen3_5"]
-)  # torch_gdn is the page's to import
+)  # the page itself imports torch_gdn
 
 
 def run(code: str, page: Path, folder: Path, small_downloads: bool) -> str:

@@ -1,4 +1,4 @@
-"""A short list of cases in which each pair of values of two factors occurs together at least once."""
+"""Finds a short list of cases in which each pair of values of two factors occurs together at least once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def pairs_of(indices: Mapping[str, int]) -> set[Pair]:
 
 
 def pairwise(factors: Mapping[str, Sequence[Any]]) -> list[Case]:
-    """Greedy: of some random cases that hold a pair still missing, the one with the most pairs still missing."""
+    """Takes greedily, from random cases that hold a missing pair, the one with the most missing pairs."""
     draw = random.Random(0)
     ranges = {name: range(len(values)) for name, values in factors.items()}
     missing = {((a, i), (b, j)) for a, b in itertools.combinations(factors, 2) for i in ranges[a] for j in ranges[b]}

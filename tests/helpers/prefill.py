@@ -1,7 +1,7 @@
 """The prefill algorithms that tests run on, and the kernels of each.
 
-A bare `device` is a device as shipped: on `mps` the heuristic picks the algorithm. Tests of the prefill's mathematics
-or kernels name the algorithms that they run on besides.
+A plain `device` has the default algorithms: on `mps` the heuristic picks one. Tests of the prefill's mathematics or
+kernels also name the algorithms that they run on.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ ALGORITHMS = {
 
 
 def each_device(*algorithms: str) -> pytest.MarkDecorator:
-    """`device`: every device, and `mps` again with each of these algorithms forced."""
+    """Parametrizes `device` with every device, and `mps` again with each of these algorithms forced."""
     return pytest.mark.parametrize("device", [*DEVICES, *forced(algorithms)], indirect=True)
 
 
 def on_mps(*algorithms: str) -> pytest.MarkDecorator:
-    """`device`: `mps` as shipped, and with each of these algorithms forced."""
+    """Parametrizes `device` with `mps`, and with each of these algorithms forced."""
     return pytest.mark.parametrize("device", ["mps", *forced(algorithms)], indirect=True)
 
 
 def each_op(*algorithms: str, devices: tuple[str, ...] = DEVICES) -> pytest.MarkDecorator:
-    """`device` and `op`: both end-to-end ops on these devices, and the prefill on `mps` by each of these algorithms."""
+    """Parametrizes `device` and `op` with both end-to-end ops on these devices, and the prefill on `mps` by these
+    algorithms.
+    """
     calls = [(device, op) for op in END_TO_END_OPS for device in devices]
     calls += [(device, PREFILL) for device in forced(algorithms)]
     return pytest.mark.parametrize(("device", "op"), calls, indirect=["device"], ids=["-".join(call) for call in calls])
@@ -51,13 +53,13 @@ def kernels_of(op: str, case: Case, device: torch.device, **options: Any) -> tup
         return ()
     if op != PREFILL:
         return ALGORITHMS["recurrent"]
-    if options.get("return_intermediate_states"):  # only the chunked algorithm has them in memory
+    if options.get("return_intermediate_states"):  # only the chunked algorithm stores them
         return ALGORITHMS["chunked"]
     return ALGORITHMS[algorithm_of(case)]
 
 
 def algorithm_of(case: Case) -> str:
-    """The forced algorithm, else the heuristic's for the mean length of the sequences."""
+    """Returns the forced algorithm, or else the heuristic's for the mean length of the sequences."""
     B, T, HV, V = case.v.shape
     sequences = B if case.cu_seqlens is None else len(case.cu_seqlens) - 1
     tokens = T if case.cu_seqlens is None else -(-T // sequences)
@@ -65,6 +67,6 @@ def algorithm_of(case: Case) -> str:
 
 
 def algorithm_at(tokens: int, heads: int, K: int, V: int, channel_decays: bool = False) -> str:
-    """Returns the algorithm for sequences of so many tokens, with so many value heads in total."""
+    """Returns the algorithm for sequences of `tokens` tokens, with `heads` value heads in total."""
     facts = _C.device_facts()
     return _C.prefill_algorithm(tokens, heads, K, V, facts["name"], facts["core_count"], channel_decays)[0]

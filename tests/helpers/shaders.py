@@ -1,4 +1,4 @@
-"""The shaders that ops launch. The check launches those in shaders/probes itself."""
+"""Lists the shaders that ops launch. The check itself launches those in shaders/probes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints with the widths of published models and few layers, whose packed tensors are random words."""
+"""Writes checkpoints with the widths of published models and few layers. Packed tensors are random words."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ COMMON = {"vocab_size": 1024, "head_dim": 256, "linear_num_key_heads": 16, "line
 COMMON |= {"linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "tie_word_embeddings": False}
 SIZES: dict[str, dict[str, Any]] = {
     "qwen3_5": {"hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 16}
-    | {"num_key_value_heads": 4, "linear_num_value_heads": 32},  # of Qwen3.5-9B
+    | {"num_key_value_heads": 4, "linear_num_value_heads": 32},  # Qwen3.5-9B
     "qwen3_5_moe": {"hidden_size": 2048, "moe_intermediate_size": 512, "num_attention_heads": 16, "num_experts": 16}
-    | {"shared_expert_intermediate_size": 512, "num_key_value_heads": 2, "linear_num_value_heads": 32},  # of 35B-A3B
+    | {"shared_expert_intermediate_size": 512, "num_key_value_heads": 2, "linear_num_value_heads": 32},  # 35B-A3B
 }
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": True, "desc_act": False},

@@ -1,6 +1,6 @@
-"""Valid calls of every op, and one thing at a time changed in them, for every argument of the op's schema.
+"""Makes valid calls of every op, and changes one thing at a time, for every argument of the op's schema.
 
-A change is made on the device: some of what it makes (negated and sparse tensors, views) does not survive a copy.
+A change is made on the device, because negated and sparse tensors and views do not survive a copy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch_gdn.testing import REGISTRY
 from torch_gdn.testing.inputs import Call, to_device, whole_storage
 
 OPS = tuple(REGISTRY)
-Change = Callable[[Call], Any]  # the new value, from the call
+Change = Callable[[Call], Any]  # returns the new value
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
 DTYPES = (*FLOATS, torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool, torch.complex64)
 # Values that are not tensors: numbers, flags and words for an argument that takes no tensor.
@@ -54,14 +54,14 @@ def schema_of(op: str) -> Any:
 
 
 def type_of(op: str, argument: str) -> str:
-    """`Tensor` or a key of SCALARS; whether it may be None is left out."""
+    """Returns `Tensor` or a key of SCALARS, which does not tell whether it may be None."""
     declared = re.search(rf"(\w+)(\(\w!\))?\?? {argument}\b", str(schema_of(op)))
     assert declared is not None
     return {"SymInt": "int"}.get(declared[1], declared[1])
 
 
 def bases_of(op: str) -> list[str]:
-    """Names of valid calls: see base_call()."""
+    """Returns the names of valid calls: see base_call()."""
     entry = REGISTRY[op]
     if not entry.packable:
         return ["batch"]
@@ -70,13 +70,13 @@ def bases_of(op: str) -> list[str]:
 
 
 def base_call(op: str, base: str, device: torch.device) -> Call:
-    """A copy of its own: see made_base()."""
+    """Returns a separate copy of made_base()."""
     return to_device(made_base(op, base, device), device)
 
 
 @functools.cache
 def made_base(op: str, base: str, device: torch.device) -> Call:
-    """`gated`: every option that takes a tensor, with bf16 inputs; `packed`: with the boundaries on the device."""
+    """`gated` has every option that takes a tensor, with bf16 inputs. `packed` has the boundaries on the device."""
     if base == "gated":
         return REGISTRY[op].smallest(device=device, dtype=torch.bfloat16, gated=True)
     return REGISTRY[op].smallest(packed=base == "packed", device=device)
@@ -126,7 +126,7 @@ def changes_of(op: str, argument: str, x: Tensor) -> Iterator[tuple[str, str, Ch
     for value in NO_TENSORS:
         yield "kinds", repr(value), lambda call, value=value: value
     for written in REGISTRY[op].written:
-        if written not in (argument, "out"):  # `out` with the memory of another is among its own changes
+        if written not in (argument, "out"):  # `out` has its own aliases
             yield "aliases", f"memory of {written}", lambda call, written=written: memory_of(call[written], x)
 
 

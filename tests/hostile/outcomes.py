@@ -13,17 +13,17 @@ from torch import Tensor
 from tests.hostile.changes import Hostile, base_call
 from torch_gdn.testing import REGISTRY
 
-# PyTorch's own words for arguments that it refuses before an op is called.
+# PyTorch's own words when it refuses arguments before it calls an op.
 REFUSED_BY_PYTORCH = r"(argument|Argument)s? '?{name}'?|Overflow when unpacking long|There were no tensor arguments"
 
 
-# On the device these make another call than on the CPU, because the other tensors are elsewhere.
+# On the device the other tensors are elsewhere, so these changes make another call than on the CPU.
 ELSEWHERE = ("on the CPU", "on meta")
 
 
 @dataclass
 class Outcome:
-    """Results and what was written, on the CPU; or an error; or why the call cannot be made on the device."""
+    """Results and written tensors on the CPU, or an error, or the reason why the device cannot make the call."""
 
     results: list[Tensor] = field(default_factory=list)
     error: Exception | None = None
@@ -58,7 +58,7 @@ def settle(device: torch.device) -> None:
 
 
 def is_clear(hostile: Hostile, error: Exception) -> bool:
-    """It names an argument, as '<op>: <argument>: ...', or is PyTorch's for what is no such value."""
+    """The error names an argument, as '<op>: <argument>: ...', or is PyTorch's for an invalid value."""
     message = str(error)
     if "INTERNAL ASSERT" in message or "Please report" in message:
         return False
@@ -69,25 +69,25 @@ def is_clear(hostile: Hostile, error: Exception) -> bool:
 
 
 def is_open(hostile: Hostile, cpu: Outcome, there: Outcome) -> bool:
-    """Returns what the ops leave open between devices, and why."""
+    """Returns whether the ops allow the two devices to differ."""
     if there.error is not None and hostile.what in ELSEWHERE:
         return True
     if hostile.op.startswith("causal_conv1d") and (hostile.argument, hostile.what) == ("x", "dimension 1 of 0"):
-        return "cu_seqlens" in str(cpu.error)  # without tokens no kernel runs that could read the device's boundaries
+        return "cu_seqlens" in str(cpu.error)  # without tokens no kernel runs, and none reads the boundaries
     if (hostile.op, hostile.argument) in (("aura_encode_", "slots"), ("reshape_and_cache_", "slot_mapping")):
-        return "data race" in str(there.error)  # which of two tokens stays in a slot
+        return "data race" in str(there.error)  # either of two tokens may stay in a slot
     if hostile.op == "batch_copy_" and "what another one reads or writes" in str(cpu.error):
-        return True  # of ranges on the device that meet nothing is reported: which bytes stay is open
+        return True  # ranges on the device leave open which bytes stay
     if hostile.op == "aura_flash_p1" and hostile.argument == "tile_scores" and hostile.what.endswith("-inf"):
-        return True  # m of a block without any weight: -inf, or the lowest number
+        return True  # m of a block without weight is -inf or the lowest number
     if hostile.op.startswith("aura_encode") and hostile.argument == "codebook":
-        return "1e" in hostile.what  # squares beyond float32
-    # Signs that are all one make the first coordinate of what has no mean a sum of 0, but for rounding.
+        return "1e" in hostile.what  # its squares exceed float32
+    # With equal signs, the first coordinate of a vector without a mean is a sum that is 0 except for rounding.
     return hostile.op.startswith("aura_encode") and hostile.argument == "signs"
 
 
 def disagreement(hostile: Hostile, device: torch.device) -> str:
-    """Between the CPU and the device; empty where both do the same."""
+    """Returns how the CPU and the device disagree, or an empty string."""
     cpu, there = outcome(hostile, torch.device("cpu")), outcome(hostile, device)
     if is_open(hostile, cpu, there):
         return ""
@@ -120,7 +120,7 @@ BOUNDS = {torch.float64: 1e-5, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.
 
 
 def is_finite(outcome: Outcome) -> bool:
-    """NaN and infinities show on both devices or on neither; how far they spread within a chunk is open."""
+    """Both devices must agree on it. How far NaN and infinities spread within a chunk is open."""
     return all(bool(x.isfinite().all()) for x in outcome.results if x.dtype.is_floating_point)
 
 

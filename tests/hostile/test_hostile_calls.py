@@ -1,4 +1,4 @@
-"""Every argument of every op given what it should not be: both devices refuse it clearly or agree on a result."""
+"""Tests invalid values for every argument of every op: both devices refuse it clearly or agree on a result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.sweeps import share_of
 
 KINDS = ("dtypes", "shapes", "layouts", "values", "kinds", "scalars", "aliases")
 CALLS = {op: list(hostile_calls(op)) for op in OPS}
-NUMBER = 20_000  # at least; a kind of change that is lost would be missed by no other test
+NUMBER = 20_000  # the least number; no other test would notice a lost kind of change
 
 
 @pytest.mark.sweep(1)

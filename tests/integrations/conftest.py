@@ -10,7 +10,7 @@ from torch_gdn.integrations import transformers
 
 @pytest.fixture
 def serving() -> Iterator[None]:
-    """Forward only, and transformers as it was afterwards."""
+    """Turns gradients off, and restores transformers afterwards."""
     with torch.no_grad():
         yield
     transformers.disable()
@@ -18,5 +18,5 @@ def serving() -> Iterator[None]:
 
 @pytest.fixture
 def enabled(serving: None) -> None:
-    """Calls of models go to torch_gdn where it takes them."""
+    """Enables torch_gdn for the calls of models that it takes."""
     transformers.enable()

@@ -1,4 +1,4 @@
-"""`transformers serve` in this process, its model and tokenizer, and clients over HTTP."""
+"""Runs `transformers serve` in this process, with a model and a tokenizer, and clients over HTTP."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.integrations.models import VOCABULARY
 
-PATIENCE = 300  # seconds until something is taken to hang
+PATIENCE = 300  # seconds after which something is taken to hang
 
 
 def save(model: Any, folder: Path) -> Path:
@@ -37,13 +37,13 @@ def text_of(tokens: Sequence[int]) -> str:
 
 @dataclass
 class Served:
-    """A server that is up, and what its continuous batching holds."""
+    """A running server, and access to what its continuous batching holds."""
 
     model: Path
     port: int
     server: Any
-    changed: threading.Condition = field(default_factory=threading.Condition)  # a request gave its slot back
-    cancelled: list[str] = field(default_factory=list)  # requests that were active when they were given up
+    changed: threading.Condition = field(default_factory=threading.Condition)  # a slot was given back
+    cancelled: list[str] = field(default_factory=list)  # requests that were active when their clients hung up
 
     @property
     def scheduler(self) -> Any:
@@ -73,7 +73,7 @@ class Served:
         answer.close()
 
     def wait_until_idle(self) -> Any:
-        """The cache, when no request has a slot any more."""
+        """Waits until no request has a slot, and returns the cache."""
         cache = self.scheduler.cache
         with self.changed:
             assert self.changed.wait_for(lambda: not cache.states.slot_of, PATIENCE), cache.states.slot_of
@@ -81,7 +81,7 @@ class Served:
 
 
 def all_at_once(served: Served, prompts: Sequence[list[int]], cancelled: Sequence[int], new_tokens: int) -> list[Any]:
-    """A client each: the tokens of those that wait for them, None of the others."""
+    """Runs one client per prompt. Returns the tokens of those that wait for them, and None for the others."""
 
     def client(number: int) -> list[int] | None:
         if number in cancelled:

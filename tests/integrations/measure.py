@@ -22,9 +22,9 @@ def answers(model: Any, device: str) -> dict[str, torch.Tensor]:
 
 
 def measure(kind: str, device: str) -> dict[str, float]:
-    """The largest of the questions': the distance in f32, and in bf16 the distance from f32 over the fallback's."""
+    """Returns the largest distance in f32, and the largest ratio of our bf16 distance from f32 to the fallback's."""
     exact_model, rounded_model = random_model(kind), random_model(kind, torch.bfloat16)
-    # Off torch_gdn everything is PyTorch's, which on the simulated device is the CPU's.
+    # PyTorch computes everything without torch_gdn, and on the simulated device that means the CPU.
     exact, rounded = answers(exact_model, "cpu"), answers(rounded_model, "cpu")
     with torch_gdn_enabled() as transformers:
         found, found_rounded = answers(exact_model, device), answers(rounded_model, device)

@@ -1,4 +1,4 @@
-"""Small random models of each kind, with heads that remember, and what they are asked."""
+"""Makes small random models of each kind, with heads that remember, and the questions that tests ask them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_gdn.integrations.transformers.patches import MODELS, SERVED_MODELS, modeling_module
 
 VOCABULARY = 64
-PROMPT = 70  # a whole chunk and a part
+PROMPT = 70  # one whole chunk and a part
 SIZES = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -33,14 +33,14 @@ SIZES = {
     "eos_token_id": None,
     "initializer_range": 0.1,
 }
-# Every expert is used: which ones are is no matter of these tests, and a tie would decide it.
+# Each token uses every expert. These tests do not depend on the choice, which ties would decide.
 EXPERTS = {
     "num_experts": 2,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
 }
-# Attention of Qwen4-Exp chooses blocks of keys: here all of them.
+# Attention of Qwen4-Exp chooses blocks of keys. Here it chooses all of them.
 INDEXER = {
     "indexer_n_heads": 2,
     "indexer_kv_heads": 1,
@@ -49,7 +49,7 @@ INDEXER = {
     "indexer_compress_ratio": 4,
     "hc_lowrank": 8,
 }
-KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {  # configuration, model, and what is special
+KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {  # configuration, model, and special options
     "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", EXPERTS),
     "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", {}),
     "qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", EXPERTS),
@@ -57,7 +57,7 @@ KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {  # configuration, model, a
     "olmo_hybrid": (
         "OlmoHybridConfig",
         "OlmoHybridForCausalLM",
-        # As OLMo-Hybrid 7B: as many key heads as value heads, values twice as long less a half.
+        # Like OLMo-Hybrid 7B, it has as many key heads as value heads, and values twice as long as keys.
         {
             "linear_num_key_heads": 3,
             "linear_num_value_heads": 3,
@@ -75,7 +75,9 @@ def there(kind: str) -> bool:
 
 
 def random_model(kind: str, dtype: torch.dtype = torch.float32, seed: int = 0, **special: Any) -> Any:
-    """Makes a model in f32 or another dtype. The weights are bf16 numbers in any case, so all dtypes have the same."""
+    """Makes a model in f32 or another dtype. Its weights are bf16 numbers in any case, so they do not depend on the
+    dtype.
+    """
     configuration_name, model_name, own = KINDS[kind]
     package = importlib.import_module(f"transformers.models.{kind}")
     configuration = getattr(package, configuration_name)(**{**SIZES, **own, **special})
@@ -95,7 +97,7 @@ def random_tokens(*shape: int, seed: int = 1) -> Tensor:
 
 @contextmanager
 def torch_gdn_enabled() -> Iterator[Any]:
-    """Yields the functions `status` and so on; whatever happens, transformers is itself again afterwards."""
+    """Yields the module with `status` and so on. Restores transformers afterwards, whatever happens."""
     from torch_gdn.integrations import transformers
 
     transformers.enable()
@@ -113,7 +115,7 @@ def prefill(model: Any, device: torch.device) -> Tensor:
 def decode(
     model: Any, device: torch.device, prompt: int = PROMPT, steps: tuple[int, ...] = (1, 1, 1), batch: int = 1
 ) -> Tensor:
-    """A prompt, and so many tokens at a time behind it."""
+    """Runs a prompt, and then each number of tokens in `steps`."""
     tokens = random_tokens(batch, prompt + sum(steps)).to(device)
     output = model(input_ids=tokens[:, :prompt], use_cache=True)
     found, start = [output.logits], prompt
@@ -126,17 +128,17 @@ def decode(
 
 
 def continuation(model: Any, device: torch.device) -> Tensor:
-    """Several tokens at once behind a cached prompt, as for a next turn or to verify a draft."""
+    """Runs several tokens at once after a cached prompt, as for a next turn or to verify a draft."""
     return decode(model, device, prompt=66, steps=(5, 1, 3))
 
 
 def short_prompt(model: Any, device: torch.device) -> Tensor:
-    """Shorter than the convolution; many of them, for rounding in bf16 to even out."""
+    """The prompt is shorter than the convolution. There are many, so that rounding in bf16 evens out."""
     return decode(model, device, prompt=2, steps=(1, 1), batch=24)
 
 
 def padded(model: Any, device: torch.device, lengths: tuple[int, ...] = (PROMPT, 9)) -> Tensor:
-    """Prompts of unequal length in one batch, padded on the left; the logits of their tokens."""
+    """Runs prompts of unequal length in one batch, padded on the left, and returns the logits of their tokens."""
     tokens, mask = padded_tokens(lengths)
     output = model(input_ids=tokens.to(device), attention_mask=mask.to(device), use_cache=True)
     return output.logits[mask.bool().to(device)]
@@ -166,6 +168,6 @@ QUESTIONS = {
 
 
 def distance(found: Tensor, expected: Tensor) -> float:
-    """||found - expected|| / ||expected||"""
+    """Returns ||found - expected|| / ||expected||."""
     found, expected = found.cpu().double(), expected.cpu().double()
     return float((found - expected).norm() / expected.norm())

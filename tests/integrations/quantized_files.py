@@ -1,4 +1,4 @@
-"""Small models in files of each format of quantised weights, and the same numbers in a model of float32."""
+"""Writes small models in each format of quantised weights, and makes float32 models with the same numbers."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ FORMATS = {
 
 
 def is_protected(name: str, module: nn.Module) -> bool:
-    """Returns whether published files do not pack it: heads, routers, and matrices whose rows do not fill a word."""
+    """Returns whether published files leave it unpacked: heads, routers, and matrices whose rows do not fill a word."""
     return name == "lm_head" or module.weight.shape[0] % 8 != 0 or name.endswith("shared_expert_gate")
 
 
 def in_float32(model: Any) -> Any:
-    """A copy, whose rotary frequencies are not rounded to bfloat16 as those of a random model are."""
+    """Returns a copy. Its rotary frequencies are not rounded to bfloat16, as a random model's are."""
     twin = copy.deepcopy(model).float()
     if hasattr(twin.model, "rotary_emb"):
         twin.model.rotary_emb = type(twin.model.rotary_emb)(twin.config)
@@ -88,7 +88,7 @@ def in_float32(model: Any) -> Any:
 
 
 def write(model: Any, folder: Path, form: str, is_protected: Any = is_protected) -> Any:
-    """The model's file in this format, an expert a layer; and the model with the file's numbers in float32."""
+    """Writes the model's file, with one layer per expert. Returns the model with the file's numbers in float32."""
     written, twin = FORMATS[form], in_float32(model)
     state = {name: x.half() for name, x in model.state_dict().items()}
     for name, module in twin.named_modules():
@@ -110,14 +110,14 @@ def write(model: Any, folder: Path, form: str, is_protected: Any = is_protected)
 
 
 def write_mlx(model: Any, folder: Path, bits: int = 4) -> Any:
-    """Writes as `mlx_lm.convert` does: stacked experts, other convolutions, norms plus one, 8-bit routers in 64s."""
+    """Writes like `mlx_lm.convert`: stacked experts, other convolutions, norms plus one, 8-bit routers in 64s."""
     twin = in_float32(model)
     wrapped = model.config.model_type.startswith("qwen3_5")
     config: dict[str, Any] = {"group_size": GROUP, "bits": bits, "mode": "affine"}
     state: Tensors = {}
 
     def put(name: str, x: Tensor) -> Tensor:
-        """Quantised by MLX; the numbers of it."""
+        """Lets MLX quantise x, and returns the numbers."""
         own = {"group_size": 64, "bits": 8} if name.endswith(("mlp.gate", "shared_expert_gate")) else {}
         if own:
             config[f"language_model.{name}" if wrapped else name] = own

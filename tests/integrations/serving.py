@@ -1,4 +1,4 @@
-"""Requests through transformers' continuous batching, and the same ones by themselves."""
+"""Runs requests through transformers' continuous batching, and the same ones by themselves."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ OPTIONS = {"page_size": 16, "num_blocks": 128, "max_batch_tokens": 64}
 
 
 def other_version(what: str) -> str:
-    """Why tests of it are skipped with this version of transformers, or nothing."""
+    """Returns why this version of transformers skips the tests of `what`, or an empty string."""
     served = importlib.metadata.version("transformers").startswith(f"{switch.SERVED_VERSION}.")
     return "" if served else f"{what} is for transformers {switch.SERVED_VERSION}"
 
 
 @dataclass
 class Served:
-    tokens: dict[str, list[int]]  # by request, of those that finished
-    cache: Any  # as it is when all are done
+    tokens: dict[str, list[int]]  # by request, if it finished
+    cache: Any  # as it is after the last request
 
 
 def prompts_of(*lengths: int) -> list[list[int]]:
@@ -48,12 +48,12 @@ def alone(model: Any, prompts: Sequence[list[int]], new_tokens: int = NEW_TOKENS
 
 @contextmanager
 def managed(model: Any, sequences: int = 1, new_tokens: int = NEW_TOKENS, **options: Any) -> Iterator[Any]:
-    """transformers' manager, as it serves the model."""
+    """Yields transformers' manager while it serves the model."""
     from transformers import GenerationConfig
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
     generation = GenerationConfig(max_new_tokens=new_tokens, do_sample=False, eos_token_id=-1)
-    generation.num_return_sequences = sequences  # refused above, as several greedy sequences are the same one
+    generation.num_return_sequences = sequences  # transformers refuses it earlier, as greedy sequences are equal
     configuration = ContinuousBatchingConfig(**{**OPTIONS, **options})
     with model.continuous_batching_context_manager(generation, continuous_batching_config=configuration) as manager:
         yield manager
@@ -75,7 +75,7 @@ def served(
     sequences: int = 1,
     **options: Any,
 ) -> Served:
-    """Serves all prompts at once. Those whose numbers are in `cancelled` are cancelled after their first token."""
+    """Serves all prompts at once. Cancels those whose numbers are in `cancelled` after their first token."""
     given_up = {f"request {n}" for n in cancelled}
     expected = len(prompts) * sequences - len(given_up)
     found: dict[str, list[int]] = {}
@@ -126,7 +126,7 @@ def assert_served_as_alone(
 
 
 def greedy(model: Any, prompt: Tensor, **options: Any) -> tuple[list[int], Tensor]:
-    """The new tokens, and the logits that they were chosen by."""
+    """Returns the new tokens, and the logits that chose them."""
     given = {"max_new_tokens": GREEDY_TOKENS, "do_sample": False, "pad_token_id": 0}
     found = model.generate(
         prompt.to(model.device), return_dict_in_generate=True, output_logits=True, **given, **options
@@ -135,7 +135,7 @@ def greedy(model: Any, prompt: Tensor, **options: Any) -> tuple[list[int], Tenso
 
 
 class Drafter:
-    """Proposes so many tokens that greedy decoding takes, and then wrong ones."""
+    """Proposes `accepted` tokens that greedy decoding chooses, and then wrong ones."""
 
     requires_model_outputs = False
 
@@ -156,8 +156,9 @@ class Drafter:
 def assert_drafts_change_nothing(
     model: Any, prompt: Tensor, accepted: list[int] | None = None, device: str | torch.device = "cpu", **options: Any
 ) -> int:
-    """Assisted generation gives the tokens and logits of greedy decoding by transformers alone; with `accepted`, of so
-    many drafts that are taken in turn, and how many steps that was."""
+    """Asserts that assisted generation gives the tokens and logits of transformers' greedy decoding. With `accepted`,
+    the drafts have these numbers of right tokens in turn. Returns the number of steps.
+    """
     tokens, logits = greedy(model, prompt)
     transformers.enable(rollback=True)
     drafter = Drafter(tokens, prompt.shape[1], accepted or [])

@@ -1,4 +1,4 @@
-"""AuraCache's tests with the other versions of transformers whose caches are made of layers."""
+"""Runs AuraCache's tests with the other versions of transformers whose caches are made of layers."""
 
 from __future__ import annotations
 

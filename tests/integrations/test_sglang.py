@@ -19,7 +19,7 @@ def test_tokens_are_as_frequent_as_likely_over_seeds_and_over_positions(device: 
 
 
 def test_filtered_tokens_are_those_of_the_whole_vocabulary(device: torch.device) -> None:
-    """A seed gives a token by its number, whatever its rank: here the filter leaves all of them."""
+    """A seed chooses a token by its id, whatever its rank. Here the filter keeps all tokens."""
 
     def by_rank(probs: torch.Tensor, *others: object, **options: object) -> tuple[torch.Tensor, ...]:
         weights, ids = probs.sort(dim=-1, descending=True)
@@ -32,7 +32,7 @@ def test_filtered_tokens_are_those_of_the_whole_vocabulary(device: torch.device)
 
 
 def test_states_are_copied_where_the_mask_says_so(device: torch.device) -> None:
-    """A request whose slot is freed, -1, is left out, and so is what lies behind the batch."""
+    """A request with a freed slot, -1, is skipped, and so is everything after the batch."""
     pools = [torch.randn(3, 8, 5, 3), torch.randn(3, 8, 4, 6)]
     wanted = [pool.clone() for pool in pools]
     for pool in wanted:

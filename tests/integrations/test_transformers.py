@@ -1,4 +1,4 @@
-"""transformers' models on torch_gdn, against the same models on transformers' own PyTorch fallback."""
+"""Compares transformers' models on torch_gdn with the same models on transformers' own PyTorch fallback."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from torch_gdn.integrations.transformers.functions import FUNCTIONS
 from torch_gdn.prefill import prefill_algorithm
 
 CPU = torch.device("cpu")
-# The logits' relative distance in f32: 9e-7 was the most that any model, version and question showed; a decay one
-# percent off gives 3.7e-5 and more (the last test).
+# The limit of the logits' relative distance in f32. The largest of any model, version and question was 9e-7. A decay
+# one percent off gives at least 3.7e-5 (the last test).
 BAR = 4e-6
 KERNELS = (
-    "fused_chunk_gated_delta_rule",  # of a prompt of 17 tokens
-    "gdn_decode or fused_recurrent_gated_delta_rule",  # by model and version
+    "fused_chunk_gated_delta_rule",  # for a prompt of 17 tokens
+    "gdn_decode or fused_recurrent_gated_delta_rule",  # depends on model and version
     "causal_conv1d",
     "causal_conv1d_update",
     "rms_norm_gated",
@@ -49,7 +49,7 @@ FORWARDS = {"prefill": (1, 0), "decode": (1, 3), "continuation": (3, 1), "short_
 
 
 def on_torch_gdn(question: str, model: Any, device: torch.device = CPU) -> torch.Tensor:
-    """The answer, with every call of the one GDN layer seen to be taken."""
+    """Returns the answer. Asserts that torch_gdn took every call of the one GDN layer."""
     with torch_gdn_enabled() as transformers:
         answer = QUESTIONS[question](model, device)
         status = transformers.status()
@@ -63,7 +63,7 @@ def on_torch_gdn(question: str, model: Any, device: torch.device = CPU) -> torch
         "OlmoHybridShortConvolution.forward" in status.replaced.get("olmo_hybrid", ())
         and "Olmo" in type(model).__name__
     ):
-        calls |= {"short_convolution": 3 * (prompts + steps)}  # q, k and v have one each
+        calls |= {"short_convolution": 3 * (prompts + steps)}  # q, k and v each have one
     else:
         calls |= {"causal_conv1d_fn": prompts, "causal_conv1d_update": steps}
     assert status.taken == {function: number for function, number in calls.items() if number}
@@ -141,7 +141,7 @@ def test_on_mps_generation_gives_the_tokens_of_the_fallback() -> None:
 
 
 SHORT, LONG = 8, 389
-SHIPPED = {SHORT: "recurrent", 12: "fused_chunk", PROMPT: "fused_chunk", LONG: "chunked"}  # by the longest prompt
+SHIPPED = {SHORT: "recurrent", 12: "fused_chunk", PROMPT: "fused_chunk", LONG: "chunked"}  # by longest prompt
 PROMPTS = {
     "one": (PROMPT,),
     "two": (PROMPT, PROMPT),
@@ -155,7 +155,7 @@ PROMPTS = {
 
 
 def shipped(kind: str, prompts: str) -> tuple[str, ...]:
-    """The kernels of the default algorithm: chunked for up to 4 threadgroups, as the simulated GPU has 8 cores."""
+    """Returns the default algorithm's kernels. The simulated GPU has 8 cores, so up to 4 threadgroups are chunked."""
     if prompts == "long and padded" or (kind, prompts) == ("olmo_hybrid", "long"):  # 8 or 12; 6
         return ALGORITHMS["fused_chunk"]
     return ALGORITHMS[SHIPPED[max(PROMPTS[prompts])]]
@@ -189,7 +189,7 @@ def test_on_mps_other_algorithms(device: torch.device, prompts: str) -> None:
 @pytest.mark.parametrize("prompts", ["one", "padded", "a dozen and padded", "long"])
 @each_kind
 def test_on_mps_in_bf16(kind: str, prompts: str) -> None:
-    """A dozen tokens by the algorithm for few; of fewer tokens, too few values are compared with the fallback's."""
+    """A dozen tokens run the algorithm for few. Fewer tokens would give too few values to compare with the fallback."""
     few = prompts == "a dozen and padded"
     kernels = ALGORITHMS["recurrent"] if few else shipped(kind, prompts)
     device, model = ready("mps"), model_or_skip(kind, torch.bfloat16)
@@ -233,7 +233,7 @@ def with_another_decay(rule: Any) -> Any:
 def test_the_bar_sees_a_decay_one_percent_off(kind: str, function: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_or_skip(kind)
     expected = models.decode(model, CPU)
-    for name in (function, f"{function}_"):  # a cache's state may be updated in place
+    for name in (function, f"{function}_"):  # it may update a cache's state in place
         monkeypatch.setattr(torch_gdn, name, with_another_decay(getattr(torch_gdn, name)))
     assert distance(on_torch_gdn("decode", model), expected) > 5 * BAR
 

@@ -1,4 +1,4 @@
-"""Continuous batching of hybrid models: the tokens are those of `generate()`, and every slot is given back."""
+"""Tests continuous batching of hybrid models: the tokens equal `generate()`'s, and every slot is given back."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if reason := other_version("continuous batching"):
 from torch_gdn.integrations.transformers import continuous_batching, paged_attention
 
 CPU = torch.device("cpu")
-LENGTHS = (5, 70, 1, 300, 33, 3, 130, 64)  # of prompts: within a batch of 64 tokens, and in up to 5 parts
+LENGTHS = (5, 70, 1, 300, 33, 3, 130, 64)  # prompts that fit a batch of 64 tokens, or need up to 5 parts
 each_kind = pytest.mark.parametrize("kind", SERVED_KINDS)
 pytestmark = pytest.mark.usefixtures("serving")
 
@@ -49,18 +49,18 @@ def test_tokens_are_those_of_generate(kind: str) -> None:
 
 
 def test_requests_wait_for_a_slot_and_start_from_zeros_in_a_used_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(continuous_batching, "slots_and_share", lambda *_: (2, 0.0))  # what the memory has room for
+    monkeypatch.setattr(continuous_batching, "slots_and_share", lambda *_: (2, 0.0))  # memory for 2
     found = assert_served_as_alone("qwen3_5", prompts_of(*LENGTHS))
     assert found.cache.states.slots == 2
 
 
 def test_prompts_first() -> None:
-    """The other scheduler: prompts come before the single tokens in a batch."""
+    """With the other scheduler, prompts come before the single tokens in a batch."""
     assert_served_as_alone("qwen3_5", prompts_of(*LENGTHS), scheduler_type="prefill_first")
 
 
 def test_a_request_that_lost_its_pages_starts_again() -> None:
-    """Room for three prompts, and not for what follows them."""
+    """There is room for three prompts, and none for the tokens that follow them."""
     options = {"num_blocks": 6, "page_size": 16, "safety_margin": 0.0}
     assert_served_as_alone("qwen3_5", prompts_of(60, 61, 62, 63), **options)
 
@@ -104,11 +104,11 @@ GIB = 2**30
 @pytest.mark.parametrize(
     ("free", "longest", "slots", "share"),
     [
-        (200 * GIB, 99 * GIB, 16, 0.08),  # as many as requests in a batch
+        (200 * GIB, 99 * GIB, 16, 0.08),  # one per request of a batch
         (200 * GIB, 4 * GIB, 4, 0.02),  # as many as Metal's longest buffer holds
-        (40 * GIB, 99 * GIB, 5, 0.125),  # a quarter of half of it
-        (GIB, 99 * GIB, 1, 1.0),  # never none
-        (0, 99 * GIB, 16, 0.0),  # not known
+        (40 * GIB, 99 * GIB, 5, 0.125),  # a quarter of half the memory
+        (GIB, 99 * GIB, 1, 1.0),  # at least one
+        (0, 99 * GIB, 16, 0.0),  # unknown memory
     ],
 )
 def test_states_take_a_part_of_the_memory(
@@ -146,7 +146,7 @@ def test_on_mps(kind: str) -> None:
 
 @pytest.mark.parametrize("ours", [True, False], ids=["to the pages", "over gathered keys"])
 def test_attention(ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The op where it takes the heads; else transformers' own, with its mask and its copies."""
+    """The op computes attention if it takes the heads. Otherwise transformers does, with its mask and its copies."""
     if not ours:
         monkeypatch.setattr(paged_attention, "takes", lambda _: False)
     calls = []
@@ -181,7 +181,7 @@ def test_eager_attention_is_transformers_own() -> None:
 
 
 def test_what_attention_does_not_copy_is_left_to_the_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pages get the rest of the same memory, and nothing of the size of batch by cache is allocated."""
+    """With the same memory the pages get more, because nothing of the size of batch times cache is allocated."""
     options = {"num_blocks": None, "max_memory_percent": 0.5}
     memory = (CPU, 2**27, 0, 0)
     for place in ("cache", "initialization"):
@@ -228,7 +228,7 @@ def test_disable_restores_continuous_batching() -> None:
     before = patched_places()
     transformers.enable()
     replaced = {place for place, value in patched_places().items() if value is not before[place]}
-    assert {place.split(".")[-1] for place in replaced} == {"forward"}  # of layers, which decode in place
+    assert {place.split(".")[-1] for place in replaced} == {"forward"}  # layers decode in place
     status = transformers.enable(continuous_batching=True)
     assert {"PagedAttentionCache", "sdpa"} < set(status.replaced["continuous batching"])
     assert replaced < {place for place, value in patched_places().items() if value is not before.get(place)}
@@ -263,7 +263,7 @@ def test_what_states_could_not_follow_is_refused(option: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("option", ["use_async_batching", "varlen_compile_config", "decode_compile_config"])
 def test_what_transformers_turns_on_by_itself_is_refused(option: str) -> None:
-    """transformers does so for some devices and attentions."""
+    """transformers turns the option on for some devices and attentions."""
     resolve = continuous_batching.resolver(lambda *_: SimpleNamespace(**{option: 1}))
     with pytest.raises(ValueError, match=f"{option}: expected the option to be off, got 1"):
         resolve(random_model("qwen3_5").config, None)

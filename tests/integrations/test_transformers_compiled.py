@@ -1,4 +1,4 @@
-"""`enable()` and `torch.compile` on mps: Inductor's Metal code and torch_gdn's kernels in one graph."""
+"""Tests `enable()` with `torch.compile` on mps: Inductor's Metal code and torch_gdn's kernels are in one graph."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(on_a_mac(), reason="the simulated device counts launches"),
     pytest.mark.sweep(1, seeds=2),
 ]
-# A linear layer launches two between its projections, and an attention layer two around its attention.
+# A linear layer launches two kernels between its projections, and an attention layer two around its attention.
 OURS = {
     "causal_conv1d_update": 1,
     "gdn_decode": 1,
@@ -30,7 +30,7 @@ OURS = {
 
 
 def test_a_compiled_model_generates_the_same_tokens_in_few_launches() -> None:
-    """The prompt has a graph, the first token has one, and all further tokens share one. None of them breaks."""
+    """The prompt has a graph, the first token has one, and all further tokens share one. No graph breaks."""
     ready("mps")
     model = launches.small_model("Qwen3-Next-80B-A3B", torch.float32, (compiled.LINEAR, compiled.FULL)).to("mps")
     ids = torch.randint(1, launches.SMALL["vocab_size"], (2, launches.PROMPT)).to("mps")

@@ -1,4 +1,4 @@
-"""A conversation's turns prefill their own tokens, give the tokens of one from scratch, and keep to a budget."""
+"""Tests that a conversation's turns prefill only their own tokens, change no token, and keep to a memory budget."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("enabled")
 
 
 def from_scratch(model: Any, prompt: torch.Tensor) -> torch.Tensor:
-    """Generates with a mask, since an answer may contain the token used for padding."""
+    """Generates with a mask, because an answer may contain the token used for padding."""
     return model.generate(prompt, attention_mask=torch.ones_like(prompt), **OPTIONS)
 
 
@@ -57,7 +57,7 @@ def test_ten_turns(kind: str) -> None:
         passed.tokens = 0
         text = conversations.generate(prompt, **OPTIONS)
         assert text.tolist() == expected.tolist()
-        prefilled = own + (turn > 0)  # the last token of an answer has not passed through the model before
+        prefilled = own + (turn > 0)  # an answer's last token has not passed through the model
         assert passed.tokens == prefilled + ANSWER - 1
         assert conversations.last.prefilled == prefilled
         assert conversations.last.reused == prompt.shape[1] - prefilled
@@ -100,7 +100,7 @@ def test_memory_stays_within_the_budget_over_200_requests() -> None:
         taken.append(stored_bytes(conversations))
         assert taken[-1] == conversations.nbytes
     assert max(taken) <= 400_000
-    assert min(taken[20:]) > 300_000  # and the budget is used
+    assert min(taken[20:]) > 300_000  # most of the budget is used
 
 
 def test_what_was_used_least_recently_is_dropped_first() -> None:

@@ -1,4 +1,4 @@
-"""Models of other rules: enable() takes their short convolutions, Kimi Delta Attention, and nothing else."""
+"""Tests models of other rules: enable() takes their short convolutions and Kimi Delta Attention, and nothing else."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LATENT = {
     "moe_intermediate_size": 32,
 }
 ZAMBA = {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "mamba_d_state": 8}
-KINDS: dict[str, tuple[str, dict[str, Any]]] = {  # the model, and what is special in its configuration
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {  # the model, and the special options of its configuration
     "bailing_hybrid": (
         "BailingHybrid",
         LATENT | {"n_group": 1, "topk_group": 1, "layer_types": ["linear_attention", "full_attention"]},
@@ -74,8 +74,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {  # the model, and what is speci
     "zamba": ("Zamba", ZAMBA | {"n_mamba_heads": 2, "attention_head_dim": 32, "mamba_dt_rank": 8}),
     "zamba2": ("Zamba2", ZAMBA | {"n_mamba_heads": 4, "mamba_headdim": 32, "mamba_ngroups": 1}),
 }
-BLOCKS = {"kimi_linear": "KimiLinearMoE.forward", "bailing_hybrid": "BailingHybridMoE.forward"}  # of experts in groups
-UNTRIED = {"glm5_next"}  # the part of a model of images
+BLOCKS = {"kimi_linear": "KimiLinearMoE.forward", "bailing_hybrid": "BailingHybridMoE.forward"}  # blocks with groups
+UNTRIED = {"glm5_next"}  # it is one part of a model of images
 
 
 def random_model(kind: str, **sizes: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A Gated DeltaNet layer of transformers decodes in two launches between its projections, on mps."""
+"""Tests that a Gated DeltaNet layer of transformers decodes in two launches between its projections, on mps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KINDS = [kind for kind in ("qwen3_next", "qwen3_5", "qwen4_exp", "olmo_hybrid") 
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_logits_and_tokens_are_those_of_the_fallback(kind: str) -> None:
-    """In float32; with left padding the prompts are unequal, and every token of the answer is decoded."""
+    """The dtype is float32. Left padding makes the prompts unequal. Every token of the answer is decoded."""
     model = random_model(kind)
     expected, tokens = models.decode(model, CPU, batch=2), models.generated(model, CPU).tolist()
     there = copy.deepcopy(model).to(ready("mps"))

@@ -1,4 +1,4 @@
-"""Mixtures of experts in transformers' models: the same tokens, no histc, five launches, bytes of active experts."""
+"""Tests mixtures of experts in transformers' models: the same tokens, no histc, five launches, active bytes."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ GROUPED_KINDS = [kind for kind in ("kimi_linear", "bailing_hybrid") if models.th
 def grouped_block(kind: str, dtype: torch.dtype = torch.float32) -> Any:
     block = convolving_model(kind, **GROUPS).to(dtype).model.layers[1].mlp
     assert isinstance(block.gate.e_score_correction_bias, Tensor)
-    for weight in (block.gate.weight, block.gate.e_score_correction_bias):  # every expert is chosen by some token
+    for weight in (block.gate.weight, block.gate.e_score_correction_bias):  # some token chooses each expert
         weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(2)))
     return block
 

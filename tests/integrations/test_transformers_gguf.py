@@ -1,5 +1,6 @@
-"""Models from GGUF files, into which transformers puts ggml's layers: its own function does so, with a stand-in for
-`kernels` that replaces forward of an object as `kernels` does, and for ggml's layer."""
+"""Tests models from GGUF files, into which transformers' own function puts ggml's layers. There is a stand-in for
+ggml's layer, and one for `kernels`, which replaces forward of an object as `kernels` does.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +102,7 @@ def test_ggmls_layer_is_not_put_into_an_enabled_model(gguf: ModuleType, kind: st
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_disable_leaves_ggmls_layer_to_transformers(gguf: ModuleType, kind: str) -> None:
-    """And the stand-in does put it there."""
+    """The stand-in's layer, which raises, is then in the model."""
     before = gguf.get_ggml_layer_mapping
     assert transformers.enable().replaced["GGUF"] == ("get_ggml_layer_mapping",)
     transformers.disable()

@@ -1,4 +1,4 @@
-"""Decoding writes into the cache's state, and only where transformers would have overwritten that very tensor."""
+"""Tests that decoding overwrites the cache's state in place only if transformers would have overwritten that tensor."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ pytestmark = pytest.mark.usefixtures("enabled")
 
 
 def prompted(model: Any, cache: Any | None = None) -> Any:
-    """A cache behind all tokens but the last."""
+    """Returns a cache after all tokens but the last."""
     cache = DynamicCache(config=model.config) if cache is None else cache
     model(input_ids=TOKENS[:, :-1], past_key_values=cache, use_cache=True)
     return cache
 
 
 def step(model: Any, cache: Any) -> tuple[Tensor, Counter[str]]:
-    """The logits of the last token, and which rules ran."""
+    """Returns the logits of the last token, and the rules that ran."""
     with CountedOperations(lambda name, args: name.startswith(RULE)) as rules:
         output = model(input_ids=TOKENS[:, -1:], past_key_values=cache, use_cache=True)
     return output.logits, rules.calls
@@ -63,7 +63,7 @@ def test_the_state_is_written_where_it_is(kind: str, monkeypatch: pytest.MonkeyP
 
 
 def test_a_caller_of_the_rule_keeps_its_state() -> None:
-    """The name that the model's module calls, called with a cache's state, by no layer."""
+    """No layer calls the rule here: the test calls the name in the model's module with a cache's state."""
     model = random_model("qwen3_5")
     state = state_of(prompted(model))
     kept = state.clone()
@@ -77,7 +77,7 @@ def test_a_caller_of_the_rule_keeps_its_state() -> None:
 
 
 def test_a_recording_cache_keeps_its_states() -> None:
-    """`crop` may take tokens back, and what it goes back to is the state before them."""
+    """`crop` may remove tokens, and then needs the state before them."""
     model = random_model("qwen3_5")
     cache = DynamicCache(config=model.config)
     cache.activate_past_recording()
@@ -85,7 +85,7 @@ def test_a_recording_cache_keeps_its_states() -> None:
 
 
 class KeepsAll(LinearAttentionLayer):
-    """A layer of a cache that goes on with a new tensor, and keeps those before."""
+    """A layer of a cache that continues with a new tensor, and keeps the earlier ones."""
 
     def update_recurrent_state(self, recurrent_states: Tensor, state_idx: int = 0, **kwargs: Any) -> Tensor:
         if self.recurrent_states[state_idx] is None:
@@ -136,7 +136,7 @@ def test_a_cache_that_keeps_states_by_its_own_code(cache_for: Any) -> None:
 
 
 def test_a_cache_that_hands_out_something_else() -> None:
-    """Such as a state that it holds in another form: the rule starts from what it was given."""
+    """The cache may hold a state in another form. The rule starts from the tensor that it returns."""
 
     class Halved(DynamicCache):
         def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
@@ -204,7 +204,7 @@ def test_a_rule_that_was_rebound_is_given_no_option_of_ours(monkeypatch: pytest.
 
 
 def test_copies_of_a_cache_are_their_own() -> None:
-    """A prefix that is kept, and gone on from more than once."""
+    """A prefix is kept, and continued more than once."""
     model = random_model("qwen3_5")
     prefix = prompted(model)
     kept = state_of(prefix).clone()

@@ -1,4 +1,4 @@
-"""Kimi Delta Attention of transformers' models on torch_gdn, against their own PyTorch fallback."""
+"""Compares Kimi Delta Attention of transformers' models on torch_gdn with their own PyTorch fallback."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def call(T: int, **changed: Any) -> dict[str, Any]:
 
 
 def taken(module: ModuleType, function: str, arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """The function's results, from torch_gdn."""
+    """Returns the function's results. Asserts that torch_gdn computed them."""
     with torch_gdn_enabled() as transformers:
         found = getattr(module, function)(**arguments)
         assert transformers.status().taken == {KDA_IN_THE_MODULE[function]: 1}
@@ -76,7 +76,7 @@ def test_in_bf16_as_near_to_f32_as_the_fallback(function: str) -> None:
 
 
 def test_packed_sequences_are_kept_apart() -> None:
-    """The models hand on `cu_seq_lens_q`, which the fallback does not read."""
+    """The models pass on `cu_seq_lens_q`, which the fallback does not read."""
     module, arguments = module_of("kimi_linear"), call(20)
     arguments["initial_state"] = torch.randn(2, 2, 32, 32)
     boundaries = torch.tensor([0, 7, 20], dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""`kernels`, which puts the layers of a local folder into the model."""
+"""Tests that `kernels` puts the layers of a local folder into the model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch_gdn.integrations.transformers.kernels import layers
 from torch_gdn.integrations.transformers.patches import classes_named
 
 CPU = torch.device("cpu")
-NAMES = {  # of the functions in a model's module, where a layer has another
+NAMES = {  # a model's module names these functions differently from the layers
     "chunk_gated_delta_rule": "torch_chunk_gated_delta_rule",
     "fused_recurrent_gated_delta_rule": "torch_recurrent_gated_delta_rule",
 }
@@ -50,7 +50,7 @@ def in_the_model(kind: str, layer: str) -> Callable[..., Any]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_layer_has_the_arguments_of_what_it_replaces(kind: str, layer: str) -> None:
     original = in_the_model(kind, layer)
-    theirs = getattr(original, "forward", original)  # of a class, and with kernels of a function too
+    theirs = getattr(original, "forward", original)  # a class has it; with kernels, a function does too
     wanted = [x for x in inspect.signature(theirs).parameters.values() if x.name != "self"]
     ours = list(inspect.signature(getattr(layers, layer).forward).parameters.values())[1:]
     assert [(x.name, x.kind) for x in ours] == [(x.name, x.kind) for x in wanted]
@@ -91,7 +91,7 @@ def test_a_kernelized_model_runs_the_metal_kernels(kind: str) -> None:
     if not is_kernels_available():
         pytest.skip(f"transformers {transformers.__version__} wants kernels {KERNELS_MIN_VERSION}, not installed here")
     expected = models.decode(random_model(kind), CPU, prompt=17, steps=(1,))
-    device, model = ready("mps"), random_model(kind)  # no copy: kernels would change the copy's functions, not ours
+    device, model = ready("mps"), random_model(kind)  # kernels would not find a copy's functions
     model.to(device).set_use_kernels(True, transformers.KernelConfig(kernel_mapping(), use_local_kernel=True))
     rule = ("fused_chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule")
     with kernels_run(device, *rule, "causal_conv1d", "rms_norm_gated"):

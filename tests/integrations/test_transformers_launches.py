@@ -1,6 +1,6 @@
 """Tests what a step of transformers' models launches after `enable()`. launches.json has the operators of each part.
 
-`python -m tests.integrations.test_transformers_launches` writes launches.json anew.
+`python -m tests.integrations.test_transformers_launches` rewrites launches.json.
 """
 
 from __future__ import annotations

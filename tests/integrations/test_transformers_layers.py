@@ -1,4 +1,4 @@
-"""MLPs and attention layers of transformers' models on mps: fewer launches, the numbers of the model's own."""
+"""Tests MLPs and attention layers of transformers' models on mps: fewer launches give the same numbers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def mlp_of(kind: str, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def attention_call(kind: str, dtype: torch.dtype = torch.float32) -> tuple[Any, tuple[Any, ...]]:
-    """A layer, and five tokens of two sequences with tables of the model's own."""
+    """Returns a layer, and five tokens of two sequences with the model's own tables."""
     model = random_model(kind, dtype).model
     x = torch.randn(2, 5, 64).to(dtype)
     tables = model.rotary_emb(x, torch.arange(5).expand(2, -1))
@@ -46,7 +46,7 @@ def moved(call: tuple[Any, ...], device: torch.device) -> tuple[Any, ...]:
 
 
 def compared(layer: Any, call: tuple[Any, ...], exact: Tensor, device: torch.device) -> tuple[CountedOperations, Any]:
-    """The layer there has the numbers of its own on the CPU, and is no further from the exact ones."""
+    """Asserts that the layer on the device is as close to the exact result as its own code on the CPU."""
     own = first(layer(*call))
     layer_there, call_there = copy.deepcopy(layer).to(device), moved(call, device)
     with torch_gdn_enabled() as transformers, CountedOperations() as counted:
@@ -98,7 +98,7 @@ def test_an_attention_layer(device: torch.device, kind: str, dtype: torch.dtype)
 @pytest.mark.parametrize("rope", [{}, YARN, {"rope_type": "linear", "factor": 2.0}], ids=["plain", "yarn", "linear"])
 @pytest.mark.parametrize("kind", GATED)
 def test_every_rotation_of_a_model(kind: str, rope: dict[str, Any]) -> None:
-    """Part of a head, scaled angles, and for Qwen3.5 different positions of time, height and width."""
+    """Part of a head rotates, with scaled angles, and for Qwen3.5 with positions of time, height and width."""
     device = ready("mps")
     base = {"rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [4, 2, 2]}
     model = random_model(kind, rope_parameters=base | {"rope_type": "default"} | rope)
@@ -121,7 +121,7 @@ def test_a_decoder_layer_is_no_further_from_float32(kind: str, index: int) -> No
     model = random_model(kind, torch.bfloat16).model
     layer, x = model.layers[index], 10 * torch.randn(2, 50, 64).bfloat16()
     tables = model.rotary_emb(x, torch.arange(50).expand(2, -1))
-    wide = copy.deepcopy(layer).float()  # the router is a tie with other numbers
+    wide = copy.deepcopy(layer).float()  # with other numbers the router would tie
     exact = wide(x.float(), position_embeddings=tuple(table.float() for table in tables)).double()
     own = distance(layer(x, position_embeddings=tables), exact)
     device = ready("mps")
@@ -133,7 +133,7 @@ def test_a_decoder_layer_is_no_further_from_float32(kind: str, index: int) -> No
         apart = layer(x.to(device), position_embeddings=moved(tables, device))
         hook.remove()
         ((given, y),) = seen
-        assert torch.equal(first(layer.mlp(given)), y)  # and not the sum with the residual
+        assert torch.equal(first(layer.mlp(given)), y)  # without adding the residual
     assert transformers.status().taken["decoder_layer"] == 2
     assert distance(apart, exact) <= 1.05 * own
     assert 0 < distance(found, exact) <= 1.05 * own

@@ -1,4 +1,4 @@
-"""RMS norms of transformers' models on mps: one launch each, with the numbers of the model's own."""
+"""Tests RMS norms of transformers' models on mps: each is one launch, and gives the numbers of the model's own."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_has_the_numbers_of_the_models_own(device: torch.device, kind: str, dtyp
     assert counted.calls["rms_norm"] == (device.type == "mps")
     assert y.dtype == dtype
     assert_close("y", y, exact(kind, x, norm.weight.cpu()), BOUND[dtype], head_dim=None)
-    # A norm that rounds elsewhere than the model's own differs in a third of the values in bfloat16.
+    # If a norm rounds elsewhere than the model's own, a third of its values differ in bfloat16.
     assert (y != own).float().mean() < (0.5 if dtype == torch.float32 else 0.01)
 
 

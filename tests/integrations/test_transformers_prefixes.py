@@ -1,4 +1,4 @@
-"""Prompts with a common prefix in continuous batching: the second prefills its own tokens and at most 64 more."""
+"""Tests prompts with a common prefix in continuous batching: the second prefills its own tokens and at most 64 more."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from torch_gdn.integrations.transformers import continuous_batching
 from torch_gdn.integrations.transformers.prefix_states import PrefixStates
 from torch_gdn.integrations.transformers.state_pool import StatePool, StateSizes
 
-SHARED = 200  # tokens: three whole 64s and a part
+SHARED = 200  # tokens: three times 64, and some more
 PREFIX = random_tokens(SHARED, seed=7).tolist()
 FIRST, SECOND = ([*PREFIX, *random_tokens(n, seed=n).tolist()] for n in (50, 30))
 pytestmark = pytest.mark.usefixtures("serving")
@@ -43,11 +43,11 @@ pytestmark = pytest.mark.usefixtures("serving")
 class Turn:
     tokens: list[int]
     prefilled: int
-    logits: torch.Tensor  # that its tokens were chosen by
+    logits: torch.Tensor  # those that chose its tokens
 
 
 def in_turn(model: Any, prompts: Sequence[list[int]], **options: Any) -> tuple[list[Turn], Any]:
-    """One prompt after the other through one manager, and its cache."""
+    """Runs one prompt after the other through one manager. Returns the answers and its cache."""
     passed, turns = Passed(model), []
     with managed(model, **options) as manager:
         cache, given = manager.batch_processor.cache, results(manager)
@@ -80,7 +80,7 @@ def test_the_second_prompt_prefills_its_own_tokens(kind: str, budget: int) -> No
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("length", [64, 65, 128, 129, 130])
 def test_a_prompt_once_more(length: int) -> None:
-    """Its last token at least is prefilled: its logits are wanted."""
+    """At least its last token is prefilled, because its logits are needed."""
     model, prompt = random_model("qwen3_5"), random_tokens(length).tolist()
     transformers.enable(continuous_batching=True)
     (first, second), _ = in_turn(model, [prompt, prompt])
@@ -95,12 +95,12 @@ def test_an_answer_is_part_of_the_next_prompt() -> None:
     expected = alone(random_model("qwen3_5"), [told])
     (_, second), _ = in_turn(model, [prompt, told])
     assert second.tokens == expected[0]
-    assert second.prefilled == len(told) - 64  # of which 4 were generated
+    assert second.prefilled == len(told) - 64  # 4 of the 64 were generated
 
 
 @pytest.mark.parametrize("slots", [5, 64])
 def test_many_at_once(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts of prompts end anywhere; where slots are few, checkpoints give way to requests."""
+    """Parts of prompts end anywhere. If there are few slots, checkpoints give way to requests."""
     choose = random.Random(1)
     stems = [random_tokens(n, seed=n).tolist() for n in (70, 150, 260)]
     prompts = [[*choose.choice(stems)[: choose.randint(1, 260)], *random_tokens(9, seed=n).tolist()] for n in range(24)]
@@ -126,7 +126,7 @@ def test_cancelled_requests_leave_nothing() -> None:
 
 
 def test_where_prompts_part_a_state_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long prompt's checkpoints are far apart; the third prompt finds the one that the second left."""
+    """A long prompt's checkpoints are far apart. The third prompt finds the one that the second left."""
     monkeypatch.setattr("torch_gdn.integrations.transformers.prefix_states.MOST", 1)
     model = random_model("qwen3_5")
     prompts = [[*PREFIX, *random_tokens(n, seed=n).tolist()] for n in (130, 100, 20)]
@@ -138,7 +138,7 @@ def test_where_prompts_part_a_state_is_taken(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_step_that_fails_gives_its_checkpoints_back() -> None:
-    """transformers ends its loop then, and fails all requests."""
+    """transformers then ends its loop, and fails all requests."""
     model = random_model("qwen3_5")
     transformers.enable(continuous_batching=True)
 
@@ -198,14 +198,14 @@ SIZES = StateSizes(value_heads=2, key_size=4, value_size=3, channels=22, columns
     ("past", "prompt", "budget", "expected"),
     [
         (0, 30, 512, 30),  # no boundary
-        (0, 100, 512, 100),  # over one, which the rule gives on its way
-        (0, 250, 512, 128),  # up to the second
+        (0, 100, 512, 100),  # passes one boundary, at which the rule stores the state
+        (0, 250, 512, 128),  # up to the second boundary
         (128, 250, 512, 122),
-        (0, 250, 100, 64),  # cut by the budget: at a multiple of 64
+        (0, 250, 100, 64),  # the budget cuts it at a multiple of 64
         (0, 250, 50, 50),
-        (50, 250, 512, 14),  # from between two boundaries on, to the next
+        (50, 250, 512, 14),  # starts between two boundaries, ends at the next
         (50, 250, 10, 10),
-        (0, 2000, 512, 512),  # boundaries every 256: the second
+        (0, 2000, 512, 512),  # boundaries every 256; up to the second
         (0, 2000, 400, 384),
     ],
 )
@@ -219,7 +219,7 @@ def test_pages_longer_than_64_tokens() -> None:
     prefixes = PrefixStates(StatePool([0], SIZES, 16, CPU), SimpleNamespace(tokens_per_page=256))
     assert prefixes.boundaries("a", 1000, 0, 1000) == [256, 512, 768]
     few = PrefixStates(StatePool([0], SIZES, 4, CPU), SimpleNamespace(tokens_per_page=256))
-    assert few.boundaries("a", 1000, 0, 1000) == [512, 768]  # a prompt takes half of the slots, and its last page
+    assert few.boundaries("a", 1000, 0, 1000) == [512, 768]  # at most half of the slots, with its last page
 
 
 def test_named_states_are_taken_last_and_the_one_used_least_recently_first() -> None:
@@ -233,8 +233,8 @@ def test_named_states_are_taken_last_and_the_one_used_least_recently_first() -> 
     assert sorted(pool.slot_with) == [10, 11, 12]
     pool.hold("b")
     assert sorted(pool.slot_with) == [10, 12]
-    pool.hold_copy("c", 12)  # takes the slot of 10, the only other one that is free
+    pool.hold_copy("c", 12)  # takes the slot of 10, the only other free one
     assert sorted(pool.slot_with) == [12]
-    pool.hold_copy("d", 12)  # in its own
+    pool.hold_copy("d", 12)  # keeps its own slot
     assert pool.layers[0].states[pool.slot_of["d"]].unique().tolist() == [12]
     assert (pool.slot_with, pool.name_of, pool.free) == ({}, {}, [])

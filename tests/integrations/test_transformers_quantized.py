@@ -1,4 +1,4 @@
-"""Models in quantised files on mps: packed layers compute what the files' numbers do in transformers' own layers."""
+"""Tests models in quantised files on mps: packed layers compute what dense layers of the same numbers do."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _forward_only() -> Any:
 
 
 def written(kind: str, folder: Path, form: str, **special: Any) -> Any:
-    """The model of the file's numbers."""
+    """Writes a file, and returns a model with its numbers."""
     model = random_model(kind, **({} if kind == DENSE else SPARSE), **special)
     write = quantized_files.write_mlx if form == "mlx" else quantized_files.write
     return write(model, folder, *([] if form == "mlx" else [form]))
@@ -59,7 +59,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, device: str = "mps") 
     from transformers import AutoModelForCausalLM
 
     ready("mps")
-    gc.collect()  # models of other tests, whose layers are counted while they exist
+    gc.collect()  # models of other tests, whose layers count while they exist
     return AutoModelForCausalLM.from_pretrained(folder, device_map=device, dtype=dtype)
 
 
@@ -201,7 +201,7 @@ def test_wrapped_names_and_prediction_layers(form: str, tmp_path: Path) -> None:
 
 
 def test_experts_under_other_names(tmp_path: Path) -> None:
-    """Kimi Linear's files call them w1, w3 and w2, and transformers' own conversion says which is gate."""
+    """Kimi Linear's files call them w1, w3 and w2. transformers' own conversion says which one is gate."""
     names = {".gate_proj.": ".w1.", ".up_proj.": ".w3.", ".down_proj.": ".w2."}
 
     def as_published(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -227,7 +227,7 @@ def test_experts_under_other_names(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["mlx", "w8a16"])
 def test_bfloat16(form: str, tmp_path: Path) -> None:
-    """Scales of half precision stay as they are: bfloat16 would round them."""
+    """Scales stay in half precision, because bfloat16 would round them."""
     twin = written(MIXTURE, tmp_path, form)
     with torch_gdn_enabled() as transformers:
         model = load(tmp_path, torch.bfloat16)
@@ -270,13 +270,13 @@ def test_the_ops_that_a_model_needs_are_self_tested(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(self_test, "ensure", lambda cases: needed.extend(case.op for case in cases()))
     written(MIXTURE, tmp_path, "mlx")
     with torch_gdn_enabled():
-        needed.clear()  # those of enable()
+        needed.clear()  # drops the ops that enable() needs
         load(tmp_path)
     assert set(needed) == {"quantized_linear", "dequantize", "moe_gate_up", "moe_down"}
 
 
 def test_only_mps_is_taken(tmp_path: Path) -> None:
-    """On the CPU, and after disable(), a file is transformers' matter, which knows no MLX files."""
+    """On the CPU, and after disable(), transformers handles a file, and does not know MLX files."""
     written(DENSE, tmp_path, "mlx")
     with torch_gdn_enabled(), pytest.raises(ValueError, match="quant_method"):
         load(tmp_path, device="cpu")
@@ -299,7 +299,7 @@ def test_other_formats_are_transformers_matter(case: str) -> None:
 
 
 def write_config(folder: Path, kind: str, config: dict[str, Any]) -> None:
-    """A file without packed layers, whose configuration is refused."""
+    """Writes a file without packed layers, whose configuration is refused."""
     quantized_files.write(random_model(kind), folder, "gptq", lambda *layer: True)
     content = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(content | {"quantization_config": config}))

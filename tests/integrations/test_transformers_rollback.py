@@ -1,4 +1,4 @@
-"""Assisted generation of hybrid models: the tokens and logits are those of greedy decoding, whatever is accepted."""
+"""Tests assisted generation of hybrid models: tokens and logits equal greedy decoding's, whatever is accepted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def test_any_number_of_drafts_is_taken_back(kind: str, accepted: int) -> None:
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("prompt", [1, 2, 63, 70, 71, 200], ids=lambda tokens: f"{tokens} tokens")
 def test_drafts_behind_prompts_of_any_length(prompt: int) -> None:
-    """Shorter than the convolution, in one call with the drafts, and with its end alone to be taken back."""
+    """A prompt may be shorter than the convolution. The drafts' call may include it, so that only its end is taken
+    back.
+    """
     assert_drafts_change_nothing(random_model("qwen3_5"), random_tokens(1, prompt), [0, 3, 8, 1])
 
 
@@ -51,7 +53,7 @@ def test_prompt_lookup() -> None:
 @pytest.mark.parametrize("seed", [0, 1], ids=["the model itself", "another"])
 @each_kind
 def test_a_draft_model(kind: str, seed: int) -> None:
-    """A hybrid too: it decodes token by token, and all of them are taken back at once."""
+    """The draft model is a hybrid too. It decodes token by token, and takes back all rejected tokens at once."""
     draft = random_model(kind, seed=seed)
     draft.generation_config.num_assistant_tokens = 4
     draft.generation_config.assistant_confidence_threshold = 0.0
@@ -66,7 +68,7 @@ def test_on_mps(kind: str) -> None:
 
 
 def cached(model: Any, tokens: torch.Tensor, *parts: int) -> Any:
-    """A recording cache behind these tokens, given in parts."""
+    """Returns a recording cache after these tokens, given in parts."""
     from transformers import DynamicCache
 
     cache = DynamicCache(config=model.config)
@@ -110,7 +112,7 @@ def test_more_than_is_kept_is_refused() -> None:
 
 
 def test_what_was_cropped_is_forgotten() -> None:
-    """A state is kept for the tokens since the last crop, not for the whole text."""
+    """The cache keeps states for the tokens since the last crop, not for the whole text."""
     model, tokens = random_model("qwen3_5"), random_tokens(1, 30)
     transformers.enable(rollback=True)
     cache = cached(model, tokens, 20, 10)

@@ -1,4 +1,4 @@
-"""`transformers serve` with hybrid models, over HTTP: 32 clients get the tokens of `generate()`, 8 hang up."""
+"""Tests `transformers serve` with hybrid models over HTTP: 32 clients get the tokens of `generate()`, 8 hang up."""
 
 from __future__ import annotations
 

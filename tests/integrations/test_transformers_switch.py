@@ -1,4 +1,4 @@
-"""enable(), disable(), status() and supports() by themselves."""
+"""Tests enable(), disable(), status() and supports() by themselves."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from torch_gdn.self_test.cases import cases_of_calls
 
 CPU = torch.device("cpu")
 EVERYWHERE = [kind for kind in KINDS if models.there(kind)]
-OTHERS = ("GGUF", "experts", "quantised weights", "memory")  # that status() says are replaced
+OTHERS = ("GGUF", "experts", "quantised weights", "memory")  # status() says that these are replaced
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def everything() -> dict[str, Any]:
 
 
 def differing(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
-    ignored = ("__abstractmethods__", "_abc_impl")  # made by asking
+    ignored = ("__abstractmethods__", "_abc_impl")  # looking at a class makes these
     names = before.keys() | after.keys()
     return {x for x in names if before.get(x) is not after.get(x) and not x.endswith(ignored)}
 
@@ -65,7 +65,7 @@ def test_disable_restores_everything() -> None:
 
 
 def test_enabling_tests_the_ops_that_models_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The models here are not of Kimi Delta Attention, and generate by themselves."""
+    """The models here have no Kimi Delta Attention, and run without continuous batching."""
     asked: list[Any] = []
     dtypes_of_models = switch.dtypes_of_models
     monkeypatch.setattr(switch.self_test, "ensure", asked.append)
@@ -96,7 +96,7 @@ def test_enabling_tests_the_ops_that_models_call(monkeypatch: pytest.MonkeyPatch
     assert found - decoding == wanted - decoding - elsewhere
     assert decoding < wanted
     assert "gdn_decode_" in found or len(found & rules) == 1
-    tested_later = len(asked)  # the dtype and head sizes of these models, when the first one runs
+    tested_later = len(asked)  # on first use, tests add the models' dtype and head sizes
     assert 1 < tested_later <= 2 + len(EVERYWHERE)
     sizes = {(x.point.K, x.point.V) for x in asked[-1]() if x.op == "chunk_gated_delta_rule"}
     assert (128, 128) in sizes and len(sizes) > 1
@@ -171,7 +171,7 @@ def test_a_model_above_metals_recommendation_is_refused_before_it_is_read(
 
 def test_the_first_line_counts_the_layers_of_models_that_exist() -> None:
     gc.collect()
-    before = transformers.status().layers  # of models that other tests hold
+    before = transformers.status().layers  # other tests hold models too
     model = random_model("qwen3_next")  # built before enable()
     mine = sum(type(layer).__name__ == "Qwen3NextGatedDeltaNet" for layer in model.modules())
     found = transformers.enable()
@@ -215,7 +215,7 @@ def test_a_name_that_was_rebound_since_stays(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.warns(UserWarning, match=f"does not restore .*{patch.name}"):
         transformers.disable()
     assert vars(patch.owner)[patch.name] is another
-    setattr(patch.owner, patch.name, patch.replacement)  # so that monkeypatch brings nothing of ours back
+    setattr(patch.owner, patch.name, patch.replacement)  # so that monkeypatch does not restore our function
     patch.revert()
     monkeypatch.undo()
     if patch.original is not vars(patch.owner).get(patch.name):
@@ -447,7 +447,7 @@ def test_modes_do_not_see_the_question() -> None:
             seen.append(func)
             return func(*args, **(kwargs or {}))
 
-    query, g = torch.zeros(1, 4, 2, 73), torch.zeros(1, 4, 2)  # a head size that no other test has
+    query, g = torch.zeros(1, 4, 2, 73), torch.zeros(1, 4, 2)  # no other test has this head size
     with Recorder():
         assert supports("chunk_gated_delta_rule", query, query, query, g, g) == (True, "")
     assert seen == []
@@ -457,14 +457,14 @@ def test_an_op_is_asked_once_for_prompts_of_every_length(monkeypatch: pytest.Mon
     asked: list[str] = []
     monkeypatch.setattr(refusal, "refused", lambda op, **call: asked.append(op) or "")
     for tokens in (1, 70, 4096):
-        query, g = torch.zeros(1, tokens, 2, 71), torch.zeros(1, tokens, 2)  # a head size that no other test has
+        query, g = torch.zeros(1, tokens, 2, 71), torch.zeros(1, tokens, 2)  # no other test has this head size
         assert supports("chunk_gated_delta_rule", query, query, query, g, g) == (True, "")
     assert asked == ["chunk_gated_delta_rule"]
 
 
 @torch.no_grad()
 def test_a_compiled_layer_that_is_left_to_transformers() -> None:
-    """The reason is a constant of the graph."""
+    """The reason for leaving it is a constant of the graph."""
     transformers.enable()
     dispatched = dispatch.dispatcher("chunk_gated_delta_rule", lambda query, *others, **more: query + 1)
     call = rule(chunk_size=48)

@@ -24,9 +24,9 @@ from proof.mac.wheels import cache_directory
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 INSTALLED = "5.23.0"
-WITH_KERNELS = "5.22.0"  # the last whose version of kernels could be had
-HTTPX = ("httpx<1", "httpcore<2", "h11<1", "anyio<5", "sniffio<2")  # of huggingface_hub before 2
-# The packages that each version was released with. The others are those of this environment.
+WITH_KERNELS = "5.22.0"  # the last one whose version of kernels we could download
+HTTPX = ("httpx<1", "httpcore<2", "h11<1", "anyio<5", "sniffio<2")  # huggingface_hub needs them before version 2
+# These are the packages that each version was released with. The other packages are this environment's.
 PACKAGES: dict[str, tuple[str, ...]] = {
     "4.57.6": ("huggingface_hub<1", "tokenizers<0.23"),
     "5.12.0": ("huggingface_hub<2", "tokenizers<0.23", *HTTPX),
@@ -37,11 +37,11 @@ IN_THE_TABLE = ("4.57.6", "5.12.0", "5.16.0", INSTALLED)
 
 
 class Unavailable(Exception):
-    """The wheels cannot be had."""
+    """Raised if the wheels cannot be downloaded."""
 
 
 def folder(version: str) -> Path:
-    """The version and its packages, downloaded the first time."""
+    """Returns the folder of the version and its packages, which are downloaded the first time."""
     packages = (f"transformers=={version}", *PACKAGES[version])
     place = cache_directory() / "transformers" / version
     if (place / "complete").exists() and (place / "complete").read_text().split() == list(packages):
@@ -77,7 +77,7 @@ def folder(version: str) -> Path:
 
 
 def run(version: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """python with this version of transformers before the installed one."""
+    """Runs python with this version of transformers before the installed one."""
     paths = [str(ROOT)] if version == INSTALLED else [str(folder(version)), str(ROOT)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     environment.pop("PYTEST_XDIST_WORKER", None)

@@ -17,7 +17,7 @@ from torch_gdn.testing.inputs import to_device
 CPU = torch.device("cpu")
 NAME = "chunk_kda"
 STRONG = [-20.0, -1e3, -torch.inf]
-by_chunks = each_device("chunked")  # algorithms: what these sizes take, and this one
+by_chunks = each_device("chunked")  # the algorithm that these sizes take, and this one
 
 
 @pytest.mark.parametrize("K", [1, 3, 36, 60, 100, 128, 256])
@@ -46,7 +46,9 @@ def test_a_reset_leaves_no_trace_of_a_large_state(device: torch.device, g: float
 @pytest.mark.parametrize("chunk_size", [16, 64])
 @by_chunks
 def test_small_updates_of_a_large_state(device: torch.device, chunk_size: int) -> None:
-    """Rounding each of 2,000 into the state would cost 1.2e-6 to 2.4e-6, so several are rounded together."""
+    """If each of 2,000 updates were rounded into the state, the error would be 1.2e-6 to 2.4e-6. Kernels sum several
+    first.
+    """
     inputs = kda_inputs(2000, 32, 8, HV=1)
     inputs["g"], inputs["beta"] = torch.full_like(inputs["g"], -3e-5), 1e-3 * inputs["beta"]
     assert_exact_kda(NAME, inputs, device, chunk_size=chunk_size)
@@ -68,7 +70,7 @@ def test_value_heads_per_key_head(device: torch.device, ratio: int, grouping: st
 @pytest.mark.parametrize("on_device", [False, True])
 @by_chunks
 def test_packed_sequences(device: torch.device, on_device: bool) -> None:
-    """Empty, of one token, of less than a chunk and of more."""
+    """Sequences are empty, of one token, shorter than a chunk, and longer."""
     cu_seqlens = torch.tensor([0, 1, 1, 41, 111])
     inputs = kda_inputs(111, 32, 16, N=4)
     there = to_device(inputs, device) | {"cu_seqlens": cu_seqlens.to(device if on_device else CPU)}

@@ -1,4 +1,4 @@
-"""The gate of Kimi Delta Attention: log decays from a projection."""
+"""Tests the gate of Kimi Delta Attention, which makes log decays from a projection."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_computes_in_float32_and_rounds_once(device: torch.device, dtype: torch.
 def test_a_value_does_not_depend_on_its_position(
     device: torch.device, channels: int, lower_bound: float | None
 ) -> None:
-    """A token alone has the bits that it has among others, and a channel those that it has behind others."""
+    """A token alone has the bits that it has among others, and so has a channel behind other channels."""
     g, A_log, dt_bias = (torch.randn(size).to(device) for size in ((5, 2, channels), (2,), (2, channels)))
     together = torch_gdn.fused_kda_gate(g, A_log, dt_bias, lower_bound)
     alone = [torch_gdn.fused_kda_gate(token, A_log, dt_bias, lower_bound) for token in g]

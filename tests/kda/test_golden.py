@@ -1,4 +1,4 @@
-"""Every recorded case of FLA's Kimi Delta Attention (tests/golden/kda), on every device."""
+"""Tests every recorded case of FLA's Kimi Delta Attention (tests/golden/kda) on every device."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_decoding_is_as_exact_as_fla(device: torch.device, name: str) -> None:
 @each_device("chunked", "fused_chunk", "recurrent")
 @pytest.mark.parametrize("name", ["safe_gate", "strong_gate", "same_keys"])
 def test_in_float32(device: torch.device, name: str) -> None:
-    """The recorded inputs in float32: within 1e-6, not FLA's error of 16-bit products."""
+    """With the recorded inputs in float32, the error is at most 1e-6, and not FLA's error of 16-bit products."""
     case = load(name)
     wide = {key: x.float() if x.is_floating_point() else x for key, x in case.inputs.items()}
     o, state = run("chunk_kda", wide, case.options, device)
@@ -89,7 +89,7 @@ def test_in_float32(device: torch.device, name: str) -> None:
 
 @pytest.mark.parametrize("name", INDEX)
 def test_the_recorded_error_is_that_of_the_recorded_output(name: str) -> None:
-    """The index, the tensors and our oracle belong together, for each head."""
+    """This shows for each head that the index, the tensors and our reference belong together."""
     case = load(name)
     assert set(case.outputs) == set(case.fla_error) == set(case.fla_head_errors)
     for tensor, theirs in case.outputs.items():

@@ -15,7 +15,7 @@ from torch_gdn.testing.inputs import to_device
 @pytest.mark.parametrize("v_first", [False, True])
 @each_function
 def test_states_whose_rows_are_vectors(device: torch.device, function: str, v_first: bool) -> None:
-    """The CPU decodes them in place: a decay is a factor of a row of [K, V], and a vector along one of [V, K]."""
+    """The CPU decodes them in place. In [K, V] a row has one decay, and in [V, K] a row has a vector of decays."""
     inputs = kda_inputs(20, 48, 64, HV=4)
     if v_first:
         inputs["initial_state"] = inputs["initial_state"].mT.contiguous()
@@ -29,7 +29,7 @@ def test_a_bounded_gate_needs_no_A_log(device: torch.device, function: str) -> N
 
 @each_function
 def test_strided_views(device: torch.device, function: str) -> None:
-    """q, k and v are parts of one tensor and g is a view of a wider one, as in a model."""
+    """As in a model, q, k and v are parts of one tensor, and g is a view of a wider one."""
     inputs = kda_inputs(20, 32, 32, H=2, HV=2)
     q, k, v = torch.cat([inputs[name].flatten(2) for name in ("q", "k", "v")], -1).split(64, -1)
     inputs |= {"q": q.view(1, 20, 2, 32), "k": k.view(1, 20, 2, 32), "v": v.view(1, 20, 2, 32)}
@@ -63,7 +63,7 @@ def test_fullgraph_gives_the_same_bits(function: str) -> None:
 
 
 def test_of_a_few_tokens_both_functions_have_the_same_bits(device: torch.device) -> None:
-    """Up to four the CPU's chunked op is the recurrence."""
+    """For up to four tokens, the CPU's chunked op runs the recurrence."""
     inputs = to_device(kda_inputs(4, 32, 32), device)
     assert_same_bits("o", torch_gdn.chunk_kda(**inputs)[0], torch_gdn.fused_recurrent_kda(**inputs)[0])
 
@@ -72,7 +72,7 @@ def test_of_a_few_tokens_both_functions_have_the_same_bits(device: torch.device)
 def test_token_by_token_from_raw_gates_has_the_bits_of_one_call(
     device: torch.device, lower_bound: float | None
 ) -> None:
-    """48 gates a token: no multiple of the 32 floats that a vectorised loop of PyTorch takes at once."""
+    """A token has 48 gates, which is no multiple of the 32 floats that a vectorised loop of PyTorch takes at once."""
     inputs = to_device(kda_inputs(24, 24, 16), device)
     gate = {"use_gate_in_kernel": True, "A_log": torch.tensor([0.5, -0.5], device=device), "lower_bound": lower_bound}
     _, state = torch_gdn.fused_recurrent_kda(**inputs, **gate, output_final_state=True)
@@ -84,7 +84,7 @@ def test_token_by_token_from_raw_gates_has_the_bits_of_one_call(
 
 
 def test_the_reference_without_decay_is_the_delta_rule() -> None:
-    """The oracle itself: with one decay for all channels it is the gated delta rule's."""
+    """If all channels have the same decay, the reference must equal that of the gated delta rule."""
     inputs = kda_inputs(20, 32, 32)
     per_head = inputs["g"][..., 0]
     inputs["g"] = per_head[..., None].expand_as(inputs["g"])

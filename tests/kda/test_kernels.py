@@ -30,7 +30,7 @@ from tests.helpers.kda import (
 from torch_gdn.prefill import prefill_algorithm
 from torch_gdn.testing.inputs import to_device
 
-Way = tuple[str, int]  # algorithm and chunk size; 0 leaves the size to the kernel
+Way = tuple[str, int]  # algorithm and chunk size; with 0 the kernel chooses the size
 WAYS = [("cpu", 0), ("fused_chunk", 8), ("fused_chunk", 16), ("chunked", 16), ("chunked", 32), ("chunked", 64)]
 DECODES = [("decode-cpu", 0), ("decode-mps", 0)]  # fused_recurrent_kda
 
@@ -68,7 +68,7 @@ def assert_exact(way: Way, inputs: Inputs, **options: Any) -> None:
 
 
 def run(algorithm: str, inputs: dict[str, Any], **options: Any) -> tuple[Tensor, Tensor | None]:
-    """o and the final state; the algorithm's kernels must run."""
+    """Returns o and the final state. Asserts that the algorithm's kernels ran."""
     device = device_of(algorithm)
     with kernels_run(device, *KERNELS.get(algorithm, ())), by(algorithm):
         return torch_gdn.chunk_kda(**to_device(inputs, device), **to_device(options, device), output_final_state=True)
@@ -111,8 +111,9 @@ def test_channels_that_forget_beside_others_that_do_not(way: Way) -> None:
 @pytest.mark.parametrize("reset", [-torch.inf, -1e4, -20.0])
 @most_ways
 def test_resets(way: Way, reset: float) -> None:
-    """Resets a whole head within 8 tokens, some channels at the first and last token of 8 and of a chunk, and a head
-    twice. Tokens after them must keep their digits."""
+    """The decays reset a whole head within 8 tokens, some channels at the first and last token of 8 and of a chunk, and
+    a head twice. Tokens after them must keep their digits.
+    """
     inputs = kda_inputs(40 if way[0] == "fused_chunk" else 70, 32, 32)
     g = inputs["g"]
     g[:, 11, 0] = g[:, 16, :, ::3] = g[:, 31, :, 1::3] = g[:, 33:35, 1] = reset
@@ -127,7 +128,7 @@ def repeated_keys(inputs: Inputs, beta: float) -> Inputs:
 
 @each_way
 def test_repeated_keys(way: Way) -> None:
-    """The inverse of (I + A) grows with beta, and with it what the sums of A over the channels have lost."""
+    """The inverse of (I + A) grows with beta, and multiplies the errors of A's sums over the channels."""
     assert_exact(way, repeated_keys(kda_inputs(65 if way[0] == "fused_chunk" else 130), 1.9))
 
 
@@ -135,7 +136,7 @@ def test_repeated_keys(way: Way) -> None:
     ("way", "g", "beta"), [(("fused_chunk", 0), -3e-5, 1e-3), (("chunked", 16), -5e-5, 0.0)], ids=["fused", "chunked"]
 )
 def test_a_state_that_hardly_decays(way: Way, g: float, beta: float) -> None:
-    """Over 125 chunks or 250 blocks, a decay rounded alike in each of them is off by 2e-6 to 3e-6 at the end."""
+    """Over 125 chunks or 250 blocks, a decay that is rounded alike in each is off by 2e-6 to 3e-6 at the end."""
     inputs = kda_inputs(2000, 32, 8, HV=1)
     inputs["g"], inputs["beta"] = torch.full_like(inputs["g"], g), beta * inputs["beta"]
     assert_exact(way, inputs)
@@ -188,8 +189,9 @@ def test_rows_that_are_not_aligned(algorithm: str) -> None:
 def test_the_gate_is_in_the_kernel(
     algorithm: str, dtype: torch.dtype, has_bias: bool, lower_bound: float | None
 ) -> None:
-    """Raw gates from -30 to 30, parameters in any shape, and one dispatch of the fused kernel. The bias of a head ends
-    where the next one's begins, not at a whole vector."""
+    """Raw gates are between -30 and 30, parameters have any shape, and the fused kernel is one dispatch. A head's bias
+    ends where the next one's begins, not at a whole vector.
+    """
     inputs = kda_inputs(20, 36, 32)
     inputs["g"] = (30 * (2 * torch.rand_like(inputs["g"]) - 1)).to(dtype)
     options = {"A_log": torch.tensor([-1.0, 0.5]), "use_gate_in_kernel": True, "lower_bound": lower_bound}
@@ -254,7 +256,7 @@ def test_slots(algorithm: str, dtype: torch.dtype) -> None:
 
 @each_algorithm
 def test_a_sequence_without_a_slot_is_not_read(algorithm: str) -> None:
-    """Its tokens may be the padding of a server's batch: NaN."""
+    """The tokens may be the padding of a server's batch. Here they are NaN."""
     mps = ready("mps")
     inputs = without_state(kda_inputs(40, 32, 16, B=2))
     for x in inputs.values():
@@ -266,7 +268,7 @@ def test_a_sequence_without_a_slot_is_not_read(algorithm: str) -> None:
 
 @anywhere
 def test_checkpoints(algorithm: str) -> None:
-    """After 64 tokens of sequence 0 and 128 of 1, the states of prefills that end there."""
+    """The checkpoints are after 64 tokens of sequence 0 and 128 of 1. Each equals a prefill that ends there."""
     device = device_of(algorithm)
     inputs = to_device(without_state(kda_inputs(130, 32, 16, B=2)), device)
     pool = torch.randn(8, 2, 32, 16).to(device)
@@ -281,7 +283,7 @@ def test_checkpoints(algorithm: str) -> None:
 
 @each_algorithm
 def test_views_with_any_strides(algorithm: str) -> None:
-    """q, k, v and g of one projection, heads before tokens; beta backwards in memory; o in a buffer with gaps."""
+    """q, k, v and g are views of one projection, with heads before tokens. beta is backwards in memory. o has gaps."""
     mps = ready("mps")
     inputs = without_state(kda_inputs(20, 36, 36, B=2, H=2, HV=2))
     pool = torch.randn(5, 2, 36, 36).to(mps)

@@ -1,4 +1,4 @@
-"""fused_recurrent_kda_: states in a pool, the bits of the functional form, and rollback to the last accepted token."""
+"""Tests fused_recurrent_kda_: states in a pool, the functional form's bits, rollback to an accepted token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GATE: dict[str, Any] = {"use_gate_in_kernel": True, "lower_bound": -5.0, "use_qk
 
 
 def pool_inputs(T: int, B: int, device: torch.device) -> tuple[dict[str, Tensor], Tensor]:
-    """The tokens, and a pool of 8 slots."""
+    """Returns the inputs, and a pool of 8 slots."""
     inputs = to_device(kda_inputs(T, 32, 16, B=B), device)
     del inputs["initial_state"]
     return inputs, torch.randn(8, 2, 32, 16).to(device)
@@ -43,7 +43,7 @@ def test_slots(device: torch.device) -> None:
 
 
 def test_goes_on_after_what_was_accepted(device: torch.device) -> None:
-    """Two of three drafted tokens are accepted: the next token follows the second."""
+    """Two of three drafted tokens are accepted, so the next token follows the second."""
     inputs, pool = pool_inputs(4, 1, device)
     state = pool[2:3].clone()
     parts = [{name: x[:, first:last] for name, x in inputs.items()} for first, last in ((0, 3), (0, 2), (3, 4))]

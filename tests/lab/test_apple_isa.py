@@ -1,4 +1,4 @@
-"""Metal as C++ for OpenCL, address spaces, rules, figures and their recorded table: all that needs no compiler."""
+"""Tests Metal as C++ for OpenCL, address spaces, rules, figures and their recorded table, without Apple's compiler."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_an_array_left_in_memory_is_a_problem() -> None:
 def test_an_element_of_a_vector_in_memory_loaded_alone_is_a_problem() -> None:
     whole = "  %v = load <4 x float>, ptr addrspace(1) %x, align 16\n"
     field = '  %y = getelementptr inbounds %"struct.metal::vec.3", ptr addrspace(1) %x, i32 0, i32 1\n'
-    assert rules.of_source(whole + field) == []  # an address alone is no load
+    assert rules.of_source(whole + field) == []  # taking an address is no load
     load = "  %e = load float, ptr addrspace(1) %y, align 4\n"
     assert rules.of_source(field + load) == ["a device vector's element is loaded alone, as float"]
 
@@ -219,7 +219,7 @@ def test_without_a_compiler_the_check_says_what_is_missing(
 
 
 def test_calibration_counts_tiers_and_fails_where_every_pipeline_is_far() -> None:
-    kernel = "kernel_mul_mat_q2_K_f32"  # Apple's: 640
+    kernel = "kernel_mul_mat_q2_K_f32"  # Apple's compiler has 640
     assert calibration.tiers_apart(kernel, 640) == 0
     assert calibration.tiers_apart(kernel, 704) == 1 and calibration.tiers_apart(kernel, 576) == -1
     assert calibration.problems_of({kernel: {"O2": 384, "lean": 576}}) == []
@@ -254,11 +254,11 @@ __kernel void probe(__global void* in, __global void* out) {
 @pytest.mark.parametrize("element", ["float", "bfloat"])
 @pytest.mark.parametrize("index", ["x", "y", "z", "w"])
 def test_each_element_of_a_vector_is_its_own_in_the_shim(element: str, index: str) -> None:
-    """One taken for another leaves the rest of a kernel out of its machine code."""
+    """If one is taken for another, the rest of a kernel disappears from its machine code."""
     shim = str(compiler.HERE / "shim")
     command = [shim if each == "shim" else each for each in compiler.FRONT]
     where = command.index("-disable-llvm-passes")
-    command[where - 1 : where + 1] = []  # optimised, so that what is taken is plain
+    command[where - 1 : where + 1] = []  # optimised code shows plainly which element it takes
     source = COPIED.replace("ELEMENT", element).replace("INDEX", index)
     code = subprocess.run([*command, "-o", "-", "-"], input=source, capture_output=True, text=True, check=True).stdout
     offsets = re.findall(r"getelementptr inbounds i8, ptr addrspace\(\d\) %[\w.]+, i64 (\d+)", code) or ["0"]

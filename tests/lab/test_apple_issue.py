@@ -1,4 +1,4 @@
-"""Prices a run's counts in instructions: no way through a listing may issue fewer."""
+"""Prices a run's counts in instructions: no path through a listing may issue fewer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FLOAT, LOAD, TILE, PRODUCT = (
     "simd_matrix_fmadd32",
 )
 OTHER = "r9 = iadd r9, #1, #0"
-Blocks = list[tuple[list[str], list[int]]]  # of each its instructions, and what may follow
+Blocks = list[tuple[list[str], list[int]]]  # for each block, its instructions and its successors
 
 
 def listing(blocks: Blocks) -> str:
@@ -38,7 +38,7 @@ def test_without_loops_a_run_costs_its_shortest_way() -> None:
 
 
 def test_what_a_loop_does_pays_for_the_loop() -> None:
-    """Rounds: 2 sums in 10 instructions, an access in 30, or both in 38 where lanes part."""
+    """A round has 2 sums in 10 instructions, an access in 30, or both in 38 if lanes diverge."""
     blocks: Blocks = [
         (others(6), [1]),
         (others(2), [2, 3]),
@@ -58,7 +58,7 @@ def test_what_a_loop_does_pays_for_the_loop() -> None:
 
 
 def test_lanes_that_part_take_both_sides_in_turn() -> None:
-    """A round that costs 2 instructions more than one side has both sides' sums."""
+    """A round that costs 2 instructions more than one side has the sums of both sides."""
     blocks: Blocks = [
         (others(1), [1]),
         (others(8), [2, 3]),
@@ -71,7 +71,7 @@ def test_lanes_that_part_take_both_sides_in_turn() -> None:
 
 
 def random_listing(draw: random.Random) -> Blocks:
-    """Any block may lead to any; the last one ends."""
+    """Any block may lead to any other. The last one ends."""
     count = draw.randint(2, 7)
     lines = [FLOAT, LOAD, TILE, PRODUCT, "threadgroup_barrier", OTHER, OTHER]
     blocks: Blocks = []

@@ -1,4 +1,4 @@
-"""lab/studies/aura_quality.py: its table with fewer tokens; docs/lab/cache-formats.md has its output."""
+"""Tests lab/studies/aura_quality.py: its table with fewer tokens. docs/lab/cache-formats.md has its output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def errors() -> dict[tuple[str, str], list[float]]:
 
 @pytest.mark.parametrize(("scheme", "at_least"), [("4v4", 1.7), ("8v8", 3.0)])
 def test_the_right_table_halves_the_squared_error(errors: dict, scheme: str, at_least: float) -> None:
-    """At every spread; the codecs' own squared errors are 2.0 and 3.8 times apart."""
+    """This holds at every spread. Between the two codecs, squared errors differ by factors of 2.0 and 3.8."""
     ours, origin = errors[scheme, "lloyd-max"], errors[scheme, "origin"]
     ratios = [(theirs / mine) ** 2 for mine, theirs in zip(ours, origin, strict=True)]
     assert min(ratios) > at_least, ratios
@@ -52,7 +52,7 @@ def test_a_trained_model_hardly_notices_the_safe_scheme() -> None:
     exact = float(rows[2].split("|")[4])
     error, bits = (float(cell) for cell in rows[3].split("|")[3:5])
     assert 0 < error < 0.02 and bits == pytest.approx(exact, rel=0.02)
-    assert float(rows[5].split("|")[3]) > 2 * error  # 2v2
+    assert float(rows[5].split("|")[3]) > 2 * error  # the row of 2v2
 
 
 def test_the_documentation_has_these_ratios() -> None:

@@ -1,4 +1,4 @@
-"""The cache formats of lab.studies: each compared with its definition in float64, one block at a time."""
+"""Compares each cache format of lab.studies with its definition in float64, one block at a time."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def from_smallest_to_largest(bits: int) -> Definition:
 
 
 def nearest_e4m3(tensor: list[float]) -> list[float]:
-    """Sign, 4 bits of exponent with a bias of 7, 3 of mantissa; the pattern of all ones is no number."""
+    """Rounds to e4m3: sign, 4 bits of exponent with a bias of 7, 3 bits of mantissa. All ones is not a number."""
     small = [mantissa * 2.0**-9 for mantissa in range(8)]
     large = [2.0 ** (e - 7) * (1 + m / 8) for e in range(1, 16) for m in range(8) if (e, m) != (15, 7)]
     magnitudes, scale = small + large, max(map(abs, tensor)) / 448
     return [math.copysign(min(magnitudes, key=lambda y: abs(abs(x) / scale - y)) * scale, x) for x in tensor]
 
 
-DEFINITIONS: dict[str, tuple[Definition, int, float]] = {  # with the values of a block, and bits a value
+DEFINITIONS: dict[str, tuple[Definition, int, float]] = {  # definition, values of a block, bits per value
     "fp8 e4m3": (nearest_e4m3, 512, 8 + 32 / 512),
     "q8_0": (q8_0, 32, 8.5),
     "q5_0": (lowest_code_of_the_largest(5), 32, 5.5),
@@ -101,7 +101,7 @@ def test_planes_of_bits_unpack(bits: int) -> None:
 
 
 def test_rotated_before_and_back_after() -> None:
-    """The format gets a vector with energy in every channel. The decoded one has it in the original places."""
+    """The format gets a vector with energy in every channel. The decoded vector has it in the original places."""
     x, seen = torch.eye(128)[:3], list[Tensor]()
 
     def keep(rotated: Tensor) -> Stored:

@@ -1,4 +1,4 @@
-"""Tests the second machine's parts that need no GPU: the text as CUDA, the recorded launches, the sanitizer's words."""
+"""Tests the second machine's parts that need no GPU: the CUDA text, the recorded launches, the sanitizer's words."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_an_attribute_that_is_not_known_is_an_error() -> None:
     [
         ("gdn/solve_tril.metal", ["16"]),
         ("aura/aura_flash_p2.metal", ["bfloat", "80"]),
-        ("attention/aura_paged_attention.metal", ["4", "4", "64", "2"]),  # leaves arguments to their defaults
+        ("attention/aura_paged_attention.metal", ["4", "4", "64", "2"]),  # these leave arguments to their defaults
     ],
 )
 def test_nvcc_takes_a_kernel(tmp_path: Path, file: str, arguments: list[str]) -> None:
@@ -169,7 +169,7 @@ def test_a_call_is_recorded_with_what_its_buffers_held(tmp_path: Path) -> None:
 
     def twice() -> torch.Tensor:
         torch_gdn.l2norm(moved)
-        moved.mul_(2.0)  # PyTorch's own work between launches is kept as contents
+        moved.mul_(2.0)  # contents, not launches, record the work that PyTorch does in between
         return torch_gdn.l2norm(moved)
 
     y = trace.call(twice)
@@ -190,7 +190,7 @@ def test_a_call_is_recorded_with_what_its_buffers_held(tmp_path: Path) -> None:
     np.testing.assert_array_equal(held[0], x.flatten().numpy())
     np.testing.assert_array_equal(held[1], 2 * x.flatten().numpy())
     (before,) = (fill for fill in case.fills if fill.buffer == target.buffer and fill.before == 0)
-    assert before.runs == []  # nothing had written the output
+    assert before.runs == []  # no recorded launch had written the output
     assert 0 < case.outputs[0].error < 3e-7
 
 
@@ -316,7 +316,7 @@ def test_a_wrong_call_is_recorded_without_being_run(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "record.zip")
     hostile.record(each, writer)
     writer.close()
-    torch.mps.synchronize()  # nothing was reported
+    torch.mps.synchronize()  # no error was reported
     (case,) = Reader(tmp_path / "record.zip").cases
     assert case.is_wrong and case.name == "hostile aura_encode_: slots [0, 8, 2, 2147483646, 4]"
     contents = [np.frombuffer(Reader(tmp_path / "record.zip").content(fill.content), np.uint8) for fill in case.fills]
@@ -392,5 +392,5 @@ def test_the_page_has_every_number() -> None:
     ]
     text = page.text(found | {"conflicts": shares})
     assert "| `solve_tril_64` | 35% | 59% | not known |" in text and "l2norm" not in text
-    assert "| `aura_flash_p1_matrix_8` | 20% | 30% | quarters, halves, data |" in text  # by the longest name, the worst
+    assert "| `aura_flash_p1_matrix_8` | 20% | 30% | quarters, halves, data |" in text  # the worst
     assert "4 kernel variants were" in text

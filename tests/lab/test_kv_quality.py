@@ -1,5 +1,6 @@
-"""lab.studies.kv_formats, kv_models and kv_quality: bits against bytes, codes against definitions, attention against a
-cache that grows token by token, and the tables; docs/lab/cache-formats.md has the figures."""
+"""Tests lab.studies.kv_formats, kv_models and kv_quality: it compares bits with bytes, codes with definitions, and
+attention with a cache that grows token by token. docs/lab/cache-formats.md has the figures.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ def with_exact(bits: float, exact: float) -> float:
     return bits + exact / 8192 * (16 - bits)
 
 
-TAIL = 64 + 4 + 63.5  # tokens: the tail, the sinks, half a tile
-EXPECTED = {  # bits of a value at 8,192 tokens and D = 64, and the relative errors of `sample`'s keys and values
+TAIL = 64 + 4 + 63.5  # the tokens in float16: the tail, the sinks, and on average half a tile
+EXPECTED = {  # bits per value at 8,192 tokens and D = 64, and the relative errors of `sample`'s keys and values
     "AURA 4v4": (4 + 32 / 64, 0.0925, 0.0944),
     "AURA 8v4": (6 + 32 / 64, 0.0060, 0.0944),
     "AURA 4v4, tail 64": (with_exact(4 + 16 / 64, TAIL), 0.0925, 0.0944),
@@ -49,7 +50,7 @@ EXPECTED = {  # bits of a value at 8,192 tokens and D = 64, and the relative err
 
 @pytest.fixture(scope="module")
 def sample() -> tuple[Tensor, Tensor]:
-    """Keys with a mean of the size of their deviation in each channel, as models' have, and values."""
+    """Returns values, and keys whose channels have means as large as their deviations, as in models."""
     generator = torch.Generator().manual_seed(0)
     k, v, mean = (torch.randn(2, count, 64, generator=generator) for count in (256, 256, 1))
     return k + mean, v
@@ -76,7 +77,7 @@ def test_aura_without_a_trellis_is_what_the_ops_code(sample: tuple[Tensor, Tenso
 
 
 def test_kvarn_is_a_step_a_minimum_and_two_scales(sample: tuple[Tensor, Tensor]) -> None:
-    """Its values by token: every value lies within half a step of what it decodes to, and deviations are even."""
+    """Every value, token by token, is within half a step of its decoded value, and deviations are even."""
     tile = sample[1][:1, :128]
     by_token, by_channel = kv_formats.even_scales(tile)
     balanced = tile / by_token / by_channel
@@ -90,7 +91,7 @@ def test_kvarn_is_a_step_a_minimum_and_two_scales(sample: tuple[Tensor, Tensor])
 
 
 def test_kivis_groups_are_channels_of_tokens_and_tokens_of_channels() -> None:
-    """Two values in each group come back as they are; they would not in groups that lie across these."""
+    """Two values of each group decode exactly. In groups across the other dimension they would not."""
     x = (
         torch.arange(4.0).repeat_interleave(32)[:, None]
         + torch.arange(64.0) ** 2 / 100
@@ -117,7 +118,7 @@ def coarse(x: Tensor) -> Stored:
 
 @pytest.mark.parametrize("first", [0, 100])
 def test_each_position_reads_the_codes_that_its_cache_has(first: int) -> None:
-    """Keys and values with tails of their own, and a prefix that was coded before, against float64."""
+    """Keys and values have different tails, and an earlier call coded the prefix. The reference is float64."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(heads, 300, 16, generator=generator) for heads in (4, 2, 2))
     form = Format("", "", Part("", coarse, tile=16, tail=20, sinks=3), Part("", coarse, tail=40, sinks=1))

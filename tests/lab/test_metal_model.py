@@ -1,4 +1,6 @@
-"""lab.studies.metal_model: bounds of made-up counts, by hand; and a workload counted on the simulated device."""
+"""Tests lab.studies.metal_model with bounds of made-up counts, computed by hand, and with a workload on the simulated
+device.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ CHIP = Chip(7, 8, 100.0, 2.048, "made up: 1 GHz, 8 cores of 128 lanes")
 
 
 def figures(**counts: Any) -> Any:
-    """One dispatch of 64 threadgroups of 128 threads that do nothing but `counts`."""
+    """Returns figures of one dispatch of 64 threadgroups of 128 threads, which only do `counts`."""
     names = ["bank_cycles", "barriers", "collectives", "load_rounds", "matrix_multiplies", "threadgroup_memory"]
     names += ["device_accesses", "threadgroup_accesses"]
     names += [f"device_bytes_{kind}_{way}" for kind in ("issued", "distinct") for way in ("read", "written")]
@@ -37,20 +39,20 @@ def figures(**counts: Any) -> Any:
 @pytest.mark.parametrize(
     ("counts", "binds", "seconds"),
     [
-        # 100 GB/s
+        # the memory moves 100 GB/s
         ({"device_bytes_distinct_read": 30_000, "device_bytes_distinct_written": 20_000}, "memory", 0.5e-6),
-        # 8 cores take 32 bytes a nanosecond each
+        # each of 8 cores takes 32 bytes per nanosecond
         ({"device_bytes_issued_read": 200_000, "device_bytes_issued_written": 56_000}, "cache", 1e-6),
-        # 8 cores of 128 lanes; the 102 lanes of the matrix products
+        # 8 cores have 128 lanes each; matrix products use the equivalent of 102 lanes
         ({"operations_issued": {"fma": 1_024_000}}, "arithmetic", 1e-6),
         ({"operations_issued": {"fma": 512_000, "exp": 128_000, "integer": 9_000_000}}, "arithmetic", 1e-6),
         ({"matrix_multiplies": 1632, "collectives": 1632}, "arithmetic", 1.024e-6),
         ({"bank_cycles": 8_000}, "threadgroup", 1e-6),
-        # one simdgroup has a quarter of a core
+        # one simdgroup can use a quarter of a core
         ({"threadgroups": 1, "threads": 32, "operations_issued": {"fma": 32_000}}, "latency", 1e-6),
-        # 8 groups a core, all of them at once: 100 barriers of 20 cycles
+        # each core runs its 8 groups at once: 100 barriers of 20 cycles
         ({"barriers": 6_400}, "latency", 2e-6),
-        # 4 simdgroups a group: 10 rounds of loads of 200 cycles
+        # a group has 4 simdgroups: 10 rounds of loads of 200 cycles
         ({"load_rounds": 64 * 4 * 10}, "latency", 2e-6),
     ],
 )
@@ -63,12 +65,12 @@ def test_each_bound_by_hand(counts: dict[str, Any], binds: str, seconds: float) 
 @pytest.mark.parametrize(
     ("counts", "price"),
     [
-        # 32,000 instructions; 8 cores start four a nanosecond each
-        ({}, {"start": 12_500}),  # 256 simdgroups
+        # there are 32,000 instructions; each of 8 cores starts four per nanosecond
+        ({}, {"start": 12_500}),  # 256 simdgroups start
         ({"operations_issued": {"fma": 256_000, "add": 128_000, "mul": 128_000, "integer": 9_000_000}}, {"float": 200}),
         ({"device_accesses": 3_200}, {"device": 1_000}),
         ({"threadgroup_accesses": 6_400}, {"threadgroup": 500}),
-        ({"barriers": 640}, {"barrier": 1_250}),  # of 4 simdgroups each
+        ({"barriers": 640}, {"barrier": 1_250}),  # 4 simdgroups meet at each
         ({"matrix_multiplies": 320, "collectives": 320}, {"matrix": 10_000}),
     ],
     ids=lambda of: next(iter(of), "none"),
@@ -87,7 +89,7 @@ def test_a_simdgroup_issues_an_instruction_a_cycle() -> None:
 
 
 def test_the_busiest_core_decides() -> None:
-    """9 threadgroups on 8 cores: one core has two of them; one threadgroup: one core has all."""
+    """With 9 threadgroups on 8 cores, one core has two of them. With one threadgroup, one core has all."""
     nine = predict(figures(threadgroups=9, threads=9 * 128, bank_cycles=9_000), CHIP)
     assert nine.seconds == pytest.approx(2e-6) and nine.cores == 8
     one = predict(figures(threadgroups=1, threads=128, bank_cycles=9_000), CHIP)
@@ -98,8 +100,8 @@ def test_the_busiest_core_decides() -> None:
     ("counts", "registers", "threads", "seconds"),
     [
         ({}, 0, 8 * 128, 2e-6),
-        ({"threadgroup_memory": 32_768}, 0, 128, 16e-6),  # one group a core at a time
-        ({"threadgroup_memory": 16_384}, 0, 3 * 128, 6e-6),  # three: of eight groups, three rounds
+        ({"threadgroup_memory": 32_768}, 0, 128, 16e-6),  # a core runs one group at a time
+        ({"threadgroup_memory": 16_384}, 0, 3 * 128, 6e-6),  # three groups at a time, so three rounds
         ({}, 208, 2 * 128, 8e-6),  # 208 KB hold 256 such threads
     ],
 )
@@ -167,7 +169,7 @@ def test_kernels_add_up_and_the_longest_part_binds() -> None:
 
 
 def test_chips_agree_with_each_other() -> None:
-    """Clocks are a GPU's; a larger chip of a family has more of everything; a name and its chip are the same."""
+    """Clocks belong to a GPU family, a larger chip of a family has more of everything, and a name matches its chip."""
     for name, chip in CHIPS.items():
         assert 1.1e9 < chip.hertz < 1.9e9, name
         assert chip.sources, name
@@ -189,7 +191,7 @@ def test_workloads_are_counted(workload: str, monkeypatch: pytest.MonkeyPatch) -
         work.call()
     assert profile.kernels and not profile.fallbacks
     distinct = sum(k.device_bytes_distinct_read + k.device_bytes_distinct_written for k in profile.kernels.values())
-    assert distinct >= 0.98 * work.compulsory_bytes  # the rest: what a convolution's first columns do not read
+    assert distinct >= 0.98 * work.compulsory_bytes  # the rest is what a convolution's first columns need not read
     seconds, _ = metal_model.total(profile.kernels, {}, "M1")
     assert seconds >= distinct / 68.2e9
 
@@ -224,13 +226,13 @@ kernel void loads(device const float* x [[buffer(0)]], device float* y [[buffer(
 @pytest.mark.parametrize(
     ("first", "value", "rounds", "width"),
     [
-        ("const float4 all = ((device const float4*)x)[i];", "all[part]", "1.00", "10.00"),  # 16 read, 4 written
+        ("const float4 all = ((device const float4*)x)[i];", "all[part]", "1.00", "10.00"),  # reads 16 bytes, writes 4
         ("", "x[part * 32 + i]", "4.00", "4.00"),
     ],
     ids=["at once", "between barriers"],
 )
 def test_the_counts_show_narrow_loads_between_barriers(first: str, value: str, rounds: str, width: str) -> None:
-    """What made decode with [K, V] states slow on another maker's GPU, and no count had shown."""
+    """Narrow loads made decoding with [K, V] states slow on another maker's GPU, and no other count had shown that."""
     import mps_simulator
 
     mps_simulator.activate()

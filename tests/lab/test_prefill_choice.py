@@ -1,4 +1,6 @@
-"""lab.studies.prefill_choice: counts of other lengths and heads follow from two, and what it says of made-up cases."""
+"""Tests lab.studies.prefill_choice: it derives the counts of other lengths and heads from two, and judges made-up
+cases.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def test_longer_prompts_and_more_heads_are_counted_from_short_ones(
         (prefill_choice.of_heads(two, 3), counted(SMALL._replace(H=3, HV=6), 2 * CHUNK)),
     ):
         assert counts_of(derived) == counts_of(direct)
-        # which branch a decay takes differs with the data
+        # the data decide which branch a decay takes
         assert float_operations(derived) == pytest.approx(float_operations(direct), rel=0.05)
 
 
@@ -59,7 +61,7 @@ CASES = [
     case(4, 1, "recurrent", 9, 3, 2),
     case(5, 1, "recurrent", 9, 2, 3),  # 1.5 times the best
     case(256, 0.5, "fused_chunk", 5, 4, 9),
-    case(320, 0.5, "fused_chunk", 4, 4.001, 9),  # nothing
+    case(320, 0.5, "fused_chunk", 4, 4.001, 9),  # this loses nothing
     case(448, 0.5, "chunked", 4, 5, 9),
     case(448, 2, "chunked", 5, 4, 9),  # 1.25 times
 ]

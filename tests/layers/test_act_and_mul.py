@@ -17,7 +17,7 @@ def exact(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 @pytest.mark.parametrize("activation", ["silu", "sigmoid"])
 def test_equals_the_reference(device: torch.device, dtype: torch.dtype, activation: str) -> None:
-    """Rows of one vector, of several threadgroups, and of an odd length."""
+    """Rows have one vector, the elements of several threadgroups, or an odd length."""
     for shape in ((2, 3, 5, 4), (3, 2100), (7,), (2, 33)):
         gate, up = (8 * torch.randn(2, *shape)).to(dtype)
         y = launched(device, "act_and_mul", act_and_mul, gate.to(device), up.to(device), activation).cpu()
@@ -26,9 +26,9 @@ def test_equals_the_reference(device: torch.device, dtype: torch.dtype, activati
 
 
 def test_halves_of_a_projection(device: torch.device) -> None:
-    """gate and up follow each other as in an engine, or the gate follows each head's q as in attention."""
+    """gate and up are adjacent, as in an engine, or the gate follows each head's q, as in attention."""
     whole = torch.randn(3, 4, 2 * 64).to(device)
-    for size in (64, 63):  # rows that are aligned, and rows that are not
+    for size in (64, 63):  # aligned rows, and others
         gate, up = whole[..., :size], whole[..., size : 2 * size]
         y = launched(device, "act_and_mul", act_and_mul, gate, up)
         assert_same_bits("halves", y, act_and_mul(gate.contiguous(), up.contiguous()))

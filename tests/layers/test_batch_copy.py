@@ -10,7 +10,7 @@ from tests.helpers.large import needs_sparse_memory, sparse_memory
 from torch_gdn import reference
 
 Range = tuple[int, int, int]
-LARGE = 200_000  # bytes: some tiles for each of several threadgroups
+LARGE = 200_000  # bytes that make several tiles for each of several threadgroups
 
 
 def bytes_of(count: int) -> Tensor:
@@ -30,7 +30,9 @@ def copied(pool: Tensor, ranges: list[Range]) -> Tensor:
 @pytest.mark.parametrize("on_cpu", [False, True])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 def test_copies_every_range_and_nothing_else(device: torch.device, dtype: torch.dtype, on_cpu: bool) -> None:
-    """Large and small ones, one source twice, an empty range, all offsets of a strided matrix."""
+    """Ranges are large and small. One source occurs twice, one range is empty, and all offsets come from a strided
+    matrix.
+    """
     ranges = [(0, 300_000, LARGE), (0, 520_000, 64), (500_006, 600_002, 1000), (700_000, 7, 0), (510_001, 610_004, 333)]
     pool = bytes_of(720_000)
     there = pool.to(device, copy=True)
@@ -53,7 +55,7 @@ def test_a_range_that_overlaps_itself_is_read_first(device: torch.device, apart:
 
 @pytest.mark.parametrize("apart", [4096, -4096])
 def test_a_large_range_that_overlaps_itself(device: torch.device, apart: int) -> None:
-    """More than a core of the CPU copies at a time."""
+    """The range is larger than what a core of the CPU copies at a time."""
     pool, ranges = bytes_of(700_000), [(8192, 8192 + apart, 650_000)]
     there = pool.to(device, copy=True)
     torch_gdn.batch_copy_(there, *(x.to(device) for x in vectors(ranges)))
@@ -73,7 +75,7 @@ def test_any_alignment(device: torch.device, offsets: tuple[int, int], first: in
 
 
 def test_many_ranges(device: torch.device) -> None:
-    """Blocks of states from one half of a storage to the other, in any order."""
+    """Blocks of states move from one half of a storage to the other, in any order."""
     block, count = 96, 700
     sources, destinations = torch.randperm(count), torch.randperm(count) + count
     ranges = [(int(a) * block, int(b) * block, block) for a, b in zip(sources, destinations, strict=True)]
@@ -84,7 +86,7 @@ def test_many_ranges(device: torch.device) -> None:
 
 
 def test_states_of_a_storage(device: torch.device) -> None:
-    """Copies a block of a convolution's columns and of the rule's states to another block, as prefix caching does."""
+    """As in prefix caching, a block of a convolution's columns and of the rule's states is copied to another block."""
     pages = torch.randn(5, 3 * 64 + 2 * 16 * 8).to(device)
     before, page = pages.cpu().clone(), pages.stride(0) * 4
     storage = torch.empty(0, dtype=torch.uint8, device=device).set_(pages.untyped_storage())
@@ -118,7 +120,7 @@ EACH_OUTSIDE = [(argument, wrong) for argument, ranges in OUTSIDE.items() for wr
 
 @pytest.mark.parametrize(("argument", "wrong"), EACH_OUTSIDE)
 def test_ranges_outside_the_pool(device: torch.device, argument: str, wrong: Range) -> None:
-    """On the CPU nothing is copied; on the device all but the wrong ones are, and the next synchronisation raises."""
+    """The CPU copies nothing. The device copies all ranges but the wrong ones, and the next synchronisation raises."""
     pool, right = bytes_of(100), [(0, 60, 8), (40, 80, 6)]
     there = pool.to(device, copy=True)
     with pytest.raises(ValueError, match=f"^batch_copy_: {argument}: expected"):
@@ -186,7 +188,7 @@ def test_fullgraph_gives_the_same_bytes(device: torch.device) -> None:
 
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not report which kernels ran")
 def test_is_one_dispatch_that_moves_each_byte_once() -> None:
-    """A large range is shared, and the host reads nothing from the device."""
+    """Threadgroups share a large range, and the host reads nothing from the device."""
     device = ready("mps")
     there, numbers = bytes_of(2 * LARGE).to(device), [x.to(device) for x in vectors([(0, LARGE, LARGE), (0, 0, 0)])]
     with profiled() as profile:
@@ -194,8 +196,8 @@ def test_is_one_dispatch_that_moves_each_byte_once() -> None:
     (figures,) = profile.kernels.values()
     assert figures.dispatches == 1 and not profile.fallbacks
     assert figures.device_bytes_written == LARGE
-    assert figures.device_bytes_read == LARGE + 24 * figures.threads  # each thread reads its range's three numbers
-    assert figures.threads >= 2 * 4 * 256  # of each range at least four threadgroups
+    assert figures.device_bytes_read == LARGE + 24 * figures.threads  # each thread reads the three numbers of its range
+    assert figures.threads >= 2 * 4 * 256  # each range has at least four threadgroups
 
 
 @needs_sparse_memory

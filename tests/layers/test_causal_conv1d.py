@@ -1,4 +1,4 @@
-"""The causal convolution, functional: values, states of any width, packed sequences, segments, layouts."""
+"""Tests the causal convolution, functional: values, states of any width, packed sequences, segments, layouts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.helpers.prefill import on_mps
 from torch_gdn import reference
 
 BOUND = {torch.float32: 3e-7, torch.bfloat16: 1.8e-3, torch.float16: 2.2e-4}
-CU_SEQLENS = [0, 0, 2, 37, 37, 70]  # empty ones; one shorter than W; one longer than a block of 32 tokens
+CU_SEQLENS = [0, 0, 2, 37, 37, 70]  # two are empty, one is shorter than W, and one is longer than a block of 32 tokens
 
 
 def convolve(device: torch.device, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
-    """The op, its kernel seen to run; the results on the CPU."""
+    """Runs the op, asserts that its kernel ran, and returns the results on the CPU."""
     there = [x.to(device) if isinstance(x, Tensor) else x for x in arguments]
     options = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in options.items()}
     y, state = launched(device, "causal_conv1d", torch.ops.gdn.causal_conv1d, *there, **options)
@@ -38,7 +38,7 @@ def check(device: torch.device, x: Tensor, weight: Tensor, *arguments: Any, **op
 
 
 def inputs(T: int, D: int = 12, W: int = 4, B: int = 2, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
-    """x, weight, bias, and a state of W columns."""
+    """Returns x, weight, bias, and a state of W columns."""
     shapes = ((B, T, D), (D, W), (D,), (B, D, W))
     return tuple(torch.randn(shape).to(dtype) for shape in shapes)
 
@@ -46,7 +46,7 @@ def inputs(T: int, D: int = 12, W: int = 4, B: int = 2, dtype: torch.dtype = tor
 @pytest.mark.sweep(2, of="dtype")
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
 @pytest.mark.parametrize("W", [2, 3, 4])
-@pytest.mark.parametrize("D", [12, 131, 140])  # 140: vectors of channels for a simdgroup and a part of the next
+@pytest.mark.parametrize("D", [12, 131, 140])  # 140 fills one simdgroup's vectors of channels and a part of the next
 def test_equals_the_reference(device: torch.device, dtype: torch.dtype, W: int, D: int) -> None:
     x, weight, bias, state = inputs(39, D, W, dtype=dtype)
     check(device, x, weight, bias, torch.randn(x.shape).to(dtype), state, True, None, "silu")
@@ -68,7 +68,7 @@ def test_with_or_without_bias_and_activation(device: torch.device, activation: s
 @pytest.mark.parametrize("T", [1, 2, 3, 16, 17, 32, 33])
 @pytest.mark.parametrize("S", [3, 4, 7])
 def test_states_of_any_width(device: torch.device, T: int, S: int) -> None:
-    """W - 1 is Dao's, W FLA's and transformers'; the kernel changes at 16 tokens, blocks have 32."""
+    """W - 1 is Dao's width; W is FLA's and transformers'. The kernel changes at 16 tokens, and blocks have 32."""
     x, weight, bias, _ = inputs(T)
     check(device, x, weight, bias, None, torch.randn(2, 12, S), True)
 
@@ -151,7 +151,7 @@ def views_of(x: Tensor) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
 def test_neighbouring_tokens_have_a_kernel_of_their_own(device: torch.device, dtype: torch.dtype) -> None:
-    """Tiles of 64 tokens and 32 channels: packed sequences across them, segments, an initial state; any W."""
+    """Tiles have 64 tokens and 32 channels. Packed sequences cross them, with segments, an initial state and any W."""
     across = inputs(140, 35, 3, 1, dtype)[0].transpose(1, 2).contiguous().transpose(1, 2)
     _, weight, bias, _ = inputs(0, 35, 3, 1, dtype)
     cu_seqlens = torch.tensor([0, 0, 2, 67, 140])
@@ -190,7 +190,7 @@ def test_any_strides(device: torch.device, T: int) -> None:
 
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not count allocated bytes")
 def test_prefill_copies_nothing() -> None:
-    """x is a transposed view of a projection; y splits into q, k, v with a last stride of 1."""
+    """x is a transposed view of a projection. y splits into q, k, v with a last stride of 1."""
     ready("mps")
     projection, weight = torch.randn(2, 64, 128).to("mps"), torch.randn(128, 4).to("mps")
     with profiled() as profile:
@@ -199,7 +199,7 @@ def test_prefill_copies_nothing() -> None:
         torch.ops.gdn.causal_conv1d(projection.transpose(0, 1), weight)
     assert all(part.stride() == (64 * 128, 128, 1) for part in (q, k, v))
     assert list(profile.kernels) == ["causal_conv1d_float_float_float_4_4"]
-    # Two outputs, and two empty final states, which PyTorch rounds up.
+    # PyTorch rounds up the sizes of two outputs and two empty final states.
     assert 2 * projection.nbytes <= profile.allocated_bytes < 2 * projection.nbytes + 1024, str(profile)
 
 
@@ -228,13 +228,13 @@ def test_large_values_saturate_silu(device: torch.device) -> None:
 
 
 def test_many_sequences(device: torch.device) -> None:
-    """More than 32: a simdgroup reads cu_seqlens 32 at a time."""
+    """A simdgroup reads cu_seqlens 32 at a time, and there are more."""
     x, weight, bias, _ = inputs(150, D=4, B=1)
     cu_seqlens = torch.cat([torch.arange(0, 150, 2), torch.tensor([150, 150])])
     check(device, x, weight, bias, None, torch.randn(len(cu_seqlens) - 1, 4, 3), True, cu_seqlens=cu_seqlens)
 
 
-@on_mps()  # the CPU checks it at once: tests/gdn/test_errors.py
+@on_mps()  # the CPU's checks are in tests/gdn/test_errors.py
 def test_wrong_cu_seqlens_on_the_device_are_reported(device: torch.device) -> None:
     x, weight, *_ = inputs(40, B=1)
     for T in (40, 9):

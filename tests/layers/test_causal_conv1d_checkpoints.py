@@ -1,4 +1,4 @@
-"""Checkpoints of the convolution: its columns after some of a sequence's tokens, in a slot of their own."""
+"""Tests checkpoints of the convolution: its columns after some of a sequence's tokens, in a separate slot."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_are_the_columns_after_those_tokens(
 
 @pytest.mark.parametrize("on_cpu", [False, True])
 def test_packed_sequences(device: torch.device, on_cpu: bool) -> None:
-    """A null slot, an empty sequence and one without a slot."""
+    """There is a null slot, an empty sequence, and one without a slot."""
     x, weight, pool = torch.randn(1, 50, D), torch.randn(D, W), random_pool(4)
     numbers = {
         "cu_seqlens": torch.tensor([0, 20, 20, 40, 50], dtype=torch.int32),

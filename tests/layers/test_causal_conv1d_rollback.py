@@ -1,4 +1,4 @@
-"""Speculative decoding: a convolution state that keeps the columns of each drafted token."""
+"""Tests speculative decoding with a convolution state that keeps the columns of each drafted token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ D, DRAFTS, SLOTS = 12, 4, 6
 
 
 def history(pool: Tensor, slots: list[int], accepted: list[int], W: int) -> Tensor:
-    """[N, D, W - 1], what a next token sees."""
+    """Returns [N, D, W - 1], the columns that the next token sees."""
     return torch.stack([pool[slot][:, a - 1 : a + W - 2] for slot, a in zip(slots, accepted, strict=True)])
 
 
@@ -25,7 +25,7 @@ def history(pool: Tensor, slots: list[int], accepted: list[int], W: int) -> Tens
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("W", [2, 3, 4])
 def test_goes_on_after_what_was_accepted(device: torch.device, W: int, dtype: torch.dtype, channel_last: bool) -> None:
-    """Outputs are those of a plain convolution on the history from column a - 1 on. Columns and tokens follow."""
+    """Outputs equal a plain convolution from column a - 1 of the history on. Then the columns and tokens follow."""
     S, slots, accepted = W - 2 + DRAFTS + 1, [4, 1, 3], [1, 3, 5]
     x, weight, bias = (torch.randn(shape).to(dtype) for shape in ((3, DRAFTS, D), (D, W), (D,)))
     whole = torch.randn((SLOTS, S, D + 5) if channel_last else (SLOTS, D + 5, S)).to(dtype)
@@ -51,7 +51,7 @@ def test_goes_on_after_what_was_accepted(device: torch.device, W: int, dtype: to
 
 
 def test_packed_sequences_with_padding(device: torch.device) -> None:
-    """Sequences have different lengths: one empty, one without a slot, one without a past, over 16 tokens in total."""
+    """In over 16 tokens, sequences have different lengths. One is empty, one has no slot, and one has no past."""
     W, S, lengths = 4, 9, [7, 1, 0, 3, 7]
     boundaries = torch.tensor([0, 7, 8, 8, 11, 18])
     slots, accepted, has_past = [5, 2, 1, 0, 4], [7, 1, 2, 1, 3], [True, True, True, True, False]
@@ -77,8 +77,9 @@ def test_packed_sequences_with_padding(device: torch.device) -> None:
 
 
 def test_a_conversation_of_steps_is_a_plain_convolution(device: torch.device) -> None:
-    """A prompt, whose columns go where drafting begins, and 30 steps of 4 drafts with random acceptance: the accepted
-    outputs are those of one long convolution."""
+    """A prompt's columns go where drafting begins. 30 steps of 4 drafts follow, with random acceptance. The accepted
+    outputs equal one long convolution.
+    """
     W, S, prompt = 4, 6, 7
     tokens, weight = torch.randn(1, 200, D), torch.randn(D, W)
     exact, _ = reference.causal_conv1d(tokens.double(), weight.double())
@@ -106,7 +107,7 @@ def test_a_conversation_of_steps_is_a_plain_convolution(device: torch.device) ->
     ],
 )
 def test_wrong_contents_on_the_device(words: str, change: dict[str, Any]) -> None:
-    """Reported at the next synchronisation; other slots stay."""
+    """The next synchronisation raises the error, and other slots are unchanged."""
     device = ready("mps")
     pool = torch.randn(4, D, 5, device=device)
     before = pool.clone()

@@ -1,4 +1,4 @@
-"""The in-place convolution: a pool of states with slots, null rows, sequences that restart."""
+"""Tests the in-place convolution: a pool of states with slots, null rows, sequences that restart."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ D = 12
 
 
 def padded_pool(slots: int, S: int = 4, dtype: torch.dtype = torch.float32) -> Tensor:
-    """[slots, D, S] with 7 elements between slots."""
+    """Returns [slots, D, S] with 7 elements between slots."""
     return torch.randn(slots, D * S + 7).to(dtype)[:, : D * S].view(slots, D, S)
 
 
 def update(device: torch.device, x: Tensor, weight: Tensor, pool: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    """y and the updated pool, on the CPU; the call's pool has the strides of `pool`."""
+    """Returns y and the updated pool on the CPU. The call's pool has the strides of `pool`."""
     whole = pool if pool._base is None else pool._base
     there = whole.clone().to(device).as_strided(pool.shape, pool.stride(), pool.storage_offset())
     options = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in options.items()}
@@ -52,12 +52,12 @@ def test_moves_the_states_on(device: torch.device, T: int, S: int) -> None:
 @pytest.mark.parametrize("null_index", [-1, 0])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 def test_slots(device: torch.device, T: int, null_index: int, dtype: torch.dtype) -> None:
-    """Slot 0 is a slot, or the null index; unused slots keep their bits."""
+    """0 is a slot or the null index. Unused slots keep their bits."""
     indices = torch.tensor([5, -1, 0, 2, -7, 3], dtype=dtype)
     has_state = torch.tensor([True, True, True, False, True, True])
     options: dict[str, Any] = {"state_indices": indices, "has_initial_state": has_state, "null_index": null_index}
     x, weight, pool = torch.randn(6, T, D), torch.randn(D, 4), padded_pool(7)
-    pool[2] = torch.nan  # the slot of a sequence that restarts
+    pool[2] = torch.nan  # the sequence in this slot restarts
     check(device, x, weight, pool, **options)
     y, new_pool = update(device, x, weight, pool, **options)
     null = indices <= null_index
@@ -103,8 +103,8 @@ def test_packed_prefill(device: torch.device, tokens: int) -> None:
 @pytest.mark.parametrize("S", [3, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_transposed_slots(device: torch.device, S: int, dtype: torch.dtype) -> None:
-    """vLLM's [slots, S, D], transposed; the last sequence starts anew."""
-    channels = 40  # whole vectors and a part of one
+    """The pool is vLLM's [slots, S, D], transposed. The last sequence starts anew."""
+    channels = 40  # some whole vectors and a part of one
     pool = torch.randn(4, S, channels).to(dtype).transpose(1, 2)
     x, weight = torch.randn(3, 1, channels).to(dtype), torch.randn(channels, 4).to(dtype)
     flags = torch.tensor([True, True, False])
@@ -115,7 +115,9 @@ def test_transposed_slots(device: torch.device, S: int, dtype: torch.dtype) -> N
 @pytest.mark.parametrize("W", [2, 3, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_as_many_columns_as_taps_before(device: torch.device, dtype: torch.dtype, W: int, T: int) -> None:
-    """W - 1, of enough channels for several simdgroups and a part of one; the last sequence starts anew."""
+    """States have W - 1 columns, and the channels fill several simdgroups and a part of one. The last sequence starts
+    anew.
+    """
     channels = 170
     x, weight = torch.randn(3, T, channels).to(dtype), torch.randn(channels, W).to(dtype)
     pool, flags = torch.randn(5, channels, W - 1).to(dtype), torch.tensor([True, True, False])
@@ -142,13 +144,13 @@ def test_without_tokens_only_a_reset_state_changes(device: torch.device) -> None
     assert_same_bits("pool", there, expected)
 
 
-@on_mps()  # the CPU checks them at once: tests/gdn/test_errors.py
+@on_mps()  # the CPU's checks are in tests/gdn/test_errors.py
 @pytest.mark.parametrize(
     ("indices", "words"), [([0, 3], "below the number of slots, got 3"), ([1, 1], "each slot at most once, got 1")]
 )
 @pytest.mark.parametrize("T", [1, 40])
 def test_wrong_indices_on_the_device(device: torch.device, T: int, indices: list[int], words: str) -> None:
-    """They are reported and give zeros; a slot named twice is the first sequence's."""
+    """Wrong indices are reported and give zeros. A slot that occurs twice belongs to the first sequence."""
     x, weight, pool = torch.randn(2, T, D), torch.randn(D, 4), torch.randn(3, D, 3)
     expected = pool.clone()
     reference.causal_conv1d_update_(x, weight, expected, torch.tensor([indices[0], -1]))
@@ -158,13 +160,13 @@ def test_wrong_indices_on_the_device(device: torch.device, T: int, indices: list
     )
     with pytest.raises(RuntimeError, match=rf"^causal_conv1d_update_: state_indices: expected .*{words} at 1\b"):
         torch.mps.synchronize()
-    torch.mps.synchronize()  # reported once
+    torch.mps.synchronize()  # the error is reported only once
     assert torch.equal(y[1].cpu(), torch.zeros(T, D))
     assert_same_bits("pool", there, expected)
 
 
 def test_a_saved_pool_is_seen_to_change() -> None:
-    """Autograd refuses the backward of a result from a pool that has been updated since."""
+    """Autograd refuses the backward pass of a result if its pool has been updated since."""
     pool, factor = torch.randn(1, D, 4), torch.ones(1, requires_grad=True)
     product = (factor * pool).sum()
     torch.ops.gdn.causal_conv1d_update_(torch.randn(1, 1, D), torch.randn(D, 4), pool)

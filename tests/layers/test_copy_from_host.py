@@ -12,8 +12,8 @@ from torch_gdn.check.fake_mps import fake_mps
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int16, torch.int32, torch.int64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("bytes_", [8, 4096, 4104, 8 * 4096, 8 * 4096 + 8])
 def test_every_byte_arrives(device: torch.device, dtype: torch.dtype, bytes_: int) -> None:
-    """Copies into a view that starts at an odd element. Its neighbours must not change."""
-    src = torch.randint(0, 2, (bytes_ // dtype.itemsize, 2)).to(dtype)[:, 1]  # has strides
+    """The copy goes to a view that starts at an odd element, whose neighbours must not change."""
+    src = torch.randint(0, 2, (bytes_ // dtype.itemsize, 2)).to(dtype)[:, 1]  # this has strides
     whole = torch.zeros(len(src) + 2, dtype=dtype, device=device)
     if device.type == "mps" and bytes_ <= 8 * 4096:
         launched(device, "copy_from_host", torch_gdn.copy_from_host_, whole[1:-1], src)
@@ -31,7 +31,7 @@ def test_a_launch_copies_no_more_bytes_than_it_can_count() -> None:
 
 
 def test_the_host_may_write_its_array_at_once() -> None:
-    """PyTorch's own copy of an array that is not awaited would read the later numbers."""
+    """PyTorch's own copy, if not awaited, would read the numbers that the host writes later."""
     src, dst = torch.arange(64), torch.zeros(64, dtype=torch.int64, device=ready("mps"))
     torch_gdn.copy_from_host_(dst, src)
     src.fill_(-1)

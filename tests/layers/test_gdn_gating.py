@@ -17,7 +17,7 @@ def gate(device: torch.device, *tensors: Tensor, allow_neg_eigval: bool = False)
 
 
 def inputs(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """A_log, a, b, dt_bias as models have them: A from 0.01 to 16."""
+    """Returns A_log, a, b and dt_bias as models have them, with A from 0.01 to 16."""
     HV = shape[-1]
     A_log, dt_bias = torch.empty(HV).uniform_(0.01, 16).log(), torch.ones(HV)
     a, b = 4 * torch.randn(shape), 4 * torch.randn(shape)
@@ -49,7 +49,7 @@ def test_without_a_bias(device: torch.device) -> None:
 
 
 def test_the_far_ends(device: torch.device) -> None:
-    """softplus(x) is x for large x and exp(x) for small; no overflow."""
+    """softplus(x) is x for a large x and exp(x) for a small one, without overflow."""
     a = torch.tensor([-1e4, -80.0, -20.0, -1.0, 0.0, 16.0, 20.0, 88.0, 1e4, torch.inf])[:, None]
     g, beta = gate(device, torch.zeros(1), a, a)
     exact = -torch.nn.functional.softplus(a.double(), threshold=1e9)

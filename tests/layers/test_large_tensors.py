@@ -1,4 +1,4 @@
-"""Offsets beyond 2**31 elements in the ops around the rule: of inputs, outputs and pools of states."""
+"""Tests the ops around the rule with inputs, outputs and pools of states of more than 2**31 elements."""
 
 from __future__ import annotations
 

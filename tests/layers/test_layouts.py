@@ -1,4 +1,4 @@
-"""Ops on rows take tensors of any number of dimensions, anywhere in memory."""
+"""Tests that ops on rows take tensors of any number of dimensions, anywhere in memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 @each_op
 def test_any_strides(device: torch.device, op: str, layout: str) -> None:
-    """Gives each tensor in turn other strides, while the others are contiguous."""
+    """Each tensor in turn gets other strides, while the others are contiguous."""
     call = REGISTRY[op].call(POINT)
     for name in tensors_of(call):
         view = LAYOUTS[layout](call[name])
@@ -38,7 +38,7 @@ def test_any_strides(device: torch.device, op: str, layout: str) -> None:
 @pytest.mark.parametrize("shape", [(), (3,), (2, 1, 2, 3), (2, 0)], ids=str)
 @each_op
 def test_any_number_of_dimensions(device: torch.device, op: str, shape: tuple[int, ...]) -> None:
-    """And no rows at all, which is no launch."""
+    """A tensor without rows needs no launch."""
     entry = REGISTRY[op]
     call = entry.call(POINT)
     rows = max((call[name].shape for name in tensors_of(call)), key=len)

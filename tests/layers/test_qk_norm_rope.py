@@ -15,7 +15,7 @@ Heads = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def draw(D: int, P: int, HQ: int = 4, HK: int = 2, T: int = 5, dtype: torch.dtype = torch.float32) -> Heads:
-    """q, k, cos, sin and the two weights, of two sequences."""
+    """Returns q, k, cos, sin and the two weights, for two sequences."""
     angles = 10 * torch.randn(2, T, P)
     heads = torch.randn(2, T, HQ, D), torch.randn(2, T, HK, D)
     found = *heads, angles.cos(), angles.sin(), torch.rand(D), torch.rand(D)
@@ -36,7 +36,7 @@ def exact(heads: Any, **options: Any) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("heads_first", [False, True])
 @pytest.mark.parametrize("zero_centered", [False, True])
 def test_equals_the_reference(device: torch.device, dtype: torch.dtype, heads_first: bool, zero_centered: bool) -> None:
-    """Heads of Qwen3.5, heads that are rotated whole, heads longer than the lanes of one pass, and odd ones."""
+    """Heads are Qwen3.5's, rotated whole, longer than the lanes of one pass, and odd."""
     options = {"eps": 1e-5, "heads_first": heads_first, "zero_centered": zero_centered}
     for D, P in ((256, 32), (64, 32), (512, 128), (33, 7), (20, 6)):
         heads = draw(D, P, dtype=dtype)
@@ -57,7 +57,7 @@ def test_without_a_norm(device: torch.device) -> None:
 
 
 def test_is_what_transformers_computes(device: torch.device) -> None:
-    """Partial rotation by tables with each angle twice, behind a norm by 1 + weight."""
+    """transformers rotates partially, has each angle twice in its tables, and multiplies by 1 + weight in the norm."""
     qwen = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
     q, k, cos, sin, q_weight, k_weight = draw(64, 8)
     norms = [qwen.Qwen3NextRMSNorm(64) for _ in range(2)]
@@ -75,7 +75,7 @@ def test_is_what_transformers_computes(device: torch.device) -> None:
 
 @pytest.mark.parametrize("size", [64, 63])
 def test_parts_of_a_projection_and_repeated_angles(device: torch.device, size: int) -> None:
-    """q behind its gate, k out of a fused projection, angles of one sequence for both."""
+    """q follows its gate, k is part of a fused projection, and both sequences share the angles of one."""
     q, k, cos, sin, q_weight, k_weight = (x.to(device) for x in draw(128, 16, HK=4))
     parts = q[..., 128 - size :], k[..., :size]
     angles = [x[:1].expand(2, -1, -1) for x in (cos, sin)]

@@ -23,7 +23,7 @@ def normalise(
 
 
 def inputs(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
-    """x, weight and residual."""
+    """Returns x, weight and residual."""
     return torch.randn(shape).to(dtype), torch.rand(shape[-1]).to(dtype), 3 * torch.randn(shape).to(dtype)
 
 
@@ -68,7 +68,9 @@ def test_the_sum_is_not_rounded_before_the_norm(device: torch.device) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_rounds_where_transformers_does(device: torch.device, dtype: torch.dtype) -> None:
-    """Qwen3-Next's layer rounds once, OLMo-Hybrid's twice; equal but for a few values one ulp away."""
+    """Qwen3-Next's layer rounds once, OLMo-Hybrid's twice. Results are equal except for a few values that differ by one
+    ulp.
+    """
     models = "transformers.models"
     zero_centered = pytest.importorskip(f"{models}.qwen3_next.modeling_qwen3_next").Qwen3NextRMSNorm(256)
     plain = pytest.importorskip(f"{models}.qwen3.modeling_qwen3").Qwen3RMSNorm(256)

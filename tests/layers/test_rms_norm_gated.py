@@ -37,7 +37,7 @@ def test_equals_the_reference(device: torch.device, dtype: torch.dtype, D: int, 
 @pytest.mark.parametrize("weight_dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_rounds_where_transformers_does(device: torch.device, dtype: torch.dtype, weight_dtype: torch.dtype) -> None:
-    """Equal but for a few values one ulp away, from another order of the sum."""
+    """Results are equal except for a few values that differ by one ulp, because the sum has another order."""
     modeling = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
     norm = modeling.Qwen3NextRMSNormGated(128, eps=1e-6)
     x, g, weight = inputs(50, 128, dtype=dtype)
@@ -70,7 +70,7 @@ def test_without_a_weight(device: torch.device) -> None:
 
 @pytest.mark.parametrize("gate", [torch.bfloat16, torch.float32], ids=str)
 def test_dtypes_may_differ(device: torch.device, gate: torch.dtype) -> None:
-    """x in float32, as from output_dtype; its gate as the projection has it."""
+    """x is in float32, as from output_dtype, and its gate has the projection's dtype."""
     x, g, weight = inputs(3, 64)
     g, weight = g.to(gate), weight.half()
     y = normalise(device, x, g, weight)

@@ -1,4 +1,4 @@
-"""Wheels and the cross-built extension, once for all tests of this folder; where a wheel cannot be had, a skip."""
+"""Makes the wheels and the cross-built extension once for all tests of this folder. Skips if a wheel is missing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def mlx_wheel() -> wheels.Wheel:
 
 @pytest.fixture(scope="session")
 def build(torch_wheel: wheels.Wheel, mlx_wheel: wheels.Wheel) -> mac_build.Build:
-    """The whole extension, linked. Objects are kept between runs by what they were made from."""
+    """Builds and links the whole extension. Objects are kept between runs, and rebuilt when their sources change."""
     return mac_checks.built(Silent())
 
 
@@ -42,5 +42,5 @@ def reference(mlx_wheel: wheels.Wheel) -> apple_headers.Reference:
 
 @pytest.fixture(scope="session")
 def names(torch_wheel: wheels.Wheel) -> frozenset[str]:
-    """Apple's names that torch's own macOS library uses."""
+    """Returns Apple's names that torch's own macOS library uses."""
     return apple_headers.names_used_by(mac_checks.torch_library())

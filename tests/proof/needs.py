@@ -1,4 +1,4 @@
-"""Why a test of strict Metal may not run."""
+"""Says what the tests of strict Metal and of the simulated device need."""
 
 from __future__ import annotations
 

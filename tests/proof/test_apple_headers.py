@@ -1,4 +1,4 @@
-"""Our stub headers agree with Apple's API, and each kind of fault in them is found."""
+"""Tests that our stub headers agree with Apple's API, and that each kind of fault in them is found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command: its table, its JSON, its exit status."""
+"""Tests the command: its table, its JSON, its exit status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objective-C and metal-cpp's C++ for the same thing of Apple's come out in one notation."""
+"""Tests that Objective-C's and metal-cpp's declarations of the same thing get the same notation."""
 
 from __future__ import annotations
 

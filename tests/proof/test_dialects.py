@@ -1,4 +1,4 @@
-"""Kernel templates found in programs, and error texts left out: every line stays where it is."""
+"""Tests that kernel templates are found in programs, and that error texts are left out without moving a line."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_reports_of_errors_keep_their_line_and_lose_their_texts() -> None:
     assert len(lines) == len(PROGRAM.splitlines())
     assert lines[:4] == [""] * 4 and lines[4].startswith("METAL_FUNC void report_line(")
     assert "append_text" not in text and "expected" not in text
-    assert lines[17].strip() == "report_line(log, __LINE__)"  # where the call began
+    assert lines[17].strip() == "report_line(log, __LINE__)"  # the line where the call began
     assert lines[20:] == ["}", "void after() {}"]
 
 

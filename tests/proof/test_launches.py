@@ -22,7 +22,7 @@ from torch_gdn.testing.registry import compiled, computed
 pytestmark = [needs_clang, pytest.mark.xdist_group("strict")]
 
 
-# `make proof` computes the list anyway; it takes a minute.
+# `make proof` computes the list anyway, which takes a minute.
 needs_every_launch = pytest.mark.sweep(1, seeds=8)
 
 
@@ -46,7 +46,7 @@ def test_what_the_check_compiles_and_what_models_launch_is_proved(launches: list
 
 @needs_every_launch
 def test_every_choice_of_the_host_is_covered(launches: list[Launch]) -> None:
-    """The largest kernels are covered with each dtype, chunk size, vector width and flag at each size."""
+    """The largest kernels are covered with each dtype, chunk size, vector width and flag, at each size."""
     sizes = [(T, K, V) for T in METAL_TYPES.values() for K, V in strict_launches.SIZES]
     proved = {launch.variant.arguments for launch in launches if launch.variant.kernel == "chunk_fwd_h"}
     for T, K, V in sizes:
@@ -75,7 +75,7 @@ def test_a_launch_unlike_its_kernel_is_found() -> None:
 def test_a_launch_that_binds_written_memory_twice_is_found() -> None:
     variant = KernelVariant("l2norm", "layers/l2norm.metal", ("float", "64"))
     (facts,) = strict_kernels.check_batch([variant]).facts
-    overlaps = ((0, 1), (0, 3))  # what is written, and a block of constants
+    overlaps = ((0, 1), (0, 3))  # the written buffer also bound as a source, and as a block of constants
     (problem,) = strict_kernels.unlike_the_host([Launch(variant, facts.buffers, (1, 1, 1), 128, overlaps)], [facts])
     assert problem == "l2norm_float_64: the host binds memory that the kernel may write as buffers 0 and 1"
 
@@ -90,7 +90,7 @@ def test_the_source_is_what_the_host_compiles() -> None:
 
 
 def call_kernels(ops: Iterable[str]) -> None:
-    """So small that little is run; a prefill in each algorithm."""
+    """Runs each op on its smallest inputs, and a prefill with each algorithm."""
     for entry in map(REGISTRY.__getitem__, ops):
         algorithms = dict.fromkeys(point.algorithm for point in entry.quick) or [None]
         for algorithm in algorithms:

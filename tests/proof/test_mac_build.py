@@ -1,4 +1,4 @@
-"""The extension compiles and links for a Mac, and what would fail there fails here."""
+"""Tests that the extension compiles and links for a Mac, and that what would fail there fails here."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ MPS = "#import <Foundation/Foundation.h>\n#import <Metal/Metal.h>\n#include <ATe
 
 
 def compiled(torch: wheels.Wheel, directory: Path, source: str) -> tuple[list[Path], str]:
-    """The object of a small Objective-C++ file, or the compiler's words."""
+    """Returns the object of a small Objective-C++ file, or the compiler's errors."""
     path = directory / "planted.mm"
     path.write_text(source)
     objects, errors = mac_build.compile_sources(torch, [str(path)], directory / "objects")
@@ -142,7 +142,7 @@ def problems_of_linked(
     return mac_symbols.check_imports(read(module), images, system).problems
 
 
-LACKED = {  # by the torch wheel, and by macOS 14's standard library
+LACKED = {  # names that the torch wheel, or macOS 14's standard library, lacks
     "flush_everything": "namespace at::mps { void flush_everything(MPSStream*); }\n"
     "void use() { at::mps::flush_everything(at::mps::getCurrentMPSStream()); }\n",
     "__hash_memory": "#include <cstddef>\n"
@@ -162,7 +162,7 @@ def test_call_of_what_a_library_lacks_is_found(
 def test_queue_type_that_is_not_apples_is_found(
     torch_wheel: wheels.Wheel, tmp_path: Path, images: list[Image], system: dict[str, frozenset[str]]
 ) -> None:
-    """The type behind dispatch_queue_t is part of a mangled name: as plain C has it, the name is another."""
+    """The type behind dispatch_queue_t is part of a mangled name. Plain C has another type, and so another name."""
     use = (
         "void use() {\n  at::mps::MPSStream* stream = at::mps::getCurrentMPSStream();\n"
         "  at::mps::dispatch_sync_with_rethrow(stream->queue(), ^{});\n}\n"

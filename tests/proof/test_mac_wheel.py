@@ -1,4 +1,4 @@
-"""The wheel for macOS is one that a Mac takes, holds the package and nothing else, and says what it is."""
+"""Tests that a Mac takes the wheel for macOS, and that it holds the package and nothing else, and says what it is."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_wheel_is_right(wheel: Path, torch_wheel: wheels.Wheel) -> None:
 
 
 def altered(wheel: Path, directory: Path, change: Callable[[Path], object]) -> Path:
-    """The wheel with its files changed, and RECORD written anew."""
+    """Returns the wheel with changed files and a new RECORD."""
     tree = directory / "tree"
     with WheelFile(wheel) as archive:
         archive.extractall(tree)
@@ -112,10 +112,10 @@ def test_torch_that_is_not_the_one_linked_against_is_found(
 
 
 def test_module_that_finds_no_torch_is_found(wheel: Path, tmp_path: Path, torch_wheel: wheels.Wheel) -> None:
-    """torch_gdn's module a folder deeper: `@loader_path/..` is torch_gdn then, not site-packages."""
+    """With torch_gdn's module one folder deeper, `@loader_path/..` is torch_gdn instead of site-packages."""
     libraries = tmp_path / "torch_gdn.whl"
     shutil.copy(wheel, libraries)
-    elsewhere = wheels.Wheel("torch", torch_wheel.version, libraries, torch_wheel.root)  # a "torch" without torch/lib
+    elsewhere = wheels.Wheel("torch", torch_wheel.version, libraries, torch_wheel.root)  # this "torch" has no torch/lib
     problems = mac_wheel.check_against_torch(wheel, elsewhere).problems
     assert len(problems) == 4
     assert all("not where the rpath leads" in problem for problem in problems)

@@ -1,4 +1,6 @@
-"""Planting faults: the table fits the tree, and the tool tells a fault that is found from one that is not."""
+"""Tests planting faults: the table fits the tree, and the tool distinguishes a fault that is found from one that is
+not.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from proof.mutate.trial import BROKEN, CAUGHT, FALSE, LATE, MISSED, NOT_RUN, PRO
 from tests.proof.needs import needs_simulated_device
 
 FAULTS = all_faults()
-runs_tests = pytest.mark.sweep(1, seeds=2)  # in processes of their own, which take seconds
+runs_tests = pytest.mark.sweep(1, seeds=2)  # each test runs tests in a separate process, which takes seconds
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
@@ -55,7 +57,7 @@ def test_a_text_that_is_not_there_once_is_an_error() -> None:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(forks, "MODULES", ("pytest",))  # these tests want no others
+    monkeypatch.setattr(forks, "MODULES", ("pytest",))  # these tests need no other module
     monkeypatch.setattr(forks, "OF_A_TEST", 2)
     root = tmp_path / "project"
     (root / "tests").mkdir(parents=True)
@@ -221,8 +223,8 @@ def test_the_record_and_the_page_say_what_is_missed() -> None:
 @runs_tests
 @pytest.mark.parametrize("folder", ["shaders/layers", "torch_gdn/aura", "csrc/cpu/aura"])
 def test_mutants_are_drawn(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A seed gives the same ones each time. Each fits the tree, changes it, and has tests."""
-    monkeypatch.setattr(mutants, "ops_of_shaders", dict)  # takes longer than all else
+    """A seed gives the same mutants each time. Each fits the tree, changes it, and has tests."""
+    monkeypatch.setattr(mutants, "ops_of_shaders", dict)  # this takes longer than the rest
     (source,) = (replace(each, folder=folder) for each in mutants.SOURCES if folder.startswith(each.folder))
     found = mutants.draw(3, "1", [source])
     assert found == mutants.draw(4, "1", [source])[:3] != mutants.draw(3, "2", [source])

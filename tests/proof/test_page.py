@@ -1,4 +1,6 @@
-"""The table of checks in docs/verification.md is what runs wrote: a row for each check that exists, and no other."""
+"""Tests that runs wrote the table of checks in docs/verification.md: it has a row for each check that exists, and no
+other.
+"""
 
 from __future__ import annotations
 

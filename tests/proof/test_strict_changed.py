@@ -1,4 +1,4 @@
-"""The kernels whose shaders changed: which they are, how many variants are taken, and that a fault is reported."""
+"""Tests which kernels' shaders changed, how many variants are taken, and that a fault is reported."""
 
 from __future__ import annotations
 

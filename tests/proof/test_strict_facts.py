@@ -1,4 +1,4 @@
-"""Tests a kernel's facts: exact bytes, and the model's figures on kernels small enough to compute by hand."""
+"""Tests a kernel's facts: exact bytes, and the model's figures for kernels small enough to compute by hand."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_fragment_is_two_elements_a_lane() -> None:
 
 
 def test_registers_of_the_model() -> None:
-    # x: 2, index: 1; y: 2; a: 1; b: 4; the constant none
+    # x takes 2, index 1, y 2, a 1, b 4, and the constant none
     body = "constexpr int kTwo = 2; device float* y = x + kTwo; const float a = y[0]; const float4 b = float4(a);\n"
     assert facts(f"{body} x[index] = b.x;").registers == 2 + 1 + 2 + 1 + 4
 
@@ -158,7 +158,7 @@ def test_registers_of_the_model() -> None:
         ("index / 4", 1),
         ("index % 4 * 32 + index / 4", 4),
         ("7", 1),
-        ("x[0] > 0.0f ? 32 * index : 0", 1),  # not known: not in the model
+        ("x[0] > 0.0f ? 32 * index : 0", 1),  # the model does not include an unknown place
     ],
 )
 def test_bank_passes_of_the_model(place: str, passes: int) -> None:

@@ -1,4 +1,4 @@
-"""Tests which values differ between threads, and what that forbids: the analysis behind the rules on barriers."""
+"""Tests which values differ between threads, and what that forbids. The rules on barriers use this analysis."""
 
 from __future__ import annotations
 

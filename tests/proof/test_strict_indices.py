@@ -1,5 +1,5 @@
-"""Indices into device memory have 64 bits unless 32 hold them for certain: in kernels small enough to see through, and
-by a fault in each shader.
+"""Tests that indices into device memory have 64 bits, unless 32 are certain to suffice. The kernels are small, and each
+shader gets a fault.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NARROW = "may not fit into 32 bits, and is an index into device memory"
 
 
 def problems(body: str) -> list[str]:
-    """Returns the problems of a kernel with these statements. n and m are read at run time, wide has 64 bits."""
+    """Returns the problems of a kernel with these statements. n and m are read at run time, and wide has 64 bits."""
     return check_source(f"""#include <metal_stdlib>
 using namespace metal;
 kernel void probe(device float* x [[buffer(0)]], constant int& n [[buffer(1)]], constant int& m [[buffer(2)]],

@@ -1,4 +1,4 @@
-"""Our shaders through the strict front end: a sample of kernels here, every variant in `make proof`."""
+"""Runs our shaders through the strict front end: here a sample of the kernels, in `make proof` every variant."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [needs_clang, pytest.mark.xdist_group("strict")]
 
 @pytest.fixture(scope="module")
 def launches() -> list[Launch]:
-    """Returns the launches of models for one kernel in eight."""
+    """Returns the models' launches for one kernel in eight."""
     kernels = sorted({launch.variant.kernel for launch in model_launches()})
     kept = set(share_of(kernels, 8))
     return [launch for launch in model_launches() if launch.variant.kernel in kept]
@@ -55,7 +55,7 @@ def test_the_checks_probes_keep_every_rule_and_bind_what_they_take() -> None:
 
 
 def test_a_compiler_of_cplusplus_14_does_not_warn_of_if_constexpr() -> None:
-    """Metal 3.1 is C++14, and Apple's compiler is clang: it would warn in every variant."""
+    """Metal 3.1 is C++14, so Apple's compiler, which is clang, would warn in every variant."""
     program = "void f() { if constexpr (true) {} }\n"
     host = _C.shader_source("l2norm", "layers/l2norm.metal", ["float", "64"])
     head = host[: host.index("#line")]
@@ -109,7 +109,7 @@ Spoil = Callable[[str, str, str], list[str]]
 
 @pytest.fixture
 def spoil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spoil:
-    """The problems of solve_tril_64 when one text was put for another in one of its files."""
+    """Returns the problems of solve_tril_64 after one text in one of its files is replaced by another."""
 
     def check(file: str, old: str, new: str) -> list[str]:
         shaders = shutil.copytree(strict_front_end.SHADERS, tmp_path / "shaders")
@@ -147,7 +147,7 @@ def test_an_array_over_the_kernels_cap_is_found(tmp_path: Path, monkeypatch: pyt
     (shaders / SOLVE).write_text((shaders / SOLVE).read_text().replace("float x[8];", "float x[80];", 1))
     monkeypatch.setattr(strict_front_end, "SHADERS", shaders)
     outcome = strict_kernels.check_batch([SOLVE_TRIL])
-    assert outcome.problems == []  # below what Metal allows
+    assert outcome.problems == []  # fewer than Metal allows
     found = strict_caps.over_cap(outcome.facts, {SOLVE_TRIL.name: SOLVE_TRIL.kernel}, strict_caps.recorded())
     assert [problem.split(", the cap")[0] for problem in found] == [
         f"solve_tril_64: {outcome.facts[0].thread_bytes} thread bytes",

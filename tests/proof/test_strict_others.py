@@ -1,4 +1,4 @@
-"""Metal that MLX and PyTorch ship, through our front end. `make proof` takes all of it; here a part that is quick."""
+"""Runs Metal that MLX and PyTorch ship through our front end: here a part that is quick, in `make proof` all of it."""
 
 from __future__ import annotations
 

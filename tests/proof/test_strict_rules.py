@@ -12,7 +12,7 @@ from tests.proof.needs import needs_clang
 pytestmark = [needs_clang, pytest.mark.xdist_group("strict")]
 
 ALL = examples()
-RULES_OF_METAL = (  # of the issue: each has an example at least
+RULES_OF_METAL = (  # each of the issue's rules has at least one example
     "address_space warning double recursion function_pointer virtual_function exception run_time_type "
     "unqualified_pointer_of_kernel global_variable return_before_barrier lambda language_version "
     "keyword_as_name simdgroup_operation_under_condition large_array run_time_index"

@@ -1,4 +1,4 @@
-"""The Objective-C++ compiles against newer torch wheels' headers, and what it calls is in their libraries."""
+"""Tests that the Objective-C++ compiles with the headers of newer torch wheels, whose libraries have what it calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.xdist_group("proof")
 
 @pytest.mark.parametrize("version", wheels.NEWER_TORCH_VERSIONS)
 def test_newer_torch(version: str) -> None:
-    """`make proof` takes all of csrc, and links it; here time allows csrc/metal."""
+    """Here time allows csrc/metal. `make proof` compiles all of csrc, and links it."""
     verdict = torch_versions.judge(version, torch_versions.mac_only_sources(), Silent())
     if verdict.unavailable:
         pytest.skip(verdict.unavailable)

@@ -1,4 +1,4 @@
-"""Every word of Metal's in the shaders stands in proof/metal/vocabulary.tsv, with a source that is known to compile."""
+"""Tests that proof/metal/vocabulary.tsv has every word of Metal in the shaders, with a source known to compile."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.proof.needs import needs_clang
 from torch_gdn._recorder import KernelVariant
 
 pytestmark = [needs_clang, pytest.mark.xdist_group("strict")]
-needs_every_kernel = pytest.mark.sweep(1, seeds=4)  # all kernels are parsed, which takes 15 seconds
+needs_every_kernel = pytest.mark.sweep(1, seeds=4)  # this parses all kernels, which takes 15 seconds
 
 
 @pytest.fixture(scope="module")

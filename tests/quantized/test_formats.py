@@ -1,4 +1,4 @@
-"""Published layouts of quantised weights, brought to torch_gdn's: against what the tools that wrote them compute."""
+"""Tests the conversion of published layouts of quantised weights, against what the tools that wrote them compute."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from torch_gdn.quantized import (
 
 RECORDED = (
     Path(__file__).parents[1] / "golden" / "quantized" / "layers.safetensors"
-)  # written by record.py in that folder
+)  # record.py in that folder writes it
 N, K, GROUP = 32, 64, 32
 
 
@@ -48,7 +48,7 @@ def convert(layer: str, tensors: dict[str, Tensor]) -> PackedWeight:
 
 
 def assert_equal(weight: PackedWeight, expected: Tensor, rounded_to: torch.dtype = torch.float32) -> None:
-    """Each number, up to one rounding of the tool's."""
+    """Asserts that each number is right up to one rounding of the tool's."""
     exact = weight_on_cpu(weight).dequantize(torch.float64)
     error = (exact - expected.cpu()).abs()
     assert (error <= torch.finfo(rounded_to).eps * exact.abs()).all(), error.max()
@@ -115,7 +115,7 @@ def test_mlx_is_a_view(bits: int, group: int) -> None:
 
 
 def gptq_tensors(bits: int, groups: int, g_idx: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """A GPTQ layer written here, since no installable tool writes desc_act, and its numbers in float32."""
+    """Returns a GPTQ layer, and its numbers in float32. It is made here because no installable tool writes desc_act."""
     codes = torch.randint(2**bits, (K, N))
     zeros = torch.randint(1, 2**bits, (groups, N))
     scales = torch.rand(groups, N).half()
@@ -138,7 +138,7 @@ def test_act_order_sorts_the_columns(bits: int) -> None:
 
 
 def test_act_order_of_compressed_tensors() -> None:
-    """`weight_g_idx` of older files; compressed-tensors 0.20 neither writes nor reads it."""
+    """Older files have `weight_g_idx`. compressed-tensors 0.20 neither writes nor reads it."""
     torch.manual_seed(0)
     g_idx = (torch.arange(K) // GROUP)[torch.randperm(K)]
     codes, scales = torch.randint(16, (N, K)), torch.rand(N, K // GROUP).half().float()

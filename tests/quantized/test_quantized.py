@@ -1,4 +1,4 @@
-"""quantized_linear, dequantize, and experts with packed weights, compared with float64."""
+"""Compares quantized_linear, dequantize, and experts with packed weights with float64."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def kernel_of(M: int) -> str:
 @pytest.mark.parametrize(("bits", "group"), PACKINGS)
 @pytest.mark.parametrize("M", [1, 6, 37])
 def test_equals_float64(device: torch.device, M: int, bits: int, group: int) -> None:
-    """Each dtype of x and of scales; N is no multiple of what a threadgroup owns, and K none of what it stages."""
+    """x and scales have each dtype. N and K are no multiples of what a threadgroup computes and stages."""
     for dtype, scale_dtype in ((BF16, None), (BF16, F32), (F16, None), (F16, F32), (F32, None)):
         point = QuantizedPoint(
             dtype, M=M, N=67, K=5 * group, bits=bits, group=group, scale_dtype=scale_dtype, biased=bits == 8
@@ -52,7 +52,7 @@ def test_equals_float64(device: torch.device, M: int, bits: int, group: int) -> 
 
 @pytest.mark.parametrize("M", [1, 6, 37])
 def test_many_columns(device: torch.device, M: int) -> None:
-    """More than a threadgroup stages at once."""
+    """There are more columns than a threadgroup stages at once."""
     call = draw_linear(QuantizedPoint(F32, M=M, N=5, K=4480, bits=4, group=64))
     bound = BOUND[F32] if M <= 8 else 2e-6  # tiles add K / 8 products to one sum
     assert_exact("quantized_linear", call, run(device, "quantized_linear", call), bound)
@@ -81,7 +81,7 @@ def test_layouts(device: torch.device, M: int, change: Any) -> None:
         call = draw_linear(QuantizedPoint(F16, M=M, N=33, K=192, bits=bits, group=64, biased=True))
         expected = run(device, "quantized_linear", call)
         changed = {name: change(x) for name, x in call.items()} | {"bias": torch.stack([call["bias"]] * 2, dim=1)[:, 0]}
-        changed["biases"] = apart(call["biases"], 3)  # with strides of their own
+        changed["biases"] = apart(call["biases"], 3)  # biases have other strides than scales
         assert_same_bits("y", run(device, "quantized_linear", changed), expected)
 
 
@@ -124,7 +124,7 @@ def test_bits_do_not_depend_on_other_rows(M: int) -> None:
 
 @pytest.mark.parametrize(("bits", "group"), PACKINGS)
 def test_rows(device: torch.device, bits: int, group: int) -> None:
-    """Each dtype of the scales and of the result, aligned or not; all rows, and rows by indices of any shape."""
+    """Scales and results have each dtype, aligned or not. Indices of any shape select rows, or all rows are taken."""
     for dtype, scale_dtype, aligned in itertools.product(BOUND, BOUND, (True, False)):
         point = QuantizedPoint(
             dtype, N=5, K=3 * group, bits=bits, group=group, scale_dtype=scale_dtype, aligned=aligned
@@ -142,7 +142,7 @@ def test_rows(device: torch.device, bits: int, group: int) -> None:
 
 @pytest.mark.parametrize("row", [5, -1, 2**40])
 def test_wrong_rows(device: torch.device, row: int) -> None:
-    """On `mps` they are reported, and become zeros."""
+    """On `mps` wrong rows are reported, and become zeros."""
     call = draw_dequantize(QuantizedPoint(N=5)) | {"indices": torch.tensor([2, row])}
     message = f"dequantize: indices: expected rows from 0 to N - 1, got {row}"
     if device.type == "cpu":
@@ -172,7 +172,7 @@ MIXED = [
 @pytest.mark.parametrize("op", EXPERTS)
 @pytest.mark.parametrize("point", MIXED, ids=lambda point: point.name)
 def test_packed_experts(device: torch.device, op: str, point: ExpertPoint) -> None:
-    """Alone, or with a shared expert that is packed too, with as many bits or others, or not packed."""
+    """There is no shared expert, or one that is packed with as many bits or others, or one that is not packed."""
     for T in (0, 1, 6, 35):
         call = EXPERTS[op](replace(point, T=max(T, 1)))
         call = {name: x[:T] if name in OF_TOKENS else x for name, x in call.items()}
@@ -191,7 +191,7 @@ def test_rows_of_packed_experts_may_lie_apart(device: torch.device, op: str, T: 
     packed = [name for name in call if name.startswith("w_") or (name.startswith("shared_") and call[name].dim() == 2)]
     changed = call | {name: apart(call[name]) for name in packed if call[name].shape[-1] > 1}
     for name in changed:
-        if name.endswith("_biases"):  # with strides of their own
+        if name.endswith("_biases"):  # biases have other strides than scales
             changed[name] = apart(call[name], 3)
     found = getattr(torch.ops.gdn, op)(**to_device(changed, device))
     for x, other in zip(*(each if isinstance(each, tuple) else (each,) for each in (found, expected)), strict=True):

@@ -1,4 +1,4 @@
-"""Device bytes and operations of products with packed weights, by the simulated device's counts."""
+"""Tests the simulated device's counts of bytes and operations in products with packed weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def counted(op: str, call: Call) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("bits", "most"), [(4, 1.12), (8, 1.06)])
 def test_few_rows_read_each_weight_once(bits: int, most: float) -> None:
-    """Each threadgroup reads x anew, for its 32 rows of the weight; codes, scales and biases are read once."""
+    """Each threadgroup reads x for its 32 rows of the weight, and reads codes, scales and biases once."""
     for M in (1, 8):
         call = draw_linear(QuantizedPoint(BF16, M=M, N=256, K=2048, bits=bits, group=64))
         ((name, figures),) = counted("quantized_linear", call).items()
@@ -34,7 +34,7 @@ def test_few_rows_read_each_weight_once(bits: int, most: float) -> None:
         of_x = bytes_of(call["x"]) * 256 // 32
         assert 1.0 <= (issued - of_x) / packed <= 1.02
         assert M > 1 or issued / packed <= most
-        # a copy of x to threadgroup memory takes 8 times its least, so that a lane's reads take the least
+        # copying x to threadgroup memory takes 8 times the least cycles, so that a lane's reads can take the least
         assert figures.bank_cycles <= 1.6 * figures.least_bank_cycles
         assert figures.operations_issued["fma"] <= 2.15 * M * 256 * 2048
 

@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 GREEDY_TOKENS = 12
 
-define_operators_of_torchvision()  # here for transformers
+define_operators_of_torchvision()  # transformers needs them here
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -40,7 +40,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def run_engine(scenario: dict[str, Any], **variables: str) -> dict[str, Any]:
-    """Runs the engine in a separate process: if it fails, SGLang kills the process that made it."""
+    """Runs the engine in a separate process, because SGLang kills the process that made a failing engine."""
     engine = subprocess.Popen(
         [sys.executable, str(HERE / "scenario.py")],
         env=environment(**variables),
@@ -51,7 +51,7 @@ def run_engine(scenario: dict[str, Any], **variables: str) -> dict[str, Any]:
         start_new_session=True,
     )
     output, log = engine.communicate(json.dumps(scenario), timeout=900)
-    lines = [line for line in output.splitlines() if line.startswith('{"rounds"')]  # other lines are logs
+    lines = [line for line in output.splitlines() if line.startswith('{"rounds"')]  # the other lines are logs
     if engine.returncode or not lines:
         raise EngineFailed(f"exit status {engine.returncode}\n{output[-3000:]}\n{log[-6000:]}")
     result: dict[str, Any] = json.loads(lines[0])
@@ -59,7 +59,7 @@ def run_engine(scenario: dict[str, Any], **variables: str) -> dict[str, Any]:
 
 
 def processes_of(session: int) -> list[str]:
-    """Returns the processes left of a session ten seconds after its first one ended, and kills them."""
+    """Returns the processes of a session that still run ten seconds after its first one ended, and kills them."""
     members = [each for each in psutil.process_iter() if os.getsid(each.pid) == session]
     _, left = psutil.wait_procs(members, timeout=10)
     for process in left:
@@ -78,7 +78,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def model(folder: Path) -> Callable[[str], Path]:
-    """The folder of a family's model, with a tokenizer, and the key of released files that transformers leaves out."""
+    """Returns the folder of a family's model with a tokenizer and the key of released files that transformers omits."""
 
     @cache
     def of(family: str) -> Path:
@@ -92,7 +92,7 @@ def model(folder: Path) -> Callable[[str], Path]:
 
 
 def as_released(path: Path, folder: Path) -> Path:
-    """A text model in the form of Qwen3.5's released files, which also have a vision tower."""
+    """Writes a text model in the form of Qwen3.5's released files, which also have a vision tower."""
     from safetensors.torch import load_file, save_file
     from transformers import Qwen3_5Config, Qwen3_5MoeConfig
 
@@ -112,7 +112,7 @@ def as_released(path: Path, folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def reference(model: Callable[[str], Path]) -> Callable[[str], tuple[Path, list[Any], list[Any]]]:
-    """(model's folder, prompts, transformers' tokens in float32) of a family."""
+    """Returns a family's model folder, the prompts, and transformers' tokens in float32."""
 
     @cache
     def of(family: str) -> Any:
@@ -124,7 +124,7 @@ def reference(model: Callable[[str], Path]) -> Callable[[str], tuple[Path, list[
 
 @pytest.fixture(scope="session")
 def packed(model: Callable[[str], Path], folder: Path) -> Callable[[str, Format], tuple[Path, Path]]:
-    """The folder of a family's model with packed weights, and of one with the same weights as numbers."""
+    """Returns the folder of a family's model with packed weights, and of one with the same weights as numbers."""
 
     @cache
     def of(family: str, how: Format) -> tuple[Path, Path]:

@@ -1,7 +1,7 @@
-"""SGLang's engine with the plugin: its tokens are those of transformers' generate(), one prompt after the other.
+"""Tests that SGLang's engine with the plugin gives the tokens of transformers' generate(), one prompt after the other.
 
 torch_gdn's kernels run on the simulated device, under its watch: an access outside a pool ends the engine. An engine
-takes half a minute to start, so each goes through several rounds.
+takes half a minute to start, so each runs several rounds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.vllm_engine.models import TEXT, generated, prompts
 from tests.vllm_engine.packed_models import Format
 
 SEEDED = {"temperature": 1.0, "sampling_seed": 7}
-CHUNKS = {"chunked_prefill_size": 64}  # prompts come in parts
+CHUNKS = {"chunked_prefill_size": 64}  # prompts are prefilled in parts
 KERNELS = ["fused_recurrent", "fused_chunk_gated", "causal_conv1d", "rms_norm_gated", "rms_norm_float"]
 
 
@@ -48,7 +48,9 @@ def test_tokens_equal_generate(family: str, reference: Any, tmp_path: Path) -> N
 
 
 def test_features_of_one_engine(packed: Any) -> None:
-    """Aborted requests, streams, logprobs, grammars and seeds, in a batch with plain requests. Weights are packed."""
+    """Requests are aborted or streamed, or have logprobs, grammars and seeds, in a batch with plain ones. Weights are
+    packed.
+    """
     path, numbers = packed("qwen3_5", Format("awq"))
     texts = prompts(12, 130)
     tokens, _ = generated(numbers, texts, GREEDY_TOKENS)
@@ -83,7 +85,7 @@ def test_features_of_one_engine(packed: Any) -> None:
 
 
 def logprobs(path: Any, texts: list[Any], tokens: list[Any], dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
-    """Returns the tokens' log probabilities, by transformers."""
+    """Returns transformers' log probabilities of the tokens."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
@@ -96,8 +98,9 @@ def logprobs(path: Any, texts: list[Any], tokens: list[Any], dtype: torch.dtype 
 
 
 def test_states_kept_every_64_tokens(packed: Any) -> None:
-    """SGLang's extra_buffer: states are kept within prompts and while requests decode, and shared by prefixes. The
-    model is named as Qwen3.5's released ones are, and packed."""
+    """With SGLang's extra_buffer, states are kept within prompts and during decoding, and prefixes share them. The
+    model is named like Qwen3.5's released ones, and is packed.
+    """
     path, numbers = packed("qwen3_5", Format("compressed-tensors", wrapped=True))
     texts, long = prompts(12, 130), [list(TEXT[first : first + 200]) for first in (0, 300)]
     tokens, _ = generated(numbers, texts, GREEDY_TOKENS)
@@ -112,15 +115,16 @@ def test_states_kept_every_64_tokens(packed: Any) -> None:
     options = {"mamba_radix_cache_strategy": "extra_buffer", "mamba_track_interval": 64, "chunked_prefill_size": 128}
     result = run_engine({"model": str(path), "options": {"dtype": "float32", **options}, "rounds": rounds})
     assert [each["tokens"] for each in result["rounds"]] == [tokens, replies, answers]
-    assert min(result["rounds"][2]["cached"]) >= 256  # past the prompt's 200
+    assert min(result["rounds"][2]["cached"]) >= 256  # more than the prompt's 200
     assert any(name.startswith("batch_copy") for name in result["launched"])
     assert holds_nothing(result)
     assert result["compiled late"] == []
 
 
 def test_small_pools_retract_requests_and_evict_states(packed: Any) -> None:
-    """Every few steps SGLang gives up a request's pages and state, as it does when they run out, and computes them
-    again. The experts and the other layers are packed."""
+    """Every few steps SGLang gives up a request's pages and state, as when they run out, and computes them again. The
+    experts and the other layers are packed.
+    """
     path, numbers = packed("qwen3_5_moe", Format("gptq", is_symmetric=True, wrapped=True))
     texts = [list(TEXT[first : first + 90]) for first in range(0, 600, 100)]
     tokens, _ = generated(numbers, texts, 40)
@@ -142,7 +146,7 @@ def test_small_pools_retract_requests_and_evict_states(packed: Any) -> None:
 
 @pytest.mark.parametrize("family", ["qwen3_5", "qwen3_next_moe", "qwen3_5_moe"])
 def test_bfloat16_is_nearly_as_exact_as_transformers(family: str, reference: Any) -> None:
-    """The log probabilities of what SGLang generates, compared with those in float32."""
+    """The log probabilities of SGLang's tokens are compared with those in float32."""
     path, texts, _ = reference(family)
     rounds = [{"prompts": texts, "tokens": GREEDY_TOKENS, "logprobs": True}]
     result = run_engine({"model": str(path), "options": {"dtype": "bfloat16", **CHUNKS}, "rounds": rounds})

@@ -1,4 +1,4 @@
-"""`python -m sglang.launch_server` with the plugin, asked over HTTP: 32 streams at once, and nothing left behind."""
+"""Tests `python -m sglang.launch_server` with the plugin over HTTP: 32 streams at once, and nothing left behind."""
 
 from __future__ import annotations
 

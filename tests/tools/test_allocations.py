@@ -1,4 +1,4 @@
-"""A step of decoding on `mps` allocates no memory of its own on the host: only PyTorch does, for calls and outputs."""
+"""Tests that a decoding step on `mps` allocates no host memory of its own. Only PyTorch does, for calls and outputs."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ def test_ops_of_decoding_allocate_nothing(tmp_path: Path) -> None:
     )
     assert finished.returncode == 0, finished.stderr
     counts = json.loads(finished.stdout)
-    assert counts and all(others > 0 for _, others in counts.values()), counts  # PyTorch's: the counter counts
+    assert counts and all(others > 0 for _, others in counts.values()), counts  # the counter sees PyTorch's
     assert {name: own for name, (own, _) in counts.items() if own} == {}

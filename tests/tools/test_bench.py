@@ -1,4 +1,4 @@
-"""The benchmark counts right, times only what is right, and says who is how fast; no test asserts a time."""
+"""Tests that the benchmark counts right, times only right results, and says who is how fast. No test asserts a time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ SMALL = Layer("small", 2, 4, 16, 16)
 
 
 def test_operations_of_the_chunked_form_by_hand() -> None:
-    # One token, C = 32: 2 products of 32 x 128 a key head; 3 of 128 x 128 and 2 of 32 x 128 a value head.
+    # For one token and C = 32, there are 2 products of 32 x 128 per key head, and 3 of 128 x 128 and 2 of 32 x 128 per
+    # value head.
     by_hand = 16 * 2 * (2 * 32 * 128) + 32 * (3 * (2 * 128 * 128) + 2 * (2 * 32 * 128))
     assert counting.chunked(QWEN3_NEXT, 1) == by_hand
     assert counting.recurrence(QWEN3_NEXT, 1) == 32 * 7 * 128 * 128
@@ -81,12 +82,12 @@ def test_the_floor_is_the_larger_of_the_two() -> None:
 
 @pytest.mark.parametrize(("seconds", "expected"), [(5e-3, "aabbabab"), (1e-6, "aabb")], ids=["in turn", "slow: once"])
 def test_calls_are_timed_in_turn(seconds: float, expected: str) -> None:
-    """The first call of each is not counted; what takes far longer than it was given is timed once."""
+    """The first call of each does not count. A call that takes far longer than its time is timed once."""
     order: list[str] = []
 
     def slow(name: str) -> None:
         order.append(name)
-        time.sleep(2e-3)  # more than what is repeated within a round
+        time.sleep(2e-3)  # longer than what a round repeats
 
     times = measure({"a": lambda: slow("a"), "b": lambda: slow("b")}, CPU, seconds, attempts=1)
     assert times["a"].best >= 2e-3 and times["a"].median >= times["a"].best
@@ -107,7 +108,7 @@ def test_rounds_that_agree_are_not_repeated() -> None:
 
 @pytest.mark.parametrize("disturbed", ["a", "b"])
 def test_all_calls_are_repeated_where_the_rounds_of_one_disagree(disturbed: str) -> None:
-    """A ratio is of rounds made in turn: none of the attempt that was disturbed."""
+    """A ratio needs rounds that were made in turn, so no time of a disturbed attempt is used."""
     first = {"a": [0.5, 0.5], "b": [0.5, 0.5]} | {disturbed: DISTURBED}
     second = {"a": STEADY, "b": [x * 2 for x in STEADY]}
     found = steadiest(attempts_of(first, second))
@@ -168,11 +169,11 @@ def test_what_time_goes_to(op: str, part: str) -> None:
 @pytest.mark.sweep(1, seeds=3)
 @torch.no_grad()
 def test_a_small_model_is_as_exact_enabled_and_each_part_has_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Uncompiled: the compiler takes minutes."""
+    """The model is not compiled, because that would take minutes."""
     monkeypatch.setattr(models, "CONTENDERS", [each for each in models.CONTENDERS if not each.compiled])
     ours, theirs = models.run(models.MODEL, "decode", torch.float32, True, Ceilings(CPU), 1e-3)
     assert (ours.contender, theirs.contender) == (OURS, "transformers") and theirs.error == 0
-    assert ours.error is not None and 0 < ours.error < 1e-4  # other kernels, and the same model
+    assert ours.error is not None and 0 < ours.error < 1e-4  # the same model on other kernels
     assert ours.shares["torch_gdn's ops"] > 0 == theirs.shares["torch_gdn's ops"]
     assert all(abs(sum(row.shares.values()) - 1) < 1e-6 and row.rate > 0 for row in (ours, theirs))
     assert not integration.status().enabled
@@ -184,7 +185,7 @@ def test_a_small_model_is_as_exact_enabled_and_each_part_has_a_share(monkeypatch
 
 def test_only_what_is_right_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     def prepare(case: Case, device: torch.device) -> Prepared:
-        """The head grouping of GGUF: plausible, and wrong here."""
+        """Uses the head grouping of GGUF, which is plausible, but wrong here."""
         there = case.to(device)
 
         def call() -> tuple[Tensor, Tensor]:
@@ -247,7 +248,7 @@ SERVED = {
 @pytest.mark.parametrize("what", SERVED)
 @pytest.mark.parametrize("name", vllm_kernels.PREFILL)
 def test_each_side_of_vllms_section_gives_the_exact_answer(what: str, name: str) -> None:
-    """Gates are raw, states in pools, and several sequences in one row. Each call starts from the same states."""
+    """Gates are raw, states are in pools, and a row has several sequences. Each call starts from the same states."""
     prepares, case = SERVED[what]
     try:
         output = prepares[name](case, CPU).output
@@ -289,7 +290,7 @@ def test_the_table_holds_ratios_to_ours() -> None:
     rows = [
         Row("prefill", "layer", "float32", 64, OURS, 1, seconds=2.0),
         Row("prefill", "layer", "float32", 64, "other", 1, seconds=7.0),
-        Row("prefill", "layer", "float32", 128, "other", 1, seconds=7.0),  # without a time of ours
+        Row("prefill", "layer", "float32", 128, "other", 1, seconds=7.0),  # ours has no time
     ]
     assert results.ratios(rows)[rows[1].key, "other"] == 3.5
     assert results.summary(rows, "T").splitlines()[2:] == ["| layer | float32 | 64 | 2000 |  | 3.5 x |"]
@@ -353,11 +354,11 @@ def test_the_metal_section_counts_each_prefill_algorithm(tmp_path: Path) -> None
     rows = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))["rows"]
     counts = {row["case"]: row["counts"] for row in rows}
     compulsory = {row["case"]: row["bytes"] for row in rows}
-    # Several kernels, with w, u and h in device memory between; one kernel and nothing between.
+    # chunked has several kernels, with w, u and h in device memory between them. fused_chunk has one kernel.
     assert counts["prefill, chunked"]["launches"] > counts["prefill, fused_chunk"]["launches"] == 1
     assert counts["prefill, chunked"]["distinct bytes"] > 1.5 * counts["prefill, fused_chunk"]["distinct bytes"]
     assert counts["prefill, recurrent"]["matrix products"] == 0 < counts["prefill, fused_chunk"]["matrix products"]
-    kda_case = "kda-prefill, fused_chunk"  # gates in the kernel: no decays in device memory
+    kda_case = "kda-prefill, fused_chunk"  # gates are computed in the kernel, so no decays in memory
     assert counts[kda_case]["distinct bytes"] <= 1.01 * compulsory[kda_case]
     assert all(row["counts"]["distinct bytes"] >= 0.99 * row["bytes"] for row in rows)
     assert (tmp_path / "metal_bytes.png").stat().st_size > 10_000

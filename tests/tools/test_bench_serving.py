@@ -1,4 +1,4 @@
-"""The serving section of the benchmark: what servers answer, and the arithmetic over it, on engines that are stubs."""
+"""Tests the benchmark's serving section with stub engines: what servers answer, and the arithmetic with it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_generate_takes_requests_in_the_order_of_their_submission() -> None:
     submitted, arrived = answer["submitted"], answer["arrived"]
     assert [len(times) for times in arrived] == [2] * 4
     assert submitted[1] < arrived[0][0] < arrived[0][1] < arrived[1][0]  # the second waits for the first
-    assert arrived[0][1] < submitted[2] < arrived[1][0]  # the first client's next, behind the second client's
+    assert arrived[0][1] < submitted[2] < arrived[1][0]  # the first client's next one follows the second's
     assert arrived[1][1] < submitted[3] < arrived[2][0]
 
 
@@ -113,7 +113,7 @@ def test_prompts_are_the_same_each_time_and_fit() -> None:
 
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch) -> list[Row]:
-    """Two numbers of clients; the plugin's engine takes half as long, transformers with it does not start."""
+    """Uses 1 and 2 clients. The plugin's engine takes half as long, and transformers with it does not start."""
     asked: list[str] = []
 
     def ask(name: str, job: server.Job) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[Row]:
 
     monkeypatch.setattr(serving, "ask", ask)
     found = [row for clients in (1, 2) for row in serving.run(clients, True, CEILINGS, 6.0)]
-    first_round, second_round = [*serving.CONTENDERS], ["vLLM, torch_gdn"]  # 4 seconds are not yet enough
+    first_round, second_round = [*serving.CONTENDERS], ["vLLM, torch_gdn"]  # 4 seconds are too short
     assert asked == 2 * (first_round + second_round)
     return found
 

@@ -1,4 +1,4 @@
-"""python -m torch_gdn.check: on good kernels, on planted faults, on steps that crash or hang, and its parts."""
+"""Tests python -m torch_gdn.check with good kernels, planted faults, steps that crash or hang, and its parts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from torch_gdn.testing.registry import launches_at
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 pytestmark = [
-    pytest.mark.xdist_group("check"),  # one process: the runs are shared
+    pytest.mark.xdist_group("check"),  # one process, because tests share the runs
     pytest.mark.sweep(1, seeds=2),
 ]
 WANTED = (r"probe (matrix|error)", r"recorded \S+ base_k128", "pipelines", "time l2norm", "timing decode", "model")
@@ -99,7 +99,7 @@ STEP = """\
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """solve_tril does not compile; the recurrent kernel decays the state after it has read it."""
+    """Plants faults: solve_tril does not compile, and the recurrent kernel decays the state after reading it."""
     folder = tmp_path_factory.mktemp("planted")
     shaders = folder / "shaders"
     shutil.copytree(ROOT / "shaders", shaders)
@@ -150,7 +150,7 @@ class TestOnGoodKernels:
         ops = {row["group"] for row in good.report["results"] if row["section"] == "recorded"}
         groups = {plan.group_of(op, algorithm) for op in golden.PREFIXES for algorithm in plan.algorithms_of(op)}
         assert ops == {*plan.stages.OUTPUTS, *groups} and len(groups) == 4
-        assert golden.ops_of("half_k128") == ["chunk_local_cumsum", *golden.PREFIXES]  # it has o, and no stage's inputs
+        assert golden.ops_of("half_k128") == ["chunk_local_cumsum", *golden.PREFIXES]  # o, and no stage's inputs
 
     @pytest.mark.skipif(on_a_mac(), reason="a Mac has times")
     def test_times_of_the_simulated_device_are_left_out(self, good: Run) -> None:
@@ -245,7 +245,7 @@ def step(run: Any, section: str = "compile") -> Step:
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
-    # The hanging step is the only one that takes this long; the start of a process has its own time.
+    # Only the hanging step takes this long. The start of a process has its own time limit.
     worker = Worker(Setup(_C.shader_directory(), simulated=None, device="cpu"), step_seconds=2)
     yield worker
     worker.close()
@@ -285,7 +285,7 @@ class TestTheProcessOfItsOwn:
         workers = Workers(Setup(_C.shader_directory(), simulated=None, device="cpu"), 1)
         results = workers.run([step(passing), step(hang), step(hang)])
         assert next(results).status == PASS
-        results.close()  # as an exception in the loop over them does; else the test would take 20 minutes
+        results.close()  # like an exception in the loop; otherwise the test takes 20 minutes
         workers.close()
 
 
@@ -371,7 +371,7 @@ def test_without_recorded_outputs_it_is_said(tmp_path: Path) -> None:
 
 
 class TestTimes:
-    """On the CPU: what a step measures there says nothing of a GPU, but it measures the same things."""
+    """A step measures the same things on the CPU, where the times say nothing about a GPU."""
 
     @pytest.fixture(autouse=True)
     def short(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -486,7 +486,7 @@ class TestReferences:
 
     @pytest.mark.parametrize("which", ["an op's", "the recurrence", "of timings", "of the layer"])
     def test_it_is_refused_on_mps(self, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
-        monkeypatch.setattr(torch.Tensor, "double", torch.Tensor.float)  # mps has no float64: not what is refused here
+        monkeypatch.setattr(torch.Tensor, "double", torch.Tensor.float)  # so that it does not refuse float64
         monkeypatch.setattr(torch.nn.Module, "double", torch.nn.Module.float)
         with pytest.raises(RuntimeError, match="expected a reference to be computed on the CPU, got a tensor on mps"):
             self.references(ready("mps"))[which]()
@@ -498,7 +498,7 @@ def test_the_layer_compiles_without_a_graph_break() -> None:
 
 def test_the_layer_fails_when_the_compiled_one_differs() -> None:
     def broken(by: Callable[[Any], int]) -> Any:
-        """A backend whose graphs are off by a number."""
+        """Returns a backend whose graphs are off by a number."""
         return lambda graph, inputs: lambda *tensors: [x + by(graph) for x in graph(*tensors)]
 
     with_ops = broken(lambda graph: "gdn" in graph.code)

@@ -1,4 +1,4 @@
-"""The check's times of the kernels that PyTorch itself has for experts and for weights of 4 bits."""
+"""Tests the check's times of PyTorch's own kernels for experts and for weights of 4 bits."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ CPU = torch.device("cpu")
 
 
 def grouped_mm(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-    """Rows up to offs[0] by b[0], those up to offs[1] by b[1], and so on."""
+    """Multiplies rows up to offs[0] by b[0], the next ones up to offs[1] by b[1], and so on."""
     assert offs.dtype == torch.int32 and offs[-1] == len(a) and b.stride(-2) == 1
     parts = a.tensor_split(offs[:-1].tolist())
     return torch.cat([part @ matrix for part, matrix in zip(parts, b, strict=True)])
 
 
 def int4pack_mm(a: torch.Tensor, codes: torch.Tensor, group: int, pairs: torch.Tensor) -> torch.Tensor:
-    """(code - 8) scale + zero; codes [N, K / 2], even columns in the upper half of a byte; pairs [K / group, N, 2]."""
+    """Decodes (code - 8) scale + zero. codes [N, K / 2] have even columns in a byte's upper half; pairs [K / group, N,
+    2].
+    """
     assert codes.dtype == torch.uint8 and pairs.dtype == a.dtype and pairs.is_contiguous()
     scales, zeros = pairs.mT.unbind(1)
     columns = torch.stack([codes >> 4, codes & 15], -1).flatten(1) - 8.0

@@ -1,4 +1,4 @@
-"""The check's report and the table that it prints."""
+"""Tests the check's report and the table that it prints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""python -m torch_gdn COMMAND: the commands, their help, and the servers that `serve` starts."""
+"""Tests python -m torch_gdn COMMAND: the commands, their help, and the servers that `serve` starts."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_a_convolution_moves_whole_cache_lines(neighbours: str) -> None:
     assert coalesced(figures) >= 0.9
 
 
-# Arguments that may be on the CPU.
+# These arguments may be on the CPU.
 INDICES = {
     *(
         "cu_seqlens",
@@ -103,7 +103,7 @@ def apart(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("op", REGISTRY)
 def test_no_op_copies_or_waits(op: str) -> None:
-    """Given indices of the host, or int32 ones on the device, or int64 ones; the results are the same."""
+    """Indices are on the host, int32 on the device, or int64 there. The results are the same."""
     entry, device = REGISTRY[op], ready("mps")
     for packed in (False, True) if entry.packable else (False,):
         call = entry.smallest(packed)
@@ -120,8 +120,8 @@ def test_no_op_copies_or_waits(op: str) -> None:
             with profiled() as profile:
                 results = entry.run(there)
                 for x in on_host.values() if given is on_host else ():
-                    x.fill_(-(2**30))  # the op must not read them any more
-            zeroed = profile.fallbacks.pop("aten::zero_", 0)  # by the CPU, which waits; a Mac's GPU does it itself
+                    x.fill_(-(2**30))  # the op must have read them already
+            zeroed = profile.fallbacks.pop("aten::zero_", 0)  # here the CPU does it, and waits; on a Mac the GPU does
             assert (profile.copies, profile.waits, profile.fallbacks) == ({}, zeroed, {}), str(profile)
             found = entry.outputs(there, results)
             for name, x in found.items():
@@ -129,7 +129,7 @@ def test_no_op_copies_or_waits(op: str) -> None:
 
 
 def view(x: Any) -> Any:
-    """Rows that others follow in memory."""
+    """Returns x as rows with other rows between them."""
     if not isinstance(x, torch.Tensor) or x.dim() < 2:
         return x
     return torch.cat([x, x[..., :1].expand(*x.shape[:-1], 8)], -1)[..., : x.shape[-1]]
@@ -137,7 +137,7 @@ def view(x: Any) -> Any:
 
 @pytest.mark.parametrize("op", [op for op, entry in REGISTRY.items() if entry.launches])
 def test_an_op_on_views_is_its_kernels_and_allocates_its_outputs(op: str) -> None:
-    """Gates, norms and conversions cost the delta rule's ops no kernel of their own."""
+    """Gates, norms and conversions cost the delta rule's ops no separate kernel."""
     entry = REGISTRY[op]
     more = [{"gated": True}] if "gated" in fields_of(entry) else []
     points = [replace(entry.small, **change) for change in ({}, {"dtype": bfloat16}, *more)]

@@ -1,4 +1,6 @@
-"""The documentation builds, its programs run, and what it names exists: files, commands, functions, an op's files."""
+"""Tests that the documentation builds, its programs run, and what it names exists: files, commands, functions, ops'
+files.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +45,14 @@ def test_builds_without_a_warning_or_raw_markup(tmp_path: Path) -> None:
     assert finished.returncode == 0, finished.stdout + finished.stderr
     built = {page.stem: page.read_text() for page in (tmp_path / "html").rglob("*.html")}
     assert {page.stem for page in PAGES} <= set(built)
-    # A box (:::) or a definition (a line that a colon starts) of an extension of MyST's that is off: no warning tells.
+    # These are boxes (:::) and definitions (a line that a colon starts), whose MyST extensions are off. No warning
+    # reports them.
     raw = {name: re.findall(r"^.*:::.*$|^: .*$", html, flags=re.MULTILINE) for name, html in built.items()}
     assert {name: lines for name, lines in raw.items() if lines} == {}
 
 
 def program(page: Path, *languages: str) -> str:
-    """The page's blocks of these languages, each on the page's own lines, for tracebacks."""
+    """Returns the page's blocks of these languages, each on the page's own lines, for tracebacks."""
     lines, inside = [], False
     for line in page.read_text().split("\n"):
         fence = line.startswith("```")
@@ -63,7 +66,7 @@ PROGRAMS = [page for page in (ROOT / "README.md", *PAGES) if program(page, "pyth
 
 @pytest.mark.parametrize("page", PROGRAMS, ids=lambda page: page.name)
 def test_programs_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block marked `py` downloads a model and a tokenizer: here it gets small ones."""
+    """A block marked `py` downloads a model and a tokenizer, and gets small ones here."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # a second process tests at the same time
     code = program(page, "python", "py")
     if "transformers" in code:
@@ -92,14 +95,14 @@ FOR_USERS += " environment tools serving how-it-works why index"
 
 def test_a_user_can_read_all_of_it() -> None:
     texts = [ROOT / "README.md", *(DOCS / f"{name}.md" for name in FOR_USERS.split())]
-    # A word has a letter. Programs count; numbers and the markup of tables do not.
+    # A word has a letter. Programs count, but numbers and the markup of tables do not.
     counts = {text.stem: len(re.findall(r"\S*[A-Za-z]\S*", text.read_text())) for text in texts}
     assert sum(counts.values()) <= 12_000, counts
 
 
 def test_troubleshooting_quotes_messages_that_exist() -> None:
     files = [ROOT / "setup.py", *(ROOT / "torch_gdn").rglob("*.py"), *(ROOT / "csrc/ops").rglob("*.cpp")]
-    sources = re.sub(r'"\n\s*f?"', "", "\n".join(file.read_text() for file in files))  # one literal over two lines
+    sources = re.sub(r'"\n\s*f?"', "", "\n".join(file.read_text() for file in files))  # joins a literal over two lines
     quoted = re.findall(r"^### `(.*)`$", (DOCS / "troubleshooting.md").read_text(), flags=re.MULTILINE)
     assert len(quoted) > 10
     parts = {part.strip() for message in quoted for part in re.split(r"\.\.\.|\d[\d.]*\d", message)}
@@ -125,7 +128,7 @@ def test_commands_exist(text: Path) -> None:
 
 
 def test_the_reference_has_every_function() -> None:
-    reference = re.sub(r"(?s)## All functions\n.*?(?=\n## )", "", (DOCS / "api.md").read_text())  # but for the table
+    reference = re.sub(r"(?s)## All functions\n.*?(?=\n## )", "", (DOCS / "api.md").read_text())  # without the table
     missing = [name for name in torch_gdn.__all__ if not re.search(rf"(?<!\w)(torch_gdn\.)?{name}(?!\w)", reference)]
     assert missing == ["__version__"]
 

@@ -1,4 +1,4 @@
-"""Docstrings: examples run, and what they state of tensors and defaults is what the functions do.
+"""Tests docstrings: their examples run, and they state the tensors and defaults that functions have.
 
 `tests/helpers/docstrings.py` has the grammar of a statement.
 """
@@ -56,8 +56,8 @@ def test_the_example_runs(function: Callable[..., object]) -> None:
 
 
 def calls_of_op(op: OpEntry[Any]) -> Iterator[Call]:
-    """One call of the op for each combination of dtypes and options that its points draw, and calls with arguments that
-    no point passes. The tensors have no memory.
+    """Yields one call of the op for each combination of dtypes and options that its points draw, and calls with
+    arguments that no point passes. The tensors have no memory.
     """
     changes: list[Call] = [{}, {"gated": True}, {"channels": True}]
     changes += [{"from_state": False}] if "initial_state" in op.arguments else []
@@ -89,7 +89,7 @@ def rare_calls(op: OpEntry[Any], call: Call) -> Iterator[Call]:
 
 
 def other_calls() -> dict[Callable[..., Any], list[Call]]:
-    """Functions that share an op with another."""
+    """Returns calls of functions that share an op with another."""
     columns, weight = {"x": torch.zeros(2, 5, 7)}, {"weight": torch.zeros(5, 4), "bias": torch.zeros(5)}
     state, indices = torch.zeros(2, 5, 6), torch.tensor([1, 0])
     of_tokens = {"x": torch.zeros(2, 5), "cache": state, "residual": torch.zeros(2, 5), **weight}
@@ -125,7 +125,7 @@ def calls_of(function: Callable[..., Any]) -> list[Call]:
     return [{name: x for name, x in call.items() if name in known} for call in calls_of_op(OF_OPS[function])]
 
 
-OTHER_DTYPES = {"output_dtype": torch.float32, "dtype": torch.float16}  # that any call takes for its result
+OTHER_DTYPES = {"output_dtype": torch.float32, "dtype": torch.float16}  # for results that any call can take
 
 
 @each_tensor_function
@@ -138,7 +138,7 @@ def test_shapes_and_dtypes_are_those_stated(function: Callable[..., Any]) -> Non
 
 
 READ_BY_NO_KERNEL = {"cu_seqlens_cpu", "chunk_indices of causal_conv1d"}
-ON_HOST = (torch_gdn.prepare_chunk_indices, torch_gdn.prepare_chunk_offsets)  # plain PyTorch, which takes any integers
+ON_HOST = (torch_gdn.prepare_chunk_indices, torch_gdn.prepare_chunk_offsets)  # plain PyTorch takes any integers
 
 
 @each_tensor_function
@@ -152,7 +152,7 @@ def test_arguments_have_the_stated_dtypes_and_no_others(function: Callable[..., 
         call = next((call for call in calls_of(function) if isinstance(call.get(name), Tensor)), None)
         assert call is not None, f"no call has {name}"
         for dtype in DTYPES:
-            if dtype == torch.int32 and claim.dtype.endswith("'s dtype or int32"):  # packed weights, of another size
+            if dtype == torch.int32 and claim.dtype.endswith("'s dtype or int32"):  # packed weights have another size
                 call = next(each for each in calls_of(function) if getattr(each.get(name), "dtype", None) == dtype)
             changed = stated.recast(call, name, dtype)
             if dtype in stated.dtypes_of(name, call):
@@ -178,7 +178,7 @@ def test_results_have_the_names_of_the_schema(op: OpEntry[Any]) -> None:
 
 
 def stated_default(text: str) -> Any:
-    """The value after `Default:`; None if there is none, or if words describe it."""
+    """Returns the value after `Default:`, or None if there is no value or words describe it."""
     match = re.search(r"Default: (.+?)(?:\. |\.?$)", text)
     dtypes = {name: x for name, x in vars(torch).items() if isinstance(x, torch.dtype)}
     try:
@@ -196,7 +196,7 @@ def test_arguments_and_defaults_are_stated(function: Callable[..., Any]) -> None
     assert {name: stated_default(entry(function, "Args", name)) for name in defaults} == defaults
 
 
-# Python arguments that the ops do without.
+# Only the Python functions have these arguments.
 PYTHON_ONLY = {
     **dict.fromkeys(("transpose_state_layout", "head_first"), "FLA's deprecated spellings, translated"),
     **dict.fromkeys(("cp_context", "bias"), "FLA's, which only None is taken for"),
@@ -206,12 +206,12 @@ PYTHON_ONLY = {
     **dict.fromkeys(("disable_recompute", "safe_gate"), "FLA's, without effect on the result"),
     "prenorm": "FLA's, which chooses what of the op's results is returned",
 }
-# Arguments of an op that its function of the same name does without.
+# Only the ops have these arguments.
 OP_ONLY = {
     ("l2norm", "return_rstd"): "l2norm_fwd sets it",
     **dict.fromkeys((("causal_conv1d", "state_width"), ("causal_conv1d", "seq_idx")), "causal_conv1d_fn has them"),
 }
-# Arguments that the op requires and Python computes: FLA's stages take None for no decay and for a beta of 1.
+# The op requires these arguments, and Python computes them: in FLA's stages None means no decay, and a beta of 1.
 COMPUTED = {
     "recompute_w_u": {"g"},
     "chunk_fwd_h": {"g"},
@@ -220,7 +220,7 @@ COMPUTED = {
     "paged_attention_": {"out", "max_query_len", "max_seq_len"},
     "aura_paged_attention_": {"out", "max_query_len", "max_seq_len"},
 }
-# FLA gives the options of each of these another order. The function follows FLA; the ops share one order.
+# FLA orders the options of each of these differently. The functions follow FLA, and the ops share one order.
 FLAS_ORDER = {"chunk_gated_delta_rule", "chunk_kda", "fused_recurrent_gated_delta_rule", "fused_recurrent_kda"}
 
 

@@ -1,4 +1,4 @@
-"""The examples and the report run as a user would run them, in processes of their own unless they end at once."""
+"""Runs the examples and the report as a user would, in separate processes unless they end at once."""
 
 import os
 import runpy
@@ -15,7 +15,7 @@ ON_MAC = sys.platform == "darwin"
 METAL_DEVICE = "mps" if ON_MAC else "simulated-mps"
 SHORT = ("--prompt-file", "LICENSE", "--prompt-tokens", "70", "--new-tokens", "3", "--modules", "1")
 pytestmark = [
-    pytest.mark.xdist_group("examples"),  # one process: the outputs are shared
+    pytest.mark.xdist_group("examples"),  # one process, because tests share the outputs
     pytest.mark.sweep(1, seeds=2),
 ]
 
@@ -33,7 +33,7 @@ def generate(device: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs a program here, which spares an import of transformers; its exit status and what it wrote."""
+    """Runs a program in this process, which already has transformers. Returns its exit status and its output."""
 
     def call(program: str, *arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", [program, *arguments])
@@ -41,7 +41,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         with pytest.raises(SystemExit) as ended:
             runpy.run_path(str(ROOT / "examples" / program), run_name="__main__")
         printed, errors = capsys.readouterr()
-        if isinstance(ended.value.code, str):  # Python prints it, and the status is 1
+        if isinstance(ended.value.code, str):  # Python prints it and exits with 1
             return 1, printed, errors + ended.value.code
         return ended.value.code or 0, printed, errors
 
@@ -70,14 +70,14 @@ def test_generate_predicts_held_back_modules_as_transformers_does(generated: tup
     _, output = generated
     line = next(line for line in output.split("\n") if line.startswith("bits"))
     assert line.endswith(": pass")
-    assert 0.5 < float(line.partition("torch_gdn ")[2].partition(",")[0]) < 2  # 8 before it had learned anything
+    assert 0.5 < float(line.partition("torch_gdn ")[2].partition(",")[0]) < 2  # 8 before training
 
 
 def test_generate_runs_prefill_and_decode_through_the_ops(generated: tuple[str, str]) -> None:
     device, output = generated
-    assert "3 x gdn.chunk_gated_delta_rule" in output  # the three Gated DeltaNet layers, for the prompt
+    assert "3 x gdn.chunk_gated_delta_rule" in output  # three Gated DeltaNet layers, once for the prompt
     decode = "fused_recurrent_gated_delta_rule" if device == "cpu" else "gdn_decode_"
-    assert f"9 x gdn.{decode}" in output  # and three times more
+    assert f"9 x gdn.{decode}" in output  # three tokens more
 
 
 def test_generate_names_the_metal_kernels_that_ran(generated: tuple[str, str]) -> None:
@@ -173,4 +173,4 @@ def test_chat_reuses_the_conversation(tmp_path: Path) -> None:
 
     told = ["[0 of 9 tokens reused, 9", "[16 of 21 tokens reused, 5"]
     assert chat("def f():\nabc\n") == told
-    assert chat("def f():\n") == ["[8 of 9 tokens reused, 1"]  # read from the file
+    assert chat("def f():\n") == ["[8 of 9 tokens reused, 1"]  # from the file

@@ -55,7 +55,7 @@ def test_packed_weights_are_codes_scales_and_biases() -> None:
         each.name: sum(each.bytes_of(x.numel(), columns, e) for x, columns, e in fits.packable(layer))
         for each in fits.FORMATS
     }
-    rest = 2 * 3 + 2 * 3 * 40  # the bias, and a matrix whose columns make no whole group
+    rest = 2 * 3 + 2 * 3 * 40  # the bias, and a matrix whose columns fill no whole group
     assert sizes["4 bits, groups of 64"] == 3 * (32 + 4) + rest
     assert sizes["8 bits, groups of 64"] == 3 * (64 + 4) + rest
     assert sizes["experts in 4 bits, groups of 128"] == sizes["bf16"] == 2 * 3 * 64 + rest
@@ -69,7 +69,7 @@ def test_experts_alone_are_packed() -> None:
 
 
 def test_the_smallest_mac() -> None:
-    reported = {16: 10922.67, 32: 21845.34, 64: 49152.00, 96: 73728.00}  # MiB, by the threads that recommended() names
+    reported = {16: 10922.67, 32: 21845.34, 64: 49152.00, 96: 73728.00}  # MiB; recommended() has the sources
     assert {size: round(fits.recommended(size) / 2**20, 1) for size in reported} == pytest.approx(reported, abs=0.1)
     assert fits.smallest_mac(5 << 30) == 8
     assert fits.smallest_mac(24 << 30) == 36

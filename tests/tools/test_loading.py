@@ -1,4 +1,4 @@
-"""The extension and the PyTorch that loads it."""
+"""Tests the extension and the PyTorch that loads it."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_a_fresh_clone_installs_what_the_target_needs(target: str, extras: list[
 
 
 def system_packages(folder: Path, **programs: str) -> subprocess.CompletedProcess[str]:
-    """On a system that has a Python, no compiler, and these programs."""
+    """Runs .ci/system-packages on a system that has Python and these programs, but no compiler."""
     for name in PROGRAMS:
         (folder / name).symlink_to(shutil.which(name) or name)
     (folder / "python3").symlink_to(sys.executable)

@@ -1,4 +1,4 @@
-"""The wheel holds torch_gdn with its shaders and nothing else; the README's commands exist."""
+"""Tests that the wheel holds torch_gdn with its shaders and nothing else, and that the README's commands exist."""
 
 import email
 import importlib.util
@@ -20,13 +20,13 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [
-    pytest.mark.xdist_group("packaging"),  # one process: the wheel is built once
+    pytest.mark.xdist_group("packaging"),  # one process, which builds the wheel once
     pytest.mark.sweep(1, seeds=2),
 ]
 
 
 def setup(*arguments: str) -> None:
-    """Runs setup.py; its objects are shared with the development install, so only what changed is compiled."""
+    """Runs setup.py. It shares objects with the development install, so only what changed is compiled."""
     finished = subprocess.run(
         [sys.executable, "setup.py", "--quiet", *arguments], cwd=ROOT, text=True, capture_output=True, check=False
     )
@@ -36,7 +36,7 @@ def setup(*arguments: str) -> None:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     folder = tmp_path_factory.mktemp("wheel")
-    egg_info = ("egg_info", "--egg-base", str(folder))  # else two runs at once write one torch_gdn.egg-info
+    egg_info = ("egg_info", "--egg-base", str(folder))  # otherwise two runs write one torch_gdn.egg-info
     setup(*egg_info, "build", "--build-lib", str(folder / "lib"), "bdist_wheel", "--bdist-dir", str(folder / "tree"),
           "--dist-dir", str(folder))  # fmt: skip
     (path,) = folder.glob("*.whl")
@@ -123,7 +123,7 @@ def test_installed_wheel_finds_its_own_shaders_and_a_checkout_says_why_it_does_n
     installed, checkout = tmp_path / "installed", tmp_path / "checkout"
     wheel.extractall(installed)
     shutil.copytree(ROOT / "torch_gdn", checkout / "torch_gdn", ignore=shutil.ignore_patterns("_C.*.so", "__pycache__"))
-    # -S: without the finder of an editable install, which would find the extension for the checkout's sources.
+    # -S leaves out the finder of an editable install, which would find the extension for the checkout's sources.
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(installed), str(Path(torch.__file__).parents[1])])}
 
     def start(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -167,7 +167,7 @@ def test_installed_wheel_checks_itself(wheel: zipfile.ZipFile, tmp_path: Path) -
     assert "simulator" not in finished.stdout + finished.stderr
 
 
-# What setuptools asks, with the platform set to macOS: flags of the compiler, and the platform in the wheel's name.
+# With the platform set to macOS, setuptools asks for the compiler's flags and the platform in the wheel's name.
 UNIVERSAL_PYTHON = """
 import _osx_support, sys, sysconfig
 from distutils.core import run_setup
@@ -190,7 +190,7 @@ def test_python_for_both_kinds_of_mac_builds_for_one() -> None:
 
 @pytest.fixture
 def setup_py(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """setup.py as a module, which builds nothing; what it changes in the environment is put back."""
+    """Yields setup.py as a module, which builds nothing. Restores the environment variables that it changes."""
     monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setattr(setuptools, "setup", lambda **_: None)
     spec = importlib.util.spec_from_file_location("setup_py", ROOT / "setup.py")
@@ -204,9 +204,9 @@ def setup_py(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     ("cores", "memory", "limit", "jobs"),
     [
         (12, 64 << 30, None, 12),
-        (8, 8 << 30, None, 4),  # 2 GB a job
+        (8, 8 << 30, None, 4),  # 2 GB per job
         (8, 1 << 30, None, 1),
-        (16, 64 << 30, str(4 << 30), 2),  # in a container
+        (16, 64 << 30, str(4 << 30), 2),  # a container's limit
         (16, 64 << 30, "max", 16),
     ],
 )

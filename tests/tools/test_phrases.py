@@ -1,4 +1,4 @@
-"""`make lint` finds the phrases of .codespell/phrases.txt in pages and in code, and accepts plain sentences."""
+"""Tests that `make lint` finds the phrases of .codespell/phrases.txt in pages and in code, but accepts plain text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Threads compile pipelines at the same time, each pipeline once, and a launch keeps its pipelines alive.
+"""Tests that threads compile pipelines at the same time, each pipeline once, and that a launch keeps its pipelines
+alive.
 
 The tests replace a shader by a named pipe, so that compiling it blocks until the test writes the shader's text.
 """
@@ -28,7 +29,7 @@ from torch_gdn._recorder import KernelVariant
 from torch_gdn.prefill import prefill_algorithm
 from torch_gdn.testing.cases import make_case
 
-PATIENCE = 60  # seconds until a test gives up
+PATIENCE = 60  # seconds until a test fails
 
 PROBE = """
 #include "core/parameters.h"
@@ -40,7 +41,7 @@ template <typename T>
 
 
 class Pipe:
-    """A named pipe in place of a shader; PROBE if there is no shader of that name."""
+    """A named pipe in place of a shader, with PROBE as its text if no shader has that name."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.text = path, path.read_text() if path.exists() else PROBE
@@ -108,7 +109,7 @@ def test_threads_compile_at_the_same_time_and_each_variant_once(shaders: Path) -
             pipe.wait_for_reader()
         for pipe in pipes:
             pipe.write()
-        assert finish(one, same, two)  # a second compilation of one.metal would block
+        assert finish(one, same, two)  # compiling one.metal again would block
     assert one.result() == same.result() and one.result()["name"] == "probe_float"
     assert two.result()["name"] == "probe_half"
 
@@ -130,7 +131,7 @@ def test_files_are_compiled_at_the_same_time_each_from_one_source(shaders: Path)
             pipe.wait_for_reader()
         for pipe in pipes:
             pipe.write()
-        assert finish(call)  # to read a file a second time would block
+        assert finish(call)  # reading a file again would block
     call.result()
     assert names() == {each.name for each in variants}
     assert counted == [2, 2]

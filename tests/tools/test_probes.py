@@ -1,4 +1,4 @@
-"""The check's probes: each holds on the simulated device, and each fails when what it measures is changed."""
+"""Tests the check's probes: each holds on the simulated device, and fails if what it measures changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch_gdn.check.probes import PROBES, check_probe
 
 pytestmark = pytest.mark.xdist_group("check")
 INCREMENT = ("memory", "float(x[i]) + 1.0f", "float(x[i]) + 1.5f")
-# Which change to make in which file of shaders/probes.
+# For each probe, the file of shaders/probes to change, and the change.
 PLANTED = {
     "matrix layout": (
         "matrix",

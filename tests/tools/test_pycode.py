@@ -1,4 +1,4 @@
-"""The small model's folder: what it learned from and was judged by, and the rule that it trained through."""
+"""Tests the small model's folder: what it learned from, what judged it, and the rule that it trained with."""
 
 from collections.abc import Iterator
 from pathlib import Path

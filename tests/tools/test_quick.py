@@ -1,4 +1,4 @@
-"""The list of `make quick` names tests that exist."""
+"""Tests that the list of `make quick` names tests that exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch_gdn.recording: the launches of a thread, listed and not run."""
+"""Tests torch_gdn.recording, which lists the launches of a thread and does not run them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.helpers.devices import on_a_mac, profiled, ready
 from torch_gdn import _C
 from torch_gdn._recorder import KernelVariant
 
-SIZE = 44  # of rows that no other test has
+SIZE = 44  # no other test has rows of this size
 
 
 def compiled() -> set[str]:

@@ -1,4 +1,4 @@
-"""Every op has an entry, and what derives from the entries leaves out no kernel."""
+"""Tests that every op has an entry, and that what derives from the entries leaves out no kernel."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_every_op_has_an_entry() -> None:
 
 
 def test_the_check_computes_every_kernel() -> None:
-    """Even the quick one, which is a part of the whole."""
+    """Even the quick check, which is a part of the whole one, computes every kernel."""
     ready("mps")
     steps = plan.steps(golden.FOLDER, quick=True)
     assert {kernel for step in steps for kernel in step.kernels} == kernels()
@@ -88,7 +88,7 @@ def test_a_tensor_without_memory_is_recorded_at_any_size() -> None:
 
 
 def test_every_kernel_is_replayed_on_the_second_machine() -> None:
-    from lab.cuda.cases import replayed  # its device is there
+    from lab.cuda.cases import replayed  # only there is its device
 
     ready("mps")
     launches = [launch for each in replayed() for launch in launches_at(*each, fake_mps())]
@@ -105,7 +105,7 @@ def test_every_kernel_is_compiled_strictly_and_for_apples_gpus() -> None:
 
 
 def test_what_overlaps_in_any_launch_of_a_variant_is_kept() -> None:
-    """Bindings of one storage overlap where they share bytes, not where one lies within another's gaps."""
+    """Bindings of one storage overlap if they share bytes, but not if one lies in the gaps of another."""
     ready("mps")
     decode = torch.ops.gdn.fused_recurrent_gated_delta_rule
     with fake_mps(), recording() as recorded:

@@ -1,4 +1,4 @@
-"""The self-test: a shader that does not compile, or computes wrong numbers, is found and something else runs."""
+"""Tests the self-test: it finds a shader that does not compile or computes wrong numbers, and something else runs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PREFILLS = [Case(CHUNK, replace(RULE, algorithm=each)) for each in ALGORITHMS]
 DECODE, DECODE_ = (Case(f"fused_recurrent_gated_delta_rule{x}", replace(RULE, tokens=2)) for x in ("", "_"))
 NORM = Case("rms_norm_gated", RowPoint(D=32))
 UPDATE = Case("causal_conv1d_update_", ConvolutionPoint(tokens=1))
-# A change of a shader that makes its numbers wrong.
+# For each shader, a change that makes its numbers wrong.
 WRONG = {
     "gdn/fused_chunk_gated_delta_rule": (
         "store_even_fragment(own_values, kValueStride, at, output)",
@@ -103,7 +103,7 @@ def ensure(*cases: Case) -> str:
 
 
 def computed(case: Case, device: torch.device, **options: Any) -> tuple[Call, dict[str, Tensor]]:
-    """A call of the op with its inputs on the CPU, and its results there."""
+    """Returns a call of the op with its inputs on the CPU, and its results there."""
     entry = REGISTRY[case.op]
     call = entry.call(case.point) | options
     there = to_device(call, device)
@@ -116,7 +116,7 @@ def assert_exact(case: Case, device: torch.device, **options: Any) -> None:
 
 
 def matches_the_cpu(case: Case, device: torch.device, **options: Any) -> bool:
-    """Bit for bit, which no kernel of the device does."""
+    """Compares bit for bit. No kernel of the device has the CPU's bits."""
     on_device, on_cpu = (computed(case, torch.device(each), **options)[1] for each in (device, "cpu"))
     return on_device.keys() == on_cpu.keys() and all(torch.equal(x, on_cpu[name]) for name, x in on_device.items())
 
@@ -128,11 +128,11 @@ def test_another_prefill_algorithm_takes_the_place(on_mps: torch.device, plant: 
     assert "chunk_gated_delta_rule:fused_chunk: " in warned and "chunked or recurrent runs instead" in warned
     assert ("planted" if not compiles else "o: error") in warned
     assert not compiles or 0 < float(warned.split("expected at most ")[1].split(";")[0]) < 0.1
-    for algorithm in (None, "fused_chunk"):  # the heuristic's is fused_chunk
+    for algorithm in (None, "fused_chunk"):  # the heuristic takes fused_chunk
         with prefill_algorithm(algorithm), kernels_run(on_mps, "chunk_fwd_h"):
             assert_exact(PREFILLS[0], on_mps)
     of_another_size = Case(CHUNK, replace(RULE, V=16, algorithm="fused_chunk"))
-    ensure(of_another_size)  # which is tested, and not what takes its place
+    ensure(of_another_size)  # tests this algorithm, not its replacement
     assert verdicts.read(verdicts.machine())[of_another_size.name].problem
 
 
@@ -143,7 +143,7 @@ def test_a_prefill_algorithm_takes_the_place_of_decoding(on_mps: torch.device, p
     for case in (DECODE, DECODE_):
         with kernels_run(on_mps, "fused_chunk_gated_delta_rule"):
             assert_exact(replace(case, point=replace(case.point, algorithm="fused_chunk")), on_mps)
-    gates = {"gk": torch.zeros(1, 2, 2, 32)}  # which no prefill takes
+    gates = {"gk": torch.zeros(1, 2, 2, 32)}  # no prefill takes these
     assert matches_the_cpu(DECODE, on_mps, **gates)
     with pytest.raises(RuntimeError, match=r"^fused_recurrent_gated_delta_rule_: its kernel failed the self-test"):
         computed(DECODE_, on_mps, **gates)
@@ -179,7 +179,7 @@ def test_an_error_takes_the_place_of_an_op_that_writes(on_mps: torch.device, pla
 def test_no_prefill_algorithm_is_left(on_mps: torch.device, plant: Plant) -> None:
     plant("gdn/chunk_fwd_h", compiles=False)
     ensure(*PREFILLS)
-    states = {"return_intermediate_states": True}  # which chunked alone has
+    states = {"return_intermediate_states": True}  # only chunked has them
     assert not matches_the_cpu(PREFILLS[0], on_mps)
     assert matches_the_cpu(PREFILLS[0], on_mps, **states)
     for kernel in ("fused_chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"):
@@ -188,7 +188,7 @@ def test_no_prefill_algorithm_is_left(on_mps: torch.device, plant: Plant) -> Non
     assert matches_the_cpu(PREFILLS[0], on_mps)
     call = to_device(REGISTRY[DECODE.op].call(DECODE.point), on_mps)
     start = call["initial_state"].clone()
-    cached = {functions.CACHED_STATE: call["initial_state"]}  # which a model of transformers has updated in place
+    cached = {functions.CACHED_STATE: call["initial_state"]}  # a model of transformers updates it in place
     _, state = functions.run_rule(
         DECODE.op, *(call.pop(name) for name in ("q", "k", "v", "g", "beta")), **call, **cached
     )
@@ -217,7 +217,7 @@ def test_a_verdict_is_kept_for_its_machine(
     assert ensure(NORM) == warned and tested == [NORM.op]
     assert matches_the_cpu(NORM, on_mps)
     forget()
-    monkeypatch.setattr(verdicts, "__version__", "0.0.0")  # of torch_gdn
+    monkeypatch.setattr(verdicts, "__version__", "0.0.0")  # torch_gdn's
     ensure(NORM)
     assert tested == 2 * [NORM.op]
     monkeypatch.setenv(self_test.VARIABLE, "again")
@@ -305,7 +305,7 @@ def test_a_test_inside_a_recording_runs(on_mps: torch.device) -> None:
 
 
 class Zeros(TorchDispatchMode):
-    """A mode that returns something else than operators compute, as one that counts them may."""
+    """A mode that returns something other than what operators compute, like a mode that counts them."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
@@ -364,12 +364,12 @@ def test_a_machine_without_mps_asks_for_no_cases(on_mps: torch.device, monkeypat
 
 
 def test_ops_have_cases_in_the_dtype_and_sizes_of_a_call() -> None:
-    for op in REGISTRY.keys() - set(STAGES):  # which no model calls
+    for op in REGISTRY.keys() - set(STAGES):  # no model calls the stages
         entry = REGISTRY[op]
         with cases_of_calls() as calls:
             entry.run(entry.call(entry.small), entry.small)
         assert {case.op for case in calls.cases} == {op}
-        assert len(calls.cases) <= len(cases_of([op]))  # points that differ in what a call decides become one
+        assert len(calls.cases) <= len(cases_of([op]))  # points that differ only within a call become one
         for case in calls.cases:
             drawn = entry.call(case.point)
             assert drawn[entry.first].dtype == entry.call(entry.small)[entry.first].dtype

@@ -69,7 +69,7 @@ def test_a_case_by_itself_and_tests_without_the_mark_run() -> None:
 
 @pytest.mark.xdist_group("probe")
 def test_grouped_tests_share_a_process(request: pytest.FixtureRequest) -> None:
-    """Fixtures that take a minute would otherwise run in every process."""
+    """Otherwise fixtures that take a minute would run in every process."""
     if not request.config.getoption("loadgroup", False):
         pytest.skip("tests are grouped with --dist loadgroup alone, as in `make test`")
     assert request.node.nodeid.endswith("@probe")

@@ -1,4 +1,4 @@
-"""The script behind the plot of docs/transformers-serving.md: what it serves, and that what it measures is flat."""
+"""Tests the script behind the plot of docs/transformers-serving.md: what it serves, and that the memory stays flat."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_memory_is_flat(tmp_path: Path, capsys: pytest.CaptureFixture[str], monk
 
 
 def run(plot: Path) -> dict[str, list[int]]:
-    """The script's measurements, as it draws them."""
+    """Runs the script, and returns the measurements that it draws."""
     measured = {}
     original = transformers_memory.draw
 

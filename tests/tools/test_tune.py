@@ -51,8 +51,8 @@ def algorithm(
         ({"tokens": 8192}, "fused_chunk"),
         ({"tokens": 383, "heads": 1}, "fused_chunk"),
         ({"tokens": 384, "heads": 1}, "chunked"),  # 4 threadgroups, 8 cores
-        ({"tokens": 8192, "heads": 2}, "fused_chunk"),  # 8
-        ({"tokens": 8192, "heads": 1, "V": 129}, "fused_chunk"),  # 5
+        ({"tokens": 8192, "heads": 2}, "fused_chunk"),  # 8 threadgroups
+        ({"tokens": 8192, "heads": 1, "V": 129}, "fused_chunk"),  # 5 threadgroups
         ({"tokens": 8192, "heads": 3, "cores": 80}, "chunked"),
         ({"tokens": 0, "heads": 0, "cores": 0}, "recurrent"),
     ],
@@ -70,7 +70,7 @@ def test_the_heuristic(shape: dict[str, int], expected: str) -> None:
         ({"tokens": 255, "heads": 1}, "fused_chunk"),
         ({"tokens": 256, "heads": 1}, "chunked"),
         ({"tokens": 8192, "heads": 8}, "chunked"),  # 32 threadgroups, 8 cores
-        ({"tokens": 8192, "heads": 8, "V": 129}, "fused_chunk"),  # 40
+        ({"tokens": 8192, "heads": 8, "V": 129}, "fused_chunk"),  # 40 threadgroups
         ({"tokens": 0, "heads": 0, "cores": 0}, "recurrent"),
     ],
     ids=str,
@@ -92,11 +92,11 @@ def test_the_nearest_measured_shape_decides() -> None:
     ]
     assert [algorithm(1024, K=K) for K in (64, 128, 180, 182)] == ["recurrent"] * 3 + ["fused_chunk"]
     assert algorithm(1024, heads=128, V=32) == "recurrent"  # as many threadgroups as 32 heads of 128 columns
-    assert algorithm(256) == "chunked"  # as far from one as from the other: the first
+    assert algorithm(256) == "chunked"  # equally far from both, so the first
 
 
 def test_a_table_is_of_its_device_alone() -> None:
-    """And of its number of cores: an M3 Max has 30 or 40."""
+    """A table also belongs to one number of cores: an M3 Max has 30 or 40."""
     tuning_cache.install({_C.tuning_key("Apple M3 Max", 30): [Row(64, 128, 128, "chunked")]})
     assert algorithm(64, device="Apple M3 Max", cores=30) == "chunked"
     assert algorithm(64, device="Apple M3 Max", cores=40) == algorithm(64) == "fused_chunk"
@@ -111,7 +111,7 @@ def test_a_forced_algorithm_goes_before_every_table() -> None:
 
 
 def test_an_excluded_algorithm_gives_way() -> None:
-    """It gives way whether the heuristic, the table or the calling thread chooses it, and only in one rule."""
+    """The heuristic, the table or the calling thread may have chosen it. The other rule still uses it."""
     try:
         for excluded, expected in (
             (["fused_chunk"], ["chunked", "chunked", "recurrent"]),
@@ -191,7 +191,7 @@ GOOD: dict[str, Any] = {"tokens": 64, "threadgroups": 128, "K": 128, "algorithm"
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_file_that_cannot_be_used(content: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading it is an error; importing torch_gdn warns, and goes by the heuristic."""
+    """Reading it is an error. Importing torch_gdn warns and uses the heuristic."""
     if isinstance(content, dict) and "tokens" in content:
         content = {"version": 3, "devices": {"Apple M1": [content]}}
     file = tmp_path / "algorithms.json"
@@ -214,7 +214,7 @@ def test_the_import_reads_the_file(tmp_path: Path) -> None:
 
 
 def test_the_command_measures_and_keeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Other devices' rows stay; this device's are new, and are taken from now on."""
+    """Other devices' rows stay. This device's rows are new and apply from now on."""
     ready("mps")
     file = tmp_path / "algorithms.json"
     tuning_cache.write(file, {"Apple M9": [Row(64, 128, 128, "chunked")], tuning_cache.key(): []})

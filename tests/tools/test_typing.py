@@ -1,4 +1,4 @@
-"""mypy accepts tests/typing/returns.py, which it checks without running it."""
+"""Tests that mypy accepts tests/typing/returns.py, which it checks without running it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_calls_as_users_write_them_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     from mypy import api
 
-    monkeypatch.chdir(ROOT)  # where its configuration is
+    monkeypatch.chdir(ROOT)  # for its configuration
     output, errors, status = api.run(["tests/typing/returns.py"])
     assert status == 0, output + errors

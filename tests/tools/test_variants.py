@@ -12,12 +12,12 @@ from tests.helpers.devices import on_a_mac, profiled, ready
 from torch_gdn import _C, reference
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-SIZE = 52  # of rows that no other test has
+SIZE = 52  # no other test has rows of this size
 
 
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not say which kernels ran")
 def test_arguments_in_another_order_are_another_variant() -> None:
-    """Three dtypes of rms_norm_gated, in all 6 orders, each called twice: found the second time."""
+    """rms_norm_gated is called twice with three dtypes in all 6 orders, and finds each variant the second time."""
     device = ready("mps")
     names = {torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat"}
     x = torch.randn(3, SIZE)

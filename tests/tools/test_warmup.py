@@ -13,7 +13,7 @@ from tests.helpers.layer import between_projections
 from torch_gdn import _C
 from torch_gdn.prefill import prefill_algorithm
 
-SHAPE = (1, 2, 40, 24)  # head sizes that no other test has
+SHAPE = (1, 2, 40, 24)  # no other test has these head sizes
 
 
 def names() -> set[str]:
@@ -33,7 +33,7 @@ def test_compiles_what_calls_need() -> None:
 
 
 def test_a_layer_of_a_warm_shape_compiles_nothing_and_launches_what_was_compiled() -> None:
-    """The launches are those of every call that the docstring names; a chunk goes by what the heuristic has for it."""
+    """The launches are those of every call that the docstring names. The heuristic chooses a chunk's algorithm."""
     device, shape = ready("mps"), (1, 2, 48, 28)
     _C.clear_pipelines()
     with prefill_algorithm(None):

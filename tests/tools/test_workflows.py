@@ -1,4 +1,4 @@
-"""The workflows for GitHub's runners: sound by the tools of others, and calling what they say they call."""
+"""Tests the workflows for GitHub's runners: other projects' tools accept them, and what they call exists."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def lint(tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def schema_errors(workflow: Path) -> str:
-    """Returns errors of check-jsonschema, with its own schemas: GitHub's, and that each job has a time limit."""
+    """Returns the errors of check-jsonschema, with GitHub's schema, and one that wants a time limit for each job."""
     schemas = ("vendor.github-workflows", "custom.github-workflows-require-timeout")
     finished = [lint("check-jsonschema", "--builtin-schema", schema, str(workflow)) for schema in schemas]
     return "".join(process.stdout + process.stderr for process in finished if process.returncode != 0)
 
 
 def findings(workflow: Path) -> str:
-    """Returns findings of zizmor, a linter that knows how expressions can be misused. It uses no network."""
+    """Returns the findings of zizmor, a linter that knows how expressions can be misused. It uses no network."""
     process = lint("zizmor", "--offline", "--no-progress", "--strict-collection", "--pedantic", str(workflow))
     return process.stdout + process.stderr if process.returncode != 0 else ""
 
@@ -136,7 +136,7 @@ REPORTING = [("test.yml", "linux"), *(("mac.yml", job) for job in jobs("mac.yml"
 
 @pytest.mark.parametrize(("workflow", "job"), REPORTING)
 def test_a_job_uploads_the_report_that_it_wrote(workflow: str, job: str) -> None:
-    """A failed check's report is the one that is wanted."""
+    """The report of a failed check is the one that people need."""
     steps = jobs(workflow)[job]["steps"]
     (upload,) = [step for step in steps if "upload-artifact" in step.get("uses", "")]
     (written,) = [step for step in steps if upload["with"]["path"] in f"{step.get('run')} {step.get('env')}"]

@@ -1,4 +1,4 @@
-"""AURA: attention over a key-value cache that is held in 2 to 8 bits a value."""
+"""AURA: attention to a key-value cache that holds each value in 2 to 8 bits."""
 
 from torch_gdn.aura import codebooks
 from torch_gdn.aura.kv_cache import KVCache

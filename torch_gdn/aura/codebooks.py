@@ -1,9 +1,9 @@
-"""The centroids that rotated coordinates are coded by, and the rotations' signs.
+"""The centroids that code rotated coordinates, and the rotations' signs.
 
-Default tables: the Lloyd-Max centroids of a coordinate of a random unit vector in R^D (`torch_gdn.aura.lloyd_max`). The
-table "origin" is what FFAI and mlx-swift-lm, where AURA comes from, code with: right at 2 and 3 bits, but at 4 and 8
-bits twice and nearly four times the mean squared error. It is here so that their caches can be read. The table
-"trellis" (`torch_gdn.aura.trellis`) has a label for each window of 6 bits.
+The default tables have the Lloyd-Max centroids of a coordinate of a random unit vector in R^D
+(`torch_gdn.aura.lloyd_max`). FFAI and mlx-swift-lm, where AURA comes from, use the table "origin". It is right at 2 and
+3 bits, but has twice the mean squared error at 4 bits and nearly four times at 8. It is here so that you can read their
+caches. The table "trellis" (`torch_gdn.aura.trellis`) has a label for each window of 6 bits.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ __all__ = ["BITS", "DIMENSIONS", "TABLES", "aura_signs", "boundaries", "codebook
 
 DIMENSIONS = (64, 80, 96, 128, 256, 512)
 BITS = (2, 3, 4, 5, 8)
-TABLES = ("lloyd-max", "origin")  # of codes without a trellis
+TABLES = ("lloyd-max", "origin")  # for codes without a trellis
 WINDOW = 6  # bits of a trellis code's window
 
 
 def codebook(bits: int, D: int, table: str = "lloyd-max") -> Tensor:
-    """The 2^bits centroids of vectors of D values, or the 64 labels of a trellis code.
+    """Returns the 2^bits centroids of vectors of D values, or the 64 labels of a trellis code.
 
     Args:
         bits: 2, 3, 4, 5 or 8. The table "origin" lacks 5 bits, and "trellis" has 2, 3 and 4.
@@ -61,7 +61,7 @@ def codebook(bits: int, D: int, table: str = "lloyd-max") -> Tensor:
 
 
 def boundaries(codebook: Tensor) -> Tensor | None:
-    """The midpoints between neighbours of a codebook.
+    """Returns the midpoints between neighbours of a codebook.
 
     Args:
         codebook: [2^bits] float32, ascending; or that of a trellis, of two dimensions.
@@ -82,8 +82,8 @@ def boundaries(codebook: Tensor) -> Tensor | None:
 
 
 def origin_signs(D: int, seed: int) -> Tensor:
-    """The signs of FFAI's rotation (its AURARotation.swift), for reading its caches: their rotation is as ours for D a
-    power of 2, but for these.
+    """Returns the signs of FFAI's rotation (its AURARotation.swift), to read its caches. If D is a power of 2, their
+    rotation differs from ours only in these signs.
 
     Args:
         D: how many.

@@ -6,32 +6,32 @@ from torch import Tensor
 from torch_gdn.aura.codebooks import boundaries
 from torch_gdn.reference.aura import TILE
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # of the vectors that are coded
-OF_TOKENS = ("codes", "norms", "tile_means")  # [B, HK, capacity, ..] each; the last one may be absent
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # dtypes of vectors before coding
+OF_TOKENS = ("codes", "norms", "tile_means")  # [B, HK, capacity, ..] each; caches may lack the last one
 TABLES = ("codebook", "boundaries", "signs")
 
 
 def dtype_name(dtype: object) -> str:
-    """As the ops' errors have it: bfloat16."""
+    """Returns the dtype's name as the ops' errors have it: bfloat16."""
     return str(dtype).removeprefix("torch.")
 
 
 def has_tile_means(tail: int) -> bool:
-    """Returns whether the keys of a cache have means of tiles. With a tail of this length whole tiles become codes."""
+    """Returns whether the keys of a cache have means of tiles. With a tail of this length, whole tiles become codes."""
     return tail >= TILE
 
 
 def entries(name: str, tokens: int) -> int:
-    """Returns how many entries one of OF_TOKENS has for so many tokens."""
+    """Returns how many entries one of OF_TOKENS has for `tokens` tokens."""
     return -(-tokens // TILE) if name == "tile_means" else tokens
 
 
 class CodedTensor:
     """The keys of a cache, or its values: codes [B, HK, S, W], norms [B, HK, S], and their tables.
 
-    With `tile_means`, each tile of 128 slots has a vector that is subtracted before a vector becomes codes: the mean of
-    the tokens that become codes together with the one in the tile's first slot. Later tokens of the tile take it as it
-    is. Any vector is right, because decoding adds it again.
+    With `tile_means`, each tile of 128 slots has a vector that is subtracted before a vector becomes codes. It is the
+    mean of the tokens that become codes together with the token in the tile's first slot. Later tokens of the tile use
+    it unchanged. Any vector is right, because decoding adds it again.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class CodedTensor:
 
     @property
     def tables(self) -> tuple[Tensor, Tensor]:
-        """What codes are decoded by: codebook and signs."""
+        """Returns what decodes codes: codebook and signs."""
         return self.codebook, self.signs
 
     def of_tokens(self) -> dict[str, Tensor]:
         return {name: x for name in OF_TOKENS if (x := getattr(self, name)) is not None}
 
     def parts(self, length: int) -> dict[str, Tensor]:
-        """All that it takes to read the first `length` tokens."""
+        """Returns everything that reading the first `length` tokens needs."""
         tokens = {name: x[:, :, : entries(name, length)] for name, x in self.of_tokens().items()}
         return tokens | self.tables_of_file()
 
@@ -68,7 +68,7 @@ class CodedTensor:
         return {name: x for name in TABLES if (x := getattr(self, name)) is not None}
 
     def fill(self, parts: dict[str, Tensor]) -> None:
-        """Takes over such parts, whose tokens become the first ones."""
+        """Takes over such parts. Their tokens become the first ones."""
         for name, x in self.of_tokens().items():
             x[:, :, : parts[name].shape[2]] = parts[name].to(x.device)
         for name in self.tables_of_file():
@@ -81,7 +81,7 @@ class CodedTensor:
         torch.ops.gdn.aura_encode_(x, slots, *tables, self.codes, self.norms, self.tile_means)
 
     def _find_tile_means(self, x: Tensor, first: int) -> None:
-        """Takes the means of the tiles whose first token is in x: of all whole tiles at once, and of the rest."""
+        """Finds the means of the tiles whose first token is in x: of all whole tiles at once, and of the rest."""
         tokens, start = x.shape[2], -first % TILE
         if self.tile_means is None or start >= tokens:
             return
@@ -91,13 +91,13 @@ class CodedTensor:
                 tiles = x.narrow(2, begin, end - begin).unflatten(2, (-1, min(TILE, end - begin)))
                 means = tiles.mean(3, dtype=torch.float32).half()
                 target = self.tile_means.narrow(2, (first + begin) // TILE, means.shape[2])
-                target.copy_(means.nan_to_num(0.0, 0.0, 0.0))  # a token that is not finite must spoil no other one
+                target.copy_(means.nan_to_num(0.0, 0.0, 0.0))  # a token that is not finite must not spoil others
 
     def decoded(self, length: int, dtype: torch.dtype) -> Tensor:
         return torch.ops.gdn.aura_decode(*self.filled(length), *self.tables, False, dtype, self.tile_means)
 
     def resize(self, capacity: int, start: int, end: int) -> None:
-        """Memory for `capacity` tokens, the first of which are those from start, where a tile begins, to end."""
+        """Takes memory for `capacity` tokens. Keeps those from start, where a tile begins, to end."""
         for name, x in self.of_tokens().items():
             first, last, size = (entries(name, tokens) for tokens in (start, end, capacity))
             other = x.new_zeros(*x.shape[:2], size, *x.shape[3:])

@@ -14,7 +14,7 @@ class ExactRows:
     """
 
     def __init__(self, like: Tensor, sinks: int, tail: int, capacity: int) -> None:
-        """`like`: an empty tensor [B, HK, 0, D] of the cache's dtype and device."""
+        """`like` is an empty tensor [B, HK, 0, D] of the cache's dtype and device."""
         self.sinks, self.tail, self.tile = sinks, tail, min(tail, TILE)
         self.keys = self.values = like
         self.resize(capacity, 0, 0)

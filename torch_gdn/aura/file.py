@@ -1,11 +1,11 @@
 """The file of a cache, a safetensors file: version 3.
 
-Metadata: format "torch_gdn.aura", version "3", scheme, table, seed, dtype, tail, sinks, tile_means. Tensors, for
-"key" and "value" each: <key or value>.codes [B, HK, T, W] int32 (u32 words), .norms [B, HK, T] float16, .codebook
-[2^bits], .boundaries [2^bits - 1] and .signs [D] float32: the file holds all that it takes to read it, whatever later
-tables are. With a tail of 128 or more there is "key.tile_means" [B, HK, ceil(T / 128), D]
-float16. "exact.keys" and "exact.values" [B, HK, rows, D] in `dtype` are the tokens that are no codes: those before
-them, then those behind.
+Metadata: format "torch_gdn.aura", version "3", scheme, table, seed, dtype, tail, sinks, tile_means. Tensors, for "key"
+and "value" each: <key or value>.codes [B, HK, T, W] int32 (u32 words), .norms [B, HK, T] float16, .codebook [2^bits],
+.boundaries [2^bits - 1] and .signs [D] float32. The file thus has everything that reading it needs, even if later
+tables differ. With a tail of 128 or more there is "key.tile_means" [B, HK, ceil(T / 128), D] float16. "exact.keys" and
+"exact.values" [B, HK, rows, D] in `dtype` are the tokens that are no codes: first those before the codes, then those
+after them.
 
 Older versions are still read. Version 2 has no means of tiles, and they become zeros. Version 1 has norms in float32,
 and neither tail nor sinks.
@@ -34,7 +34,7 @@ class Content:
     dtype: torch.dtype
     tail: int
     sinks: int
-    tensors: dict[str, Tensor]  # by "key.codes" and so on, contiguous on the CPU
+    tensors: dict[str, Tensor]  # by name, such as "key.codes"; contiguous, on the CPU
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -53,7 +53,7 @@ class Content:
         return self.shape[2] + self.exact
 
     def parts(self, name: str, like: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors of "key" or "value", which must have the shapes and dtypes of these."""
+        """Returns the tensors of "key" or "value", which must have the shapes and dtypes of `like`."""
         found = {}
         for part, expected in like.items():
             x, shape = self.tensors.get(f"{name}.{part}"), list(expected.shape)
@@ -70,7 +70,7 @@ def write(path: str | os.PathLike[str], content: Content) -> None:
 
 
 def description(content: Content) -> dict[str, str]:
-    """What tells how to read the tensors."""
+    """Returns the metadata that reading the tensors needs."""
     scheme, dtype = content.scheme, dtype_name(content.dtype)
     told = {"scheme": scheme.name, "table": scheme.table, "seed": str(content.seed), "dtype": dtype}
     told |= {"tail": str(content.tail), "sinks": str(content.sinks)}
@@ -83,7 +83,7 @@ def read(path: str | os.PathLike[str]) -> Content:
 
 
 def opened(path: str | os.PathLike[str], expected_format: str) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """The metadata and tensors of a safetensors file of this format; norms in float16, whatever its version."""
+    """Returns the metadata and tensors of a safetensors file of this format. Norms become float16 in every version."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -104,7 +104,7 @@ def opened(path: str | os.PathLike[str], expected_format: str) -> tuple[dict[str
 
 
 def described(metadata: dict[str, str], tensors: dict[str, Tensor]) -> Content:
-    """What `description` told, of these tensors."""
+    """Returns what `description` wrote about these tensors."""
     norms, signs = tensors.get("key.norms"), tensors.get("key.signs")
     require(norms is not None and norms.dim() == 3, "key.norms of shape [B, HK, T]", norms)
     require(signs is not None and signs.dim() == 1, "key.signs of shape [D]", signs)

@@ -12,7 +12,7 @@ from torch_gdn.aura.exact_rows import ExactRows
 from torch_gdn.aura.scheme import Scheme
 from torch_gdn.reference.aura import TILE
 
-EXACT = ("exact.keys", "exact.values")  # in a file
+EXACT = ("exact.keys", "exact.values")  # names in a file
 
 
 class KVCache:
@@ -83,7 +83,7 @@ class KVCache:
             tested.test((bits, self.scheme.trellis, head_dim, dtype), torch.device(device))
         self.kv_heads, self.head_dim, self.dtype, self.seed = kv_heads, head_dim, dtype, seed
         self.tail, self.sinks, self.capacity = tail, sinks, capacity
-        self.length = self.coded = 0  # all tokens, and those that are codes
+        self.length = self.coded = 0  # the number of all tokens, and of codes
 
         def coded(bits: int, centroids: Tensor, its_seed: int, tile_means: bool = False) -> CodedTensor:
             shape = (batch, kv_heads, self._most_codes(capacity))
@@ -159,8 +159,9 @@ class KVCache:
             self._write(k, v)
 
     def _make_codes(self, k: Tensor, v: Tensor, surplus: int) -> tuple[Tensor, Tensor]:
-        """Encodes the oldest tokens behind the sinks, which may be exact rows or new ones, at once. Returns the new
-        ones that stay exact."""
+        """Encodes the oldest tokens after the sinks at once. They may be exact rows or new ones. Returns the new ones
+        that stay exact.
+        """
         held = self._exact_length
         of_rows = min(surplus, max(0, held - self.sinks))
         of_sinks = max(0, min(k.shape[2], self.sinks - held))

@@ -1,7 +1,7 @@
-"""The best scalar quantiser (Lloyd 1957, Max 1960) for a coordinate of a random unit vector in R^D.
+"""Computes the best scalar quantiser (Lloyd 1957, Max 1960) for a coordinate of a random unit vector in R^D.
 
 A coordinate's density is proportional to (1 - x^2)^((D - 3) / 2). The best centroids are the means of their cells, and
-the cells' boundaries the midpoints between centroids; for a log-concave density like this one there is one such set
+the cells' boundaries are the midpoints between centroids. A log-concave density like this one has one such set
 (Fleischer 1964). Iterating the two conditions (Lloyd's method) takes ever longer with more levels: 100 rounds leave a
 table of 256 levels with 3.8 times the squared error it could have. Newton's method converges in some ten.
 
@@ -19,12 +19,12 @@ from torch import Tensor
 from torch_gdn.aura.codebooks import BITS, DIMENSIONS
 
 FILE = Path(__file__).with_name("codebooks.json")
-NODES, PANELS = 24, 8  # of the quadrature, in each cell
-TAIL = 14.0  # in standard deviations: the density out there is e^-98 of that at 0
+NODES, PANELS = 24, 8  # the quadrature's, in each cell
+TAIL = 14.0  # in standard deviations, where the density is e^-98 of its maximum
 
 
 def centroids(D: int, bits: int) -> Tensor:
-    """The positive half of the 2^bits centroids, ascending, float64; the others are their negatives."""
+    """Returns the positive half of the 2^bits centroids, ascending, float64. The others are their negatives."""
     c = companded(D, 2 ** (bits - 1))
     for _ in range(1000):
         error = (lloyd_step(c, D) - c).abs().max()
@@ -33,24 +33,24 @@ def centroids(D: int, bits: int) -> Tensor:
         nearer = c + newton_step(c, D)
         ordered = bool(nearer[0] > 0 and (nearer.diff() > 0).all() and nearer[-1] < 1)
         better = ordered and (lloyd_step(nearer, D) - nearer).abs().max() < error
-        c = nearer if better else lloyd_step(c, D)  # Newton's method works from near by alone
+        c = nearer if better else lloyd_step(c, D)  # Newton's method only works near the solution
     raise RuntimeError(f"centroids: no convergence for D {D}, {bits} bits: cells' means are {error:.1e} off")
 
 
 def companded(D: int, levels: int) -> Tensor:
-    """Where to start: levels as dense as the cube root of a normal density (Panter and Dite 1951), a bit closer."""
+    """Returns a start: levels as dense as the cube root of a normal density (Panter and Dite 1951), a bit closer."""
     quantiles = (torch.arange(levels, dtype=torch.float64) + 0.5) / (levels + 0.5)
     return torch.erfinv(quantiles) * (2 * 3 / D) ** 0.5
 
 
 def lloyd_step(c: Tensor, D: int) -> Tensor:
-    """The means of the cells of c."""
+    """Returns the means of the cells of c."""
     mass, moment = cell_integrals(c, D)
     return moment / mass
 
 
 def newton_step(c: Tensor, D: int) -> Tensor:
-    """What to add to c, by the tridiagonal derivative of each cell's integral of (x - c) density."""
+    """Returns what to add to c, by the tridiagonal derivative of each cell's integral of (x - c) density."""
     mass, moment = cell_integrals(c, D)
     at_boundary = density((c[:-1] + c[1:]) / 2, D) * c.diff() / 4
     diagonal = -mass
@@ -66,7 +66,7 @@ def density(x: Tensor, D: int) -> Tensor:
 
 
 def cell_integrals(c: Tensor, D: int) -> tuple[Tensor, Tensor]:
-    """The integrals of the density and of x times it over the cell of each centroid, by Gauss-Legendre quadrature."""
+    """Integrates the density, and x times the density, over each centroid's cell, by Gauss-Legendre quadrature."""
     boundaries = (c[:-1] + c[1:]) / 2
     lower = torch.cat([c.new_zeros(1), boundaries])
     upper = torch.cat([boundaries, (c[-1:] + TAIL * D**-0.5).clamp(max=1.0)])
@@ -79,7 +79,7 @@ def cell_integrals(c: Tensor, D: int) -> tuple[Tensor, Tensor]:
 
 
 def gauss_legendre(nodes: int) -> tuple[Tensor, Tensor]:
-    """Nodes and weights on [-1, 1], from the eigenvectors of the recurrence's matrix (Golub and Welsch 1969)."""
+    """Returns nodes and weights on [-1, 1], from eigenvectors of the recurrence's matrix (Golub and Welsch 1969)."""
     n = torch.arange(1, nodes, dtype=torch.float64)
     off_diagonal = n / (4 * n * n - 1).sqrt()
     x, vectors = torch.linalg.eigh(torch.diag(off_diagonal, 1) + torch.diag(off_diagonal, -1))

@@ -73,10 +73,10 @@ class Scheme:
         return of(self.key_bits), of(self.value_bits)
 
     def bytes_per_token(self, head_dim: int) -> int:
-        """What a token's key and value take in one head: codes, and norms in float16."""
+        """Returns the bytes of a token's key and value in one head: codes, and norms in float16."""
         words = sum((head_dim * bits + 31) // 32 for bits in (self.key_bits, self.value_bits))
         return 4 * words + 4
 
     def ratio(self, head_dim: int, dtype: torch.dtype = torch.float16) -> float:
-        """How many times smaller than keys and values in `dtype`."""
+        """Returns how many times smaller it is than keys and values in `dtype`."""
         return 2 * head_dim * dtype.itemsize / self.bytes_per_token(head_dim)

@@ -13,10 +13,10 @@ from torch_gdn import self_test
 if TYPE_CHECKING:
     from torch_gdn.self_test.cases import Case
 
-# Bits of keys and of values, whether codes are trellis codes, the size of a head, the dtype.
+# These are bits of keys and of values, whether codes are trellis codes, the size of a head, the dtype.
 Form = tuple[tuple[int, int], bool, int, torch.dtype]
 LARGEST_OF_PROMPT = 256  # head size that `torch_gdn.paged_attention` takes
-tested: set[Form] = set()  # in this process
+tested: set[Form] = set()  # by this process
 
 
 def test(form: Form, device: torch.device) -> None:
@@ -28,7 +28,7 @@ def test(form: Form, device: torch.device) -> None:
 
 def needed_cases(bits: tuple[int, int], trellis: bool, D: int, dtype: torch.dtype) -> Iterator[Case]:
     """Yields the cases of the ops of `KVCache`, and of the attention of a first prompt to its own keys and values."""
-    from torch_gdn.self_test.cases import Case, points_of  # here: it is needed where there is an mps device
+    from torch_gdn.self_test.cases import Case, points_of  # here, because only machines with an mps device need it
 
     def cases(op: str, **changes: Any) -> Iterator[Case]:
         yield from (Case(op, replace(point, **changes)) for point in points_of(op))

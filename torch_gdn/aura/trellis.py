@@ -1,8 +1,8 @@
-"""A trellis code for normal values: each value's label is chosen by its own bits and by those of the values behind it.
+"""A trellis code for normal values. A value's own bits and those of the values after it choose its label.
 
 `torch_gdn.reference.trellis` says which bits. Tables are for values of variance 1, and odd: table[2^L - 1 - w] =
--table[w]. Their labels are whole numbers from -127 to 127 times a step, at no loss of accuracy. docs/numerics.md says
-what a value costs to decode. Tables are trained by `torch_gdn.aura.trellis_training`.
+-table[w]. Their labels are whole numbers from -127 to 127 times a step, which loses no accuracy. docs/numerics.md says
+what decoding a value costs. `torch_gdn.aura.trellis_training` trains the tables.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch_gdn.reference.trellis import nearest_windows, pack, window_bits, wind
 
 __all__ = ["RATES", "decode", "encode", "table"]
 
-RATES = {6: (2, 3, 4), 8: (2, 3, 4), 10: (5,)}  # bits a value, by the bits of a window
+RATES = {6: (2, 3, 4), 8: (2, 3, 4), 10: (5,)}  # bits per value, by the bits of a window
 FILE = "trellis.json"
 
 
 def table(window: int, bits: int) -> Tensor:
-    """The labels of a code's windows.
+    """Returns the labels of a code's windows.
 
     Args:
         window: bits of a window: 6, 8 or 10.
@@ -45,12 +45,12 @@ def table(window: int, bits: int) -> Tensor:
 
 
 def odd(half: Tensor) -> Tensor:
-    """The table whose first half this is."""
+    """Returns the odd table whose first half is `half`."""
     return torch.cat([half, -half.flip(0)])
 
 
 def encode(x: Tensor, table: Tensor, bits: int) -> Tensor:
-    """The streams whose decoded values are nearest to x.
+    """Returns the streams whose decoded values are nearest to x.
 
     Args:
         x: [.., n], any floating dtype. Values of about variance 1, n bits a multiple of 8 and at least the window.
@@ -78,7 +78,7 @@ def encode(x: Tensor, table: Tensor, bits: int) -> Tensor:
 
 
 def decode(stream: Tensor, table: Tensor, bits: int) -> Tensor:
-    """The values of streams.
+    """Returns the values of streams.
 
     Args:
         stream: [.., n * bits / 8], uint8.

@@ -2,7 +2,7 @@
 
     python -m torch_gdn.aura.trellis_training        writes trellis.json into this folder, in about five minutes
 
-Each round encodes fresh values and makes each label the mean of the values that chose its window, and of the negatives
+Each round encodes fresh values. It makes each label the mean of the values that chose its window, and of the negatives
 of those that chose its complement (Lloyd's method for a trellis: Stewart, Gray, Linde 1982). It ends in one of many
 local minima, so the best of several starts, tables of random normal labels, goes on with more values. Starts whose
 labels are spread evenly over a state's choices end 8 % worse, and odd tables no worse than others.
@@ -22,14 +22,14 @@ from torch_gdn.aura import trellis
 from torch_gdn.reference.trellis import windows
 
 FILE = Path(__file__).with_name(trellis.FILE)
-LENGTH = 128  # values of a vector
-JUDGED = 12345  # the seed of the values that starts and tables are judged by
+LENGTH = 128  # values per vector
+JUDGED = 12345  # the seed of the values that judge starts and tables
 
 
 class Effort(NamedTuple):
     starts: int
     rounds: int
-    vectors: int  # of a round
+    vectors: int  # per round
     last_rounds: int
     last_vectors: int
 
@@ -38,7 +38,7 @@ EFFORTS = {6: Effort(16, 50, 512, 20, 4096), 8: Effort(6, 50, 512, 20, 4096), 10
 
 
 def train(window: int, bits: int, effort: Effort) -> Tensor:
-    """The first half of the best table."""
+    """Returns the first half of the best table."""
     judged = normal(1024, torch.Generator().manual_seed(JUDGED))
     candidates = []
     for seed in tqdm(range(effort.starts), desc=f"windows of {window} bits, {bits} new", unit="start"):
@@ -59,7 +59,7 @@ def normal(vectors: int, generator: torch.Generator) -> Tensor:
 
 
 def improved(half: Tensor, bits: int, x: Tensor) -> Tensor:
-    """Each label becomes the mean of what chose it; one that nothing chose stays."""
+    """Makes each label the mean of the values that chose it. A label that no value chose stays."""
     table = trellis.odd(half)
     chosen = windows(trellis.encode(x, table, bits), table, bits).flatten()
     total = torch.zeros(len(table), dtype=torch.float64).index_add_(0, chosen, x.flatten().double())
@@ -70,13 +70,13 @@ def improved(half: Tensor, bits: int, x: Tensor) -> Tensor:
 
 
 def squared_error(table: Tensor, bits: int, x: Tensor) -> float:
-    """The mean over x of what is lost."""
+    """Returns the mean squared error over x."""
     decoded = trellis.decode(trellis.encode(x, table, bits), table, bits)
     return (decoded - x).double().square().mean().item()
 
 
 def as_bytes(half: Tensor) -> dict[str, object]:
-    """Labels as whole numbers of 8 bits, and what 1 stands for."""
+    """Returns labels as whole numbers of 8 bits, and the value that 1 represents."""
     step = float(f"{half.abs().max().item() / 127:.7g}")
     return {"step": step, "labels": (half / step).round().int().tolist()}
 

@@ -16,7 +16,7 @@ from torch_gdn.quantized import pack
 from torch_gdn.testing.inputs import doubled
 from torch_gdn.testing.on_the_cpu import on_the_cpu
 
-GROUP, TILES = 64, 2  # of columns; and how PyTorch packs them
+GROUP, TILES = 64, 2  # columns per group; tiles of PyTorch's packing
 
 
 def need(op: str, since: str, device: torch.device) -> None:
@@ -29,7 +29,7 @@ def one_output(call: Any) -> Prepared:
 
 
 def check_experts(device: torch.device, tokens: int, sizes: tuple[int, int, int] = (64, 2048, 512)) -> Outcome:
-    """`sizes`: experts, of which a token takes 8, and the sizes of x and of an expert's hidden vector."""
+    """`sizes` has the number of experts, of which a token takes 8, and the sizes of x and of a hidden vector."""
     refuse_simulated(device)
     need("_grouped_mm", "2.15", device)
     E, D, size = sizes
@@ -58,7 +58,7 @@ def ours(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor)
 
 
 def grouped(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
-    """Sorts the pairs of tokens and experts, so that an expert's rows follow each other. Nothing waits for the host."""
+    """Sorts the pairs of tokens and experts, so that an expert's rows are adjacent. Nothing waits for the host."""
     experts = torch.arange(len(gate_up), device=ids.device)
     pairs = ids.flatten()
     order = pairs.argsort()

@@ -10,8 +10,8 @@ from torch_gdn.check.report import FORMAT, leaves, share, short
 from torch_gdn.check.steps import COMPILE, FACTS, PASS, PROBE
 
 Report = dict[str, Any]
-Rows = dict[str, str]  # what a report says, by the name of a line
-WIDTH = 60  # of a value
+Rows = dict[str, str]  # the text of a report, by the name of a line
+WIDTH = 60  # per value
 
 
 def load(path: Path) -> Report:

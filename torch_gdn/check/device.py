@@ -57,7 +57,7 @@ def compile_together(device: torch.device, variants: tuple[KernelVariant, ...]) 
 def check_compiles(device: torch.device, variant: KernelVariant) -> Outcome:
     facts: dict[str, Any] = dict(_C.compile(variant.kernel, variant.file, list(variant.arguments)))
     if on_simulated_device():
-        del facts["static_threadgroup_memory_length"]  # which it learns when a kernel runs
+        del facts["static_threadgroup_memory_length"]  # PyTorch only knows it after a kernel ran
     return Outcome(facts)
 
 

@@ -21,6 +21,6 @@ class fake_mps(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with self._fake:
-            if func.namespace == "gdn":  # by its kernel for mps, not by its shapes for Meta
+            if func.namespace == "gdn":  # its kernel for mps, not its shapes for Meta
                 return func._op_dk(torch._C.DispatchKey.MPS, *args, **(kwargs or {}))
             return func(*args, **(kwargs or {}))

@@ -16,7 +16,7 @@ from torch_gdn.prefill import prefill_algorithm
 from torch_gdn.testing import bounds, stages
 from torch_gdn.testing.cases import END_TO_END_OPS, Case
 
-# 10 MB in a checkout; no wheel has them.
+# They take 10 MB of a checkout, and no wheel has them.
 FOLDER = Path(torch_gdn.__file__).resolve().parent.parent / "tests" / "golden"
 PREFIXES = {"chunk_gated_delta_rule": "chunk", "fused_recurrent_gated_delta_rule": "recurrent"}
 
@@ -51,7 +51,7 @@ def index(folder: Path = FOLDER) -> dict[str, dict[str, float]]:
 
 @cache
 def load(name: str, folder: Path = FOLDER) -> Golden:
-    from safetensors.torch import load_file  # here: torch_gdn itself does not need it
+    from safetensors.torch import load_file  # here, because torch_gdn itself does not need it
 
     tensors = load_file(folder / f"{name}.safetensors")
     inputs = ("q", "k", "v", "g", "beta", "initial_state", "cu_seqlens")
@@ -60,7 +60,7 @@ def load(name: str, folder: Path = FOLDER) -> Golden:
 
 
 def stage_parts(golden: Golden, results: dict[str, Tensor]) -> list[bounds.Part]:
-    """Compares a stage's results with FLA's, rounded to 16 bits where FLA passes 16 bits on."""
+    """Compares a stage's results with FLA's. They are rounded to 16 bits if FLA passes 16 bits on."""
     parts = []
     for tensor, ours in results.items():
         bound = bounds.STAGE_BESIDE_FLA.get(tensor, bounds.STAGE_OUTPUT[golden.case.dtype])
@@ -88,7 +88,7 @@ def ops_of(name: str, folder: Path = FOLDER) -> list[str]:
         tensors = set(file.keys())
     found = [op for op, outputs in stages.OUTPUTS.items() if set(outputs) <= tensors]
     if "h" not in tensors:
-        found = [op for op in found if op != "chunk_fwd_o"]  # chunk_o is the end-to-end op's as well
+        found = [op for op in found if op != "chunk_fwd_o"]  # chunk_o is the end-to-end op's too
     return found + [op for op, prefix in PREFIXES.items() if f"{prefix}_o" in tensors]
 
 

@@ -15,11 +15,11 @@ from torch_gdn.check.steps import LeftOut, Outcome, judged, on_simulated_device
 from torch_gdn.testing.bounds import Part, relative_error
 from torch_gdn.testing.on_the_cpu import on_the_cpu
 
-BOUND = 1e-5  # of float32 computed in another order
+BOUND = 1e-5  # for float32 computed in another order
 
 
 class GatedDeltaNet(nn.Module):
-    """The layer as models have it: projections, a short convolution, gates, the rule, a gated norm."""
+    """A layer as models have it: projections, a short convolution, gates, the rule, a gated norm."""
 
     rule: Callable[..., tuple[Tensor, Tensor | None]] = staticmethod(torch_gdn.chunk_gated_delta_rule)
 

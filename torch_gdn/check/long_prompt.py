@@ -10,7 +10,7 @@ from torch_gdn.testing import bounds
 from torch_gdn.testing.cases import END_TO_END_OPS, Case, make_case
 
 TOKENS = 1 << 17
-DECAY = -1.0  # the log decay of each token: what is older than 128 tokens is below 1e-55
+DECAY = -1.0  # the log decay per token; 128 tokens reduce the state to 1e-55
 END = 64
 
 

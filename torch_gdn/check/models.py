@@ -29,7 +29,7 @@ CONFIG: dict[str, Any] = {
 
 
 def small_model(device: torch.device) -> Any:
-    """Qwen3-Next's layers, three of them Gated DeltaNet, with random weights in bfloat16."""
+    """Returns Qwen3-Next's layers, three of them Gated DeltaNet, with random weights in bfloat16."""
     try:
         from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
     except ImportError as error:

@@ -18,8 +18,8 @@ Call = Callable[[], Any]
 
 
 class Prepared(NamedTuple):
-    call: Call  # what is timed
-    output: Callable[[], tuple[Tensor, Tensor]]  # o and the final state; calls once where it has to
+    call: Call  # the timed call
+    output: Callable[[], tuple[Tensor, Tensor]]  # o and the final state; calls only once if possible
 
 
 def prepared_function(function: Callable[[], Any]) -> Prepared:
@@ -27,7 +27,7 @@ def prepared_function(function: Callable[[], Any]) -> Prepared:
 
 
 def transformers_rule(name: str, inputs: dict[str, Any], model: str = "qwen3_next") -> Prepared:
-    """A PyTorch loop of transformers, under the decorator that would prefer FLA's kernels."""
+    """Returns a PyTorch loop of transformers, without the decorator that would prefer FLA's kernels."""
     try:
         module = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
     except ImportError as error:

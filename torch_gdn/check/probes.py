@@ -163,8 +163,8 @@ def shuffles(device: torch.device) -> Measured:
 
 # Arithmetic
 
-# From the section "Relative Error as ULPs" of the Metal Shading Language Specification; 0.5 means correctly rounded.
-# gate_exp is our own (shaders/core/exponential.h).
+# Bounds come from the section "Relative Error as ULPs" of the Metal Shading Language Specification; 0.5 means correctly
+# rounded. gate_exp is our own (shaders/core/exponential.h).
 MOST_ULPS = {"exp": 4.0, "gate_exp": 1.0, "log": 4.0, "rsqrt": 0.5, "sqrt": 0.5, "reciprocal": 0.5}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch_gdn.check.steps import COMPILE, FACTS, FAIL, LEFT_OUT, PASS, PROBE, USE, Result
 
-FORMAT = 3  # of the JSON; raised when a reader would misunderstand it
+FORMAT = 3  # the JSON's version; raised if a reader would misunderstand it
 
 
 @dataclass
@@ -22,7 +22,7 @@ class Report:
     options: dict[str, Any]
     results: list[Result]
     interrupted: bool = False
-    running: str = ""  # the step that was under way when the report was written; empty once all are done
+    running: str = ""  # the step that runs while the report is written, or empty at the end
 
     @property
     def passed(self) -> bool:
@@ -39,7 +39,9 @@ class Report:
         return json.dumps(without_nan(head | body), indent=1)
 
     def write(self, path: Path) -> None:
-        """Replaces the file at once: a reader, or whoever kills this process, finds this report or the previous one."""
+        """Replaces the file at once, so that a reader finds this report or the previous one, even if the process is
+        killed.
+        """
         unfinished = path.with_name(path.name + ".part")
         unfinished.write_text(self.json() + "\n")
         unfinished.replace(path)

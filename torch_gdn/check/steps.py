@@ -31,11 +31,11 @@ class Outcome:
 @dataclass(frozen=True)
 class Step:
     section: str
-    group: str  # the kernel, op or model: a line of the table
+    group: str  # the kernel, op or model, which is a line of the table
     case: str
     run: Callable[[torch.device], Outcome]  # sent to another process: a module's function, or a partial of one
-    kernels: tuple[str, ...] = ()  # those it launches, as far as known
-    variant: KernelVariant | None = None  # the one it compiles
+    kernels: tuple[str, ...] = ()  # known kernels that it launches
+    variant: KernelVariant | None = None  # the variant that it compiles
 
     @property
     def name(self) -> str:

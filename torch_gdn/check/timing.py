@@ -27,9 +27,9 @@ from torch_gdn.testing.layers import ConvolutionPoint, RowPoint
 from torch_gdn.testing.models import MODELS, QWEN3_NEXT
 from torch_gdn.testing.on_the_cpu import on_the_cpu
 
-LARGEST_ERROR = 1e-2  # of outputs in bfloat16, whose rounding alone is 2e-3; wrong ones are at 1e-1 and more
+LARGEST_ERROR = 1e-2  # for outputs in bfloat16: rounding alone gives 2e-3, and wrong outputs give 1e-1 and more
 COPIED_BYTES = 1 << 27
-WARM_SECONDS = 0.2  # of work before the first time: an idle GPU runs at a low clock
+WARM_SECONDS = 0.2  # the GPU works this long before the first time, because its clock is low when idle
 
 
 def refuse_simulated(device: torch.device) -> None:
@@ -58,11 +58,11 @@ def median_seconds(call: Call, device: torch.device, repeats: int, calls: int) -
 
 
 def samples(call: Call, device: torch.device, repeats: int, calls: int) -> list[tuple[float, float]]:
-    """Returns seconds per call: until the call returned, and from then until the device was done.
+    """Returns two times per call: until the call returned, and from then until the device was done.
 
     PyTorch's stream starts nothing before it is waited for, so the second is the GPU's time.
     """
-    call()  # compiles
+    call()  # to compile
     found = []
     for _ in range(repeats):
         wait(device)
@@ -212,7 +212,7 @@ def compared(
         error = relative_error(contender.output()[0].cpu().double(), exact)
         warmed(contender.call, device)
         figures[name] = {"seconds": median_seconds(contender.call, device, repeats, calls), "error": error}
-        if not error <= LARGEST_ERROR:  # nan is not
+        if not error <= LARGEST_ERROR:  # also true for nan
             wrong.append(f"{name}'s output has error {error:.3g}, expected at most {LARGEST_ERROR}")
     timed = {name: figures[name] for name in contenders if "seconds" in figures[name]}
     for name in timed.keys() - {"torch_gdn"}:

@@ -25,7 +25,7 @@ from torch_gdn.check.device import compile_together
 from torch_gdn.check.steps import COMPILE, FAIL, Result, Step, execute
 
 STEP_SECONDS = 600.0  # per step; a Mac's GPU ends its own hangs in seconds, but the simulated device is slow
-START_SECONDS = 600.0  # for the process: the simulated device may have to be built first
+START_SECONDS = 600.0  # for the process, which may have to build the simulated device first
 MOST_LOSSES = 10  # processes that may die before the remaining steps are skipped
 LOG_CHARACTERS = 10_000
 
@@ -50,7 +50,7 @@ def serve(connection: Connection, setup: Setup, log: str) -> None:
 
         mps_simulator.activate(**setup.simulated)
     _C.set_shader_directory(setup.shaders)
-    os.environ[self_test.VARIABLE] = "off"  # the check tests the kernels themselves
+    os.environ[self_test.VARIABLE] = "off"  # because the check tests the kernels themselves
     torch.set_grad_enabled(False)
     connection.send(None)
     while True:
@@ -89,11 +89,11 @@ class Worker:
             return step.result(FAIL, self._loss(error, printed))
 
     def end(self) -> None:
-        """Ends the process, and with it a step that another thread waits for. Starts no other process."""
+        """Ends the process, and with it a step that another thread waits for. It starts no other process."""
         with self._lock:
             self._given_up = self._given_up or "interrupted"
             if self._process is not None:
-                self._process.kill()  # the thread that waits for it sees its end
+                self._process.kill()  # the waiting thread then sees the end
 
     def close(self) -> None:
         self._end()
@@ -158,7 +158,7 @@ class Workers:
         def by_a_free_one(batch: list[Step]) -> list[Result]:
             worker = free.get()
             try:
-                if len(batch) > 1:  # whatever the result: each remaining one is then compiled by itself
+                if len(batch) > 1:  # each remaining step is then compiled by itself
                     variants = tuple(step.variant for step in batch if step.variant is not None)
                     worker.run(Step(COMPILE, "together", "", partial(compile_together, variants=variants)))
                 return [worker.run(step) for step in batch]
@@ -172,7 +172,7 @@ class Workers:
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
             for worker in self._workers:
-                worker.end()  # a step that still runs, after an interruption, is lost
+                worker.end()  # after an interruption, a step that still runs is lost
             threads.shutdown()
 
     def close(self) -> None:

@@ -1,1 +1,1 @@
-"""torch_gdn inside other libraries; each module here imports its library."""
+"""torch_gdn inside other libraries. Each module here imports its library."""

@@ -26,8 +26,8 @@ class Stored(NamedTuple):
 
     name: str
     is_transposed: bool  # [columns, rows]
-    has_groups: bool  # a column is a group of K; if False, one of K itself
-    packed: str | None  # "rows" or "columns": an int32 word packs several of them; None for floats
+    has_groups: bool  # a column is a group of K, or one of K columns
+    packed: str | None  # if an int32 word packs several "rows" or "columns"; None for floats
 
     def shape(self, rows: int, columns: int, packing: Packing) -> tuple[int, int]:
         columns //= packing.group_of(columns) if self.has_groups else 1
@@ -80,7 +80,7 @@ class Packing:
     is_symmetric: bool = False
     is_ordered: bool = False  # the tensor g_idx gives a column's group
     checkpoint_format: str = "gptq"  # for GPTQ's layout: how its zero points are stored
-    is_awq: bool = False  # the files have AWQ's words, which become those of gptq_v2 as they are loaded
+    is_awq: bool = False  # the files have AWQ's words, which loading turns into those of gptq_v2
 
     @property
     def per_word(self) -> int:
@@ -178,8 +178,8 @@ class Linear:
 
     The layer has weight, scales and biases, and `order` if it gathers the columns of x first."""
 
-    dtype: torch.dtype  # of x
-    rows: list[int]  # of each matrix of a fused layer
+    dtype: torch.dtype  # x's dtype
+    rows: list[int]  # rows of each matrix of a fused layer
 
     def __init__(self, packing: Packing, name: str) -> None:
         self.packing, self.name, self.loaded = packing, name, Loaded()
@@ -315,10 +315,10 @@ def take(layer: Any, names: list[str]) -> dict[str, Tensor]:
     return taken
 
 
-# Which formats there are, by the configuration in a checkpoint's config.json.
+# Each format's name is in the configuration of a checkpoint's config.json.
 
 Sizes = tuple[int, ...]
-TENSORS = ("qweight", "qzeros", "scales")  # of a layer in GPTQ's and in AWQ's layout
+TENSORS = ("qweight", "qzeros", "scales")  # a layer's tensors in GPTQ's and in AWQ's layout
 SUPPORTED = (
     "weights of bfloat16, float16, float32, or of 4 or 8 bits as compressed-tensors (pack-quantized), GPTQ, AWQ, "
     "AutoRound and, in vLLM, MLX write them"
@@ -409,7 +409,7 @@ def compressed_tensors(config: dict[str, Any]) -> OneScheme:
 
 
 def refuse_order_of_compressed_tensors(shapes: dict[str, Sizes], name: str) -> None:
-    """Newer files have no order of columns."""
+    """Refuses the order of columns that older files have. Newer files have none."""
     if f"{name}.weight_g_idx" in shapes:
         raise refusal(f"{name} in compressed-tensors with act-order (weight_g_idx)")
 

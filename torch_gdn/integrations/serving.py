@@ -25,12 +25,12 @@ class Batch:
 
     state_indices: Tensor  # [N], each sequence's slot
     sequences: int  # N
-    decodes: int  # so many sequences, the first ones, have one token and a state from earlier tokens
-    null_index: int = -1  # a sequence whose slot is at or below it is padding
+    decodes: int  # the first sequences, with one token and a state from earlier tokens
+    null_index: int = -1  # slots at or below it are padding
     # The remaining fields are read only if decodes < N.
-    has_initial_state: Tensor | None = None  # [N] bool; False: the state starts from zero
+    has_initial_state: Tensor | None = None  # [N] bool; if False, the state starts from zero
     cu_seqlens: Tensor | None = None  # [N + 1]
-    prefill_cu_seqlens: Tensor | None = None  # [N - decodes + 1], boundaries of the prompts alone; it begins with 0
+    prefill_cu_seqlens: Tensor | None = None  # [N - decodes + 1], boundaries of the prompts alone; begins with 0
     checkpoint_offsets: Tensor | None = None  # [N], as in chunk_gated_delta_rule_
     checkpoint_indices: Tensor | None = None  # [N]
 
@@ -38,7 +38,7 @@ class Batch:
 def convolve(
     batch: Batch, x: Tensor, weight: Tensor, pool: Tensor, bias: Tensor | None, activation: str | None
 ) -> Tensor:
-    """x: [T, D], the tokens of all sequences. pool: [slots, D, W - 1]. Returns [T, D]."""
+    """Convolves x [T, D], the tokens of all sequences. `pool` is [slots, D, W - 1]. Returns [T, D]."""
     if batch.decodes == batch.sequences:
         y = torch_gdn.causal_conv1d_update_(
             x[:, None], weight, pool, batch.state_indices, None, batch.null_index, bias, activation
@@ -71,7 +71,7 @@ def delta_rule(
     out: Tensor,
     **options: Any,
 ) -> None:
-    """Inputs: [T, heads, size] or [T, heads]. out: [T, HV, V]. options: those of both in-place ops."""
+    """Inputs are [T, heads, size] or [T, heads]. `out` is [T, HV, V]. `options` are those of both in-place ops."""
     first = batch.decodes
     if first:
         torch_gdn.fused_recurrent_gated_delta_rule_(
@@ -110,7 +110,7 @@ def rest(x: Tensor | None, first: int) -> Tensor | None:
 
 
 def working_variants(calls: Callable[[], None]) -> list[KernelVariant]:
-    """Returns what the calls launch after the ops that they call were tested and failed ones replaced."""
+    """Returns what the calls launch, after their ops were tested and failed ones replaced."""
     with recording() as recorded, cases_of_calls() as called:
         calls()
     self_test.ensure(lambda: called.cases)

@@ -1,4 +1,4 @@
-"""Weights of 4 and 8 bits, as published in files, brought to the one form that torch_gdn's ops read.
+"""Converts published weights of 4 and 8 bits to the one form that torch_gdn's ops read.
 
 `PackedWeight` is that form. `from_gptq`, `from_awq`, `from_auto_round`, `from_compressed_tensors` and `from_mlx` make
 one from the tensors of a file. This package is plain PyTorch and knows no engine.

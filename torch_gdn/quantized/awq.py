@@ -1,4 +1,4 @@
-"""AWQ files of the GEMM layout."""
+"""Reads AWQ files of the GEMM layout."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from torch_gdn.quantized.packed_weight import PackedWeight, assemble, checked_words
 from torch_gdn.quantized.packing import blocks, expect, pack, unpack
 
-# Where the codes of rows 0, 1, 2, ... of eight are in a word.
+# The codes of rows 0, 1, 2, ... of eight are at these places of a word.
 PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
@@ -36,7 +36,7 @@ def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor, *, bits: int = 4) 
 
 
 def packed_along_columns(words: Tensor) -> Tensor:
-    """[..., K, N / 8] words of an AWQ file to [..., N, K / 8] words with the columns in order"""
+    """Converts [..., K, N / 8] words of an AWQ file to [..., N, K / 8] words with the columns in order."""
     *experts, K, of_rows = words.shape
     N = 8 * of_rows
     weight = torch.empty(*experts, N, K // 8, dtype=torch.int32, device=words.device)
@@ -53,6 +53,6 @@ def as_gptq_v2(name: str, tensor: Tensor) -> Tensor:
 
 
 def in_order(words: Tensor) -> Tensor:
-    """[..., N / 8] words to [..., N] codes"""
+    """Converts [..., N / 8] words to [..., N] codes."""
     codes = unpack(words, 4).unflatten(-1, (-1, 8))
     return torch.stack([codes[..., place] for place in PLACES], dim=-1).flatten(-2)

@@ -1,4 +1,4 @@
-"""Files of compressed-tensors (llm-compressor's) in the format "pack-quantized"."""
+"""Reads files of compressed-tensors (llm-compressor's) in the format "pack-quantized"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPTQ files, and AutoRound's, which have the same tensors."""
+"""Reads GPTQ files, and AutoRound's, which have the same tensors."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from torch_gdn.quantized.awq import from_awq
 from torch_gdn.quantized.packed_weight import PackedWeight, assemble, checked_words
 from torch_gdn.quantized.packing import expect, mask_of, unpack
 
-# The number to add to a stored zero point, by `checkpoint_format`.
+# By `checkpoint_format`, the number to add to a stored zero point.
 OFFSETS = {"gptq": 1, "gptq_v2": 0}
-# AutoRound's packing formats that hold GPTQ's tensors, and the `checkpoint_format` of such tensors.
+# These packing formats of AutoRound's hold GPTQ's tensors, which have this `checkpoint_format`.
 AUTO_ROUND = {"auto_round:auto_gptq": "gptq", "auto_round": "gptq_v2", "auto_round:gptqmodel": "gptq_v2"}
 
 

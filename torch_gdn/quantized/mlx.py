@@ -1,4 +1,4 @@
-"""MLX's affine quantisation, as mlx-lm writes it."""
+"""Reads MLX's affine quantisation, as mlx-lm writes it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from torch import Tensor
 
 from torch_gdn.quantized.packed_weight import PackedWeight, checked_words
 
-# Norms of hybrid models that mlx-lm stores plus one, because its norms multiply by the weight itself.
+# mlx-lm stores these norms of hybrid models plus one, because its norms multiply by the weight itself.
 NORMS_PLUS_ONE = tuple(
     f"{name}.weight" for name in ("input_layernorm", "post_attention_layernorm", "model.norm", "q_norm", "k_norm")
 )
 
-VISION = ("vision_tower.", "model.visual.")  # prefixes of a vision part's tensors in files of mlx-vlm
+VISION = ("vision_tower.", "model.visual.")  # begin names of a vision part's tensors in mlx-vlm's files
 
 
 def from_mlx(weight: Tensor, scales: Tensor, biases: Tensor, *, bits: int) -> PackedWeight:

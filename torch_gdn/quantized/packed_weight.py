@@ -56,7 +56,7 @@ class PackedWeight:
 
     @property
     def shape(self) -> torch.Size:
-        """[..., N, K]"""
+        """Returns [..., N, K]."""
         return torch.Size([*self.weight.shape[:-1], self.weight.shape[-1] * 32 // self.bits])
 
     @property
@@ -65,7 +65,7 @@ class PackedWeight:
 
     @property
     def dtypes(self) -> tuple[torch.dtype, torch.dtype]:
-        """The dtypes of the scales and of the biases."""
+        """Returns the dtypes of the scales and of the biases."""
         return self.scales.dtype, self.biases.dtype
 
     def biases_in(self, dtype: torch.dtype) -> Tensor:
@@ -78,7 +78,7 @@ class PackedWeight:
         return replace(self, scales=self.scales.float(), biases=self.biases_in(torch.float32))
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Returns the matrix, its columns in their own order, computed in float32, or in float64 for that dtype."""
+        """Returns the matrix with its columns in their own order, computed in float32, or in float64 for that dtype."""
         computed = torch.promote_types(dtype, torch.float32)
         codes = unpack(self.weight, self.bits).unflatten(-1, (-1, self.group_size)).to(computed)
         groups = self.scales.to(computed)[..., None] * codes + self.biases_in(computed)[..., None]
@@ -113,7 +113,7 @@ def combined(weights: Sequence[PackedWeight], combine: Callable[[list[Tensor]], 
 def assemble(
     name: str, weight: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, g_idx: Tensor | None = None
 ) -> PackedWeight:
-    """Makes a packed weight of packed rows, scales and zero points [..., N, K / group]; None means half the codes.
+    """Makes one packed weight of packed rows, scales and zero points [..., N, K / group]. None means half the codes.
 
     Zero points stay what they are with scales of 16 bits, in which biases would not be exact.
     """

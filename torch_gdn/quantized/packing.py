@@ -1,4 +1,4 @@
-"""Codes of 4 and 8 bits in words of 32."""
+"""Packs codes of 4 and 8 bits into words of 32 bits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-ROWS = 256  # whose codes are unpacked at a time, so that no conversion holds a whole matrix of them
+ROWS = 256  # rows that are unpacked at a time, so that no conversion holds all codes of a matrix
 
 
 def expect(argument: str, holds: bool, expected: str, got: object) -> None:

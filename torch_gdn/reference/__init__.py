@@ -1,9 +1,9 @@
-"""The ops in plain PyTorch, to be read and to be compared with: any float dtype up to float64, any device.
+"""The ops in plain PyTorch, to read and to compare with: any float dtype up to float64, any device.
 
-Each takes the arguments of the op of its name. They compute in float32 or, for float64 inputs, in float64;
-`fused_recurrent_gated_delta_rule` on float64 inputs is the oracle that the tests judge every kernel by. The formulas
-are those of Gated DeltaNet (Yang, Kautz, Hatamizadeh: "Gated Delta Networks", 2024), and for `aura_*` those of
-TurboQuant (Zandieh, Daliri, Hadian, Mirrokni 2025) with norms corrected and attention in the rotated space.
+Each takes the arguments of the op of its name. They compute in float32 or, for float64 inputs, in float64. The tests
+compare every kernel with `fused_recurrent_gated_delta_rule` on float64 inputs. The formulas are those of Gated DeltaNet
+(Yang, Kautz, Hatamizadeh: "Gated Delta Networks", 2024), and for `aura_*` those of TurboQuant (Zandieh, Daliri, Hadian,
+Mirrokni 2025) with norms corrected and attention in the rotated space.
 """
 
 from torch_gdn.reference import attention, aura, experts, gdn, kda, layers, quantized

@@ -1,4 +1,4 @@
-"""Attention to the pages of a KV cache, and what is written into them."""
+"""Attention to the pages of a KV cache, and writing to them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["compute_slot_mapping", "paged_attention", "qk_norm_rope_and_cache_",
 def compute_slot_mapping(
     positions: Tensor, cu_seqlens: Tensor, block_table: Tensor, block_size: int, slot_mapping: Tensor
 ) -> None:
-    """Token by token; slot_mapping [slots] is written in place, with -1 after the last token."""
+    """Goes token by token. Writes slot_mapping [slots] in place, with -1 after the last token."""
     slot_mapping.fill_(-1)
     for n, _, first, last, _ in sequences(1, 0, cu_seqlens):
         for token in range(first, last):
@@ -23,7 +23,7 @@ def compute_slot_mapping(
 
 
 def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Token t of key and value [T, H, D] to slot_mapping[t] of the caches [blocks, block_size, H, D], in place."""
+    """Copies token t of key and value [T, H, D] to slot_mapping[t] of caches [blocks, block_size, H, D], in place."""
     block_size = key_cache.shape[1]
     for token, slot in enumerate(slot_mapping.tolist()):
         if slot >= 0:
@@ -46,7 +46,7 @@ def paged_attention(
     scale: float | None = None, causal: bool = True, window: int = 0, sinks: Tensor | None = None,
     max_query_len: int | None = None, max_seq_len: int | None = None, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Sequence by sequence, its keys and values [HK, T, D] gathered from its blocks; padding of `out` stays."""
+    """Attends sequence by sequence to keys and values [HK, T, D] gathered from the blocks. Padding of `out` stays."""
     out = torch.zeros_like(q) if out is None else out
     block_size, ratio = key_cache.shape[1], q.shape[1] // key_cache.shape[2]
     for n, _, first, last, _ in sequences(1, 0, cu_seqlens):
@@ -67,7 +67,7 @@ def paged_attention(
 def attend(
     q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool, window: int, sinks: Tensor | None
 ) -> Tensor:
-    """q [H, L, D], the last L positions, to k and v [H, T, D]."""
+    """Attends from q [H, L, D], the last L positions, to k and v [H, T, D]."""
     dtype, (H, L, D), T = compute_dtype(q), q.shape, k.shape[1]
     scores = (D**-0.5 if scale is None else scale) * (q.to(dtype) @ k.to(dtype).transpose(-1, -2))
     position, key = torch.arange(T - L, T, device=q.device)[:, None], torch.arange(T, device=q.device)

@@ -1,4 +1,4 @@
-"""What the references share: the chunks of a batch or of packed sequences, heads, and the dtype they compute in."""
+"""What the references share: the chunks of a batch or of packed sequences, heads, and the dtype of the computation."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-LOWEST_LOG_DECAY = -104.0  # its exp is 0 in float32; minus infinity is clamped to it, and is then a reset too
+LOWEST_LOG_DECAY = -104.0  # its exp is 0 in float32; minus infinity is clamped to it, and then resets too
 
 
 class Span(NamedTuple):
-    """Tokens x[batch, first:last] of one sequence; `row` is their row of h where they are a chunk."""
+    """Tokens x[batch, first:last] of one sequence. If they are a chunk, `row` is their row of h."""
 
     sequence: int
     batch: int
@@ -42,7 +42,7 @@ def chunks(batch: int, tokens: int, chunk_size: int, cu_seqlens: Tensor | None) 
 
 
 def chunk_rows(tokens: int, chunk_size: int, cu_seqlens: Tensor | None, chunk_indices: Tensor | None) -> int:
-    """NT, the rows of h: of a batch its chunks, of packed sequences chunk_indices' length or an upper bound."""
+    """Returns NT, the rows of h: a batch's chunks, or for packed sequences chunk_indices' length or an upper bound."""
     if chunk_indices is not None:
         return len(chunk_indices)
     surplus = 0 if cu_seqlens is None else len(cu_seqlens) - 1
@@ -54,13 +54,13 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 
 
 def per_value_head(x: Tensor, value_heads: int, head_grouping: str = "block") -> Tensor:
-    """[B, T, H, K] -> [B, T, HV, K]: each key head serves a block of HV / H value heads, or every H-th one."""
+    """Makes [B, T, HV, K] of [B, T, H, K]. A key head serves a block of HV / H value heads, or every H-th one."""
     ratio = value_heads // x.shape[2]
     return x.repeat(1, 1, ratio, 1) if head_grouping == "tiled" else x.repeat_interleave(ratio, dim=2)
 
 
 def log_decay_of(g: Tensor, use_gate: bool, A_log: Tensor | None, dt_bias: Tensor | None) -> Tensor:
-    """g itself, or -exp(A_log) softplus(g + dt_bias) of a raw g."""
+    """Returns g itself, or -exp(A_log) softplus(g + dt_bias) of a raw g."""
     if not use_gate:
         return g
     assert A_log is not None
@@ -69,7 +69,7 @@ def log_decay_of(g: Tensor, use_gate: bool, A_log: Tensor | None, dt_bias: Tenso
 
 
 def beta_of(beta: Tensor, use_sigmoid: bool, allow_neg_eigval: bool) -> Tensor:
-    """beta itself, or the sigmoid of a raw beta, perhaps doubled."""
+    """Returns beta itself, or the sigmoid of a raw beta, perhaps doubled."""
     if not use_sigmoid:
         return beta
     return 2 * beta.sigmoid() if allow_neg_eigval else beta.sigmoid()

@@ -22,10 +22,10 @@ def moe_router(
     router_logits: Tensor, top_k: int, scoring: str = "softmax", correction_bias: Tensor | None = None,
     n_group: int = 1, topk_group: int = 1, renormalize: bool = True, routed_scaling_factor: float = 1.0,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The top_k experts with the highest score + bias, highest first, and their scores as weights.
+    """Returns the top_k experts with the highest score + bias, highest first, and their scores as weights.
 
-    The lower id wins a tie. A group of experts counts the sum of its two highest values with a bias, its highest value
-    without; experts outside the topk_group best groups cannot be chosen.
+    The lower id wins a tie. A group of experts counts the sum of its two highest values with a bias, and its highest
+    value without one. Experts outside the topk_group best groups cannot be chosen.
     """
     logits = router_logits.to(compute_dtype(router_logits))
     scores = logits.sigmoid() if scoring == "sigmoid" else logits.softmax(-1)
@@ -43,7 +43,7 @@ def moe_router(
 
 
 def highest(x: Tensor, count: int) -> Tensor:
-    """The positions of the highest values of each row, in descending order."""
+    """Returns the positions of the highest values of each row, in descending order."""
     return x.sort(dim=-1, descending=True, stable=True).indices[..., :count]
 
 
@@ -53,7 +53,7 @@ def moe_gate_up(
     shared_gate_scales: Tensor | None = None, shared_gate_biases: Tensor | None = None,
     shared_up_scales: Tensor | None = None, shared_up_biases: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """silu(x W_gate) * (x W_up) for each token and each of its experts, and for the shared expert."""
+    """Returns silu(x W_gate) * (x W_up) for each token and each of its experts, and for the shared expert."""
     dtype = compute_dtype(x)
     upcast = x.to(dtype)
     weights = matrix(w_gate_up, w_scales, w_biases, x.shape[-1], dtype)
@@ -74,7 +74,9 @@ def moe_down(
     w_biases: Tensor | None = None, shared_scales: Tensor | None = None, shared_biases: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """The weighted sum over each token's experts, the shared expert's part times sigmoid(shared_gate), and residual."""
+    """Returns the weighted sum over each token's experts, plus the shared expert's part times sigmoid(shared_gate),
+    plus residual.
+    """
     dtype = compute_dtype(hidden)
     weights = matrix(w_down, w_scales, w_biases, hidden.shape[-1], dtype)
     y = torch.zeros(len(hidden), w_down.shape[1], dtype=dtype, device=hidden.device)

@@ -39,7 +39,9 @@ def fused_recurrent_gated_delta_rule(
     use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False, output_dtype: torch.dtype | None = None,
     head_grouping: str = "block",
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """The gated delta rule as defined, token by token: decay, read, write, output. In float64 it is the oracle."""
+    """Computes the gated delta rule as defined, token by token: decay, read, write, output. Tests compare with it in
+    float64.
+    """
     out_dtype, dtype = output_dtype or v.dtype, compute_dtype(q)
     batch, tokens, value_heads, V = v.shape
     K = q.shape[-1]
@@ -54,7 +56,7 @@ def fused_recurrent_gated_delta_rule(
     if use_qk_l2norm_in_kernel:
         q, k = l2norm(q), l2norm(k)
     q, k = (per_value_head(x, value_heads, head_grouping) for x in (q, k))
-    # Values per token, broadcast to [HV, K, V].
+    # The values of a token are broadcast to [HV, K, V].
     decay = g.exp()[..., None, None]
     if gk is not None:
         decay = decay * gk.to(dtype).exp()[..., :, None]
@@ -93,7 +95,7 @@ def gdn_decode_(
     activation: str | None = "silu", allow_neg_eigval: bool = False, state_v_first: bool = False,
     norm_activation: str = "silu", norm_eps: float = 1e-6, round_norm: bool = False, cu_seqlens: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """The convolution, the gates, the rule and the gated norm of a layer, which updates the slots of both pools."""
+    """Runs a layer's convolution, gates, rule and gated norm, and updates the slots of both pools."""
     states = key_first(state_pool, state_v_first)
     _, HV, K, V = states.shape
     H = (conv_weight.shape[0] - HV * V) // (2 * K)
@@ -142,7 +144,7 @@ def chunk_gated_delta_rule(
     use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False, output_dtype: torch.dtype | None = None,
     head_grouping: str = "block",
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """The gated delta rule, a chunk of tokens at a time: the six stages, with nothing rounded between them."""
+    """Computes the gated delta rule a chunk of tokens at a time: the six stages, with nothing rounded between them."""
     out_dtype, dtype = output_dtype or v.dtype, compute_dtype(q)
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if use_qk_l2norm_in_kernel:
@@ -162,7 +164,7 @@ def chunk_gated_delta_rule(
 
 
 def chunk_local_cumsum(g: Tensor, chunk_size: int = 64, cu_seqlens: Tensor | None = None) -> Tensor:
-    """The sum of g [B, T, HV] from the start of each token's chunk up to the token."""
+    """Sums g [B, T, HV] from the start of each token's chunk up to the token."""
     g = g.to(compute_dtype(g)).clamp(min=LOWEST_LOG_DECAY)
     out = torch.empty_like(g)
     for _, b, first, last, _ in chunks(g.shape[0], g.shape[1], chunk_size, cu_seqlens):
@@ -186,7 +188,7 @@ def chunk_scaled_dot_kkt(
 
 
 def masked_decay(g_cumsum: Tensor, diagonal: int) -> Tensor:
-    """exp(g_i - g_j) as [i, head, j] for j <= i + diagonal, else 0; masked before exp, which may overflow above it."""
+    """Returns exp(g_i - g_j) as [i, head, j] for j <= i + diagonal, else 0. It masks before exp, which may overflow."""
     difference = g_cumsum[:, :, None] - g_cumsum.T[None]
     size = len(g_cumsum)
     kept = torch.ones(size, size, dtype=torch.bool, device=g_cumsum.device).tril(diagonal)[:, None]
@@ -194,7 +196,7 @@ def masked_decay(g_cumsum: Tensor, diagonal: int) -> Tensor:
 
 
 def solve_tril(A: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
-    """(I + A)^-1 of each chunk's strictly lower triangular block of A [B, T, HV, chunk_size]."""
+    """Returns (I + A)^-1 of each chunk's strictly lower triangular block of A [B, T, HV, chunk_size]."""
     batch, tokens, _, chunk_size = A.shape
     inverse = torch.zeros_like(A)
     for _, b, first, last, _ in chunks(batch, tokens, chunk_size, cu_seqlens):

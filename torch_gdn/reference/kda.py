@@ -14,7 +14,7 @@ __all__ = ["fused_kda_gate", "fused_recurrent_kda"]
 def fused_kda_gate(
     g: Tensor, A_log: Tensor | None = None, dt_bias: Tensor | None = None, lower_bound: float | None = None
 ) -> Tensor:
-    """-exp(A_log) softplus(g + dt_bias), or lower_bound sigmoid(exp(A_log) (g + dt_bias)), of g [..., HV, K]."""
+    """Gives -exp(A_log) softplus(g + dt_bias), or lower_bound sigmoid(exp(A_log) (g + dt_bias)). g is [..., HV, K]."""
     heads, channels = g.shape[-2:]
     x = g.to(compute_dtype(g))
     rate = x.new_ones(heads, 1) if A_log is None else A_log.to(x.dtype).exp().view(heads, 1)
@@ -32,7 +32,7 @@ def fused_recurrent_kda(
     use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False, lower_bound: float | None = None,
     state_v_first: bool = False, cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """The rule as defined, token by token; g [B, T, HV, K] is the log decay of each row of the state."""
+    """Computes the rule as defined, token by token. g [B, T, HV, K] is the log decay of each row of the state."""
     return fused_recurrent_gated_delta_rule(
         q,
         k,

@@ -24,12 +24,12 @@ __all__ = [
 
 
 def l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:
-    """x * rsqrt(sum x^2 + eps) over the last dimension."""
+    """Returns x * rsqrt(sum x^2 + eps) over the last dimension."""
     return l2norm_fwd(x, eps)[0]
 
 
 def l2norm_fwd(x: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
-    """The same, and the factor of each row."""
+    """Returns the same, and the factor of each row."""
     upcast = x.to(compute_dtype(x))
     rstd = torch.rsqrt(upcast.square().sum(-1) + eps)
     return (upcast * rstd[..., None]).to(x.dtype), rstd
@@ -38,7 +38,7 @@ def l2norm_fwd(x: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
 def gdn_gating(
     A_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor | None = None, allow_neg_eigval: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """g = -exp(A_log) softplus(a + dt_bias) and beta = sigmoid(b), or twice that."""
+    """Returns g = -exp(A_log) softplus(a + dt_bias) and beta = sigmoid(b), or twice that."""
     dtype = compute_dtype(a)
     return log_decay_of(a.to(dtype), True, A_log, dt_bias), beta_of(b.to(dtype), True, allow_neg_eigval)
 
@@ -51,9 +51,9 @@ def rms_norm(
     zero_centered: bool = False,
     round_norm: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """h * rsqrt(mean h^2 + eps) * weight over the last dimension, and h = x + residual where there is one.
+    """Returns h * rsqrt(mean h^2 + eps) * weight over the last dimension. h is x, or x + residual.
 
-    `zero_centered`: 1 + weight in its place. `round_norm`: the normalised h is rounded to x's dtype before.
+    With `zero_centered` the factor is 1 + weight. With `round_norm` the normalised h is first rounded to x's dtype.
     """
     dtype = compute_dtype(x)
     h = x.to(dtype) if residual is None else x.to(dtype) + residual.to(dtype)
@@ -73,9 +73,9 @@ def rms_norm_gated(
     activation: str = "silu",
     round_norm: bool = False,
 ) -> Tensor:
-    """x * rsqrt(mean x^2 + eps) * weight * silu(g) over the last dimension, or sigmoid(g).
+    """Returns x * rsqrt(mean x^2 + eps) * weight * silu(g) over the last dimension, or with sigmoid(g).
 
-    `round_norm`: the normalised x is rounded to x's dtype, its product with the weight to the dtype of both.
+    With `round_norm` the normalised x is rounded to x's dtype, and its product with the weight to the dtype of both.
     """
     dtype = compute_dtype(x)
     y = x.to(dtype)
@@ -89,7 +89,7 @@ def rms_norm_gated(
 
 
 def act_and_mul(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
-    """silu(gate) * up, or sigmoid(gate) * up."""
+    """Returns silu(gate) * up, or sigmoid(gate) * up."""
     dtype = compute_dtype(gate)
     logit = gate.to(dtype)
     factor = logit.sigmoid() if activation == "sigmoid" else silu(logit)
@@ -100,7 +100,7 @@ def qk_norm_rope(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, q_weight: Tensor | None = None, k_weight: Tensor | None = None,
     eps: float = 1e-6, zero_centered: bool = False, heads_first: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The norm of each head, if there are weights, and the rotation of its first 2 P elements in pairs (i, i + P)."""
+    """Applies the norm of each head, if there are weights, and rotates its first 2 P elements in pairs (i, i + P)."""
     dtype, pairs = compute_dtype(q), cos.shape[-1]
     cos, sin = cos.to(dtype)[:, :, None], sin.to(dtype)[:, :, None]
     rotated = []
@@ -117,7 +117,9 @@ def copy_from_host_(dst: Tensor, src: Tensor) -> None:
 
 
 def batch_copy_(pool: Tensor, source_offsets: Tensor, destination_offsets: Tensor, sizes: Tensor) -> None:
-    """pool[destination : destination + size] = pool[source : source + size] of each range; all is read first."""
+    """Copies pool[source : source + size] to pool[destination : destination + size] for each range. It reads all ranges
+    first.
+    """
     before = pool.clone()
     ranges = (source_offsets.tolist(), destination_offsets.tolist(), sizes.tolist())
     for source, destination, size in zip(*ranges, strict=True):
@@ -129,7 +131,9 @@ def causal_conv1d(
     initial_state: Tensor | None = None, output_final_state: bool = False, state_width: int | None = None,
     activation: str | None = None, cu_seqlens: Tensor | None = None, seq_idx: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """y[t] = silu(bias + sum over j of weight[W - 1 - j] x[t - j]) + residual[t], for x [B, T, D] behind the state."""
+    """Returns y[t] = silu(bias + sum over j of weight[W - 1 - j] x[t - j]) + residual[t], for x [B, T, D] after the
+    state.
+    """
     dtype = compute_dtype(x)
     batch, tokens, channels = x.shape
     W = weight.shape[1]
@@ -171,7 +175,7 @@ def causal_conv1d_update_(
     activation: str | None = None, cu_seqlens: Tensor | None = None, checkpoint_offsets: Tensor | None = None,
     checkpoint_indices: Tensor | None = None, residual: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """`causal_conv1d` from the slots of a pool of states, which it updates; zeros for a sequence without a slot.
+    """Runs `causal_conv1d` from the slots of a pool, and updates them. Returns zeros for a sequence without a slot.
 
     The state after checkpoint_offsets tokens goes to another slot.
     """

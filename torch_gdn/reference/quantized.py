@@ -11,7 +11,7 @@ __all__ = ["dequantize", "quantized_linear"]
 
 
 def unpack(weight: Tensor, scales: Tensor, biases: Tensor, bits: int, dtype: torch.dtype) -> Tensor:
-    """[..., N, K] from packed weights [..., N, K * bits / 32]."""
+    """Returns [..., N, K] from packed weights [..., N, K * bits / 32]."""
     words = weight.view(torch.int32)[..., None] >> torch.arange(0, 32, bits, device=weight.device, dtype=torch.int32)
     codes = (words & (2**bits - 1)).flatten(-2).to(dtype)
     group = codes.shape[-1] // scales.shape[-1]
@@ -25,14 +25,14 @@ def spread(x: Tensor, group: int, dtype: torch.dtype) -> Tensor:
 
 
 def matrix(weight: Tensor, scales: Tensor | None, biases: Tensor | None, columns: int, dtype: torch.dtype) -> Tensor:
-    """The weights of `columns` columns as numbers, whether they are packed or not."""
+    """Returns the weights of `columns` columns as numbers, whether they are packed or not."""
     if scales is None or biases is None:
         return weight.to(dtype)
     return unpack(weight, scales, biases, 32 * weight.shape[-1] // columns, dtype)
 
 
 def quantized_linear(x: Tensor, weight: Tensor, scales: Tensor, biases: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x Wᵀ + bias."""
+    """Returns x Wᵀ + bias."""
     dtype = compute_dtype(x)
     y = x.to(dtype) @ matrix(weight, scales, biases, x.shape[-1], dtype).mT
     return (y if bias is None else y + bias.to(dtype)).to(x.dtype)
@@ -46,6 +46,6 @@ def dequantize(
     indices: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The rows of packed weights, or those that `indices` name."""
+    """Returns the rows of packed weights, or those that `indices` name."""
     rows = unpack(weight, scales, biases, bits, compute_dtype(scales)).to(dtype or scales.dtype)
     return rows if indices is None else rows[indices.long()]

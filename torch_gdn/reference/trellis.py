@@ -25,8 +25,8 @@ from torch import Tensor
 
 __all__ = ["nearest_windows", "pack", "window_bits", "windows"]
 
-REACH = {6: 16}  # values on each side of the joint that the first pass reads, by the bits of a window; 32 for others
-CHUNK = 256  # vectors encoded at a time: 2^L costs of each stay in the processor's cache
+REACH = {6: 16}  # values on each side of the joint in the first pass, by bits of a window; 32 for others
+CHUNK = 256  # vectors encoded at a time, so that their 2^L costs stay in the processor's cache
 
 
 def window_bits(table: Tensor) -> int:
@@ -34,13 +34,13 @@ def window_bits(table: Tensor) -> int:
 
 
 def pack(found: Tensor, bits: int) -> Tensor:
-    """The stream [N, bytes] of windows [N, n]: the lowest bits of each."""
+    """Returns the stream [N, bytes] of windows [N, n], which consists of the lowest bits of each."""
     ones = (found[..., None] >> torch.arange(bits) & 1).flatten(1).unflatten(1, (-1, 8))
     return (ones << torch.arange(8)).sum(-1).to(torch.uint8)
 
 
 def windows(stream: Tensor, table: Tensor, bits: int) -> Tensor:
-    """[.., n] int64: each value's window."""
+    """Returns [.., n] int64, each value's window."""
     L = window_bits(table)
     ones = (stream.long()[..., None] >> torch.arange(8) & 1).flatten(-2)
     values = torch.arange(ones.shape[-1] // bits)
@@ -49,7 +49,7 @@ def windows(stream: Tensor, table: Tensor, bits: int) -> Tensor:
 
 
 def nearest_windows(x: Tensor, table: Tensor, bits: int) -> Tensor:
-    """[N, n] int64: the windows of the ring whose labels are nearest to x [N, n], in two passes."""
+    """Returns [N, n] int64, the ring's windows whose labels are nearest to x [N, n], in two passes."""
     return torch.cat([nearest_of_chunk(part, table, bits) for part in x.split(CHUNK)] or [x.long()])
 
 
@@ -66,9 +66,9 @@ def nearest_of_chunk(x: Tensor, table: Tensor, bits: int) -> Tensor:
 
 
 def forward(x: Tensor, table: Tensor, bits: int, start: Tensor | None) -> Tensor:
-    """[n + 1, states, N]: the least squared error of the values before each step, by the state that they end in.
+    """Returns [n + 1, states, N], the least squared error of the values before each step, by the state after them.
 
-    x: [n, N]. start: [N], the only state to begin in; None for any.
+    x is [n, N]. start is [N], the only state to begin in, or None for any.
     """
     steps, N = x.shape
     choices, states = 1 << bits, len(table) >> bits
@@ -86,8 +86,9 @@ def forward(x: Tensor, table: Tensor, bits: int, start: Tensor | None) -> Tensor
 
 
 def backward(costs: Tensor, x: Tensor, table: Tensor, bits: int, end: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
-    """The windows [N, n - first] of the values from `first` on of the best paths to the states `end`, and the states
-    [N] before them."""
+    """Returns the windows [N, n - first] of the values from `first` on, on the best paths to the states `end`, and the
+    states [N] before them.
+    """
     state, dropped = end, torch.arange(1 << bits)[:, None]
     found = []
     for i in range(len(x) - 1, first - 1, -1):

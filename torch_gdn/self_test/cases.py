@@ -1,4 +1,4 @@
-"""The small inputs that the self-test runs ops on: one or a few per op, of the sizes and dtypes of models."""
+"""Lists the small inputs that the self-test runs ops on: one or a few per op, in the sizes and dtypes of models."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def points_of(op: str) -> tuple[Point, ...]:
 
 
 def cases_of(ops: Iterable[str], dtypes: Iterable[torch.dtype] = ()) -> list[Case]:
-    """Returns the ops' cases, in each of the dtypes. Without any, a point has its own."""
+    """Returns the ops' cases in each of the dtypes. If there are none, a point keeps its own."""
     points = [(op, point) for op in ops for point in points_of(op)]
     return (
         [Case(*each) for each in points]
@@ -42,7 +42,7 @@ def cases_of(ops: Iterable[str], dtypes: Iterable[torch.dtype] = ()) -> list[Cas
 
 
 def in_dtype(point: Point, dtype: torch.dtype) -> Point:
-    """Returns the point with all of its tensors that have its dtype in another one."""
+    """Returns the point with another dtype for all of its tensors that have its dtype."""
     changes: dict[str, Any] = {x.name: dtype for x in fields(point) if getattr(point, x.name) == point.dtype}
     return replace(point, **changes)
 
@@ -51,7 +51,7 @@ def cases_like(op: str, call: Call) -> Iterator[Case]:
     """Returns the op's cases with the dtypes and head sizes of a call."""
     for point in points_of(op):
         found = point.facts_of(call)
-        if op.startswith("chunk_") and call.get("use_gate_in_kernel"):  # a recurrent op's would be gates of channels
+        if op.startswith("chunk_") and call.get("use_gate_in_kernel"):  # recurrent ops: channel gates
             found["gated"] = True
         yield Case(op, replace(point, **found))
 

@@ -21,14 +21,14 @@ REPORT = "Please report this line with what `python -m torch_gdn.check` writes"
 RULES = {"gated_delta_rule": False, "kda": True}  # whether each key channel has its own decay
 LONGEST = 300  # characters of a problem in a line
 
-erring: set[str] = set()  # ops that raise, since nothing can take their place
-replaced: dict[str, str] = {}  # by op, or op:algorithm: what is wrong with it, and what runs instead
+erring: set[str] = set()  # ops that raise, since nothing can replace them
+replaced: dict[str, str] = {}  # by op, or op:algorithm: its problem, and what runs instead
 _libraries: dict[str, torch.library.Library] = {}  # by op; an implementation lives as long as its library
 
 
 @dataclass(frozen=True)
 class Replacement:
-    """The replacement of an op: `other`, if it takes the call; else the CPU's kernel, or an error."""
+    """The replacement of an op: `other`, if it takes the call, or else the CPU's kernel, or an error."""
 
     op: str
     problem: str
@@ -70,12 +70,12 @@ class Plan:
         for op in (f"chunk_{rule}", f"chunk_{rule}_"):
             if wrong and not left:
                 self.replace(Replacement(op, next(iter(wrong.values()))))
-            elif "chunked" in wrong:  # which alone has states between chunks
+            elif "chunked" in wrong:  # only chunked returns states between chunks
                 self.ops.append(Replacement(op, wrong["chunked"], without_intermediate_states(op)))
 
 
 def plan(failed: Iterable[Verdict]) -> Plan:
-    problems: dict[str, dict[str, str]] = {}  # by op and algorithm, "" where the op has none
+    problems: dict[str, dict[str, str]] = {}  # by op and algorithm, or "" without one
     for each in failed:
         problems.setdefault(each.op, {}).setdefault(each.algorithm or "", short(each.problem))
     found = Plan()
@@ -129,7 +129,7 @@ def install(replacement: Replacement, machine: str) -> None:
 
     library = torch.library.Library("gdn", "IMPL")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a kernel is overridden
+        warnings.simplefilter("ignore")  # about the overridden kernel
         library.impl(op, implementation, "MPS", allow_override=True)
     _libraries[op] = library
     if replacement.raises:
@@ -137,7 +137,7 @@ def install(replacement: Replacement, machine: str) -> None:
 
 
 def named(overload: Any, args: Any, kwargs: Call) -> Call:
-    """The arguments of a call by name, without those left at their defaults by position."""
+    """Returns the arguments of a call by name, without those left at their defaults by position."""
     names = [each.name for each in overload._schema.arguments]
     return dict(zip(names, args, strict=False)) | kwargs
 
@@ -150,7 +150,7 @@ def on_the_cpu(overload: Any, call: Call) -> Any:
 
 
 def without_intermediate_states(op: str) -> Callable[[Call], Run | None]:
-    """Takes calls that do not want the states between chunks, for the op's own kernels."""
+    """Takes calls that do not request the states between chunks, for the op's own kernels."""
     kernel = torch.library.get_kernel(f"gdn::{op}", "MPS")
     keys = torch._C.DispatchKeySet(MPS)
     return lambda call: None if call.get("return_intermediate_states") else lambda own: kernel.call_boxed(keys, **own)
@@ -167,7 +167,7 @@ def prefill_for(op: str) -> Callable[[Call], Run | None]:
         return results[0] if in_place else results[:2]
 
     def choose(call: Call) -> Run | None:
-        others = [x for name, x in call.items() if name not in taken]  # gates of channels, a speculative decoding's
+        others = [x for name, x in call.items() if name not in taken]  # channel gates, speculative decoding
         g, beta = call.get("g"), call.get("beta")
         by_head = g is not None and beta is not None and beta.dim() == 3
         return run if by_head and all(x is None for x in others) else None

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 VARIABLE = "TORCH_GDN_SELF_TEST"
 MODES = ("auto", "again", "off")
-# A bound is what the check holds a kernel to. Rounding that is somewhat worse on some GPU is for its report; an op is
-# replaced for errors that no rounding explains.
+# The check fails a kernel above its bound. If some GPU rounds somewhat worse, the check's report says so. An op is
+# replaced only for errors that no rounding explains.
 SLACK = 4.0
-CHARACTERS = 2000  # of a problem that are kept
+CHARACTERS = 2000  # this many characters of a problem are kept
 
 _lock = Lock()
 _known: dict[str, Verdicts] = {}  # by machine: what this process needs
@@ -48,7 +48,7 @@ def mode() -> str:
 def ensure(needed: Callable[[], Iterable[Case]]) -> None:
     """Tests those of the cases that have no verdict on this machine, and replaces what failed.
 
-    Costs nothing where there is no mps device: `needed` is not called then.
+    It costs nothing without an mps device, and then does not call `needed`.
     """
     wanted = mode()
     if wanted == "off" or not torch.backends.mps.is_available() or not _C.has_launcher():
@@ -63,9 +63,7 @@ def ensure(needed: Callable[[], Iterable[Case]]) -> None:
         known |= {case.name: stored[case.name] for case in missing if case.name in stored}
         for case in missing:
             if case.name in known and known[case.name].problem == verdicts.ENDED:
-                store(
-                    key, case.name, known[case.name]
-                )  # the number of this process may later belong to another process
+                store(key, case.name, known[case.name])  # another process may later have the number of this one
         missing = [case for case in missing if case.name not in known]
         try:
             if missing:
@@ -78,10 +76,10 @@ def ensure(needed: Callable[[], Iterable[Case]]) -> None:
 
 
 def test(key: str, missing: list[Case], known: Verdicts) -> None:
-    from tqdm.auto import tqdm  # here, since importing it takes longer than importing torch_gdn
+    from tqdm.auto import tqdm  # here, because importing it takes longer than importing torch_gdn
 
     untested: list[str] = []
-    restore()  # a kernel that was replaced could not be seen to fail
+    restore()  # otherwise a replaced kernel could not fail
     for case in tqdm(missing, desc="torch_gdn: testing the kernels, once on this machine", unit="case", disable=None):
         verdict = Verdict(case.op, case.point.algorithm)
         store(key, case.name, replace(verdict, running=os.getpid()))
@@ -132,7 +130,7 @@ def problem_of(case: Case) -> str:
         try:
             found = {name: x.cpu() for name, x in entry.outputs(there, entry.run(there, point)).items()}
             torch.mps.synchronize()
-        except (TypeError, ValueError):  # the op takes no such sizes, and no model passes them
+        except (TypeError, ValueError):  # the op refuses such sizes, and no model passes them
             return ""
         except Exception as error:
             if "out of memory" in str(error):
@@ -140,7 +138,7 @@ def problem_of(case: Case) -> str:
             return f"{type(error).__name__}: {error}"
         try:
             part = worst(entry.compared(point, call, found))
-        except AssertionError as error:  # of shapes
+        except AssertionError as error:  # shapes differ
             return str(error)
         return "" if part.share <= SLACK else str(replace(part, bound=SLACK * part.bound))
 

@@ -25,7 +25,7 @@ class Verdict:
     """The test's result for an op, or for one algorithm of an op, at one point."""
 
     op: str
-    algorithm: str | None  # of a prefill
+    algorithm: str | None  # a prefill's algorithm
     problem: str = ""  # empty if passed
     running: int = 0  # the process that is testing it
 
@@ -47,7 +47,7 @@ def machine() -> str:
 def system() -> str:
     if sys.platform != "darwin":
         return platform.platform()
-    from torch_gdn.info import command_output  # here: it is needed on a Mac alone
+    from torch_gdn.info import command_output  # here, because only a Mac needs it
 
     return f"macOS {platform.mac_ver()[0]} ({command_output('sw_vers', '-buildVersion')})"
 
@@ -94,7 +94,7 @@ def is_left_behind(verdict: Verdict) -> bool:
         os.kill(verdict.running, 0)
     except ProcessLookupError:
         return True
-    except OSError:  # of another user
+    except OSError:  # another user's process
         return False
     return False
 

@@ -1,4 +1,4 @@
-"""AURA's codec, and attention to codes."""
+"""Entries of AURA's codec, and of attention to codes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 HEAD_SIZES = codebooks.DIMENSIONS
 BITS = codebooks.BITS
 SCHEMES = ("8v8", "8v4", "5v5", "4v4", "4v2", "3v3", "2v2", "8v4t", "4v4t", "3v3t", "2v2t")
-# Bits of keys and of values, and whether these are trellis codes.
+# Each has bits of keys and of values, and whether these are trellis codes.
 CODES = [((scheme.key_bits, scheme.value_bits), scheme.trellis) for scheme in map(Scheme, SCHEMES)]
 TRELLIS = trellis.RATES[codebooks.WINDOW]  # bits of trellis codes
 FORMS = (1, 2, 4, 8, 17)  # queries x query heads per KV head; each number takes another variant of pass 1
@@ -34,7 +34,7 @@ FORMS = (1, 2, 4, 8, 17)  # queries x query heads per KV head; each number takes
 
 @dataclass
 class Codec:
-    """Signs and the default table, or that of the trellis where there is one of so many bits."""
+    """Signs, and the default table or the trellis's if there is one for the number of bits."""
 
     D: int
     bits: int
@@ -49,7 +49,7 @@ class Codec:
 
     @property
     def tables(self) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Arguments of aura_encode."""
+        """Returns arguments of aura_encode."""
         return self.signs, self.boundaries, self.codebook
 
     @property
@@ -64,7 +64,7 @@ class Codec:
 
 
 def poisoned_cache(codec: Codec, B: int, HK: int, S: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Codes and norms of a cache with sentinel content; heads and slots not in order."""
+    """Returns codes and norms of a cache with sentinel content, whose heads and slots are not in order."""
     codes = torch.full((B, S, HK, codec.words), 0x5A5A5A5A, dtype=torch.int32, device=device).transpose(1, 2)
     return codes, torch.full((HK, B, S), torch.nan, dtype=F16, device=device).transpose(0, 1)
 
@@ -79,7 +79,7 @@ class Cache:
     values: tuple[Tensor, Tensor]
 
     def parts(self, with_signs: bool) -> dict[str, Tensor]:
-        """By the ops' names."""
+        """Returns the parts by the ops' names."""
         found: dict[str, Any] = {}
         for name, codec, (codes, norms) in (("key", self.key, self.keys), ("value", self.value, self.values)):
             found |= {f"{name}_codes": codes, f"{name}_norms": norms, f"{name}_codebook": codec.codebook}
@@ -107,7 +107,7 @@ class CodecPoint(Point):
     D: int = 64
     bits: int = 3
     tokens: int = 5
-    rotated: bool = False  # decoded as rotated; rotated forwards
+    rotated: bool = False  # decoded without rotating back
     trellis: bool = False
 
     def codec(self) -> Codec:
@@ -154,7 +154,7 @@ def compiled_codecs(
     codes: Iterable[tuple[int, bool]] = CODES_OF_VECTORS,
     rotations: tuple[bool, ...] = (False,),
 ) -> Iterator[CodecPoint]:
-    """Codes are bits, and whether a trellis code has them."""
+    """Yields codecs. `codes` are bits, and whether a trellis code has them."""
     for (bits, of_trellis), D, dtype, rotated in itertools.product(codes, HEAD_SIZES, DTYPES, rotations):
         yield CodecPoint(dtype, D=D, bits=bits, tokens=2, rotated=rotated, trellis=of_trellis)
 
@@ -165,7 +165,7 @@ def draw_encode(point: CodecPoint) -> Call:
 
 
 def draw_encode_in_place(point: CodecPoint) -> Call:
-    """Into a cache of three slots more."""
+    """Draws a call that writes into a cache with three slots more."""
     call, size = draw_encode(point), point.tokens + 3
     call = {"x": call.pop("x"), "slots": torch.arange(point.tokens)} | call
     call["codes"] = torch.zeros(2, 2, size, point.codec().words, dtype=torch.int32)
@@ -182,8 +182,9 @@ def exact_encode_in_place(call: Call) -> None:
 
 
 def encoding_bounds(point: CodecPoint, call: Call, exact: Named) -> dict[str, float]:
-    """A coordinate next to a boundary may get the other code, and the vector's norm is then another; it is rounded to
-    float16."""
+    """Returns bounds. A coordinate next to a boundary may get the other code, which changes the vector's norm. The norm
+    is rounded to float16.
+    """
     return {"codes": 5e-3, "norms": 5e-4}
 
 
@@ -195,7 +196,7 @@ def draw_decode(point: CodecPoint) -> Call:
 
 
 def wrong_codec(entry: OpEntry[Any]) -> Iterator[Invalid]:
-    """What no op takes for an argument of some name."""
+    """Yields, by an argument's name, what no op takes."""
     for name, x in entry.call(entry.small).items():
         if not isinstance(x, Tensor):
             continue
@@ -257,7 +258,7 @@ register(
         bound=encoding_bounds,
         heads={"norms": 1},
         invalid=wrong_encode_in_place,
-        hostile=[Hostile("slots", [0, 8, 2, LARGE, 4])],  # of 8
+        hostile=[Hostile("slots", [0, 8, 2, LARGE, 4])],  # there are 8 slots
     ),
     OpEntry(
         "aura_decode",
@@ -301,7 +302,7 @@ class AuraPoint(Point):
     queries: int = 3
     keys: int = 20
     batch: int = 2
-    masked: bool = False  # with sinks, a window, and `starts` that mask the first keys
+    masked: bool = False  # use sinks, a window, and `starts` that mask the first keys
     exact: tuple[int, int] = (0, 0)  # exact rows, and how many of them precede the codes, which then have tiles' means
     trellis: bool = False
 
@@ -319,7 +320,7 @@ class AuraPoint(Point):
         return {"starts": 2 * torch.arange(self.batch), "window": self.keys // 2 - 1, "block_size": block_size}
 
     def exact_rows(self) -> Call:
-        """With one row more, which is ignored."""
+        """Returns them with one more row, which the op ignores."""
         length, sinks = self.exact
         if length == 0:
             return {}
@@ -375,7 +376,7 @@ def draw_flash_p1(point: AuraPoint) -> Call:
 
 
 def draw_flash_p2(point: AuraPoint) -> Call:
-    """There are two blocks."""
+    """Draws two blocks."""
     rows = (point.batch, 2 * point.ratio, point.queries, 2)
     call: Call = {"o_partials": torch.randn(*rows, point.D), "m_partials": torch.randn(rows)}
     call |= {"l_partials": torch.rand(rows) + 1, "value_signs": Codec(point.D, point.bits[1]).signs}

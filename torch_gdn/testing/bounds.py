@@ -14,16 +14,17 @@ from torch import Tensor
 
 RECURRENT_F32 = 2e-7
 KDA_F32 = 1e-6
-# The errors of FLA's own kernels (tests/golden/index.json: about 3.3e-3 and 4.0e-4 for the chunked output), times 1.05.
+# These are the errors of FLA's own kernels (tests/golden/index.json: about 3.3e-3 and 4.0e-4 for the chunked output),
+# times 1.05.
 CHUNK_OUTPUT = {torch.bfloat16: 3.5e-3, torch.float16: 4.2e-4}
 CHUNK_STATE = {torch.bfloat16: 2.9e-3, torch.float16: 3.4e-4}
 RECURRENT_OUTPUT = {torch.bfloat16: 1.75e-3, torch.float16: 2.2e-4}
 STAGE_OUTPUT = {torch.bfloat16: 3.5e-3, torch.float16: 4.4e-4}
-# Bounds of a float32 stage compared with FLA's recorded result, which has FLA's own error (TF32 for A).
+# These are bounds of a float32 stage compared with FLA's recorded result, which has FLA's own error (TF32 for A).
 STAGE_BESIDE_FLA = {"g_cumsum": 2e-5, "A": 2e-5, "A_inv": 5e-6}
-# The bound of an op that computes an output in float32 from a few numbers and rounds it once.
+# This is the bound of an op that computes an output in float32 from a few numbers and rounds it once.
 ROUNDING = {torch.float32: 3e-7, torch.bfloat16: 1.8e-3, torch.float16: 2.2e-4}
-OF_FLA = 1.05  # the end-to-end ops may have this share of FLA's own error
+OF_FLA = 1.05  # the end-to-end ops may have this multiple of FLA's own error
 
 
 def chunk_f32(largest_g_cumsum: float) -> float:

@@ -126,7 +126,7 @@ def bounds_of(op: str, case: Case, exact: tuple[Tensor, Tensor], **options: Any)
         o, state = (min(max(bounds.RECURRENT_F32, 1.25 * error), 5 * bounds.RECURRENT_F32) for error in needed)
         return max(o, bounds.RECURRENT_OUTPUT.get(output_dtype, 0)), state
     in_f32 = bounds.chunk_f32(case.largest_g_cumsum(**options))
-    stages = torch.float32 if case.dtype == torch.float16 else case.dtype  # with half the stages between are float32
+    stages = torch.float32 if case.dtype == torch.float16 else case.dtype  # with half, the stages between are float32
     return (
         max(in_f32, bounds.CHUNK_OUTPUT.get(output_dtype, 0), bounds.CHUNK_OUTPUT.get(stages, 0)),
         max(in_f32, bounds.CHUNK_STATE.get(case.dtype, 0)),

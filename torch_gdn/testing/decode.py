@@ -1,4 +1,4 @@
-"""The entry of a layer's step between its projections."""
+"""The entry of the op that computes a layer's step between its projections."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class DecodePoint(Point):
     H: int = 2
     HV: int = 4
     W: int = 4
-    by_key_head: bool = False  # the projections come in Qwen3-Next's order
+    by_key_head: bool = False  # the projections have Qwen3-Next's order
     state_v_first: bool = False
     pool: torch.dtype = F32  # dtype of the rule's states
     parameters: torch.dtype | None = None  # dtype of the convolution's and the norm's weights; None means qkv's
@@ -75,7 +75,9 @@ def decode_bounds(point: DecodePoint, call: Call, exact: Named) -> dict[str, flo
 
 
 def stepped(call: Call) -> Call:
-    """A step of two tokens of each sequence, with a slot for each state. The windows have three columns of four."""
+    """Turns a call into a step of two tokens per sequence, with a slot for each state. Windows have three of four
+    columns.
+    """
     step = {name: call[name][:, :2] for name in ("qkv", "z", "b", "a")}
     step |= {"state_indices": torch.arange(4).view(2, 2), "num_accepted_tokens": torch.ones(2, dtype=torch.int64)}
     return call | step | {"conv_pool": call["conv_pool"][..., :3]}

@@ -19,14 +19,16 @@ from torch_gdn.testing.quantized import draw_packed, wrong_scales
 from torch_gdn.testing.registry import Hostile, Invalid, Named, OpEntry, Point, register
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-OF_TOKENS = ("x", "topk_ids", "hidden", "topk_weights", "shared_hidden", "shared_gate", "residual")  # a row for each
-# Products of up to a few hundred terms in f32, and the sum of a token's experts.
+OF_TOKENS = ("x", "topk_ids", "hidden", "topk_weights", "shared_hidden", "shared_gate", "residual")  # row per token
+# The bounds are for products of up to a few hundred terms in f32, and for the sum of a token's experts.
 F32_BOUND = 6e-7
 
 
 @dataclass(frozen=True)
 class ExpertPoint(Point):
-    """E experts of I, of which each of T tokens of D chooses k; IS is the shared expert's size, 0 for none."""
+    """E experts of size I, of which each of T tokens of size D chooses k. IS is the shared expert's size, or 0 for
+    none.
+    """
 
     T: int = 3
     E: int = 6
@@ -38,10 +40,10 @@ class ExpertPoint(Point):
     scoring: str = "softmax"
     groups: tuple[int, int] = (1, 1)  # n_group and topk_group
     biased: bool = False
-    bits: int = 0  # of the experts' codes; 0: their weights are not packed
-    shared_bits: int = 0  # of the shared expert's
+    bits: int = 0  # bits of the experts' codes; 0 means that their weights are not packed
+    shared_bits: int = 0  # bits of the shared expert's codes
     group: int = 32
-    scale_dtype: torch.dtype | None = None  # None: dtype
+    scale_dtype: torch.dtype | None = None  # None means dtype
     zero_points: bool = False
 
     def weights(self, names: tuple[str, str, str], *rows: int, columns: int, bits: int) -> Call:
@@ -202,7 +204,7 @@ def wrong_down(entry: OpEntry[ExpertPoint]) -> Iterator[Invalid]:
     yield Invalid("shared_gate", ValueError, "no shared expert", lambda call: call | alone)
 
 
-# Few tokens and many, each dtype, sizes that are not multiples of a tile, unaligned rows.
+# There are few tokens and many, each dtype, sizes that are not multiples of a tile, and unaligned rows.
 FEW = [
     ExpertPoint(BF16, T=1, E=8, k=4, D=256, I=96, IS=80),
     ExpertPoint(F32, T=5, E=5, k=3, D=100, I=36, IS=52),
@@ -213,7 +215,7 @@ MANY = [
     ExpertPoint(F32, T=45, E=5, k=3, D=100, I=36, IS=52),
     ExpertPoint(F16, T=40, E=3, k=2, D=33, I=19, aligned=False),
 ]
-# Packed experts with a shared expert that is packed with as many bits, with others, or not: a dtype for each.
+# The shared expert of packed experts has as many bits, other bits, or no codes, with a dtype for each.
 PACKED = [
     ExpertPoint(BF16, E=8, k=4, D=256, I=128, IS=64, bits=4, shared_bits=4, group=64),
     ExpertPoint(F16, E=6, k=2, D=128, I=256, IS=128, bits=8, group=128, scale_dtype=F32),

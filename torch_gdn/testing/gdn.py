@@ -1,4 +1,4 @@
-"""The gated delta rule, its stages, and Kimi Delta Attention, whose decays are of channels."""
+"""Entries of the gated delta rule, its stages, and Kimi Delta Attention, which has decays per channel."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def draw_rule(point: RulePoint, chunked: bool, in_place: bool, of_channels: bool
     state = case.initial_state
     assert state is not None
     call: Call = {"q": case.q, "k": case.k, "v": case.v, "g": case.g, "beta": case.beta}
-    if of_channels:  # of heads that remember some tokens
+    if of_channels:  # heads remember some tokens
         call["g"] = logsigmoid(torch.randn(*case.g.shape, point.K) + 2)
     if chunked:
         call["chunk_size"] = point.chunk_size
@@ -229,8 +229,8 @@ def wrong_rules(entry: OpEntry[RulePoint], rows: tuple[Row, ...] = ()) -> Iterat
 
 
 LARGE = 2**31 - 2
-BOUNDARIES = ([0, 15, 5, 20], [0, 5, 5, LARGE], [-9, 5, 5, 20])  # of 20 tokens
-SLOTS = tuple(Hostile("state_indices", indices) for indices in ([4, 5], [LARGE, 1], [3, 3]))  # of 5
+BOUNDARIES = ([0, 15, 5, 20], [0, 5, 5, LARGE], [-9, 5, 5, 20])  # for 20 tokens
+SLOTS = tuple(Hostile("state_indices", indices) for indices in ([4, 5], [LARGE, 1], [3, 3]))  # for 5 slots
 
 
 def outside(*algorithms: str | None) -> tuple[Hostile, ...]:

@@ -85,6 +85,8 @@ def slots(pool: Tensor, count: int) -> Call:
 
 
 def boundaries_of(tokens: int, packed: bool, boundaries: tuple[int, ...]) -> list[int] | None:
-    """cu_seqlens: the given ones, or those of three sequences, the second of which is empty; None for a batch."""
+    """Returns cu_seqlens: the given ones, or those of three sequences, the second of which is empty. Returns None for a
+    batch.
+    """
     quarter = tokens // 4
     return list(boundaries or ((0, quarter, quarter, tokens) if packed else ())) or None

@@ -108,7 +108,7 @@ def slots() -> Iterator[Invalid]:
         yield Invalid(indices, ValueError, what, put(indices, torch.tensor(numbers)), by_contents=True)
 
 
-TOKENS = 20  # of a sequence
+TOKENS = 20  # per sequence
 
 
 def drafted(changes: Call) -> Change:

@@ -56,13 +56,13 @@ class RowPoint(Point):
 
 ROWS = tuple(RowPoint(dtype, D=D) for dtype, D in ((BF16, 128), (F32, 33), (F16, 1024)))
 SMALL_ROWS = RowPoint(D=32, tokens=20, heads=4)
-# D of the gated norm, and whether rows start at a multiple of 4 elements: head sizes of models, odd sizes, the longest.
+# The gated norm has these D, and aligned rows or not: head sizes of models, odd sizes, and the longest.
 NORM_ROWS = ((128, True), (192, True), (512, True), (128, False), (33, False), (1023, False), (1024, True))
-# The same for a decoder layer's norm: head and hidden sizes of models, an odd size, the longest.
+# A decoder layer's norm has these: head and hidden sizes of models, an odd size, and the longest.
 HIDDEN_ROWS = ((256, True), (2048, True), (4096, True), (1023, False), (16384, True))
 
 
-# The row lengths of q and k, an odd one, the longest that one block holds, and a longer one.
+# These are row lengths of q and k, an odd one, the longest that one block holds, and a longer one.
 KEY_SIZES = tuple(dict.fromkeys((*(K for K, _ in (*MODEL_SIZES, *OTHER_SIZES)), 255, 1024, 2500)))
 
 
@@ -164,7 +164,7 @@ def wrong_heads(entry: OpEntry[HeadPoint]) -> Iterator[Invalid]:
     yield Invalid("eps", ValueError, "negative", put("eps", -1e-6))
 
 
-# D and P of Qwen3.5 and Qwen3-Next, of Llama, and odd ones.
+# These are D and P of Qwen3.5 and Qwen3-Next, of Llama, and odd ones.
 HEADS = ((BF16, 256, 32), (F16, 128, 64), (F32, 33, 7))
 
 
@@ -382,7 +382,7 @@ register(
         small=ConvolutionPoint(),
         points=[ConvolutionPoint(dtype, D=D, W=W, tokens=2, batch=3) for dtype, D, W, _ in CONVOLUTIONS]
         + [ConvolutionPoint(D=8, W=2, tokens=1, batch=40)],
-        quick=[ConvolutionPoint(BF16, D=72, tokens=2, batch=40)],  # more slots than lanes are located by a kernel
+        quick=[ConvolutionPoint(BF16, D=72, tokens=2, batch=40)],  # a kernel locates more slots than there are lanes
         self_test=[ConvolutionPoint(BF16, D=72, tokens=1, batch=3)],
         compiled=lambda: [ConvolutionPoint(D=8, W=2, tokens=1, batch=40)],
         heads={"state_pool": 1},
@@ -406,7 +406,7 @@ register(
         points=[Point()],
         invalid=wrong_copy,
         hostile=[
-            Hostile("source_offsets", [70, LARGE, 0]),  # of 80 bytes
+            Hostile("source_offsets", [70, LARGE, 0]),  # the pool has 80 bytes
             Hostile("destination_offsets", [-1, 60, 9]),
             Hostile("sizes", [-5, LARGE, 0]),
         ],

@@ -7,7 +7,7 @@ import torch
 METAL_TYPES = {torch.bfloat16: "bfloat", torch.float16: "half", torch.float32: "float"}
 DTYPES = tuple(METAL_TYPES)
 
-# (H, HV, K, V) of published models. Heads choose no kernel variant; timings need them.
+# These are (H, HV, K, V) of published models. Heads choose no kernel variant, but timings need them.
 QWEN3_NEXT = "Qwen3-Next-80B-A3B, Qwen3.5-35B-A3B, 9B, 4B"
 MODELS = {
     QWEN3_NEXT: (16, 32, 128, 128),
@@ -18,5 +18,5 @@ MODELS = {
     "FLA's GatedDeltaNet": (6, 6, 256, 512),
 }
 MODEL_SIZES = tuple(dict.fromkeys((K, V) for _, _, K, V in MODELS.values()))
-# The smallest size, one just above a multiple of 4, no multiples of 8, and common sizes that no model uses.
+# These are the smallest size, one just above a multiple of 4, no multiples of 8, and common sizes that no model uses.
 OTHER_SIZES = ((1, 1), (33, 65), (60, 100), (64, 64), (100, 60), (192, 256))

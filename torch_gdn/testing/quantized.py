@@ -1,4 +1,4 @@
-"""The ops on packed weights of 4 and 8 bits."""
+"""Entries of the ops on packed weights of 4 and 8 bits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from torch_gdn.testing.models import DTYPES
 from torch_gdn.testing.registry import Hostile, Invalid, Named, OpEntry, Point, register
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-# Sums in f32 of up to a thousand products, or in tiles, which add 8 at a time to one sum, of a few hundred.
+# The bounds are for sums in f32 of up to a thousand products, or of a few hundred in tiles, which add 8 at a time to
+# one sum.
 F32_BOUND = 6e-7
 
 
@@ -49,7 +50,7 @@ class QuantizedPoint(Point):
     K: int = 128
     bits: int = 4
     group: int = 32
-    scale_dtype: torch.dtype | None = None  # None: dtype
+    scale_dtype: torch.dtype | None = None  # None means dtype
     zero_points: bool = False
     aligned: bool = True  # rows start at a multiple of 4 elements
     biased: bool = False
@@ -122,8 +123,8 @@ def wrong_dequantize(entry: OpEntry[QuantizedPoint]) -> Iterator[Invalid]:
     yield Invalid("dtype", TypeError, "integers", put("dtype", torch.int32))
 
 
-# Each dtype and number of bits with one row, few and many; each group and dtype of scales and biases; sizes that no
-# tile divides.
+# There is each dtype and number of bits with one row, few and many; each group and dtype of scales and biases; and
+# sizes that no tile divides.
 POINTS = [
     QuantizedPoint(BF16, M=1, N=70, K=1088, bits=4, group=64),
     QuantizedPoint(BF16, M=1, N=9, K=640, bits=8, group=128, scale_dtype=F32, aligned=False),

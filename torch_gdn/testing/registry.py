@@ -87,12 +87,13 @@ class OpEntry(Generic[P]):
     draw: Callable[[P], Call]  # draws keyword arguments on the CPU from torch's generator
     small: P  # the smallest call; invalid and hostile calls are changes of it
     points: Sequence[P]  # computed by the check and replayed by lab.cuda
-    # Returns the outputs for float64 inputs and updates what the op writes; default: the reference of the op's name.
+    # Returns the outputs for float64 inputs and updates what the op writes. The default is the reference of the op's
+    # name.
     exact: Callable[[Call], Any] | None = None
     quick: Sequence[P] = ()  # computed by the quick check; the first point if empty
     self_test: Sequence[P] = ()  # small inputs in a model's sizes; the quick points or the first point if empty
     compiled: Callable[[], Iterable[P]] = tuple  # more points; their kernels are only compiled
-    bound: Callable[[P, Call, Named], Mapping[str, float]] = lambda point, call, exact: {}  # default: ROUNDING
+    bound: Callable[[P, Call, Named], Mapping[str, float]] = lambda point, call, exact: {}  # the default is ROUNDING
     heads: Mapping[str, int | None] = field(
         default_factory=dict
     )  # which dimension of an output holds the heads; default 2

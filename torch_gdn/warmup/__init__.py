@@ -16,8 +16,8 @@ from torch_gdn.ops.gdn.fused_recurrent_gated_delta_rule import fused_recurrent_g
 from torch_gdn.prefill import prefill_algorithm
 
 Shape = tuple[int, int, int, int]  # H, HV, K, V
-FEW_TOKENS, TOKENS = 2, 17  # up to 16 tokens a convolution with a state takes a kernel of its own
-LONGEST_PROMPT, MOST_SEQUENCES = 2**17, 64  # for which a shape's prefill algorithms are asked
+FEW_TOKENS, TOKENS = 2, 17  # a convolution with a state has a separate kernel for up to 16 tokens
+LONGEST_PROMPT, MOST_SEQUENCES = 2**17, 64  # up to which a shape's prefill algorithms are asked
 
 
 def warmup(
@@ -100,7 +100,7 @@ def compile_missing(variants: list[KernelVariant], progress: bool = True) -> lis
         return []
     compiled = {facts["name"] for facts in _C.pipelines()}
     missing = [each for each in variants if each.name not in compiled]
-    from tqdm.auto import tqdm  # here, since importing it takes longer than importing torch_gdn
+    from tqdm.auto import tqdm  # here, because importing it takes longer than importing torch_gdn
 
     with tqdm(total=len(missing), desc="torch_gdn: compiling", unit="kernel", disable=not progress) as bar:
         compile_variants(missing, bar.update)
@@ -175,7 +175,7 @@ def call_delta_rule(shape: Shape, device: torch.device, dtype: torch.dtype) -> N
             "use_qk_l2norm_in_kernel": normalise,
             "state_v_first": state_v_first,
         }
-        for tokens in (1, TOKENS):  # one token has a kernel of its own
+        for tokens in (1, TOKENS):  # one token has a separate kernel
             few_q, few_v, few_gates = (x[:, :tokens] for x in (q, v, gates))
             fused_recurrent_gated_delta_rule(few_q, few_q, few_v, few_gates, beta=few_gates, **options)
         for choice in prefill_algorithms(shape):
@@ -185,7 +185,7 @@ def call_delta_rule(shape: Shape, device: torch.device, dtype: torch.dtype) -> N
 
 def call_modules(shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
     """Calls the convolution (on a prompt, with a state, on a few tokens), the gating and the gated norm."""
-    from torch_gdn.testing import REGISTRY  # here: torch_gdn.testing imports torch_gdn
+    from torch_gdn.testing import REGISTRY  # here, because torch_gdn.testing imports torch_gdn
     from torch_gdn.testing.inputs import empty_on
     from torch_gdn.testing.layers import of_layer
 

@@ -1,4 +1,4 @@
-// Attention of packed sequences to pages, for any contents of the pages.
+// Computes attention of packed sequences to pages, for any contents of the pages.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -13,7 +13,7 @@
 namespace torch_gdn::cpu::paged {
 
 constexpr int64_t kRows = 32;           // query rows of one KV head that share keys and values in f32
-constexpr int64_t kKeysOfBlock = 2048;  // for a sequence that has one tile of rows
+constexpr int64_t kKeysOfBlock = 2048;  // for a sequence with one tile of rows
 constexpr int64_t kColumns = 32;        // rows in f32 are padded to a multiple of this
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 

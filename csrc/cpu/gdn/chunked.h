@@ -24,13 +24,13 @@ struct ChunkedWork {
   ChunkShape<> s;
   int64_t step;            // tokens at a time, at most a chunk: NaN may spread from its start
   int64_t panels_of_head;  // ceil(V / 32)
-  int64_t panels;          // of a key head
+  int64_t panels;          // per key head
   int64_t panels_of_item;
   int64_t items_of_key_head;
   std::vector<Sequence> sequences;
-  std::vector<int64_t> first_rows;  // of h, for each sequence
+  std::vector<int64_t> first_rows;  // rows of h, for each sequence
   std::vector<int64_t> order;       // sequences with more than `few` tokens, longest first
-  std::vector<int64_t> short_ones;  // the others, which the recurrence takes
+  std::vector<int64_t> short_ones;  // the others; the recurrence takes them
 
   ChunkedWork(const ChunkShape<>& s, const optional<Tensor>& cu_seqlens, int64_t few);
   int64_t work_items() const { return std::ssize(order) * s.H * items_of_key_head; }

@@ -100,7 +100,7 @@ class Work {
     return state_io_.rows(*state_io_.source, index, item.head, item.column, stride);
   }
 
-  // For states whose rows can be read as vectors: in place, or from the old place to the new one.
+  // Takes states whose rows can be read as vectors: in place, or from the old place to the new one.
   void run_rows(const cpu::RecurrentHead& work, const WorkItem& item, const WorkItem& next, float* scratch) const {
     const auto& kernels = cpu::recurrent_kernels();
     const int64_t rows = state_io_.v_first ? work.columns : s_.K, width = state_io_.v_first ? s_.K : work.columns;
@@ -132,7 +132,7 @@ class Work {
     state.from_stride = state.to_stride;
   }
 
-  // For any other state: works on a copy of its columns as f32.
+  // Takes any other state, and works on a copy of its columns as f32.
   void run_panel(const cpu::RecurrentHead& work, const WorkItem& item, float* panel) const {
     const auto& [n, head, column, columns] = item;
     if (columns < cpu::kColumns) std::fill(panel, panel + s_.K * cpu::kColumns, 0.0f);

@@ -1,4 +1,4 @@
-// The recurrence token by token, for all end-to-end ops. The chunked ops hand it their short sequences.
+// Runs the recurrence token by token, for all end-to-end ops. The chunked ops pass their short sequences to it.
 #pragma once
 #include "cpu/common.h"
 #include "ops/gdn/chunk_gated_delta_rule.h"

@@ -9,14 +9,14 @@
 namespace torch_gdn {
 namespace {
 
-constexpr int64_t kElements = 16384;  // a core takes at least so many
+constexpr int64_t kElements = 16384;  // a core takes at least this many
 constexpr int64_t kBlock = 1024;      // elements computed at a time
 
 struct Block {
   std::array<float, kBlock> factor, logit, result;
 };
 
-// result = result * silu(logit), or sigmoid(logit).
+// Computes result * silu(logit), or result * sigmoid(logit).
 void multiply(Block& block, int64_t count, bool has_sigmoid) {
   std::copy_n(block.logit.begin(), count, block.factor.begin());
   cpu::gating_kernels().betas(block.factor.data(), count, 1.0f);

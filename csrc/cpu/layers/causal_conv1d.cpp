@@ -14,10 +14,10 @@ namespace {
 
 using cpu::kChannels, cpu::kLargestW, cpu::kTransposedChannels, cpu::kTransposedTokens;
 
-constexpr int64_t kTokens = 4;  // at a time: each is a stream in and out of memory
+constexpr int64_t kTokens = 4;  // at a time; each is a stream in and out of memory
 // The number of elements that is worth a thread. In a decoding step the states count too.
 constexpr int64_t kTokenGrain = 32768, kStepGrain = 4096;
-constexpr int64_t kFewColumns = 8;  // of a state that moves as a whole
+constexpr int64_t kFewColumns = 8;  // in a state that moves as a whole
 
 // What a work item keeps in f32. A work item is some channels of one sequence.
 struct Scratch {
@@ -137,7 +137,7 @@ struct Call {
   const CausalConvolution<int64_t>& op;
   Tensor x, residual;  // residual is undefined if the call has none
   Elements in, out;
-  Columns columns;  // of x
+  Columns columns;  // columns of x
   optional<Columns> state, new_state;
   std::vector<cpu::Slot> slots;
   std::vector<int64_t> accepted;  // per sequence; empty unless states keep each token

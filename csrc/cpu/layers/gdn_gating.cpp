@@ -9,7 +9,7 @@
 namespace torch_gdn {
 namespace {
 
-constexpr int64_t kElements = 4096;  // of a work item
+constexpr int64_t kElements = 4096;  // per work item
 
 void run(const GdnGating<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
   const auto& [g, beta] = outputs;

@@ -7,7 +7,7 @@
 namespace torch_gdn {
 namespace {
 
-constexpr int64_t kElements = 16384;  // a core takes at least so many
+constexpr int64_t kElements = 16384;  // a core takes at least this many
 
 void run(const RmsNorm<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
   const auto& [y, residual_out] = outputs;

@@ -8,7 +8,7 @@
 namespace torch_gdn {
 namespace {
 
-constexpr int64_t kElements = 16384;  // a core takes at least so many
+constexpr int64_t kElements = 16384;  // a core takes at least this many
 
 }  // namespace
 

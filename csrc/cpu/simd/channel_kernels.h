@@ -4,7 +4,7 @@
 
 namespace torch_gdn::cpu {
 
-constexpr int64_t kChannelsAtOnce = 16;  // rows of tiles have a multiple of so many floats, zero past K
+constexpr int64_t kChannelsAtOnce = 16;  // rows of tiles have a multiple of this many floats, zero past K
 inline int64_t padded_channels(int64_t K) { return ceil_div(K, kChannelsAtOnce) * kChannelsAtOnce; }
 
 // One key head's tokens of a chunk. Rows are K floats apart.
@@ -23,7 +23,7 @@ struct ChannelTiles {
   alignas(64) float base[kLargestK], change[kLargestK];  // as in HeadTiles
   alignas(64) float log_decays[kTokens * kLargestK];
   alignas(64) float left[kTokens * kLargestK];  // c_last - c, up to the tokens processed so far
-  alignas(64) float update[kTokens * kTokens];  // this and the next as in HeadTiles
+  alignas(64) float update[kTokens * kTokens];  // this and the next are as in HeadTiles
   alignas(64) float scores[kTokens * kTokens];
   alignas(64) float beta[kTokens], reading[kTokens], querying[kTokens], writing[kTokens];
 };

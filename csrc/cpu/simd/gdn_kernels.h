@@ -10,7 +10,7 @@ namespace torch_gdn::cpu {
 
 constexpr int64_t kTokens = 32;     // per chunk, at most
 constexpr int64_t kColumns = 32;    // per panel
-constexpr int64_t kRowsAtOnce = 8;  // tiles have a multiple of so many rows, zero past the chunk and past K
+constexpr int64_t kRowsAtOnce = 8;  // tiles have a multiple of this many rows, zero past the chunk and past K
 
 inline float clamped_log_decay(float g) { return g < kLowestLogDecay ? kLowestLogDecay : g; }  // NaN stays NaN
 

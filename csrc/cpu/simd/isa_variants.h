@@ -84,7 +84,7 @@ TORCH_GDN_END_ISA
 #undef TORCH_GDN_REGISTERS
 #endif
 
-// The instructions that every processor of its kind has.
+// Every processor of its kind has these instructions.
 #if defined(__x86_64__)
 #define TORCH_GDN_REGISTERS 16
 #else

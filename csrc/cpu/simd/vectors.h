@@ -112,7 +112,8 @@ TORCH_GDN_INLINE void for_each_vector(int64_t count, const F& f) {
   if (i < count) f(i, count - i);
 }
 
-// For exp: clamps to what its series can take and keeps NaN; and computes x 2^n, but 0 for n of -126 or less.
+// For exp, the first clamps to what its series can take and keeps NaN. The second computes x 2^n, but 0 for n of -126
+// or less.
 #if TORCH_GDN_LANES == 16
 TORCH_GDN_INLINE Floats exponent_in_range(Floats x) {
   return (Floats)_mm512_maskz_min_ps(0xFFFF, _mm512_set1_ps(89.0f), (__m512)x);
@@ -144,8 +145,8 @@ TORCH_GDN_INLINE Floats reciprocal(Floats x) {
 }
 
 // exp(x) = 2^n (1 + p), p = exp(r) - 1, |r| <= ln(2) / 2 with ln(2) in two parts, and the series of exp(r) up to r^7:
-// within 2 ulp. 0 below -86.98 (what is lost is all but denormal), infinity above 88.73, and NaN stays NaN.
-// kShort: up to r^4, within 2^-14, for what is rounded to bf16.
+// within 2 ulp. The result is 0 below -86.98 (what is lost is almost denormal), infinity above 88.73, and NaN for NaN.
+// kShort takes the series up to r^4, within 2^-14, for what is rounded to bf16.
 struct Exponential {
   Floats p, n;
 };
@@ -204,7 +205,8 @@ TORCH_GDN_INLINE Floats silu(Floats x) {
   return x * sigmoid(x);
 }
 
-// log(1 + exp(x)). log(1 + y) for y from 0 to 1 is 2 atanh(s), s = y / (2 + y): the series up to s^15 leaves out 1e-9.
+// Computes log(1 + exp(x)). log(1 + y) for y from 0 to 1 is 2 atanh(s), s = y / (2 + y). The series up to s^15 omits
+// 1e-9.
 TORCH_GDN_INLINE Floats softplus(Floats x) {
   const Floats above = x > 0.0f ? x : Floats{}, y = exponential(x > 0.0f ? -x : x);
   const Floats s = y / (2.0f + y), square = s * s;

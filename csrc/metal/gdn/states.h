@@ -51,7 +51,7 @@ StateIo state_io(at::Device device, const StatePool& pool, bool v_first);
 // Returns whether 4 values of a key, or 4 keys of a value, are contiguous and start at a multiple of 4.
 bool has_vector_states(const Tensor& state, bool v_first, bool value_inner);
 
-// For calls without tokens.
+// Copies the state, for calls without tokens.
 void copy_state(const optional<Tensor>& initial_state, const Tensor& final_state);
 
 std::array<size_t, 3> state_threadgroups(const ChunkShape<>& shape);

@@ -36,7 +36,7 @@ void check_initial_state(const Check<Int>& check, const ChunkShape<Int>& s, cons
   check.is_floating("initial_state", *state);
 }
 
-// float32; empty if not requested.
+// Returns float32, or an empty tensor if it was not requested.
 template <typename Int>
 Tensor final_state(const ChunkShape<Int>& s, const Tensor& like, bool wanted, bool v_first) {
   const auto options = like.options().dtype(at::kFloat);

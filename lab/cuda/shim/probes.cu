@@ -1,5 +1,5 @@
-// What the harness needs besides the shaders: a pattern in all shared memory, a look whether it is still there, and a
-// fault for each tool of compute-sanitizer to find.
+// What the harness needs in addition to the shaders: a pattern in all shared memory, a check whether it is still there,
+// and a fault for each tool of compute-sanitizer to find.
 extern "C" __global__ void fill_shared(unsigned pattern, int words) {
   extern __shared__ volatile unsigned memory[];
   for (int i = threadIdx.x; i < words; i += blockDim.x) memory[i] = pattern;
@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(128) fault_of_initcheck(float* x) {
 extern "C" __global__ void __launch_bounds__(128) fault_of_racecheck(float* x) {
   __shared__ float tile[128];
   tile[threadIdx.x] = float(threadIdx.x);
-  x[threadIdx.x] = tile[127 - threadIdx.x];  // no barrier between
+  x[threadIdx.x] = tile[127 - threadIdx.x];  // a barrier is missing before this
 }
 
 extern "C" __global__ void __launch_bounds__(128) fault_of_synccheck(float* x) {

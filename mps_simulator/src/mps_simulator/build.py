@@ -58,7 +58,7 @@ class Toolchain:
     def make() -> Toolchain:
         check_tools()
         gcc = requirements.gcc_directory()
-        assert gcc is not None  # check_tools() looked
+        assert gcc is not None  # check_tools() has looked for it
         root = Path(torch.__file__).parent
         system = [
             root / "include",
@@ -72,10 +72,10 @@ class Toolchain:
                 "-fPIC",
                 "-fblocks",
                 f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
-                # not -isystem: -MMD leaves out the headers of the system
+                # -isystem would make -MMD leave out these headers
                 *(f"-I{SIMULATOR / name / 'include'}" for name in ("foundation", "metal")),
                 *(flag for path in system for flag in ("-isystem", str(path))),
-                # last: clang has its own intrinsics headers
+                # last, because clang has its own intrinsics headers
                 *("-idirafter", str(gcc / "include")),
             ),
             objective_c=(
@@ -239,7 +239,7 @@ def device_sources() -> list[Path]:
 
 MODULE = "_device"
 DEVICE_FLAGS = (
-    f"-iquote{SIMULATOR.parent}",  # not -I: in site-packages, a <header> must not be looked for
+    f"-iquote{SIMULATOR.parent}",  # not -I, with which <header> would be looked for there
     "-Wall",
     "-Werror",
     f"-DTORCH_EXTENSION_NAME={MODULE}",

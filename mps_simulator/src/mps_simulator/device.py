@@ -34,7 +34,7 @@ def import_extension(name: str, path: Path) -> ModuleType:
     """Imports the extension module in the file without entering it in sys.modules."""
     loader = ExtensionFileLoader(name, str(path))
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
-    assert spec is not None  # since it was given a loader
+    assert spec is not None  # because it has a loader
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     return module

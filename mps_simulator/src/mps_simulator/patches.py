@@ -39,7 +39,7 @@ def apply(device: Any) -> None:
     binding._mps_get_core_count = lambda: device.core_count
     binding._mps_compileShader = device.compile_shader
     for query in vars(torch.backends.mps).values():
-        if hasattr(query, "cache_clear"):  # may hold an older answer
+        if hasattr(query, "cache_clear"):  # it may hold an older answer
             query.cache_clear()
     _patch_storages()
     _hide_cuda()

@@ -27,7 +27,7 @@ KEYS = ("name", "sources", "exclude", "include", "extensions", "flags")
 
 @dataclass(frozen=True)
 class Entry:
-    """Arguments of mps_simulator.load(); extensions: names of modules."""
+    """Arguments of mps_simulator.load(), and `extensions`, the names of modules."""
 
     name: str
     sources: list[Path]

@@ -13,7 +13,7 @@ import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 
-OLDEST, NEWEST = 19, 30  # versions of clang to look for; tested with 19
+OLDEST, NEWEST = 19, 30  # versions of clang to look for; 19 was tested
 GCC_DIRECTORIES = ("/usr/lib/gcc", "/usr/lib64/gcc", "/usr/local/lib/gcc")
 HEADERS = {"blocks": "Block.h", "boost": "boost/context/fiber.hpp"}
 PACKAGES = {  # Debian's were tested, Fedora's and Arch's were not
@@ -45,7 +45,7 @@ PACKAGES = {  # Debian's were tested, Fedora's and Arch's were not
         "boost": "boost",
     },
 }
-DEVICE = ("python", "clang", "objective-c", "blocks", "boost")  # what the simulated device needs of these
+DEVICE = ("python", "clang", "objective-c", "blocks", "boost")  # what the simulated device needs
 
 
 def clang() -> str:
@@ -97,7 +97,7 @@ def install_command(kinds: Iterable[str]) -> str:
     manager = next((each for each in PACKAGES if shutil.which(each.split()[0])), "apt-get install")
     gcc = major_version("g++")
     names = dict.fromkeys(PACKAGES[manager][kind] for kind in kinds)
-    # libobjc's name has the version of g++: where that is missing too, it is asked for once that is there.
+    # libobjc's name has g++'s version. If g++ is missing too, the command asks for libobjc once g++ is there.
     return " ".join([manager, *(name.format(gcc=gcc) for name in names if gcc or "{gcc}" not in name)])
 
 

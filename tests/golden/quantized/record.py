@@ -29,7 +29,7 @@ def of_compressed_tensors(bits: int, symmetric: bool, strategy: str) -> dict[str
     )
     scheme = QuantizationScheme(targets=["Linear"], weights=args)
     groups = K // GROUP if grouped else 1
-    scales = (3 * (0.5 + torch.rand(N, groups)) / 2**bits).bfloat16().float()  # as of a published model
+    scales = (3 * (0.5 + torch.rand(N, groups)) / 2**bits).bfloat16().float()  # as in a published model
     state = {"weight": torch.randn(N, K), "weight_scale": scales}
     half = 2 ** (bits - 1)
     zeros = torch.randint(-half, half, (N, groups), dtype=torch.int8)
@@ -41,7 +41,7 @@ def of_compressed_tensors(bits: int, symmetric: bool, strategy: str) -> dict[str
 def drawn(bits: int, symmetric: bool) -> tuple[nn.Linear, Tensor, Tensor | int]:
     linear = nn.Linear(K, N, bias=False).requires_grad_(False)
     scales = (2 * (0.5 + torch.rand(N, K // GROUP)) / 2**bits / K**0.5).half().float()
-    zeros = torch.randint(1, 2**bits, (N, K // GROUP)).float()  # AutoRound's "zp - 1" cannot express 0
+    zeros = torch.randint(1, 2**bits, (N, K // GROUP)).float()  # AutoRound stores zp - 1, so 0 is impossible
     return linear, scales, 2 ** (bits - 1) if symmetric else zeros
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-PROFILES: list[Any] = []  # the simulated device's profile that runs, as a context
+PROFILES: list[Any] = []  # the context of the simulated device's profile that is running
 RETRACTED: list[int] = []
 
 
@@ -16,7 +16,7 @@ def pipelines() -> list[str]:
 
 
 def pools(scheduler: Any) -> dict[str, list[int]]:
-    """Returns for each pool the number of free slots and of all slots."""
+    """Returns the number of free slots and of all slots of each pool."""
     requests, tokens = scheduler.req_to_token_pool, scheduler.token_to_kv_pool_allocator
     sizes = {"requests": (requests, requests.size), "tokens": (tokens, tokens.size)}
     states = getattr(requests, "mamba_allocator", None)
@@ -26,7 +26,7 @@ def pools(scheduler: Any) -> dict[str, list[int]]:
 
 
 def launched() -> list[str]:
-    """Kernels that ran since the last call; nothing on a Mac."""
+    """Returns the kernels that ran since the last call, which are unknown on a Mac."""
     if "mps_simulator" not in sys.modules:
         return []
     kernels: list[str] = []

@@ -1,4 +1,4 @@
-"""On the path of an engine's processes: device "mps" is the simulated one, and SGLang finds there what a Mac gives it.
+"""Makes device "mps" the simulated one in an engine's processes, and gives SGLang what it finds on a Mac.
 
 On a Mac SGLang installs stand-ins for Triton and for what torch.mps lacks. For that call it is told that this is a Mac.
 """
@@ -15,7 +15,7 @@ from tests.vllm_engine.site.sitecustomize import define_operators_of_torchvision
 
 
 def install_stubs_of_sglang() -> None:
-    """Before `sglang` itself is imported, which on Linux would look for Triton."""
+    """Must run before `sglang` is imported, which on Linux would look for Triton."""
     name = "sglang._platform_stubs"
     (folder,) = importlib.util.find_spec("sglang").submodule_search_locations
     spec = importlib.util.spec_from_file_location(name, os.path.join(folder, "_platform_stubs.py"))

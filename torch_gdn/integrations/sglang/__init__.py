@@ -21,7 +21,7 @@ MODES = ("auto", "mps", "off")
 
 
 def register() -> None:
-    """The entry point of sglang.srt.plugins: called once in each process of the engine."""
+    """The entry point of sglang.srt.plugins. SGLang calls it once in each process of the engine."""
     mode = os.environ.get("TORCH_GDN_SGLANG", "auto")
     if mode == "cpu":
         raise SystemExit(

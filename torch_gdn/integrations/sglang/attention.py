@@ -1,4 +1,5 @@
-"""Full attention over SGLang's pool of tokens: `reshape_and_cache` and `paged_attention`, with pages of one token.
+"""Computes full attention over SGLang's pool of tokens by `reshape_and_cache` and `paged_attention`, with pages of one
+token.
 
 SGLang's torch_native gathers the keys and values of each request and attends to them one request after the other.
 """

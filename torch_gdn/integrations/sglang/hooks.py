@@ -1,4 +1,4 @@
-"""All replacements in SGLang, and the check that each took effect.
+"""Lists all replacements in SGLang, and checks that each took effect.
 
 SGLang's own registry of hooks replaces the functions. The registry logs a failed hook and continues, so a renamed
 function would fail only in a request. The replacements are checked with the version below.
@@ -24,7 +24,7 @@ UNSUPPORTED = (
     "enable_deterministic_inference",
     "enable_linear_replayssm",
     "enable_page_major_kv_layout",
-    "enable_unified_memory",  # which sets the layout
+    "enable_unified_memory",  # sets the layout
 )
 OPS = "sglang.kernels.ops."
 LAYERS = "sglang.srt.layers."
@@ -193,7 +193,7 @@ def fault(registry: Any, kinds: Any, target: str, original: Any) -> str | None:
     replacing = [source for kind, _, source in registry._hooks[target] if kind is kinds.REPLACE]
     if replacing and getattr(replacing[-1], "plugin_name", "torch_gdn") != "torch_gdn":
         return f"was replaced by the plugin {replacing[-1].plugin_name}"
-    own = {target.rpartition(".")[0], "torch_gdn.integrations.sglang.attention"}  # the latter has it as a base class
+    own = {target.rpartition(".")[0], "torch_gdn.integrations.sglang.attention"}  # which has it as a base class
     holders = [name for name, module in list(sys.modules.items()) if name not in own and still_has(module, original)]
     return f"is still SGLang's in {', '.join(holders)}" if holders else None
 

@@ -1,4 +1,4 @@
-"""torch_gdn's ops, and PyTorch's, by the names and arguments of the Triton kernels that SGLang's models call.
+"""Gives torch_gdn's ops, and PyTorch's, the names and arguments of the Triton kernels that SGLang's models call.
 
 The table maps SGLang's pools and metadata to our arguments:
 
@@ -20,13 +20,13 @@ from torch.nn.functional import linear
 import torch_gdn
 from torch_gdn.integrations import serving
 
-CHUNK = 64  # tokens, after which SGLang may keep a state of a prompt
+CHUNK = 64  # tokens after which SGLang may keep a state of a prompt
 
 
 def split_by_key_head(
     mixed_qkvz: Tensor, mixed_ba: Tensor, num_heads_qk: int, num_heads_v: int, head_qk: int, head_v: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Qwen3-Next: the columns of one key head after the other, each q, k, its values, their gates."""
+    """Splits Qwen3-Next's columns. Key heads follow each other, each with q, k, its values and their gates."""
     values = num_heads_v // num_heads_qk * head_v
     q, k, v, z = mixed_qkvz.unflatten(-1, (num_heads_qk, -1)).split([head_qk, head_qk, values, values], dim=-1)
     b, a = mixed_ba.unflatten(-1, (num_heads_qk, -1)).chunk(2, dim=-1)
@@ -37,7 +37,7 @@ def split_by_key_head(
 def split_contiguous(
     mixed_qkvz: Tensor, mixed_ba: Tensor, num_heads_qk: int, num_heads_v: int, head_qk: int, head_v: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Qwen3.5: all q, all k, all values, all gates."""
+    """Splits Qwen3.5's columns: all q, all k, all values, all gates."""
     values = num_heads_v * head_v
     mixed_qkv, z = mixed_qkvz.split([2 * num_heads_qk * head_qk + values, values], dim=-1)
     b, a = mixed_ba.chunk(2, dim=-1)
@@ -60,7 +60,7 @@ def convolve_prompts(
     activation: str | bool | None = "silu",
     **others: Any,
 ) -> Tensor:
-    """x: [D, T]. Returns [D, T]."""
+    """Convolves x [D, T]. Returns [D, T]."""
     if cache_indices is None:
         cache_indices = torch.arange(query_start_loc.shape[0] - 1, device=x.device)
     batch = serving.Batch(
@@ -84,7 +84,7 @@ def convolve_tokens(
     conv_state_indices: Tensor | None = None,
     **others: Any,
 ) -> Tensor:
-    """x: [N, D], one token of each sequence."""
+    """Convolves x [N, D], one token of each sequence."""
     drafts = others.get("intermediate_conv_window") is not None or others.get("num_accept_tokens") is not None
     if x.dim() != 2 or cache_seqlens is not None or drafts:
         raise NotImplementedError(
@@ -107,7 +107,7 @@ def gating(
 class DeltaRule(LinearAttnKernelBase):
     """Replaces SGLang's TritonGDNKernel."""
 
-    supports_packed_decode = False  # nor ReplaySSM, which comes with it
+    supports_packed_decode = False  # nor ReplaySSM, which needs it
     supports_track_state_snapshot = True
 
     def decode(
@@ -125,7 +125,7 @@ class DeltaRule(LinearAttnKernelBase):
         query_start_loc: Tensor,
         **others: Any,
     ) -> Tensor:
-        """q: [1, N, H, K], one token of each sequence. Returns [1, N, HV, V]."""
+        """Takes q [1, N, H, K], one token of each sequence. Returns [1, N, HV, V]."""
         out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
         serving.delta_rule(
             serving.Batch(cache_indices, sequences=q.shape[1], decodes=q.shape[1]),
@@ -155,8 +155,9 @@ class DeltaRule(LinearAttnKernelBase):
         track_chunk_idx: Tensor | None = None,
         **others: Any,
     ) -> tuple[Tensor, None, None]:
-        """q: [1, T, H, K], the tokens of all sequences. track_state [N, HV, V, K] takes each sequence's state after
-        track_chunk_idx [N] chunks, where that is above 0."""
+        """Takes q [1, T, H, K], the tokens of all sequences. track_state [N, HV, V, K] takes each sequence's state
+        after track_chunk_idx [N] chunks, if that is above 0.
+        """
         if not inplace_update:
             raise NotImplementedError("multi-item scoring: torch_gdn's SGLang plugin does not support it")
         pool, slots, sequences = ssm_states, cache_indices, cache_indices.shape[0]
@@ -200,14 +201,14 @@ def gated_norm(
     prenorm: bool = False,
     residual_in_fp32: bool = False,
 ) -> Tensor:
-    """FusedRMSNormGated.forward: Qwen3-Next."""
+    """Replaces FusedRMSNormGated.forward, which Qwen3-Next calls."""
     if residual is not None or prenorm:
         raise NotImplementedError("FusedRMSNormGated: expected no residual and no prenorm")
     return torch_gdn.rms_norm_gated(x, g, self.weight, eps=self.eps, activation=self.activation)
 
 
 def gated_norm_or_plain(theirs: Callable[..., Tensor], self: Any, x: Tensor, z: Tensor | None = None) -> Tensor:
-    """RMSNorm.forward of layernorm_gated: Qwen3.5."""
+    """Replaces RMSNorm.forward of layernorm_gated, which Qwen3.5 calls."""
     if z is None or self.group_size is not None or not self.norm_before_gate:
         return theirs(self, x, z)
     return torch_gdn.rms_norm_gated(x, z, self.weight, eps=self.eps, activation=self.activation)
@@ -216,7 +217,7 @@ def gated_norm_or_plain(theirs: Callable[..., Tensor], self: Any, x: Tensor, z: 
 def zero_centered_norm(
     self: Any, x: Tensor, residual: Tensor | None = None, post_residual_addition: Tensor | None = None
 ) -> Any:
-    """GemmaRMSNorm.forward_native."""
+    """Replaces GemmaRMSNorm.forward_native."""
     if residual is not None and post_residual_addition is not None:
         residual = residual + post_residual_addition
     return torch_gdn.rms_norm(
@@ -259,7 +260,7 @@ def router(
 
 
 def experts(theirs: Callable[..., Tensor], layer: Any, x: Tensor, topk_output: Any, config: Any) -> Tensor:
-    """moe_forward_native, without reading a tensor on the host."""
+    """Replaces moe_forward_native, without reading a tensor on the host."""
     has_bias = any(getattr(layer, f"{name}_weight_bias", None) is not None for name in ("w13", "w2"))
     if has_bias or not are_plain_experts(config):
         return theirs(layer, x, topk_output, config)
@@ -273,7 +274,7 @@ def are_plain_experts(config: Any) -> bool:
 
 
 def routed_experts(layer: Any, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
-    """The layer's weights may be packed. Then it has scales and biases too."""
+    """Computes the routed experts. If the layer's weights are packed, it has scales and biases too."""
     packed = [
         {f"w_{part}": getattr(layer, f"{name}_{part}", None) for part in ("scales", "biases")} for name in ("w13", "w2")
     ]

@@ -26,7 +26,7 @@ from torch.nn import Parameter
 from torch_gdn.integrations import packed
 from torch_gdn.integrations.sglang import kernels
 
-# The matrices of SGLang's fused layers, in order. Qwen3-Next's files may have the fused one.
+# These are the matrices of SGLang's fused layers, in order. Qwen3-Next's files may have the fused one.
 PARTS = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
@@ -74,7 +74,7 @@ class PackedConfig(packed.LayoutConfig, QuantizationConfig):
     def __init__(self, layout: packed.Layout | packed.OneScheme) -> None:
         super().__init__(layout)
         self.shapes: dict[str, packed.Sizes] = {}
-        self.loaded: set[str] = set()  # the names of the matrices that layers load packed
+        self.loaded: set[str] = set()  # names of the matrices that layers load packed
 
     def get_scaled_act_names(self) -> list[str]:
         return []
@@ -93,7 +93,7 @@ class PackedConfig(packed.LayoutConfig, QuantizationConfig):
         return UnquantizedLinearMethod() if isinstance(layer, LinearBase) else None
 
     def names_of(self, layer: Any, name: str) -> list[str]:
-        """Returns the names of a layer's matrices in the files; of experts, those of the first one."""
+        """Returns the names of a layer's matrices in the files. For experts, returns those of the first one."""
         if isinstance(layer, FusedMoE):
             return [f"{name}.0.{part}" for part in EXPERT]
         stem, _, last = name.rpartition(".")
@@ -123,7 +123,7 @@ def register() -> None:
 
 
 def with_shapes(theirs: Callable[..., Any], model_config: Any, load_config: Any) -> Any:
-    """_get_quantization_config: adds the shapes of the files' tensors."""
+    """Wraps _get_quantization_config: adds the shapes of the files' tensors."""
     config = theirs(model_config, load_config)
     if isinstance(config, PackedConfig):
         config.shapes = shapes_of(model_config, load_config)
@@ -150,7 +150,7 @@ def shapes_of(model_config: Any, load_config: Any) -> dict[str, packed.Sizes]:
 def without_written_shapes(
     theirs: Callable[..., Iterator[tuple[str, Tensor]]], loader: Any, model_config: Any, model: Any
 ) -> Iterator[tuple[str, Tensor]]:
-    """DefaultModelLoader._get_all_weights: drops the shapes that compressed-tensors stores as tensors."""
+    """Wraps DefaultModelLoader._get_all_weights: drops the shapes that compressed-tensors stores as tensors."""
     if (config := getattr(model_config, "torch_gdn_packed", None)) is not None:
         config.check_that_all_is_loaded()
     return (
@@ -159,7 +159,7 @@ def without_written_shapes(
 
 
 def allow_packed_weights(theirs: Callable[..., None], model_config: Any, **options: Any) -> None:
-    """validate_mps_model_config: refuses the formats that have no kernels, before a model is loaded."""
+    """Wraps validate_mps_model_config: refuses the formats without kernels before a model is loaded."""
     method = model_config.quantization
     if method not in (None, "unquant"):
         written = resolve_checkpoint_quant_spec(model_config.hf_config)

@@ -12,22 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BITS = 31  # of a hash; products of two such numbers fit into int64
+BITS = 31  # per hash; products of two such numbers fit into int64
 MOST = 2**BITS - 1
 
 
 def scrambled(x: Tensor) -> Tensor:
-    """A bijection of numbers of 31 bits: shifts and odd factors, as in MurmurHash3's finaliser (Appleby)."""
+    """Maps numbers of 31 bits one to one, by shifts and odd factors, as in MurmurHash3's finaliser (Appleby)."""
     for shift, factor in ((16, 0x45EBCA6B), (13, 0x42B2AE35)):
         x = ((x ^ (x >> shift)) * factor) & MOST
     return x ^ (x >> 16)
 
 
 def sample_by_seeds(logprobs: Tensor, seed: Tensor, positions: Tensor) -> Tensor:
-    """multinomial_with_seed. logprobs: [N, vocabulary]; seed and positions: [N]. Returns [N, 1].
+    """Replaces multinomial_with_seed. logprobs is [N, vocabulary]; seed and positions are [N]. Returns [N, 1].
 
-    Of token i with an exponential number E_i, the least E_i / p_i is i with probability p_i. E is -log(u), u uniform
-    between 0 and 1 by a hash; near 1 it is computed from 1 - u, so that float32 does.
+    If each token i has an exponential number E_i, the least E_i / p_i belongs to token i with probability p_i. E is
+    -log(u), with u uniform between 0 and 1 from a hash. Near 1 it is computed from 1 - u, so that float32 suffices.
     """
     rows = scrambled((seed & MOST) ^ scrambled((seed >> BITS) & MOST))
     rows = scrambled(rows ^ (positions.long() & MOST))
@@ -56,7 +56,7 @@ def sample_filtered(
 
 
 def with_seeds(theirs: Callable[..., Any], cls: type, batch: Any, *others: Any) -> Any:
-    """SamplingBatchInfo.from_schedule_batch. Where one request has a seed, the others get random ones."""
+    """Wraps SamplingBatchInfo.from_schedule_batch. If one request has a seed, the others get random ones."""
     info = theirs(cls, batch, *others)
     seeds = [request.sampling_params.sampling_seed for request in batch.reqs]
     if any(seed is not None for seed in seeds):
@@ -67,7 +67,7 @@ def with_seeds(theirs: Callable[..., Any], cls: type, batch: Any, *others: Any) 
 
 
 def merge_seeds(theirs: Callable[..., None], info: Any, other: Any) -> None:
-    """SamplingBatchInfo.merge_batch, which joins seeds where both batches have some."""
+    """Wraps SamplingBatchInfo.merge_batch: joins seeds if both batches have some."""
     if (info.sampling_seed is None) != (other.sampling_seed is None):
         for each in (info, other):
             if each.sampling_seed is None:
@@ -91,7 +91,7 @@ def mask_tokens_of_grammar(grammar: Any, logits: Tensor, vocab_mask: Tensor) -> 
 
 
 def record_stream(theirs: Callable[..., None], tensor: Tensor, stream: Any) -> None:
-    """Replaces Tensor.record_stream. mps has one stream, which runs in order, and SGLang a stand-in for it."""
+    """Replaces Tensor.record_stream. mps has one stream, which runs in order, and SGLang has a stand-in for it."""
     if tensor.device.type != "mps":
         theirs(tensor, stream)
 

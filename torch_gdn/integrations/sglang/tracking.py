@@ -17,7 +17,7 @@ def track_all_layers(
     batch_size: int,
     check_freed_slots: bool = False,
 ) -> None:
-    """Pools: [layers, slots, ...]. Copies slot cache_indices[n] to mamba_track_indices[n] by the mask."""
+    """Copies slot cache_indices[n] to mamba_track_indices[n] by the mask. Pools are [layers, slots, ...]."""
     source, destination, mask = (x[:batch_size] for x in (cache_indices, mamba_track_indices, mamba_track_mask))
     mask = mask & (source >= 0) & (destination >= 0)
     for pool in (conv_pool, ssm_pool):

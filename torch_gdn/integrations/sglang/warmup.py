@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def then_compile(theirs: Callable[..., None], runner: Any, *others: Any, **options: Any) -> None:
-    """ModelRunner.init_cuda_graphs, the last step before SGLang takes requests."""
+    """Wraps ModelRunner.init_cuda_graphs, the last step before SGLang takes requests."""
     theirs(runner, *others, **options)
     begin = time.perf_counter()
     with torch.no_grad():

@@ -1,5 +1,6 @@
-"""python -m torch_gdn.integrations.transformers serve MODEL --continuous-batching: transformers' own command line, its
-models on torch_gdn, in continuous batching too."""
+"""Runs python -m torch_gdn.integrations.transformers serve MODEL --continuous-batching: transformers' own command line
+with models on torch_gdn, in continuous batching too.
+"""
 
 from __future__ import annotations
 

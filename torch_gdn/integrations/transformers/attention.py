@@ -20,10 +20,10 @@ from torch_gdn.integrations.transformers.functions import Function, common_reaso
 from torch_gdn.integrations.transformers.refusal import Sizes, is_plain, kept, meta, refused
 
 ROTATION = "apply_rotary_pos_emb"
-INTERFACES = "ALL_ATTENTION_FUNCTIONS"  # in a model's module: attention by the name of its implementation
-OWN_ATTENTION = "eager_attention_forward"  # the module's own, where there is no other
+INTERFACES = "ALL_ATTENTION_FUNCTIONS"  # a model module's functions by implementation
+OWN_ATTENTION = "eager_attention_forward"  # the module's own function, if there is no other
 Tables = tuple[Tensor, Tensor]
-modules: dict[type, ModuleType] = {}  # by class of an attention layer: where it is defined
+modules: dict[type, ModuleType] = {}  # the module that defines each attention layer's class
 
 
 def gated_attention_classes(module: ModuleType) -> Iterator[type]:
@@ -45,7 +45,7 @@ def is_known(owner: type) -> bool:
 
 
 def small_call() -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Hidden states, tables of a partial rotation, and no mask."""
+    """Returns hidden states, tables of a partial rotation, and no mask."""
     return (torch.randn(2, 3, 32), tables(torch.randn(2, 3, 4)), None), {}
 
 
@@ -67,7 +67,7 @@ def halves(position_embeddings: Any, batch: int) -> list[Tensor]:
 def rotation_refusal(
     head: Sizes, dtype: torch.dtype, angles: Sizes, angles_dtype: torch.dtype, weight: tuple[Sizes, torch.dtype] | None
 ) -> str:
-    """`head` [D] and `angles` [P]."""
+    """Returns why the op would refuse the rotation. `head` is [D] and `angles` [P]."""
     q, table = meta((1, 1, 1, *head), dtype), meta((1, 1, *angles), angles_dtype)
     call: dict[str, Any] = {"q": q, "k": q, "cos": table, "sin": table}
     if weight is not None:
@@ -142,7 +142,7 @@ def has_known_rotation(module: ModuleType) -> bool:
         call = torch.randn(2, 3, 4, 16), torch.randn(2, 2, 4, 16), *tables(torch.randn(2, 4, 4))
         try:
             expected = rotate(*call)
-        except (RuntimeError, TypeError):  # one that takes whole heads alone
+        except (RuntimeError, TypeError):  # it may rotate only whole heads
             call = *call[:2], *tables(torch.randn(2, 4, 8))
             expected = rotate(*call)
         found = run_rotation(*call)

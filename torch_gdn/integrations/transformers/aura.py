@@ -263,7 +263,7 @@ def window_of(mask_function: Callable[..., Any]) -> int | None:
 
 
 def mask_of_starts(starts: Tensor, L: int, T: int, window: int) -> Tensor:
-    """For sdpa: which keys each of the last L positions sees, [B, 1, L, T]. A row of padding sees itself, as there."""
+    """Returns for sdpa which keys each of the last L positions sees, [B, 1, L, T]. As in sdpa, padding sees itself."""
     keys = torch.arange(T, device=starts.device)
     queries = keys[T - L :, None]
     seen = (keys <= queries) & (keys > queries - window) if window else keys <= queries

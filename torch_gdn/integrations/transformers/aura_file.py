@@ -1,9 +1,9 @@
 """The file of an AuraCache, a safetensors file: version 3.
 
-Metadata: format "torch_gdn.aura.cache", version "3", scheme, table, tail and sinks (what `torch_gdn.aura.file`
-tells of a layer that is held as codes; a window has no sinks, and each layer a seed of its own), layers, a list in JSON
-with a kind for each layer. Tensors are named "<layer>.<name>": of codes as in the file of a KVCache, of others keys and
-values, or columns and state. Older versions, which are still read, are those of a KVCache's file.
+Metadata: format "torch_gdn.aura.cache", version "3", scheme, table, tail and sinks (as in `torch_gdn.aura.file`, for
+layers that are held as codes), and layers, a list in JSON with a kind for each layer. A window has no sinks, and each
+layer has its own seed. Tensors are named "<layer>.<name>". A layer of codes has the tensors of a KVCache's file. Other
+layers have keys and values, or columns and state. Older versions, which are still read, are those of a KVCache's file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Content:
         return {name.removeprefix(prefix): x for name, x in self.tensors.items() if name.startswith(prefix)}
 
     def fill(self, layers: Sequence[Any], device: torch.device) -> None:
-        """Makes these, which are new, what was saved."""
+        """Makes these new layers what was saved."""
         file.require(len(self.layers) == len(layers), f"{len(layers)} layers, as the model has", len(self.layers))
         for index, (layer, saved) in enumerate(zip(layers, self.layers, strict=True)):
             try:
@@ -87,7 +87,7 @@ def write(path: str | os.PathLike[str], layers: Sequence[Any]) -> None:
     told: list[dict[str, Any]] = []
     coded = [layer.options for layer in layers if isinstance(layer, AuraLayer)]
     scheme, tail, _ = coded[0]
-    sinks = max(options.sinks for options in coded)  # a window has none
+    sinks = max(options.sinks for options in coded)  # windows have none
     for index, layer in enumerate(layers):
         entry: dict[str, Any] = {"kind": kind_of(layer), "tokens": tokens_of(layer)}
         parts: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""The layers of an AuraCache that are held as codes."""
+"""Defines the layers of an AuraCache that are held as codes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from torch_gdn.reference.aura import TILE
 
 
 def head_size(config: PreTrainedConfig, index: int) -> int | None:
-    """The key size of a layer, as far as the model's configuration gives it."""
-    layers = getattr(config, "per_layer_config", None)  # from transformers 5.23 on: layers may differ
+    """Returns the key size of a layer, as far as the model's configuration gives it."""
+    layers = getattr(config, "per_layer_config", None)  # since transformers 5.23, layers may differ
     layer = config if layers is None else layers[index]
     size: int | None = getattr(layer, "head_dim", None) or getattr(layer, "attention_head_dim", None)
     if size is None and hasattr(layer, "hidden_size") and hasattr(layer, "num_attention_heads"):
@@ -36,7 +36,7 @@ class Options(NamedTuple):
 
 
 class AuraLayer(CacheLayerMixin):
-    """One layer of an AuraCache; its KVCache is made when the first keys come."""
+    """One layer of an AuraCache. Its KVCache is made when the first keys arrive."""
 
     is_croppable = True
 
@@ -50,7 +50,7 @@ class AuraLayer(CacheLayerMixin):
         self.cache: KVCache | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AuraLayer:
-        """Copies all but the configuration: a copy too must read which attention the model has."""
+        """Copies all but the configuration, because a copy must also read which attention the model has."""
         found = object.__new__(type(self))
         memo |= {id(self): found, id(self.config): self.config}
         found.__dict__ |= copy.deepcopy(self.__dict__, memo)
@@ -87,7 +87,7 @@ class AuraLayer(CacheLayerMixin):
         return self.get_seq_length() + query_length, 0
 
     def expect_tokens(self, tokens: int) -> None:
-        """transformers' generate() leaves none where a cache holds as many as the prompt has."""
+        """Refuses no tokens. transformers' generate() passes none if a cache holds as many tokens as the prompt."""
         if tokens == 0:
             raise ValueError(
                 f"AuraCache: expected new tokens, got none: it already holds {self.get_seq_length()}, behind which "
@@ -100,14 +100,14 @@ class AuraLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return -1
 
-    get_max_cache_shape = get_max_length  # its name before transformers 5.16
+    get_max_cache_shape = get_max_length  # the name before transformers 5.16
 
     def reset(self) -> None:
         if self.cache is not None:
             self.cache.crop(0)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forgets the last -tokens_to_remove; a positive number is how many to keep (transformers before 5.16)."""
+        """Forgets the last -tokens_to_remove tokens. A positive number keeps so many (transformers before 5.16)."""
         if self.cache is not None:
             length = len(self.cache)
             self.cache.crop(min(tokens_to_remove, length) if tokens_to_remove > 0 else length + tokens_to_remove)
@@ -129,9 +129,10 @@ class AuraLayer(CacheLayerMixin):
 
 
 class WindowLayer(AuraLayer):
-    """Keys of a sliding window. It holds up to a quarter more of them than are seen, or a tile more where codes leave
-    in whole tiles, so that they are moved seldom, and beyond that what one call of the model brings until the next one.
-    The first tokens leave it: it has no sinks."""
+    """Holds the keys of a sliding window. To move them seldom, it holds up to a quarter more of them than are seen, or
+    a tile more if codes leave in whole tiles. It also holds what one call of the model brings until the next one. The
+    first tokens leave it, because it has no sinks.
+    """
 
     is_sliding = True
 
@@ -200,8 +201,9 @@ class WindowLayer(AuraLayer):
 
 
 class Codes:
-    """Keys and values on their way to the attention: no tensor, so a model that computes with them fails instead of
-    attending to something else. `prompt` has them as they came where they are all that there is."""
+    """Keys and values on their way to the attention. This is no tensor, so a model that computes with them fails and
+    does not attend to something else. `prompt` has the original ones if there are no others.
+    """
 
     def __init__(self, cache: KVCache, prompt: tuple[Tensor, Tensor] | None = None) -> None:
         self.cache, self.prompt = cache, prompt

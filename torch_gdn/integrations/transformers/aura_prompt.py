@@ -7,7 +7,7 @@ from torch import Tensor
 
 import torch_gdn
 
-UNPADDED = "aura_unpadded"  # attribute of a mask of starts: all of them are 0
+UNPADDED = "aura_unpadded"  # attribute of a mask of starts that are all 0
 
 
 def is_unpadded(starts: Tensor | None) -> bool:

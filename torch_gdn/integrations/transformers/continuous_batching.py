@@ -40,7 +40,7 @@ Groups = dict[str, list[int]]
 
 
 def serving_patches(modules: dict[str, ModuleType]) -> Iterator[Patch]:
-    """`modules`: those of the models."""
+    """Yields the patches. `modules` are those of the models."""
     for owner in (paged_cache, initialization):
         yield rebind(owner, "group_layers_by_attn_type", groups_without_linear)
     yield rebind(continuous_api, "resolve_continuous_batching_config", resolver)
@@ -56,7 +56,7 @@ def serving_patches(modules: dict[str, ModuleType]) -> Iterator[Patch]:
 
 
 def linear_layers(config: Any) -> list[int]:
-    """Returns the layers whose states torch_gdn keeps; none for a model that it does not know."""
+    """Returns the layers whose states torch_gdn keeps. It knows none of an unknown model."""
     package = type(config).__module__.split(".")
     if package[:2] != ["transformers", "models"] or package[2] not in SERVED_MODELS:
         return []
@@ -136,7 +136,7 @@ def attends_to_pages(config: Any) -> bool:
 
 
 def part_of_prompt(original: Callable[..., None]) -> Callable[..., None]:
-    """Cuts prompts at the tokens after which a state is wanted."""
+    """Cuts prompts at the tokens after which a state is needed."""
 
     def schedule(self: Any, state: Any, request_tokens: list[int], token_budget: int, *args: Any) -> None:
         prompt = state.status < RequestStatus.DECODING
@@ -245,7 +245,7 @@ def slots_and_share(cb_config: Any, slot_bytes: int) -> tuple[int, float]:
     """Returns the number of requests that get states, and their part of the memory."""
     _, total, reserved, allocated = get_device_and_memory_breakdown()
     slots, available = cb_config.max_requests_per_batch, total - max(reserved, allocated)
-    if available <= 0:  # not known
+    if available <= 0:  # unknown
         return slots, 0.0
     affordable = int(available * cb_config.max_memory_percent * SHARE_OF_STATES) // slot_bytes
     slots = max(1, min(slots, affordable, longest_buffer() // slot_bytes))
@@ -255,7 +255,7 @@ def slots_and_share(cb_config: Any, slot_bytes: int) -> tuple[int, float]:
 class HybridInputs(input_outputs.ContinuousBatchingIOs):
     def get_model_kwargs(self, use_padding: bool = False) -> Any:
         arguments = super().get_model_kwargs(use_padding)
-        if self.cache.attends:  # a mask of four dimensions is handed on to the layers as it is
+        if self.cache.attends:  # transformers passes a mask of four dimensions on unchanged
             arguments |= {"attention_mask": self.position_ids.new_ones(1, 1, 1, 1), "is_causal": False}
         return arguments
 
@@ -267,7 +267,7 @@ class HybridInputs(input_outputs.ContinuousBatchingIOs):
         parts = [Part(x.state.request_id, x.state.position_offset, x.query_length) for x in requests_in_batch]
         sharing = self.cache.use_prefix_sharing
         checkpoints = self.cache.prefixes.begin(requests_in_batch) if sharing else {}
-        super().prepare_batch_tensors(requests_in_batch, *args, **kwargs)  # moves the requests' positions
+        super().prepare_batch_tensors(requests_in_batch, *args, **kwargs)  # this moves the requests' positions
         self.cache.states.begin_step(parts, checkpoints)
         if self.cache.attends:
             pages = self.cache.cache_allocators[FULL_ATTENTION]

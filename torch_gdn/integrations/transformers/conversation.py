@@ -22,7 +22,7 @@ from torch_gdn.fits import check_memory
 from torch_gdn.integrations.transformers.cache_pieces import Piece, extract_piece, restore_layer
 
 FORMAT = "torch_gdn conversations 1"
-CHUNK = 64  # tokens; parts of multiples of it have the same chunks as the whole prompt
+CHUNK = 64  # tokens; parts at its multiples have the same chunks as the whole prompt
 
 
 @dataclass(eq=False)

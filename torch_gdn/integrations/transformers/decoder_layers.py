@@ -17,8 +17,8 @@ from torch_gdn.integrations.transformers import known_forms, norms
 from torch_gdn.integrations.transformers.functions import Function, grad_reason
 from torch_gdn.integrations.transformers.refusal import is_plain
 
-WIDTH = 32  # of the layers that the trial builds
-MIXERS = {"linear_attn": "linear_attention", "self_attn": "full_attention"}  # by attribute: the kind of a layer
+WIDTH = 32  # the width of the layers that the trial builds
+MIXERS = {"linear_attn": "linear_attention", "self_attn": "full_attention"}  # attribute -> kind of layer
 
 
 def layer_classes(module: ModuleType) -> Iterator[type]:
@@ -31,7 +31,7 @@ def layer_classes(module: ModuleType) -> Iterator[type]:
 
 
 class Part(nn.Module):
-    """Stands for a mixer or an MLP: a product that depends on all named arguments."""
+    """Takes the place of a mixer or an MLP: a product that depends on all named arguments."""
 
     def __init__(self, *, is_attention: bool) -> None:
         super().__init__()

@@ -1,8 +1,7 @@
 """Decodes a Gated DeltaNet layer's token on mps: its projections, and between them `gdn_decode_` in two launches.
 
-Qwen3-Next's layer has two projections by key head; that of Qwen3.5 and Qwen4-Exp has four, and OLMo-Hybrid's six, of
-which q, k and v are joined by another launch. Both states are updated in the cache; in_place.py says when that is
-possible.
+Qwen3-Next's layer has two projections by key head. Qwen3.5's and Qwen4-Exp's have four. OLMo-Hybrid's has six, and
+another launch joins its q, k and v. Both states are updated in the cache; in_place.py says when that is possible.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ OTHERS = ("conv1d", "A_log", "dt_bias")
 class Form(NamedTuple):
     """The names of a layer's parts."""
 
-    inputs: tuple[str, ...]  # its input projections
+    inputs: tuple[str, ...]  # the names of its input projections
     norm: str = "norm"
     output: str = "out_proj"
 
@@ -81,7 +80,9 @@ def decode_refusal(
     norm: Known,
     activations: tuple[str, str],
 ) -> str:
-    """`conv_state` and `state` without their batch, `weight` as [D, 1, W], both activations."""
+    """Returns why the op would refuse. `conv_state` and `state` have no batch, `weight` is [D, 1, W], and both
+    activations are given.
+    """
     D, heads, values = weight[0][0], state[0][0], state[0][2]
     qkv, z, gates = (meta((1, 1, size), dtype) for size in (D, heads * values, heads))
     return refused(

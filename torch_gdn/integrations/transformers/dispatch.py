@@ -28,8 +28,8 @@ from torch_gdn.integrations.transformers.known_forms import first
 FUNCTIONS = functions.FUNCTIONS | experts.FUNCTIONS | norms.FUNCTIONS | mlp.FUNCTIONS
 FUNCTIONS |= attention.FUNCTIONS | decoder_layers.FUNCTIONS | decoding.FUNCTIONS
 HINT = ". Ignore transformers' hint to install flash-linear-attention: it needs Triton"  # shown with each fallback
-taken: Counter[str] = Counter()  # function
-left: Counter[tuple[str, str]] = Counter()  # function and reason
+taken: Counter[str] = Counter()  # by function
+left: Counter[tuple[str, str]] = Counter()  # by function and reason
 
 
 def supports(function: str, *args: Any, **kwargs: Any) -> tuple[bool, str]:
@@ -71,7 +71,7 @@ def supports(function: str, *args: Any, **kwargs: Any) -> tuple[bool, str]:
 
 
 def dispatcher(function: str, original: Callable[..., Any], everywhere: bool = False) -> Callable[..., Any]:
-    """Replaces `original`: each call goes to torch_gdn or to the original.
+    """Replaces `original`. Each call goes to torch_gdn or to the original.
 
     `everywhere`: counts all calls, even those that `is_elsewhere` would skip.
     """
@@ -87,7 +87,7 @@ def dispatcher(function: str, original: Callable[..., Any], everywhere: bool = F
         is_eager = not torch.compiler.is_compiling()
         reason = reason_of(*args, **kwargs)
         if is_eager and not reason and tested.test_call(function, args, kwargs):
-            reason = reason_of(*args, **kwargs)  # an op may have failed
+            reason = reason_of(*args, **kwargs)  # because an op may have failed
         if reason and "layer_states" in kwargs:  # the original would lose them
             raise ValueError(f"{function} with states that torch_gdn holds: {reason}")
         if is_eager:  # a graph that counts would be recompiled for each count

@@ -25,7 +25,7 @@ from torch_gdn.integrations.transformers.packed_layers import PackedExperts, Pac
 from torch_gdn.integrations.transformers.refusal import experts_refusal, is_plain
 
 NAME = "torch_gdn"
-IMPLEMENTATIONS = ("grouped_mm", "batched_mm")  # whose calls on mps are taken
+IMPLEMENTATIONS = ("grouped_mm", "batched_mm")  # on mps, calls by these names go to the ops
 SILU = ("SiLU", "SiLUActivation")
 GROUPED = {  # sizes of the block that a trial builds
     "num_local_experts": 8,
@@ -38,11 +38,11 @@ GROUPED = {  # sizes of the block that a trial builds
     "n_shared_experts": 1,
     "_experts_implementation": "eager",
 }
-DEFAULT_GATE = "_default_apply_gate"  # act_fn(gate) * up, of experts without a method of their own
+DEFAULT_GATE = "_default_apply_gate"  # act_fn(gate) * up, for experts without a method of their own
 
 
 def interface() -> Any:
-    """transformers' experts functions by name, or None for a version without them."""
+    """Returns transformers' experts functions by name, or None for a version without them."""
     try:
         module = importlib.import_module("transformers.integrations.moe")
     except ModuleNotFoundError:
@@ -94,7 +94,9 @@ def run_experts(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_
 
 
 def has_known_block(module: ModuleType, block: type) -> bool:
-    """The block of transformers 5: a softmax router in a class of its own, and one tensor returned."""
+    """Returns whether it is the block of transformers 5, with a softmax router of its own class, and returns one
+    tensor.
+    """
     returned = inspect.signature(block.forward).return_annotation  # type: ignore[attr-defined]
     return returned in (Tensor, "torch.Tensor") and any(name.endswith("TopKRouter") for name in vars(module))
 
@@ -215,5 +217,7 @@ def scales_of(module: Any, prefix: str = "") -> tuple[Tensor | None, Tensor | No
 
 FUNCTIONS = {
     "experts": Function(experts_reason, run_experts, ("moe_gate_up", "moe_down"), is_elsewhere),
-    "moe_block": Function(block_reason, run_block, ("moe_logits", "moe_router"), is_block_elsewhere, adds_residual=True),
+    "moe_block": Function(
+        block_reason, run_block, ("moe_logits", "moe_router"), is_block_elsewhere, adds_residual=True
+    ),
 }

@@ -131,7 +131,7 @@ def run_rule(
 def kda_reason(
     query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, *positional: Any, **given: Any
 ) -> str:
-    """Ignores the chunk size: the recurrence has the same results."""
+    """Checks a call. The chunk size does not matter, because the recurrence has the same results."""
     given |= {"chunk_size": None, "cu_seqlens": given.get("cu_seq_lens_q")}
     given |= {"rule": "Kimi Delta Attention", "decay_channels": g.shape[3:]}
     return rule_reason(RECURRENT, query, key, value, g, beta, *positional, **given)

@@ -9,7 +9,7 @@ from typing import Any
 from torch_gdn.integrations.transformers.kernel_mapping import FOLDER
 from torch_gdn.integrations.transformers.patches import Patch, rebind
 
-LAYERS = ("Qwen3_5GatedDeltaNet",)  # as `kernels` names them; Qwen3.5's mixture of experts has the same
+LAYERS = ("Qwen3_5GatedDeltaNet",)  # `kernels`' names; Qwen3.5's mixture of experts has the same
 
 
 def gguf_patches() -> Iterator[Patch]:

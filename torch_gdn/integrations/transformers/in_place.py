@@ -25,7 +25,9 @@ THEIRS = {
 
 
 def forward_with_cached_state(original: Callable[..., Any], rule: Any) -> Callable[..., Any]:
-    """`rule` is the patch of the module's function that the layer calls. If rebound since, it may lack the option."""
+    """Passes the state on. `rule` is the patch of the module's function that the layer calls. If it was rebound since,
+    it may lack the option.
+    """
 
     def forward(layer: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled():
@@ -59,7 +61,9 @@ def decode(layer: Any, hidden_states: Tensor, cache: Any, state: Tensor) -> Tens
 
 
 def overwritten_state(cache: Any, layer_idx: int) -> Tensor | None:
-    """Returns the state that the layer's call finally overwrites, or None if it may be kept or another be written."""
+    """Returns the state that the layer's call finally overwrites. Returns None if it may be kept, or another be
+    written.
+    """
     if not uses_their_code(cache, Cache):
         return None
     layer = cache.layers[layer_idx]
@@ -70,7 +74,7 @@ def overwritten_state(cache: Any, layer_idx: int) -> Tensor | None:
 
 
 def uses_their_code(holder: Any, owner: type) -> bool:
-    """Returns whether it hands out and writes states by transformers' own code, which copies over the old ones."""
+    """Returns whether transformers' own code returns and writes the states, which copies over the old ones."""
     return all(
         getattr(type(holder), name, None) is theirs and name not in vars(holder)
         for name, theirs in THEIRS[owner].items()

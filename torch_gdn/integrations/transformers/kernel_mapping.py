@@ -1,4 +1,4 @@
-"""Hugging Face's `kernels`, which puts the layers of a local folder into a model."""
+"""Maps functions and layers for Hugging Face's `kernels`, which puts the layers of a local folder into a model."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Compute = Callable[..., Any]  # of a layer and its arguments
+Compute = Callable[..., Any]  # takes a layer and its arguments
 Call = Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]  # draws the arguments, by position and by name
 ERRORS = (AttributeError, IndexError, KeyError, RuntimeError, StopIteration, TypeError, ValueError)  # of another kind
 SIZES = {

@@ -1,4 +1,6 @@
-"""The patch by which `enable()` refuses a model for `mps` above what Metal recommends, before its weights are read."""
+"""Patches transformers so that `enable()` refuses a model for `mps` above what Metal recommends, before its weights are
+read.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from torch_gdn.integrations.transformers.patches import Patch, rebind
 
 
 def memory_patches() -> Iterator[Patch]:
-    """Yields nothing for a transformers before 5, which does not count a model's bytes in a function of its own."""
+    """Yields nothing for a transformers before 5, which has no separate function that counts a model's bytes."""
     modeling = importlib.import_module("transformers.modeling_utils")
     if hasattr(modeling, "get_total_byte_count") and hasattr(modeling, "caching_allocator_warmup"):
         yield rebind(modeling, "caching_allocator_warmup", with_memory_check)

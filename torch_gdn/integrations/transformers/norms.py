@@ -1,7 +1,7 @@
 """Runs each RMS norm of transformers' models in one launch on mps, instead of 6 to 11 operators.
 
-Models differ in the weight (it or 1 + it multiplies) and in where they round. A class is taken if it computes what one
-of the known forms does; this is tried on a few rows when torch_gdn is enabled.
+Models multiply by the weight or by 1 + weight, and round in different places. A class is taken if it computes what one
+of the known forms does. enable() tries this on a few rows.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def find_form(owner: Callable[..., Any]) -> Form | None:
         torch.manual_seed(0)
         try:
             norm = owner(64)
-        except TypeError:  # a constructor of another kind
+        except TypeError:  # its constructor has other arguments
             return None
         if getattr(norm, "weight", None) is None or not (hasattr(norm, "eps") or hasattr(norm, "variance_epsilon")):
             return None

@@ -1,4 +1,4 @@
-"""Each format of quantised weights: a configuration says what its files hold."""
+"""Describes each format of quantised weights. A configuration says what its files hold."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class Format:
     """A file format: the endings of a packed layer's tensor names, and how to make a packed weight of them."""
 
     method: str
-    words: str  # ending of the name of the tensor of codes
+    words: str  # ending of the name of the tensor with codes
     scales: str
     others: tuple[str, ...]  # endings of the other required tensors
     optional: tuple[str, ...]
     transposed: bool  # whether scales are [K / group, N]
-    layout: Callable[[int, int, int], Sizes]  # shape of the words of a matrix [N, K], from N, K and bits
-    convert: Callable[..., PackedWeight]  # from the tensors by ending, and bits
+    layout: Callable[[int, int, int], Sizes]  # makes the shape of the words of [N, K] from N, K and bits
+    convert: Callable[..., PackedWeight]  # takes the tensors by ending, and bits
     experts_are_stacked: bool = False
-    act_order: bool = False  # whether columns may be in another order than their groups
+    act_order: bool = False  # whether columns may have another order than their groups
 
     @property
     def experts(self) -> str:

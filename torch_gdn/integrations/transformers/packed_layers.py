@@ -95,7 +95,7 @@ class PackedExperts(Module):
     down_proj_biases: Tensor
 
     def __init__(self, experts: Any, packings: dict[str, tuple[int, int]]) -> None:
-        """`packings`: bits and group of gate_up_proj and down_proj."""
+        """`packings` has bits and group of gate_up_proj and down_proj."""
         super().__init__()
         self.num_experts, self.config, self.act_fn = experts.num_experts, experts.config, experts.act_fn
         for name in ("gate_up_proj", "down_proj"):

@@ -1,4 +1,4 @@
-"""The patch by which `enable()` lets transformers load quantised files onto `mps` with packed weights."""
+"""Patches transformers so that `enable()` lets it load quantised files onto `mps` with packed weights."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ OPS = {
     PackedExperts: ("moe_gate_up", "moe_down"),
 }
 PLACED_BY_TRANSFORMERS = ("auto", "balanced", "balanced_low_0", "sequential")
-# The changes that mlx-lm makes to names and numbers are undone for these models.
+# For these models, the changes that mlx-lm makes to names and numbers are undone.
 MLX_MODELS = ("llama", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe")
 
 
@@ -120,7 +120,7 @@ class PackedQuantizer(HfQuantizer):
             if source is not None and source.rpartition(".")[2] in self.format.endings:
                 target = found.setdefault(name, Target(name))
                 target.sources.setdefault(source, []).append(shape)
-        # In MLX's files the end of a name is the same for codes and for numbers: what has scales is packed.
+        # In MLX's files, names of codes and of numbers end alike. What has scales is packed.
         return [target for target in found.values() if target.shape(self.format.scales) is not None]
 
     def packing(self, target: Target, shape: torch.Size) -> Packing:
@@ -243,14 +243,15 @@ class PackedQuantizer(HfQuantizer):
 
 
 def cases_of(ops: list[str]) -> list[Case]:
-    from torch_gdn.self_test import cases  # here: it is needed where there is an mps device
+    from torch_gdn.self_test import cases  # here, because only machines with an mps device need it
 
     return cases.cases_of(ops)
 
 
 def is_left_out(model: Any, name: str) -> bool:
-    """Says whether the model has no use for this parameter: it belongs to prediction layers, to the head of a model
-    without one, or to the vision part of a file that runs as a text model."""
+    """Returns whether the model does not use this parameter. It may belong to prediction layers, to the head of a model
+    without one, or to the vision part of a file that runs as a text model.
+    """
     ignored = model._keys_to_ignore_on_load_unexpected or ()
     head = model.base_model is model and not hasattr(model, name.partition(".")[0])
     return head or name.startswith(VISION) or any(re.search(pattern, name) for pattern in ignored)

@@ -22,10 +22,10 @@ from torch_gdn.integrations.transformers import attention, decoder_layers, exper
 from torch_gdn.integrations.transformers.dispatch import dispatcher
 
 MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen4_exp", "olmo_hybrid")
-SERVED_MODELS = tuple(model for model in MODELS if model != "qwen4_exp")  # by continuous batching, with rollback
-# Models of Kimi Delta Attention; since 5.23.
+SERVED_MODELS = tuple(model for model in MODELS if model != "qwen4_exp")  # with continuous batching and rollback
+# These models have Kimi Delta Attention. They exist since 5.23.
 KDA_MODELS = ("kimi_linear", "bailing_hybrid", "glm5_next")
-# Models of other rules with short convolutions of the same form; since 5.16.
+# These models have other rules, with short convolutions of the same form. They exist since 5.16.
 CONVOLVING_MODELS = (
     "bamba",
     "falcon_h1",
@@ -59,7 +59,7 @@ IN_THE_LAYER = {
     "causal_conv1d_fn": "causal_conv1d_fn",
     "causal_conv1d_update": "causal_conv1d_update",
 }
-# Classes of a model's module, by the end of their name, whose forward is replaced.
+# These classes of a model's module, by the end of their name, get another forward.
 FORWARDS = {"ShortConvolution": "short_convolution", "RMSNormGated": "rms_norm_gated"}
 REPLACED = ("RMSNorm", "RMSNormGated", "MLP", "Attention", "SparseMoeBlock", "DecoderLayer")  # endings of classes
 ABSENT = object()
@@ -236,7 +236,7 @@ def attribute(name: str, function: str) -> property:
 
     def read(layer: Any) -> Callable[..., Any]:
         if name not in layer.__dict__:
-            raise AttributeError(name)  # then torch.nn.Module looks among the submodules
+            raise AttributeError(name)  # torch.nn.Module then looks among the submodules
         original = layer.__dict__[name]
         return dispatcher(function, functools.partial(convolution_of, layer) if original is None else original)
 

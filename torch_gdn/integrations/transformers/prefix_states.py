@@ -38,7 +38,7 @@ class PrefixStates:
         self.step = math.lcm(CHUNK, pages.tokens_per_page)
         self.most = max(1, min(MOST, pool.slots // 2))
         self.pending: dict[str, list[Taken]] = {}
-        self.branches: dict[str, int] = {}  # by request: the number of its tokens with which another prompt began
+        self.branches: dict[str, int] = {}  # by request, the number of its tokens with which another prompt began
 
     def longest(self, request: str, prompt: list[int]) -> tuple[int, int | None]:
         """Returns how many of the prompt's tokens have pages and a state, and the state's name."""
@@ -53,7 +53,9 @@ class PrefixStates:
         return 0, None
 
     def boundaries(self, request: str, prompt: int, start: int, end: int) -> list[int]:
-        """Behind which tokens from start to end, the end included, states are wanted; `prompt`: its tokens."""
+        """Returns after which of the tokens from start to end, including end, states are needed. `prompt` is its number
+        of tokens.
+        """
         spacing = self.step * -(-prompt // (self.step * self.most))
         found = set(range(start // spacing * spacing + spacing, end + 1, spacing))
         for other in ((prompt - 1) // self.step * self.step, self.branches.get(request, 0)):
@@ -62,12 +64,13 @@ class PrefixStates:
         return sorted(found)
 
     def part(self, state: Any, remaining: int, budget: int) -> int:
-        """Returns how many remaining tokens a request's next part has: as many as fit, up to where a state is wanted
-        that the part would pass over."""
+        """Returns how many of the remaining tokens a request's next part has. It takes as many as fit, but stops where
+        a state is needed that it would otherwise pass over.
+        """
         past = state.position_offset
         end = past + min(remaining, budget)
         wanted = self.boundaries(state.request_id, len(state.initial_tokens), past, end)
-        within = 0 if past % CHUNK else 1  # so many of them the delta rule gives on its way
+        within = 0 if past % CHUNK else 1  # the delta rule stores so many on its way
         if len(wanted) - (end in wanted) > within:
             end = wanted[within]
         elif end - past < remaining and (aligned := end // CHUNK * CHUNK) > past:
@@ -75,7 +78,7 @@ class PrefixStates:
         return end - past
 
     def begin(self, requests: Iterable[Any]) -> dict[str, Checkpoint]:
-        """The checkpoints within the parts of a step, by request; those at their ends are made by `after`."""
+        """Returns the checkpoints within the parts of a step, by request. `after` makes those at their ends."""
         within: dict[str, Checkpoint] = {}
         for scheduled in requests:
             state = scheduled.state
@@ -92,7 +95,7 @@ class PrefixStates:
         return within
 
     def after(self, request: str) -> None:
-        """The step is done, and its complete pages have their hashes."""
+        """Follows a step, when its complete pages have their hashes."""
         table, size = self.pages.block_table.get(request, []), self.pages.tokens_per_page
         for taken in self.pending.pop(request, []):
             page = taken.tokens // size - 1

@@ -1,7 +1,7 @@
-"""Why an op would not take a call: the op's own checks, asked on meta tensors, and their answers kept.
+"""Says why an op would not take a call. The op's own checks run on meta tensors, and their answers are kept.
 
-Tensors are of one token here: no op limits how many there are, so one answer serves prompts of every length, and a
-compiled graph needs no guard on it. What tensors share is given once.
+The tensors have one token, because no op limits the number of tokens. One answer therefore serves prompts of every
+length, and a compiled graph needs no guard on it. What several tensors share is given once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Sizes = tuple[int, ...]
 
 
 def kept(refusal: Callable[..., str]) -> Callable[..., str]:
-    """Asked once for the same arguments; torch.compile takes the answer as a constant."""
+    """Keeps the answer for the same arguments. torch.compile takes the answer as a constant."""
 
     @functools.lru_cache(maxsize=256)
     def cached(*call: Any) -> str:
@@ -60,7 +60,7 @@ def rule_refusal(
     chunk_size: int | None,
     decay_channels: Sizes | None = None,
 ) -> str:
-    """`heads`: (heads, size) of query, key and value; `dtypes`: theirs, g's and beta's.
+    """Returns the refusal. `heads` are (heads, size) of query, key and value; `dtypes` are theirs, g's and beta's.
 
     `decay_channels`: [K] where g has a decay for each channel of the key.
     """
@@ -88,7 +88,7 @@ def convolution_refusal(
     seq_idx_dtype: torch.dtype | None,
     activation: str | None,
 ) -> str:
-    """`x`: the sizes between batch and tokens, which are [D], and the dtype."""
+    """Returns the refusal. `x` has the sizes between batch and tokens, which are [D], and the dtype."""
     channels, dtype = x
     call: dict[str, Any] = {"x": meta((1, 1, *channels), dtype), "weight": meta(*weight), "activation": activation}
     if bias is not None:
@@ -108,7 +108,7 @@ def norm_refusal(
     weight: tuple[Sizes, torch.dtype],
     activation: str,
 ) -> str:
-    """`dtypes`: of the input and of the gate."""
+    """Returns the refusal. `dtypes` are those of the input and of the gate."""
     x, gate = (meta(row, dtype) for dtype in dtypes)
     return refused("rms_norm_gated", x=x, g=gate, weight=meta(*weight), activation=activation)
 
@@ -125,7 +125,9 @@ def experts_refusal(
     down: Weight,
     *shared: Weight,
 ) -> str:
-    """`x` [D], `choice` [k] with the dtypes of ids and weights; `shared`: gate, up, down; `router`: [E] and groups."""
+    """Returns the refusal. `x` is [D], and `choice` is [k] with the dtypes of ids and weights. `shared` has gate, up,
+    down, and `router` [E] and groups.
+    """
     (row, dtype), (chosen, ids_dtype, weights_dtype) = x, choice
     w_gate_up, w_down, *of_shared = (
         torch.empty_strided(sizes, strides, dtype=of_weight, device="meta")

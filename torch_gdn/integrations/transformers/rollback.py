@@ -26,7 +26,7 @@ Inputs = tuple[Tensor, Tensor, Tensor, Tensor]  # k, v, g and beta of the same t
 
 
 def rollback_patches(modules: dict[str, ModuleType]) -> Iterator[Patch]:
-    """`modules`: those of the models."""
+    """Yields the patches. `modules` are those of the models."""
     yield rebind(LinearAttentionCacheLayerMixin, "crop", crop_with_state)
     for module in modules.values():
         for model in classes_named(module, "PreTrainedModel"):
@@ -39,12 +39,12 @@ def rollback_patches(modules: dict[str, ModuleType]) -> Iterator[Patch]:
 class History:
     """One layer's state at the last `crop`, and its rule's inputs since then."""
 
-    state: Tensor | None  # None: zeros
+    state: Tensor | None  # None means zeros
     since: list[Inputs]
     options: dict[str, Any]
 
     def run(self, inputs: Iterable[Tensor], state: Tensor | None, chunked: bool = False) -> tuple[Tensor, Tensor]:
-        """Runs few tokens as in decoding, with the same bits as one token at a time. `inputs`: q, k, v, g and beta."""
+        """Runs few tokens as in decoding, with the bits of one token at a time. `inputs` are q, k, v, g and beta."""
         rule: Callable[..., tuple[Any, Any]] = (
             torch_gdn.chunk_gated_delta_rule if chunked else torch_gdn.fused_recurrent_gated_delta_rule
         )
@@ -52,7 +52,7 @@ class History:
         return rule(q, k, v, g=g, beta=beta, initial_state=state, output_final_state=True, **self.options)
 
     def before(self, tokens: int, latest: Tensor) -> Tensor:
-        """Returns the state without the last tokens; `latest` is the state with them."""
+        """Returns the state without the last tokens. `latest` is the state with them."""
         if not tokens or not self.since:
             return latest
         k, v, g, beta = (torch.cat(x, 1) for x in zip(*self.since, strict=True))
@@ -65,13 +65,13 @@ class History:
 
 
 class Recorder:
-    """Stands for a recording layer of a cache in one call of the model's layer."""
+    """Takes the place of a recording layer of a cache in one call of the model's layer."""
 
     def __init__(self, layer: LinearAttentionCacheLayerMixin) -> None:
         self.layer = layer
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
-        """Convolves as usual: the cache takes columns back by itself."""
+        """Convolves as usual, because the cache takes columns back by itself."""
         y, _ = torch.ops.gdn.causal_conv1d(x, weight, bias, activation=activation)
         return y
 
@@ -87,7 +87,7 @@ class Recorder:
         if head <= 0:
             history.since.append(inputs[1:])
             o, state = history.run(inputs, initial_state)
-        else:  # all of a prompt but its end goes into the state that is kept
+        else:  # all of a prompt but its end goes into the stored state
             first, history.state = history.run((x[:, :head] for x in inputs), initial_state, chunked=True)
             q, k, v, g, beta = (x[:, head:] for x in inputs)
             history.since = [(k, v, g, beta)]

@@ -19,7 +19,7 @@ import torch_gdn
 from torch_gdn.fits import check_memory
 from torch_gdn.integrations import serving
 
-ALIGNMENT = 16  # bytes: what `batch_copy_` moves at a time
+ALIGNMENT = 16  # bytes that `batch_copy_` moves at a time
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class StateSizes:
     value_heads: int
     key_size: int
     value_size: int
-    channels: int  # of the convolution
-    columns: int  # that it looks back
-    dtype: torch.dtype  # of the columns; states are float32
+    channels: int  # the convolution's channels
+    columns: int  # tokens that it looks back
+    dtype: torch.dtype  # the columns' dtype; states are float32
 
     @classmethod
     def of(cls, config: Any, dtype: torch.dtype) -> StateSizes:
@@ -91,13 +91,13 @@ class LayerStates:
         )  # [slots, D, W - 1]
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
-        """x [1, T, D], the step's tokens."""
+        """Convolves x [1, T, D], the step's tokens."""
         return serving.convolve(self.pool.current(), x[0], weight, self.columns, bias, activation)[None]
 
     def delta_rule(
         self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial_state: None, **options: Any
     ) -> tuple[Tensor, None]:
-        """[1, T, heads, size]."""
+        """Runs the rule on inputs [1, T, heads, size]."""
         out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
         batch = self.pool.current()
         serving.delta_rule(batch, q[0], k[0], v[0], g[0], beta[0], self.states, out[0], **options)
@@ -125,7 +125,7 @@ class StatePool:
         check_memory(f"{slots} slots of states", slots * self.slot_bytes, device)
         self.storage = torch.zeros(slots * self.slot_bytes, dtype=torch.uint8, device=device)
         self.layers = {layer: LayerStates(self, n * sizes.layer_bytes) for n, layer in enumerate(layers)}
-        self.free = list(range(slots))[::-1]  # the last is taken next: one without a name, or used least recently
+        self.free = list(range(slots))[::-1]  # takes the last one next: without a name, or used least recently
         self.slot_of: dict[str, int] = {}
         self.slot_with: dict[int, int] = {}  # by the name of its states
         self.name_of: dict[int, int] = {}
@@ -219,7 +219,7 @@ class StatePool:
 
 
 def slot_view(pool: StatePool, first_byte: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """[slots, *shape]"""
+    """Returns a view [slots, *shape]."""
     elements = pool.storage.view(dtype)
     strides = [math.prod(shape[n + 1 :]) for n in range(len(shape))]
     size = dtype.itemsize

@@ -42,7 +42,7 @@ applied: dict[str, list[Patch]] = {}  # by model or feature; empty while disable
 SERVED_VERSION = "5.23"  # the features below know this version's generation and caches
 POOL_OPS = ("chunk_gated_delta_rule_", "paged_attention_", "reshape_and_cache_", "batch_copy_")  # for pools of states
 DELTA_LAYERS = ("GatedDeltaNet", "DeltaAttention", "Glm5NextTextLinearAttention")  # endings of classes' names
-FEATURES = {  # each with the module, imported on demand, and its function that yields the patches
+FEATURES = {  # the module, imported on demand, and its function that yields the patches
     "continuous batching": ("continuous_batching", "serving_patches"),
     "rollback": ("rollback", "rollback_patches"),
 }
@@ -55,20 +55,20 @@ class Status:
     enabled: bool
     transformers: str  # its version
     replaced: dict[str, tuple[str, ...]]  # by model or feature: the names that are torch_gdn's
-    taken: dict[str, int]  # by function: calls that torch_gdn took since enable(), compiled graphs not counted
+    taken: dict[str, int]  # by function: calls that torch_gdn took since enable(), without compiled graphs
     left: dict[str, dict[str, int]]  # by function and reason: calls that went to the original
     wrong: dict[str, str]  # by op: what the self-test found, and what runs instead
     packed: int  # layers whose weights are packed, in all models that exist
-    unknown: dict[str, tuple[str, ...]]  # by model: classes that stay transformers', as they compute something else
+    unknown: dict[str, tuple[str, ...]]  # by model: classes that compute something else and stay unchanged
 
     @cached_property
     def layers(self) -> int:
-        """Gated DeltaNet and Kimi Delta Attention layers of all models that exist when you first read this."""
+        """Counts Gated DeltaNet and Kimi Delta Attention layers of all models that exist when you first read this."""
         return sum(self._layers.values())
 
     @cached_property
     def running(self) -> int:
-        """Those of them that run on torch_gdn."""
+        """Counts those of them that run on torch_gdn."""
         return sum(count for model, count in self._layers.items() if model in self.replaced)
 
     @cached_property
@@ -79,7 +79,7 @@ class Status:
         return "\n".join([self._first_line(), *self._problems()])
 
     def details(self) -> str:
-        """The text, with a line for each replaced name, each class left alone, and each count."""
+        """Returns the text, with a line for each replaced name, each class left alone, and each count."""
         lines = [self._first_line()]
         lines += [f"torch_gdn is {'enabled' if self.enabled else 'disabled'} for transformers {self.transformers}"]
         lines += [f"{model}: {', '.join(names)}" for model, names in self.replaced.items()]
@@ -220,7 +220,7 @@ def disable() -> Status:
         status: What `status()` returns. The counts stay until the next `enable()`.
     """
     with lock:
-        for found in reversed(applied.values()):  # a feature may wrap what another one put there
+        for found in reversed(applied.values()):  # because features may wrap each other
             for patch in reversed(found):
                 if not patch.revert():
                     warnings.warn(

@@ -23,11 +23,11 @@ USUAL_DTYPE, USUAL_SIZES = torch.bfloat16, (128, 128)  # K and V of Qwen3-Next a
 RULES = ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "chunk_kda", "fused_recurrent_kda")
 
 ops: list[str] = []  # what the enabled models call
-forms: set[Form] = {(USUAL_DTYPE, USUAL_SIZES)}  # in which they were tested
+forms: set[Form] = {(USUAL_DTYPE, USUAL_SIZES)}  # tested dtypes and sizes
 
 
 def needed_cases() -> Iterator[Case]:
-    from torch_gdn.self_test.cases import cases_of  # here: it is needed where there is an mps device
+    from torch_gdn.self_test.cases import cases_of  # here, because only machines with an mps device need it
 
     for dtype, (K, V) in sorted(forms, key=str):
         for case in cases_of(ops, [dtype]):

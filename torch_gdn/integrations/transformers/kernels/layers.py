@@ -21,7 +21,7 @@ class Layer(nn.Module):
 
 
 def layer(function: str, required: str, defaults: dict[str, Any], takes_more: bool = True) -> type[Layer]:
-    """Makes a layer that stands for a function with these arguments."""
+    """Makes a layer that takes the place of a function with these arguments."""
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     arguments = [inspect.Parameter(name, kind) for name in ("self", *required.split())]
     arguments += [inspect.Parameter(name, kind, default=default) for name, default in defaults.items()]
