@@ -8,6 +8,8 @@
 // where there are 10.
 // Registers, for the whole sequence: a thread's part of two rows of S, as float4. Threadgroup memory: q, k and the
 // outputs of one token and, if V is the inner dimension, a part of S on its way.
+// OneToken is for sequences of one token and one slot each. Without the loop over tokens, fewer values stay in
+// registers, and S is stored before the norm waits for all outputs. The bits are those of the loop.
 // Layout: mixed [B, T, H K + H K + HV V] in T, contiguous; g and beta raw, z, of any strides and float dtype; states
 // [slots, HV, ...] with any strides of K and V. With state_indices [N, tokens] each token has a slot for its state.
 // S <- exp(g) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = scale S^T q
@@ -15,11 +17,12 @@
 #include "gdn/gdn_decode.h"
 #include "gdn/recurrent_step.h"
 
-// The inputs of a token that a thread needs, read before anything waits for them.
+// The inputs of a token that a thread needs, read before anything waits for them. Only thread 0 has the gates.
 template <typename T>
 struct TokenReads {
   T q, k, v;
   uint g, beta, z;  // bits
+  HeadGate gate;
 };
 
 template <typename T, int K, int V>
@@ -27,11 +30,13 @@ METAL_FUNC TokenReads<T> token_reads(
     device const T* mixed,
     device const uchar* g,
     device const uchar* beta,
+    device const uchar* A_log,
+    device const uchar* dt_bias,
     device const uchar* z,
     constant GdnDecodeParameters& parameters,
     int64_t batch,
     int64_t token,
-    int64_t head,
+    int head,
     int own_value,
     int thread_index) {
   const int64_t keys = int64_t(parameters.key_heads) * K;
@@ -45,15 +50,16 @@ METAL_FUNC TokenReads<T> token_reads(
     reads.q = channels[key_head * K + thread_index];
     reads.k = channels[keys + key_head * K + thread_index];
   }
-  if (own_value < V) reads.v = channels[2 * keys + head * V + own_value];
-  constant GateParameters& gates = parameters.gates;
-  reads.g = read_bits(
-      g, batch * gates.g.batch + token * gates.g.token + key_head * parameters.g_group + member * gates.g.head,
-      gates.g_type);
-  reads.beta = read_bits(
-      beta,
-      batch * gates.beta.batch + token * gates.beta.token + key_head * parameters.beta_group + member * gates.beta.head,
-      gates.beta_type);
+  if (own_value < V) reads.v = channels[2 * keys + int64_t(head) * V + own_value];
+  if (thread_index == 0) {
+    constant GateParameters& gates = parameters.gates;
+    const int64_t g_row = batch * gates.g.batch + token * gates.g.token;
+    const int64_t beta_row = batch * gates.beta.batch + token * gates.beta.token;
+    reads.g = read_bits(g, g_row + key_head * parameters.g_group + member * gates.g.head, gates.g_type);
+    reads.beta =
+        read_bits(beta, beta_row + key_head * parameters.beta_group + member * gates.beta.head, gates.beta_type);
+    reads.gate = head_gate_of(A_log, dt_bias, gates, head);
+  }
   const int64_t gate_row = batch * parameters.z.batch + token * parameters.z.token + key_head * parameters.z.group +
                            member * parameters.z.head;
   reads.z = thread_index < V ? read_bits(z, gate_row + thread_index, parameters.z_type) : 0u;
@@ -79,7 +85,7 @@ METAL_FUNC float norm_and_gate(
   return result * (parameters.has_sigmoid != 0 ? sigmoid : logit * sigmoid);
 }
 
-template <typename T, int K, int V, bool ValueInner, typename P>
+template <typename T, int K, int V, bool ValueInner, typename P, bool OneToken = false>
 [[kernel, max_total_threads_per_threadgroup(decode_threads(K, V))]] void gdn_decode(
     device const T* mixed [[buffer(0)]],
     device const uchar* g [[buffer(1)]],
@@ -121,9 +127,9 @@ template <typename T, int K, int V, bool ValueInner, typename P>
   const int column = int(thread_index);  // the thread computes its norm and gate if it is below V
   threadgroup float* own_scratch = scratch + (ValueInner ? block * kPartFloats : 0);
 
-  const int columns = parameters.slots.columns;  // of state_indices; 0 for one slot per sequence
+  const int columns = OneToken ? 0 : parameters.slots.columns;  // of state_indices; 0 for one slot per sequence
   const int n = int(group.y);
-  const int64_t head = int64_t(group.x);
+  const int head = int(group.x);
   const int64_t first_entry = int64_t(n) * max(columns, 1);
   const Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, n, 1, lane);
   const AcceptedCount accepted = accepted_count(num_accepted_tokens, parameters.slots, n, max(columns, 1));
@@ -151,10 +157,10 @@ template <typename T, int K, int V, bool ValueInner, typename P>
   UNROLL for (int i = 0; i < 2 * kParts; ++i) state[i] = float4(0.0f);
   int token = sequence.first;
   do {
-    const bool has_token = token < sequence.last;
+    const bool has_token = OneToken || token < sequence.last;
     if (has_token) {
       const TokenReads<T> reads = token_reads<T, K, V>(
-          mixed, g, beta, z, parameters, sequence.batch, token, head, first_value + at.own_row, column);
+          mixed, g, beta, A_log, dt_bias, z, parameters, sequence.batch, token, head, first_value + at.own_row, column);
       if (token == sequence.first && has_state) {
         load_state<K, ValueInner, kPartFloats>(
             state, own_states + start.index * parameters.states.sequence, parameters.states,
@@ -165,7 +171,7 @@ template <typename T, int K, int V, bool ValueInner, typename P>
         rows[kPadded + column] = float(reads.k);
       }
       if (thread_index == 0) {
-        decay = decay_from_log(log_decay_of_bits(reads.g, A_log, dt_bias, parameters.gates, head));
+        decay = decay_from_log(log_decay_of(float_of_bits(reads.g, parameters.gates.g_type), reads.gate));
         own_beta = beta_of_bits(reads.beta, parameters.gates);
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -175,6 +181,11 @@ template <typename T, int K, int V, bool ValueInner, typename P>
       decay_state<K>(state, decay);
       const float read = update_and_read<K>(state, rows + kPadded, rows, own_beta, float(reads.v), at);
       if (at.place < 2) outputs[first_value + at.own_row] = parameters.scale * read;
+      if (OneToken) {
+        store_state<K, ValueInner, kPartFloats>(
+            state, own_states + start.index * parameters.states.sequence, parameters.states,
+            parameters.has_state_vectors != 0, values, own_scratch, at, block_thread);
+      }
       threadgroup_barrier(mem_flags::mem_threadgroup);
       if (int(simdgroup) * 32 < V) {  // a whole simdgroup, because its lanes sum together
         const int own_column = min(column, V - 1);
@@ -184,6 +195,7 @@ template <typename T, int K, int V, bool ValueInner, typename P>
       }
     }
 
+    if (OneToken) break;
     Slot kept = start;
     if (columns > 0) {
       const int taken = token - sequence.first;

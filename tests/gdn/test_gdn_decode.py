@@ -9,6 +9,7 @@ from torch import Tensor
 import torch_gdn
 from tests.helpers.devices import kernels_run
 from tests.helpers.entries import assert_exact
+from tests.helpers.errors import assert_same_bits
 from torch_gdn.testing import REGISTRY, bounds
 from torch_gdn.testing.decode import POINTS, DecodePoint
 from torch_gdn.testing.inputs import to_device
@@ -100,6 +101,18 @@ def test_goes_on_after_accepted_tokens(device: torch.device, pool: torch.dtype, 
     assert not torch.equal(expected["state_pool"].cpu(), call["state_pool"])
     assert (found["out"][:, 3:5] == 0).all()
     assert bounds.relative_error(found["out"].cpu().double(), o.cpu().double()) < 4e-7
+
+
+@pytest.mark.parametrize("v_first", [False, True])
+def test_one_token_has_the_bits_of_packed_sequences(device: torch.device, v_first: bool) -> None:
+    """On `mps`, the latter run a loop over tokens."""
+    call = ENTRY.call(DecodePoint(torch.bfloat16, K=64, V=48, batch=4, state_v_first=v_first))
+    packed = {name: call[name].transpose(0, 1) for name in ("qkv", "z", "b", "a")}
+    found, expected = to_device(call, device), to_device(call | packed | {"cu_seqlens": torch.arange(5)}, device)
+    o, expected_o = (torch_gdn.gdn_decode_(**each) for each in (found, expected))
+    assert_same_bits("o", o.cpu(), expected_o.cpu().transpose(0, 1))
+    assert_same_bits("states", found["state_pool"].cpu(), expected["state_pool"].cpu())
+    assert not torch.equal(found["state_pool"].cpu(), call["state_pool"])
 
 
 @pytest.mark.parametrize("round_norm", [False, True])

@@ -113,15 +113,17 @@ def wrong_decode(entry: OpEntry[DecodePoint]) -> Iterator[Invalid]:
 
 MODELS = DecodePoint(BF16)
 SIZES = ((F32, 33, 65, 3), (F16, 96, 192, 4), (BF16, 64, 64, 2))
-POINTS = [replace(MODELS, by_key_head=each, state_v_first=each) for each in (False, True)]
-POINTS += [DecodePoint(dtype, K=K, V=V, W=W, tokens=2, state_v_first=K == 96) for dtype, K, V, W in SIZES]
+POINTS = [replace(MODELS, by_key_head=each, state_v_first=each, tokens=n) for n in (1, 2) for each in (False, True)]
+POINTS += [
+    DecodePoint(dtype, K=K, V=V, W=W, tokens=n, state_v_first=K == 96) for dtype, K, V, W in SIZES for n in (1, 2)
+]
 POINTS += [DecodePoint(K=64, V=32, H=1, packed=True, by_key_head=True, tokens=7), replace(MODELS, pool=BF16)]
 POINTS += [DecodePoint(K=16, V=8, H=1, HV=1, batch=40)]
 
 
 def compiled_decode() -> Iterator[DecodePoint]:
-    for dtype, by_key_head, v_first in itertools.product(DTYPES, (False, True), (False, True)):
-        yield DecodePoint(dtype, by_key_head=by_key_head, state_v_first=v_first)
+    for dtype, v_first, tokens in itertools.product(DTYPES, (False, True), (1, 2)):
+        yield DecodePoint(dtype, by_key_head=v_first, state_v_first=v_first, tokens=tokens)
 
 
 def operations_of_decode(call: Call) -> int:
@@ -136,8 +138,8 @@ register(
         draw=draw_decode,
         small=DecodePoint(K=32, V=32, H=2, HV=4, tokens=20, batch=2),
         points=POINTS,
-        quick=POINTS[:2],
-        self_test=POINTS[:1],
+        quick=POINTS[:3],
+        self_test=[POINTS[0], POINTS[2]],
         compiled=compiled_decode,
         bound=decode_bounds,
         heads={"state_pool": 1, "conv_pool": 1},

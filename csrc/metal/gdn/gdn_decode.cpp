@@ -71,6 +71,7 @@ Launch launch_gdn_decode(const Step& step, const Tensor& o) {
   const auto& s = op.shape;
   const auto& states = step.states;
   const bool inner = states.value_is_inner();
+  const bool is_one_token = s.T == 1 && !s.packed && !op.pool.has_slot_per_token();
   const auto weight = contiguous(op.norm_weight);
   GdnDecodeParameters parameters{};
   const Gates gates = gates_of(step, parameters);
@@ -92,7 +93,7 @@ Launch launch_gdn_decode(const Step& step, const Tensor& o) {
   return {
       "gdn_decode",
       "gdn/gdn_decode.metal",
-      {step.mixed.scalar_type(), s.K, s.V, inner, states.dtype()},
+      {step.mixed.scalar_type(), s.K, s.V, inner, states.dtype(), TemplateArgument::flag(is_one_token)},
       {step.mixed, gates.g, gates.beta, gates.A_log, gates.dt_bias, z, weight, states.slots.accepted, step.cu_seqlens,
        states.slots.indices, states.slots.flags, o, states.target, Binding::error_log(), Binding::values(parameters)},
       {size_t(s.HV), size_t(s.N), 1},
