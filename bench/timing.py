@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import torch
 
+from torch_gdn.check.timing import wait
+
 Call = Callable[[], object]
 LEAST_SECONDS = 1e-3  # the least time between two looks at the clock; shorter calls are repeated
 LEAST_ROUNDS, MOST_ROUNDS = 3, 200
@@ -28,11 +30,6 @@ class Time(NamedTuple):
     def of(cls, rounds: list[float]) -> Time:
         best, median = min(rounds), statistics.median(rounds)
         return cls(best, median, median <= (1 + MOST_SPREAD) * best)
-
-
-def wait_for(device: torch.device) -> None:
-    if device.type == "mps":
-        torch.mps.synchronize()
 
 
 def measure(
@@ -96,9 +93,9 @@ def first_time_of(call: Call, device: torch.device) -> float:
 
 
 def time_of(call: Call, repeats: int, device: torch.device) -> float:
-    wait_for(device)
+    wait(device)
     start = time.perf_counter()
     for _ in range(repeats):
         call()
-    wait_for(device)
+    wait(device)
     return (time.perf_counter() - start) / repeats

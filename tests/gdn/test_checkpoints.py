@@ -12,7 +12,7 @@ from torch import Tensor
 
 import torch_gdn
 from tests.gdn.test_opcheck import opcheck
-from tests.helpers.cases import Case, make_case
+from tests.helpers.cases import Case, make_case, pool_with_gaps
 from tests.helpers.devices import kernels_run, on_a_mac, profiled, ready
 from tests.helpers.errors import assert_close, assert_same_bits, chunk_f32
 from tests.helpers.prefill import ALGORITHMS, each_device, on_mps
@@ -24,10 +24,7 @@ each_algorithm = each_device("chunked", "fused_chunk", "recurrent")
 
 
 def random_pool(device: torch.device, dtype: torch.dtype = torch.float32, v_first: bool = False) -> Tensor:
-    """Makes slots with gaps between them, like the pages of a server."""
-    generator = torch.Generator().manual_seed(3)
-    storage = torch.randn(SLOTS, HV * K * V + 24, generator=generator).to(dtype).to(device)
-    return storage[:, : HV * K * V].view(SLOTS, HV, *((V, K) if v_first else (K, V)))
+    return pool_with_gaps(device, dtype, SLOTS, HV, *((V, K) if v_first else (K, V)))[1]
 
 
 def inputs_of(case: Case) -> list[Tensor]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -39,21 +41,20 @@ def raw_betas(case: Case, dtype: torch.dtype = torch.float32, doubled: bool = Fa
     return {"use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": doubled}
 
 
-@each_op("chunked")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
-def test_gates_in_the_kernel(device: torch.device, op: str, dtype: torch.dtype, bias: bool) -> None:
-    case = make_case(70, H=1, HV=3)
-    options = raw_gates(case, dtype, bias)
-    assert_exact(op, case, run(op, case, device, **options), **options)
+RAW: dict[str, Callable[..., dict[str, Any]]] = {
+    "gates without a bias": partial(raw_gates, bias=False),
+    "gates": raw_gates,
+    "betas": raw_betas,
+    "doubled betas": partial(raw_betas, doubled=True),
+}
 
 
 @each_op("chunked")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("doubled", [False, True])
-def test_sigmoid_of_beta_in_the_kernel(device: torch.device, op: str, dtype: torch.dtype, doubled: bool) -> None:
+@pytest.mark.parametrize("raw", RAW)
+def test_gates_in_the_kernel(device: torch.device, op: str, dtype: torch.dtype, raw: str) -> None:
     case = make_case(70, H=1, HV=3)
-    options = raw_betas(case, dtype, doubled)
+    options = RAW[raw](case, dtype)
     assert_exact(op, case, run(op, case, device, **options), **options)
 
 

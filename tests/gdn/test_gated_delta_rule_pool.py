@@ -8,24 +8,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.cases import END_TO_END_OPS, Case, make_case
+from tests.helpers.cases import END_TO_END_OPS, Case, make_case, pool_with_gaps
 from tests.helpers.devices import kernels_run, on_a_mac, profiled
 from tests.helpers.errors import RECURRENT_F32, assert_close, assert_same_bits
 from tests.helpers.prefill import each_op, kernels_of
 from torch_gdn.testing.cases import IN_PLACE
 
-SLOTS, SLOT_PADDING = 7, 24
+SLOTS = 7
 TOKENS = {"chunk_gated_delta_rule": 70, "fused_recurrent_gated_delta_rule": 3}
 
 
 def paged_pool(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Returns the storage of a paged cache, and its pool [SLOTS, HV, K, V]. Another tensor's data lies between the
-    slots.
-    """
-    HV, K, V = 2, 32, 16
-    size = HV * K * V
-    storage = torch.randn(SLOTS, size + SLOT_PADDING, generator=torch.Generator().manual_seed(3)).to(dtype).to(device)
-    return storage, storage[:, :size].view(SLOTS, HV, K, V)
+    """The storage of a paged cache, and the pool [SLOTS, HV, K, V] in it."""
+    return pool_with_gaps(device, dtype, SLOTS, 2, 32, 16)
 
 
 def call(op: str, case: Case, pool: Tensor, **options: Any) -> Any:
@@ -65,7 +60,8 @@ def test_slots(device: torch.device, op: str, null_index: int, dtype: torch.dtyp
     assert_same_bits("the slots", pool[[5, 1, 3]], final_state[kept].to(dtype))
     others = [0, 2, 4, 6]
     assert_same_bits("the other slots", storage[others], before[others])
-    assert_same_bits("what follows a slot", storage[:, -SLOT_PADDING:], before[:, -SLOT_PADDING:])
+    size = pool[0].numel()
+    assert_same_bits("what follows a slot", storage[:, size:], before[:, size:])
 
 
 @each_op("chunked")

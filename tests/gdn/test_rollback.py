@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import torch_gdn
-from tests.helpers.cases import Case, make_case
+from tests.helpers.cases import Case, make_case, pool_with_gaps
 from tests.helpers.devices import kernels_run, ready, with_unwritten_rows
 from tests.helpers.errors import assert_same_bits
 
@@ -20,10 +20,7 @@ OPTIONS: dict[str, Any] = {"use_qk_l2norm_in_kernel": True}
 
 
 def random_pool(device: torch.device, slots: int, dtype: torch.dtype = torch.float32, v_first: bool = False) -> Tensor:
-    """Makes slots with gaps between them, like the pages of a server."""
-    generator = torch.Generator().manual_seed(3)
-    storage = torch.randn(slots, HV * K * V + 24, generator=generator).to(dtype).to(device)
-    return storage[:, : HV * K * V].view(slots, HV, *((V, K) if v_first else (K, V)))
+    return pool_with_gaps(device, dtype, slots, HV, *((V, K) if v_first else (K, V)))[1]
 
 
 def tokens_of(case: Case, first: int, last: int) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from tests.helpers.prefill import kernels_of
 from torch_gdn.testing.cases import END_TO_END_OPS, Case, bounds_of, make_case
 from torch_gdn.testing.inputs import is_floating
 
-__all__ = ["END_TO_END_OPS", "Case", "assert_exact", "make_case", "run"]
+__all__ = ["END_TO_END_OPS", "Case", "assert_exact", "make_case", "pool_with_gaps", "run"]
 
 
 def run(op: str, case: Case, device: torch.device, **options: Any) -> tuple[Tensor, Tensor]:
@@ -34,3 +35,10 @@ def assert_exact(op: str, case: Case, result: tuple[Tensor, Tensor], **options: 
     assert result[0].dtype == output_dtype and result[1].dtype == torch.float32
     errors.assert_close("o", result[0], exact[0], o_bound, head_dim=2)
     errors.assert_close("final_state", result[1], exact[1], state_bound, head_dim=1)
+
+
+def pool_with_gaps(device: torch.device, dtype: torch.dtype, *shape: int) -> tuple[Tensor, Tensor]:
+    """A storage, and a pool of states [slots, ...] in it: between slots lies another tensor's data, as in servers."""
+    size = math.prod(shape[1:])
+    storage = torch.randn(shape[0], size + 24, generator=torch.Generator().manual_seed(3)).to(dtype).to(device)
+    return storage, storage[:, :size].view(shape)
