@@ -19,7 +19,7 @@ TOKENS = {"chunk_gated_delta_rule": 70, "fused_recurrent_gated_delta_rule": 3}
 
 
 def paged_pool(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The storage of a paged cache, and the pool [SLOTS, HV, K, V] in it."""
+    """Returns the storage of a paged cache, and its pool [SLOTS, HV, K, V]."""
     return pool_with_gaps(device, dtype, SLOTS, 2, 32, 16)
 
 

@@ -14,10 +14,9 @@ from torch import nn
 from tests.helpers.devices import kernels_run, ready
 from tests.integrations import models
 from tests.integrations.models import distance, random_model
-from torch_gdn.integrations.transformers import gguf_layers, kernel_mapping
+from torch_gdn.integrations.transformers import gguf_layers, kernel_mapping, known_forms
 from torch_gdn.integrations.transformers.kernel_mapping import FOLDER, LAYERS
 from torch_gdn.integrations.transformers.kernels import layers
-from torch_gdn.integrations.transformers.patches import classes_named
 
 CPU = torch.device("cpu")
 NAMES = {  # a model's module names these functions differently from the layers
@@ -42,7 +41,7 @@ def in_the_model(kind: str, layer: str) -> Callable[..., Any]:
     if hasattr(module, "is_fast_path_available"):
         pytest.skip("this transformers has no such place for kernels: it came with 5.16")
     if layer == "RMSNormGated":
-        return classes_named(module, layer)[0]
+        return known_forms.classes(module, layer)[0]
     return getattr(module, NAMES.get(layer, layer))
 
 
@@ -59,7 +58,7 @@ def test_a_layer_has_the_arguments_of_what_it_replaces(kind: str, layer: str) ->
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("qwen3_5")])
 @pytest.mark.parametrize("layer", gguf_layers.LAYERS)
 def test_a_whole_layer_has_the_arguments_of_what_it_replaces(kind: str, layer: str) -> None:
-    (original,) = classes_named(models.modeling_module(kind), "GatedDeltaNet")
+    (original,) = known_forms.classes(models.modeling_module(kind), "GatedDeltaNet")
     wanted, ours = (inspect.signature(x.forward).parameters.values() for x in (original, getattr(layers, layer)))
     assert [(x.name, x.kind) for x in ours] == [(x.name, x.kind) for x in wanted]
 

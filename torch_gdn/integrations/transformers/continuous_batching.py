@@ -23,8 +23,8 @@ from transformers.generation.continuous_batching.utils import get_device_and_mem
 from transformers.modeling_utils import AttentionInterface
 
 from torch_gdn import _C
-from torch_gdn.integrations.transformers import paged_attention
-from torch_gdn.integrations.transformers.patches import SERVED_MODELS, Patch, classes_named, rebind, rebind_entry
+from torch_gdn.integrations.transformers import known_forms, paged_attention
+from torch_gdn.integrations.transformers.patches import SERVED_MODELS, Patch, rebind, rebind_entry
 from torch_gdn.integrations.transformers.prefix_states import PrefixStates
 from torch_gdn.integrations.transformers.state_pool import Part, StatePool, StateSizes
 
@@ -51,7 +51,7 @@ def serving_patches(modules: dict[str, ModuleType]) -> Iterator[Patch]:
     yield rebind(input_outputs, "attn_mask_is_needed", mask_is_needed)
     yield rebind_entry(AttentionInterface._global_mapping, "sdpa", paged_attention.attention_over_pages)
     for module in modules.values():
-        for layer in classes_named(module, "GatedDeltaNet"):
+        for layer in known_forms.classes(module, "GatedDeltaNet"):
             yield rebind(layer, "forward", forward_with_states)
 
 

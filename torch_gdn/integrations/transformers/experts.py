@@ -26,7 +26,6 @@ from torch_gdn.integrations.transformers.refusal import experts_refusal, is_plai
 
 NAME = "torch_gdn"
 IMPLEMENTATIONS = ("grouped_mm", "batched_mm")  # on mps, calls by these names go to the ops
-SILU = ("SiLU", "SiLUActivation")
 GROUPED = {  # sizes of the block that a trial builds
     "num_local_experts": 8,
     "num_experts_per_tok": 3,
@@ -53,11 +52,6 @@ def interface() -> Any:
 # ---- a model's experts -----------------------------------------------------------------------------------------------
 
 
-def is_elsewhere(experts: Any, hidden_states: Tensor, *others: Any, **options: Any) -> bool:
-    """Returns whether the call silently goes to transformers' own function."""
-    return hidden_states.device.type != "mps"
-
-
 def form_reason(experts: Any) -> str:
     """Returns why the ops cannot compute these experts, or "" if they can."""
     expected = {"has_gate": True, "has_bias": False, "is_transposed": False, "is_concatenated": True}
@@ -67,7 +61,7 @@ def form_reason(experts: Any) -> str:
             return f"the experts' {name.lstrip('_')} is {not value}"
     if getattr(getattr(type(experts), "_apply_gate", None), "__name__", "") != DEFAULT_GATE:
         return f"{type(experts).__name__} has its own gate"
-    if type(experts.act_fn).__name__ not in SILU:
+    if type(experts.act_fn).__name__ not in known_forms.SILU:
         return f"the experts' activation is {type(experts.act_fn).__name__}, not silu"
     return ""
 
@@ -121,7 +115,7 @@ def has_grouped_block(owner: type) -> bool:
 
 def is_block_elsewhere(block: Any, hidden_states: Tensor, **options: Any) -> bool:
     chosen = getattr(getattr(block.experts, "config", None), "_experts_implementation", None)
-    return chosen != NAME and (chosen not in IMPLEMENTATIONS or is_elsewhere(block.experts, hidden_states))
+    return chosen != NAME and (chosen not in IMPLEMENTATIONS or known_forms.is_on_another_device(block, hidden_states))
 
 
 def block_reason(block: Any, hidden_states: Tensor, residual: Tensor | None = None) -> str:
@@ -134,7 +128,7 @@ def block_reason(block: Any, hidden_states: Tensor, residual: Tensor | None = No
     for module in (*projections, *gates):
         if not is_known_linear(module, packed or module in gates):
             return f"the shared expert has a {type(module).__name__} that is not a plain linear layer"
-    if type(shared.act_fn).__name__ not in SILU:
+    if type(shared.act_fn).__name__ not in known_forms.SILU:
         return f"the shared expert's activation is {type(shared.act_fn).__name__}, not silu"
     weights = experts.gate_up_proj, experts.down_proj, *(module.weight for module in projections)
     if packed:  # their form was checked when they were packed
@@ -216,7 +210,7 @@ def scales_of(module: Any, prefix: str = "") -> tuple[Tensor | None, Tensor | No
 
 
 FUNCTIONS = {
-    "experts": Function(experts_reason, run_experts, ("moe_gate_up", "moe_down"), is_elsewhere),
+    "experts": Function(experts_reason, run_experts, ("moe_gate_up", "moe_down"), known_forms.is_on_another_device),
     "moe_block": Function(
         block_reason, run_block, ("moe_logits", "moe_router"), is_block_elsewhere, adds_residual=True
     ),

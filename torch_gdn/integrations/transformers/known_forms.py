@@ -7,6 +7,7 @@ cannot be built from the few sizes given here, or that computes something else, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 Compute = Callable[..., Any]  # takes a layer and its arguments
 Call = Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]  # draws the arguments, by position and by name
 ERRORS = (AttributeError, IndexError, KeyError, RuntimeError, StopIteration, TypeError, ValueError)  # of another kind
+SILU = ("SiLU", "SiLUActivation")  # names of the activation's classes
 SIZES = {
     "hidden_size": 32,
     "intermediate_size": 24,
@@ -30,11 +32,18 @@ SIZES = {
 }
 
 
-def classes(module: ModuleType, ending: str) -> Iterator[type]:
-    """Yields the classes that the module itself defines. Imported ones belong to another library."""
-    for owner in vars(module).values():
-        if isinstance(owner, type) and owner.__module__ == module.__name__ and owner.__name__.endswith(ending):
-            yield owner
+def classes(module: ModuleType, ending: str) -> list[Any]:
+    """Returns the classes that the module itself defines. Imported ones belong to another library."""
+    own = [x for x in vars(module).values() if isinstance(x, type) and x.__module__ == module.__name__]
+    return [x for x in own if x.__name__.endswith(ending)]
+
+
+@contextmanager
+def trial() -> Iterator[None]:
+    """Computes on the CPU, without gradients, and leaves the program's random numbers as they are."""
+    with torch.device("cpu"), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
 
 
 def has_form(build: Callable[[Any], Any], call: Call, compute: Compute) -> bool | None:
@@ -42,8 +51,7 @@ def has_form(build: Callable[[Any], Any], call: Call, compute: Compute) -> bool 
 
     Returns None if it cannot be built, or does not take the call.
     """
-    with torch.device("cpu"), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with trial():
         try:
             layer = build(SimpleNamespace(**SIZES))
             for weight in layer.parameters():

@@ -14,8 +14,6 @@ from torch_gdn.integrations.transformers import known_forms
 from torch_gdn.integrations.transformers.functions import Function, common_reason, grad_reason
 from torch_gdn.integrations.transformers.refusal import is_plain, kept, meta, refused
 
-SILU = ("SiLU", "SiLUActivation")
-
 
 def mlp_classes(module: ModuleType) -> Iterator[type]:
     """Yields the classes of a model's module that compute down(silu(gate(x)) * up(x))."""
@@ -35,7 +33,7 @@ def product_refusal(dtype: torch.dtype) -> str:
 
 
 def mlp_reason(mlp: Any, x: Tensor, residual: Tensor | None = None) -> str:
-    if type(mlp.act_fn).__name__ not in SILU or not is_plain(mlp.act_fn):
+    if type(mlp.act_fn).__name__ not in known_forms.SILU or not is_plain(mlp.act_fn):
         return f"the MLP's activation is {type(mlp.act_fn).__name__}, not a plain silu"
     return grad_reason(mlp) or common_reason(x) or product_refusal(x.dtype)
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_gdn.integrations.transformers import known_forms
 from torch_gdn.integrations.transformers.functions import Function, common_reason
 from torch_gdn.integrations.transformers.refusal import kept, meta, refused
 
@@ -47,10 +48,7 @@ def eps_of(norm: Any) -> float:
 
 def norm_classes(module: ModuleType) -> Iterator[type]:
     """Yields the classes of a model's module that are RMS norms of a known form."""
-    for owner in vars(module).values():
-        is_own = isinstance(owner, type) and owner.__module__ == module.__name__
-        if is_own and owner.__name__.endswith("RMSNorm") and known_form(owner) is not None:
-            yield owner
+    return (owner for owner in known_forms.classes(module, "RMSNorm") if known_form(owner) is not None)
 
 
 def known_form(owner: type) -> Form | None:
@@ -61,8 +59,7 @@ def known_form(owner: type) -> Form | None:
 
 def find_form(owner: Callable[..., Any]) -> Form | None:
     """Returns the form whose results the class has in both dtypes. On these rows no two forms give the same."""
-    with torch.device("cpu"), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with known_forms.trial():
         try:
             norm = owner(64)
         except TypeError:  # its constructor has other arguments

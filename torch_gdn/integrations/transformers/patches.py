@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
-from torch_gdn.integrations.transformers import attention, decoder_layers, experts, mlp, norms
+from torch_gdn.integrations.transformers import attention, decoder_layers, experts, known_forms, mlp, norms
 from torch_gdn.integrations.transformers.dispatch import dispatcher
 
 MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen4_exp", "olmo_hybrid")
@@ -127,11 +127,11 @@ def modeling_module(model: str) -> ModuleType | None:
 
 def patches_of(module: ModuleType) -> Iterator[Patch]:
     for ending, function in FORWARDS.items():
-        for owner in classes_named(module, ending):
+        for owner in known_forms.classes(module, ending):
             yield patch(owner, "forward", function)
     yield from norm_patches(module)
     yield from layer_patches(module)
-    for owner in classes_named(module, "SparseMoeBlock"):
+    for owner in known_forms.classes(module, "SparseMoeBlock"):
         if experts.has_known_block(module, owner):
             yield patch(owner, "forward", "moe_block")
     kept_in_layers = hasattr(module, "is_fast_path_available")  # until 5.12, read by the layers' constructor
@@ -140,7 +140,7 @@ def patches_of(module: ModuleType) -> Iterator[Patch]:
         yield from functions  # an untested version may lack some
         yield from in_place_patches(module, functions)
         return
-    for layer in classes_named(module, "GatedDeltaNet"):
+    for layer in known_forms.classes(module, "GatedDeltaNet"):
         for name, function in IN_THE_LAYER.items():
             yield Patch(layer, name, vars(layer).get(name, ABSENT), attribute(name, function))
 
@@ -165,7 +165,7 @@ def norm_patches(module: ModuleType) -> Iterator[Patch]:
 def unknown_to(module: ModuleType, found: list[Patch]) -> tuple[str, ...]:
     """Names the classes of the language model that are usually replaced, but not in this version."""
     replaced = [each.owner for each in found]
-    owners = [owner for ending in REPLACED for owner in classes_named(module, ending)]
+    owners = [owner for ending in REPLACED for owner in known_forms.classes(module, ending)]
     return tuple(owner.__name__ for owner in owners if "Vision" not in owner.__name__ and owner not in replaced)
 
 
@@ -197,7 +197,7 @@ def in_place_patches(module: ModuleType, functions: list[Patch]) -> Iterator[Pat
     """Patches layers that pass their options on to the rule."""
     in_place = importlib.import_module("torch_gdn.integrations.transformers.in_place")
     for rule in (x for x in functions if x.name == "torch_recurrent_gated_delta_rule"):
-        for layer in classes_named(module, "GatedDeltaNet"):
+        for layer in known_forms.classes(module, "GatedDeltaNet"):
             yield rebind(layer, "forward", functools.partial(in_place.forward_with_cached_state, rule=rule))
 
 
@@ -206,12 +206,6 @@ def convolution_patches(module: ModuleType) -> Iterator[Patch]:
     for name in ("causal_conv1d_fn", "causal_conv1d_update"):
         if not hasattr(module, "is_fast_path_available") and callable(vars(module).get(name)):
             yield patch(module, name, IN_THE_MODULE[name])
-
-
-def classes_named(module: ModuleType, ending: str) -> list[Any]:
-    """Returns the classes that the module itself defines. Imported ones belong to another library."""
-    classes = [x for x in vars(module).values() if isinstance(x, type) and x.__module__ == module.__name__]
-    return [x for x in classes if x.__name__.endswith(ending)]
 
 
 def patch(owner: Any, name: str, function: str) -> Patch:

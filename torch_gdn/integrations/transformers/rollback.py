@@ -17,7 +17,8 @@ from torch import Tensor
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 import torch_gdn
-from torch_gdn.integrations.transformers.patches import Patch, classes_named, rebind
+from torch_gdn.integrations.transformers import known_forms
+from torch_gdn.integrations.transformers.patches import Patch, rebind
 
 KEPT = 64  # tokens at the end of a prompt that can be taken back
 CHUNK = 64
@@ -29,9 +30,9 @@ def rollback_patches(modules: dict[str, ModuleType]) -> Iterator[Patch]:
     """Yields the patches. `modules` are those of the models."""
     yield rebind(LinearAttentionCacheLayerMixin, "crop", crop_with_state)
     for module in modules.values():
-        for model in classes_named(module, "PreTrainedModel"):
+        for model in known_forms.classes(module, "PreTrainedModel"):
             yield Patch(model, "_is_stateful", vars(model)["_is_stateful"], False)
-        for layer in classes_named(module, "GatedDeltaNet"):
+        for layer in known_forms.classes(module, "GatedDeltaNet"):
             yield rebind(layer, "forward", forward_with_history)
 
 
