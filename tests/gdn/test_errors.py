@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 import torch_gdn
+from tests.helpers.entries import INDICES
 from tests.helpers.prefill import on_mps
 from torch_gdn.testing import REGISTRY, OpEntry
 from torch_gdn.testing.inputs import Call, tensors_of, to_device
@@ -23,9 +24,6 @@ PUBLIC_FUNCTIONS = [x for x in (getattr(torch_gdn, name) for name in torch_gdn._
 WRONG = [(entry, bad) for entry in REGISTRY.values() for bad in entry.invalid(entry)]
 each_op = pytest.mark.parametrize("entry", REGISTRY.values(), ids=REGISTRY)
 FLOATS = [entry for entry in REGISTRY.values() if entry.smallest()[entry.first].is_floating_point()]
-
-
-CONTENTS = {"cu_seqlens", "state_indices", "num_accepted_tokens", "checkpoint_offsets", "checkpoint_indices"}
 
 
 def name_of(bad: object) -> str:
@@ -60,7 +58,7 @@ def test_bad_input_is_an_error(device: torch.device, entry: OpEntry[Any], bad: I
         return
     there = to_device(call, device)
     if bad.by_contents:  # the host reads these on the CPU, before it launches anything
-        there |= {name: call[name] for name in CONTENTS & call.keys()}
+        there |= {name: call[name] for name in INDICES & call.keys()}
     with pytest.raises(bad.error, match=message_of(entry, bad)):
         entry.run(there)
 
@@ -98,10 +96,7 @@ def test_without_grad_mode_it_is_none(device: torch.device, entry: OpEntry[Any],
         assert not x.requires_grad and torch.equal(x, expected[name]), name
 
 
-# These index tensors may stay on the CPU. All others must be on the device of the first argument.
-ON_THE_CPU = {"cu_seqlens", "chunk_indices", "state_indices", "num_accepted_tokens", "block_table", "seq_lens"}
-ON_THE_CPU |= {"checkpoint_offsets", "checkpoint_indices", "source_offsets", "destination_offsets", "sizes", "src"}
-ON_THE_CPU |= {"exact_slots", "exact_starts", "exact_sink_slots"}
+ON_THE_CPU = INDICES | {"src"}  # all other tensors must be on the device of the first argument
 
 
 @each_op

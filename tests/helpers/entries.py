@@ -11,6 +11,11 @@ from torch_gdn.testing import bounds
 from torch_gdn.testing.inputs import Call, to_device
 from torch_gdn.testing.registry import OpEntry, Point
 
+# Index tensors that may be on the CPU, whatever the op's device.
+INDICES = {"cu_seqlens", "chunk_indices", "state_indices", "num_accepted_tokens", "block_table", "seq_lens"}
+INDICES |= {"checkpoint_offsets", "checkpoint_indices", "source_offsets", "destination_offsets", "sizes"}
+INDICES |= {"exact_slots", "exact_starts", "exact_sink_slots"}
+
 
 def fields_of(entry: OpEntry[Any]) -> set[str]:
     """Returns the fields of the entry's points."""

@@ -11,7 +11,7 @@ import torch
 import torch_gdn
 from tests.helpers.cases import make_case
 from tests.helpers.devices import on_a_mac, profiled, ready
-from tests.helpers.entries import fields_of
+from tests.helpers.entries import INDICES, fields_of
 from tests.helpers.errors import assert_same_bits
 from torch_gdn.testing import REGISTRY
 from torch_gdn.testing.inputs import to_device
@@ -80,20 +80,6 @@ def test_a_convolution_moves_whole_cache_lines(neighbours: str) -> None:
     figures = only_kernel(profile)
     assert issued_bytes(figures) <= 1.15 * (2 * x.nbytes + weight.nbytes)
     assert coalesced(figures) >= 0.9
-
-
-# These arguments may be on the CPU.
-INDICES = {
-    *(
-        "cu_seqlens",
-        "chunk_indices",
-        "state_indices",
-        "num_accepted_tokens",
-        "checkpoint_offsets",
-        "checkpoint_indices",
-    ),
-    *("block_table", "seq_lens", "source_offsets", "destination_offsets", "sizes"),
-}
 
 
 def apart(x: torch.Tensor) -> torch.Tensor:

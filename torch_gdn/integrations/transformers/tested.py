@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from torch_gdn import self_test
+from torch_gdn.integrations.transformers.functions import KDA_FUNCTIONS, RULE_OPTIONS
 
 if TYPE_CHECKING:
     from torch_gdn.self_test.cases import Case
 
 Form = tuple[torch.dtype, tuple[int, int]]
 USUAL_DTYPE, USUAL_SIZES = torch.bfloat16, (128, 128)  # K and V of Qwen3-Next and Qwen3.5
-RULES = ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "chunk_kda", "fused_recurrent_kda")
 
 ops: list[str] = []  # what the enabled models call
 forms: set[Form] = {(USUAL_DTYPE, USUAL_SIZES)}  # tested dtypes and sizes
@@ -51,7 +51,7 @@ def test_call(function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     x = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.is_floating_point()), None)
     if x is None or x.device.type != "mps":
         return False
-    is_rule = function in RULES and len(args) > 2
+    is_rule = function in (*RULE_OPTIONS, *KDA_FUNCTIONS) and len(args) > 2
     form = (x.dtype, (args[0].shape[-1], args[2].shape[-1]) if is_rule else USUAL_SIZES)
     if form in forms:
         return False
