@@ -152,7 +152,7 @@ def wrong_product(entry: OpEntry[RowPoint]) -> Iterator[Invalid]:
     yield Invalid("activation", ValueError, "gelu", put("activation", "gelu"))
 
 
-def wrong_heads(entry: OpEntry[HeadPoint]) -> Iterator[Invalid]:
+def wrong_heads(entry: OpEntry[Any]) -> Iterator[Invalid]:
     yield from [*invalid.integers("q", "cos", "q_weight"), *invalid.float64("q"), *invalid.half("k", "sin", "k_weight")]
     yield from [*invalid.too_flat("q", "k", "cos"), *invalid.too_short("k", "cos", "sin")]
     yield from invalid.too_short("q_weight", "k_weight", how=invalid.last)

@@ -94,8 +94,8 @@ class PagedAttention(AttentionImpl[PagedMetadata]):
         self,
         layer: Any,
         query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        key: Tensor | None,  # None if `rotary.project` stored keys and values
+        value: Tensor | None,
         kv_cache: Tensor,
         attn_metadata: PagedMetadata | None,
         output: Tensor,
@@ -105,14 +105,14 @@ class PagedAttention(AttentionImpl[PagedMetadata]):
         if attn_metadata is None:  # a profiling run
             return output.zero_()
         m, n = attn_metadata, attn_metadata.num_actual_tokens
-        return self.attend(layer, query[:n], key[:n], value[:n], kv_cache, m, output[:n])
+        return self.attend(layer, query[:n], key, value, kv_cache, m, output[:n])
 
     def attend(
         self,
         layer: Any,
         query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
         kv_cache: Tensor,
         m: PagedMetadata,
         output: Tensor,

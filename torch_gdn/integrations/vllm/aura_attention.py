@@ -63,8 +63,8 @@ class AuraPagedAttention(PagedAttention):
         self,
         layer: Any,
         query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
         kv_cache: Tensor,
         m: PagedMetadata,
         output: Tensor,
@@ -73,6 +73,7 @@ class AuraPagedAttention(PagedAttention):
         key_codes, key_norms, value_codes, value_norms = self.parts(kv_cache)
         (key_signs, _, key_table), (value_signs, _, value_table) = self.tables_of(layer, query.device)
         exact = self.exact if m.exact is not None else None
+        new = [x[: m.num_actual_tokens] for x in (key, value) if x is not None]
         out = torch_gdn.aura_paged_attention(
             query,
             key_codes,
@@ -93,10 +94,10 @@ class AuraPagedAttention(PagedAttention):
             max_query_len=m.max_query_len,
             max_seq_len=m.max_seq_len,
             out=output,
-            **(exact.arguments(m.exact, key, value) if exact is not None else {}),
+            **(exact.arguments(m.exact, *new) if exact is not None else {}),
         )
         if exact is not None:
-            exact.write(m.exact, key, value)
+            exact.write(m.exact, *new)
         return out
 
 

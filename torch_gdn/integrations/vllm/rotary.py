@@ -12,6 +12,8 @@ from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.model_executor.layers.rotary_embedding.mrope import MRotaryEmbedding, apply_interleaved_rope
 
+from torch_gdn.integrations.vllm.attention import PagedAttention
+
 Angles = tuple[Tensor, Tensor]
 ANGLES = "torch_gdn_angles"  # attribute of a step's forward context
 
@@ -85,19 +87,36 @@ def is_taken(layer: Any, positions: Tensor) -> bool:
     return layer.attn_output_gate and isinstance(layer.rotary_emb, ROTATIONS) and layer.rotary_emb.takes(positions)
 
 
-def project(layer: Any, qkv: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns q, k, v [T, heads * D], q and k normalised and rotated in one launch, and the gate [1, T, heads, D]."""
+def slots_of_step(attention: Any) -> Tensor | None:
+    """Returns where the step's keys and values go. A profiling run has no such slots."""
+    mapping = get_forward_context().slot_mapping if is_forward_context_available() else None
+    return mapping.get(attention.layer_name) if isinstance(mapping, dict) else None
+
+
+def pages_of(attention: Any, slots: Tensor | None) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Returns keys, values and slots to write to, or None if only the backend can write: its pages hold codes."""
+    if slots is None or type(attention.impl) is not PagedAttention:
+        return None
+    return *attention.impl.keys_and_values(attention.kv_cache), slots
+
+
+def project(
+    layer: Any, qkv: Tensor, positions: Tensor, slots: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+    """Returns q, k, v [T, heads * D], q and k normalised and rotated, and the gate [1, T, heads, D].
+
+    k and v are None if they are in their slots. This is one launch.
+    """
     q_and_gate, k, v = qkv.split([2 * layer.q_size, layer.kv_size, layer.kv_size], dim=-1)
     q, gate = q_and_gate.view(1, -1, layer.num_heads, 2, layer.head_dim).unbind(3)
-    q, k = torch.ops.gdn.qk_norm_rope(
-        q,
-        k.view(1, -1, layer.num_kv_heads, layer.head_dim),
-        *(x[None] for x in angles_of_step(layer.rotary_emb, positions, qkv)),
-        layer.q_norm.weight,
-        layer.k_norm.weight,
-        layer.q_norm.variance_epsilon,
-        True,
-    )
+    k, values = (x.view(1, -1, layer.num_kv_heads, layer.head_dim) for x in (k, v))
+    cos, sin = (x[None] for x in angles_of_step(layer.rotary_emb, positions, qkv))
+    norm = layer.q_norm.weight, layer.k_norm.weight, layer.q_norm.variance_epsilon, True
+    pages = pages_of(layer.attn, slots)
+    if pages is not None:
+        q = torch.ops.gdn.qk_norm_rope_and_cache_(q, k, values, cos, sin, *pages, *norm)
+        return q[0].flatten(1), None, None, gate
+    q, k = torch.ops.gdn.qk_norm_rope(q, k, cos, sin, *norm)
     return q[0].flatten(1), k[0].flatten(1), v, gate
 
 
@@ -112,7 +131,7 @@ def gated_attention(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def forward(layer: Any, positions: Tensor, hidden_states: Tensor) -> Tensor:
         if not is_taken(layer, positions):
             return original(layer, positions, hidden_states)
-        q, k, v, gate = project(layer, layer.qkv_proj(hidden_states)[0], positions)
+        q, k, v, gate = project(layer, layer.qkv_proj(hidden_states)[0], positions, slots_of_step(layer.attn))
         y: Tensor = layer.o_proj(gated(layer.attn(q, k, v), gate))[0]
         return y
 

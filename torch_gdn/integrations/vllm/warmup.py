@@ -92,7 +92,8 @@ def call_rotary(runner: Any) -> None:
             columns = getattr(runner.model_config.hf_text_config, "intermediate_size", None) or 4
             module(torch.zeros(1, 2 * columns, **options))
         elif isinstance(module, Qwen3NextAttention) and rotary.is_taken(module, position):
-            *_, gate = rotary.project(module, torch.zeros(1, 2 * (module.q_size + module.kv_size), **options), position)
+            columns = torch.zeros(1, 2 * (module.q_size + module.kv_size), **options)
+            *_, gate = rotary.project(module, columns, position, position)
             rotary.gated(torch.zeros_like(gate), gate)
 
 
