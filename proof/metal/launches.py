@@ -16,7 +16,7 @@ from torch_gdn._recorder import KernelVariant, Launch
 from torch_gdn.check import probes
 from torch_gdn.check.fake_mps import fake_mps
 from torch_gdn.testing import REGISTRY, OpEntry, Point
-from torch_gdn.testing.attention import PagePoint
+from torch_gdn.testing.attention import PagePoint, StoredHeadPoint
 from torch_gdn.testing.aura import AuraPoint, CodecPoint
 from torch_gdn.testing.decode import DecodePoint
 from torch_gdn.testing.experts import ExpertPoint
@@ -111,6 +111,8 @@ def is_of_models(entry: OpEntry[Any], point: Point) -> bool:
     """Returns whether models launch it. AURA and pages have 128 numbers per head, bfloat16, 8 bits for keys and 4 for
     values. Experts and packed weights have bfloat16, and a router has 256 or 512 experts.
     """
+    if isinstance(point, StoredHeadPoint):
+        return point.cache == point.dtype
     if isinstance(point, RowPoint):
         return entry.name != "l2norm" or point.D in (33, *(K for K, _ in MODEL_SIZES))
     if isinstance(point, ExpertPoint):
@@ -137,7 +139,7 @@ def model_launches() -> list[Launch]:
     ]
     others = compiled_at(
         *(CodecPoint, AuraPoint, PagePoint, ExpertPoint, QuantizedPoint, RowPoint, HeadPoint, ConvolutionPoint),
-        *(DecodePoint, Point),
+        *(DecodePoint, StoredHeadPoint, Point),
     )
     wanted: list[Wanted] = [*(end_to_end(point) for point in rules), stages_at(rules)]
     wanted.append((REGISTRY[RECURRENT], replace(each, tokens=1, channels=False)) for each in rules)

@@ -29,9 +29,12 @@ template <typename T, typename C, typename Weight, typename Angle, int Width>
   RowIndex at =
       row_index(int64_t(group.x) * kRotatedRows + simdgroup, parameters.rows, parameters.tokens, parameters.heads);
   if (!at.is_present) return;
+  const RowIndex token{at.row, at.batch, at.token, 0, true};
+  device const Angle* cosines = cos + offset_of(rotation.cos, token);
+  device const Angle* sines = sin + offset_of(rotation.sin, token);
   if (at.head < parameters.q_heads) {
     const Head<T, Weight, Width> head = head_at<Width>(q + offset_of(parameters.q, at), q_weight, rotation, lane);
-    write_rotated(head, cos, sin, at, rotation, lane, q_out + offset_of(parameters.q_out, at));
+    write_rotated(head, cosines, sines, rotation, lane, q_out + offset_of(parameters.q_out, at));
     return;
   }
 
@@ -43,7 +46,7 @@ template <typename T, typename C, typename Weight, typename Angle, int Width>
   if (at.head < parameters.kv_heads) {
     const Head<T, Weight, Width> head = head_at<Width>(k + offset_of(parameters.k, at), k_weight, rotation, lane);
     device C* y = key_cache + offset_of(slots.key, slot, slots.block_size) + at.head * slots.key.head;
-    write_rotated(head, cos, sin, at, rotation, lane, y);
+    write_rotated(head, cosines, sines, rotation, lane, y);
     return;
   }
   at.head -= parameters.kv_heads;

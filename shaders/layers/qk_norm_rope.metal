@@ -26,5 +26,8 @@ template <typename T, typename Weight, typename Angle, int Width>
       parameters.rotation, int(lane));
   if (!at.is_present) return;
   device T* y = is_q ? q_out + offset_of(parameters.q_out, at) : k_out + offset_of(parameters.k_out, at);
-  write_rotated(head, cos, sin, at, parameters.rotation, int(lane), y);
+  at.head = 0;
+  write_rotated(
+      head, cos + offset_of(parameters.rotation.cos, at), sin + offset_of(parameters.rotation.sin, at),
+      parameters.rotation, int(lane), y);
 }

@@ -51,19 +51,15 @@ METAL_FUNC Head<T, Weight, Width> head_at(
   return head;
 }
 
-// Writes y. `at` is the head's row.
+// Writes y. `cosines` and `sines` are the token's.
 template <typename T, typename Weight, int Width, typename Angle, typename Y>
 METAL_FUNC void write_rotated(
     Head<T, Weight, Width> head,
-    device const Angle* cos,
-    device const Angle* sin,
-    RowIndex at,
+    device const Angle* cosines,
+    device const Angle* sines,
     constant Rotation& rotation,
     int lane,
     device Y* y) {
-  at.head = 0;
-  device const Angle* cosines = cos + offset_of(rotation.cos, at);
-  device const Angle* sines = sin + offset_of(rotation.sin, at);
   const int D = rotation.D, pairs = rotation.pairs;
   for (int column = lane * Width; column < D - pairs; column += 32 * Width) {
     if (column >= pairs) {
