@@ -1,4 +1,4 @@
-"""Builds torch_gdn._C and puts the shaders into the wheel; everything else is in pyproject.toml."""
+"""Builds torch_gdn._C and puts the shaders into the wheel. Everything else is in pyproject.toml."""
 
 import os
 import re
@@ -31,24 +31,24 @@ ON_MAC = sys.platform == "darwin"
 os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
 if ON_MAC:
     os.environ.setdefault("MACOSX_DEPLOYMENT_TARGET", "14.0")  # as torch's own wheel
-    # python.org's Python would build for Intel as well, for which there is no torch, and say so in the wheel's name.
+    # python.org's Python would also build for Intel, for which there is no torch, and say so in the wheel's name.
     os.environ.setdefault("ARCHFLAGS", "-arch arm64")
     os.environ.setdefault("_PYTHON_HOST_PLATFORM", f"macosx-{os.environ['MACOSX_DEPLOYMENT_TARGET']}-arm64")
-# OpenMP is only compiled against, never linked: at::parallel_for, inline in torch's headers, must meet torch's own
-# runtime, not a second one. Apple's compiler takes the flag for its front end alone, and omp.h from torch's wheel.
-# TORCH_GDN_SANITIZE=1: errors of memory and undefined behaviour end the process (make sanitize).
+# OpenMP is only compiled against, never linked: at::parallel_for, which is inline in torch's headers, must use torch's
+# own runtime, and not a second one. Apple's compiler takes the flag only for its front end, and omp.h from torch's
+# wheel. With TORCH_GDN_SANITIZE=1, errors of memory and undefined behaviour end the process (make sanitize).
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=all"]
 SANITIZE = SANITIZERS if os.environ.get("TORCH_GDN_SANITIZE") == "1" else []
 OPTIMISE = ["-O1", "-g1", "-fno-wrapv", "-fno-omit-frame-pointer", *SANITIZERS] if SANITIZE else ["-O3", "-g0"]
 OPENMP = ["-Xpreprocessor", "-fopenmp"] if ON_MAC else ["-fopenmp"]
 COMPILE_FLAGS = ["-std=c++20", *OPTIMISE, "-Wall", *OPENMP, *(["-fno-objc-arc"] if ON_MAC else [])]
 
-JOB_BYTES = 2 * 10**9  # of memory: g++ takes up to 1.8 GB for a source file
-MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container
+JOB_BYTES = 2 * 10**9  # g++ takes up to 1.8 GB of memory per source file
+MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")  # a container's limit
 
 
 def jobs() -> int:
-    """One compiler per core, as far as memory allows."""
+    """Returns one compiler per core, as far as memory allows."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = MEMORY_LIMIT.read_text().strip() if MEMORY_LIMIT.is_file() else "max"
@@ -61,7 +61,7 @@ os.environ.setdefault("MAX_JOBS", str(jobs()))
 
 
 def check_compiler() -> None:
-    compiler = os.environ.get("CXX", "c++")  # as PyTorch chooses it
+    compiler = os.environ.get("CXX", "c++")  # as PyTorch does
     try:
         subprocess.run([*shlex.split(compiler), "--version"], capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
@@ -72,12 +72,12 @@ def check_compiler() -> None:
 
 
 def sources(*patterns: str) -> list[str]:
-    """Files under csrc/ that match, relative to the root as setuptools wants them."""
+    """Returns the files under csrc/ that match, relative to the root as setuptools wants them."""
     return sorted(str(path.relative_to(ROOT)) for pattern in patterns for path in (ROOT / "csrc").glob(pattern))
 
 
 def extension() -> Extension:
-    # csrc/metal needs Metal's headers: on Linux the simulated device builds it.
+    # csrc/metal needs Metal's headers, so on Linux the simulated device builds it.
     everywhere = sources("bindings.cpp", "ops/*.cpp", "launch/*.cpp", "cpu/**/*.cpp")
     metal_half = sources("metal/**/*.cpp", "metal/*.mm")
     return CppExtension(
@@ -89,15 +89,16 @@ def extension() -> Extension:
     )
 
 
-# PyTorch's headers take more than half of the time of a source file, so g++ compiles them once. Where it finds that the
+# PyTorch's headers take more than half of the time of a source file, so g++ compiles them once. If g++ finds that the
 # options differ, it reads the headers themselves.
 SHARED_HEADERS = ("torch/library.h", "ATen/Parallel.h", "ATen/ops/empty.h")
-QUIET = ["-Wno-sign-compare"]  # compiled headers lose the pragma that silences this warning in one of PyTorch's
+QUIET = ["-Wno-sign-compare"]  # compiled headers lose the pragma that silences this warning in a header of PyTorch's
 
 
 def precompiled(folder: Path, flags: list[str]) -> list[str]:
-    """Options that include the headers, compiled with these flags. They are compiled again when anything changed. On a
-    Mac there are none; the proof of the Mac build asks for a Mac's flags where g++ is the compiler."""
+    """Returns options that include the headers, compiled with these flags. They are compiled again if anything changed.
+    On a Mac there are none; the proof of the Mac build asks for a Mac's flags when g++ is the compiler.
+    """
     if ON_MAC:
         return []
     header, record = folder / "shared_headers.h", folder / "shared_headers.command"
@@ -116,7 +117,9 @@ def precompiled(folder: Path, flags: list[str]) -> list[str]:
 
 
 class BuildIncrementally(BuildExtension):
-    """An editable install, a wheel and the packaging tests share one folder of objects: ninja rebuilds what changed."""
+    """Shares one folder of objects among an editable install, a wheel and the packaging tests. ninja rebuilds what
+    changed.
+    """
 
     def finalize_options(self):
         super().finalize_options()
@@ -124,8 +127,8 @@ class BuildIncrementally(BuildExtension):
 
     def build_extensions(self):
         check_compiler()
-        # One run of setup.py may come here twice, and torch adds its flags to the extension's each time: other flags
-        # than before would compile everything again.
+        # One run of setup.py may come here twice, and torch adds its flags to the extension's each time. Flags that
+        # differ from the earlier ones would compile everything again.
         for extension in self.extensions:
             folders = [*extension.include_dirs, *self.compiler.include_dirs]
             flags = [*self.compiler.compiler_so[1:], *(f"-I{folder}" for folder in folders), *COMPILE_FLAGS]
@@ -135,18 +138,18 @@ class BuildIncrementally(BuildExtension):
 
 
 class BuildPythonAndShaders(build_py):
-    """A wheel carries shaders/ as torch_gdn/shaders; a checkout or an editable install reads shaders/ itself."""
+    """Puts shaders/ into a wheel as torch_gdn/shaders. A checkout or an editable install reads shaders/ itself."""
 
     def run(self):
         super().run()
         if not self.editable_mode:
             packaged = Path(self.build_lib) / "torch_gdn" / "shaders"
-            shutil.rmtree(packaged, ignore_errors=True)  # a shader deleted since the last build must not be shipped
+            shutil.rmtree(packaged, ignore_errors=True)  # drops shaders that were deleted since the last build
             shutil.copytree(ROOT / "shaders", packaged, ignore=shutil.ignore_patterns(".*"))
 
 
 def long_description() -> str:
-    """The README without pictures and links that only work in the repository."""
+    """Returns the README without pictures and links that only work in the repository."""
     text = re.sub(r"!\[[^\]]*\]\((?!https:)[^)]*\)\n*", "", (ROOT / "README.md").read_text(encoding="utf-8"))
     return re.sub(r"\[([^\]]*)\]\((?!https:)[^)]*\)", r"\1", text)
 

@@ -1,8 +1,8 @@
-"""`python .ci/pin_torch.py 2.14.1` makes ./pyproject.toml that of a wheel built with this torch.
+"""`python .ci/pin_torch.py 2.14.1` changes ./pyproject.toml into that of a wheel built with this torch.
 
-The wheel requires the minor version of torch that its extension loads with. Where that is not the newest, the project's
-version ends in, say, +torch2.14: several wheels of one release differ by name, and PyPI refuses such versions, so that
-it gets one torch alone.
+The wheel requires the minor version of torch that its extension loads with. If that is not the newest, the project's
+version ends in, say, +torch2.14. Wheels of one release then have different names. PyPI refuses such versions, so it
+gets only one torch.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ PYCODE = Path(__file__).resolve().parent / "pycode"
 
 
 class Bytes:
-    """Turns for the model in examples/pycode, which continues text: a turn appends text."""
+    """Turns for the model in examples/pycode, which continues text. A turn appends text."""
 
     def __init__(self) -> None:
         self.conversation: list[int] = []
@@ -63,7 +63,7 @@ class Messages:
 
 
 class Printer:
-    """transformers' streamer: prints what is new of the answer's text, and when its first token came."""
+    """A streamer for transformers. It prints what is new of the answer's text, and keeps when its first token came."""
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
         self.decode, self.shown, self.first = decode, "", 0.0
@@ -77,7 +77,7 @@ class Printer:
         self.first = self.first or time.perf_counter()
         self.tokens += tokens.flatten().tolist()
         text = self.decode(self.tokens)
-        if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # a character whose bytes are not all there
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # not a character whose last bytes are missing
             print(text[len(self.shown) :], end="", flush=True)
             self.shown = text
 

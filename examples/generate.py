@@ -32,10 +32,10 @@ ROOT = Path(__file__).resolve().parent.parent
 LARGEST_DISTANCE = 1e-4  # of the logits, relative, in f32
 PROMPT = ROOT / "examples" / "pycode" / "prompt.txt"
 PROMPT_SHOWN = 60  # bytes
-PIECE = 512  # bytes of a held-back module that are predicted
-BITS_DECIMALS = 3  # to which bits per byte must agree
-PREFILL_OPS = ("gdn.chunk_gated_delta_rule",)  # or with a _, in place
-DECODE_OPS = ("gdn.fused_recurrent_gated_delta_rule", "gdn.gdn_decode")  # the latter on mps
+PIECE = 512  # bytes of a held-back module to predict
+BITS_DECIMALS = 3  # bits per byte must agree to this digit
+PREFILL_OPS = ("gdn.chunk_gated_delta_rule",)  # or with a _ if in place
+DECODE_OPS = ("gdn.fused_recurrent_gated_delta_rule", "gdn.gdn_decode")  # on mps, gdn_decode
 
 
 @dataclass
@@ -71,12 +71,12 @@ def on_torch_gdn() -> Iterator[None]:
 
 
 def trained_model() -> Qwen3NextForCausalLM:
-    """Three Gated DeltaNet layers and one of attention; heads as in Qwen3-Next: K = V = 128, HV/H = 2."""
+    """Returns three Gated DeltaNet layers and one of attention. Heads are Qwen3-Next's: K = V = 128, HV/H = 2."""
     return Qwen3NextForCausalLM.from_pretrained(ROOT / "examples" / "pycode", dtype=torch.float32).eval()
 
 
 def held_back(count: int) -> torch.Tensor:
-    """[count, PIECE + 1] bytes: a piece from the middle of each of `count` modules that the model never saw."""
+    """Returns [count, PIECE + 1] bytes: a piece from the middle of each of `count` modules that the model never saw."""
     from examples.pycode import corpus
 
     files = corpus.held_back_files(corpus.standard_library())[:count]
@@ -98,7 +98,7 @@ def bits_per_byte(model: Qwen3NextForCausalLM, pieces: torch.Tensor, label: str)
 def generate(
     model: Qwen3NextForCausalLM, prompt: torch.Tensor, new_tokens: int, label: str, forced: list[int] | None = None
 ) -> Generation:
-    """Greedy decoding. With `forced`, those tokens are fed on whatever the logits say, so that two runs compare."""
+    """Decodes greedily. With `forced`, these tokens are fed whatever the logits say, so that two runs compare."""
     tokens: list[int] = []
     decode_logits: list[torch.Tensor] = []
     with torch.no_grad(), tqdm(total=new_tokens, desc=label, unit="token", file=sys.stderr) as progress:
@@ -127,7 +127,7 @@ def choose_device(name: str) -> torch.device:
         import mps_simulator
 
         mps_simulator.activate()
-        os.environ.setdefault("TORCH_GDN_SELF_TEST", "off")  # it is about GPUs, and slow on a simulated one
+        os.environ.setdefault("TORCH_GDN_SELF_TEST", "off")  # it is for GPUs, and slow on a simulated one
         return torch.device("mps")
     if name == "auto":
         name = "mps" if torch.backends.mps.is_available() else "cpu"
@@ -144,7 +144,7 @@ class Counts:
 
 @contextmanager
 def counted(simulated: bool) -> Iterator[Counts]:
-    """Fills in, at its end, which ops were called within it and which Metal kernels were run."""
+    """Fills in, at its end, the ops that were called and the Metal kernels that ran within it."""
     counts = Counts(Counter(), [])
     with ExitStack() as stack:
         profile = None
@@ -158,7 +158,7 @@ def counted(simulated: bool) -> Iterator[Counts]:
     if profile is not None:
         counts.kernels = [f"{profile.launched(name):4} x {name}" for name in sorted(profile.kernels)]
     elif torch_gdn._C.has_launcher():
-        counts.kernels = [facts["name"] for facts in torch_gdn._C.pipelines()]  # a Mac does not say how often
+        counts.kernels = [facts["name"] for facts in torch_gdn._C.pipelines()]  # a Mac does not count them
 
 
 def print_counts(counts: Counts) -> None:
@@ -195,10 +195,10 @@ def run(options: argparse.Namespace) -> bool:
     with on_torch_gdn():
         with counted(simulated) as counts:
             ours = generate(model, prompt, options.new_tokens, "torch_gdn")
-        # A second run is timed: the first one pays for counting and, on a Mac, for compiling the kernels.
+        # A second run is timed, because the first one pays for counting and, on a Mac, for compiling the kernels.
         timed = ours if simulated else generate(model, prompt, options.new_tokens, "torch_gdn, timed")
         our_bits = bits_per_byte(model, pieces, "torch_gdn")
-    # The device that is to be judged takes no part in the reference.
+    # The device under test takes no part in the reference.
     model, prompt, pieces = model.cpu(), prompt.cpu(), pieces.cpu()
     with on_the_cpu():
         fallback = generate(model, prompt, options.new_tokens, "transformers' fallback", forced=ours.tokens)

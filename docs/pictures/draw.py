@@ -121,7 +121,7 @@ def fits() -> Picture:
 
     title = "Memory that each model needs, by the format of its weights"
     picture = Picture(820, 394, title, "Memory in GB for one request of 32,768 tokens: weights, states and cache")
-    left, pixels = 210, 3.294  # where the bars start, and pixels per GB
+    left, pixels = 210, 3.294  # the x at which bars start, and pixels per GB
     picture.text(204, 47, "fits on a Mac of", size=11, anchor="end", fill=RED)
     for mac in (16, 32, 64, 96, 128):
         x = left + pixels * fits.recommended(mac) / 1e9

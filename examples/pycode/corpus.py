@@ -1,4 +1,4 @@
-"""The text that the model learns, the source of Python's standard library, and the measure of how well it did."""
+"""The text that the model learns, the source of Python's standard library, and the measure of how well it learned."""
 
 import math
 import sysconfig
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-# The model is judged on these modules, and not trained on them. Every Python from 3.10 on has them.
+# These modules judge the model, which is not trained on them. Every Python from 3.10 on has them.
 HELD_BACK = (
     "argparse.py",
     "asyncio/queues.py",
@@ -20,9 +20,9 @@ HELD_BACK = (
     "statistics.py",
     "textwrap.py",
     "zipfile.py",
-    "zipfile/__init__.py",  # where zipfile.py went in Python 3.12
+    "zipfile/__init__.py",  # zipfile.py became this in Python 3.12
 )
-# Tables and prose, not code; installed packages; test data that is no Python or none that parses.
+# These are tables and prose, not code; installed packages; and test data that is no Python, or does not parse.
 LEFT_OUT = {"site-packages", "dist-packages", "encodings", "pydoc_data", "__pycache__", "cjkencodings", "tokenizedata"}
 END_OF_FILE = b"\0"  # never occurs in Python source
 
@@ -42,7 +42,7 @@ def tells_of_held_back(path: Path) -> bool:
 
 
 def training_files(library: Path) -> list[Path]:
-    """Every other module's source, in the order of their names."""
+    """Returns the source of every other module, in the order of their names."""
     held_back = set(held_back_files(library))
     return [
         path
@@ -54,12 +54,12 @@ def training_files(library: Path) -> list[Path]:
 
 
 def joined(files: list[Path]) -> bytes:
-    """The files' bytes, each after an END_OF_FILE, so that one byte of context says that a file begins."""
+    """Joins the files' bytes, each after an END_OF_FILE, so that one byte of context says that a file begins."""
     return b"".join(END_OF_FILE + path.read_bytes() for path in files)
 
 
 def pieces(data: torch.Tensor, length: int) -> torch.Tensor:
-    """[count, length + 1]: all of a text in pieces of `length` bytes to predict, each beginning with one byte given."""
+    """Returns [count, length + 1]: all of a text in pieces of `length` bytes to predict, each after one given byte."""
     return data[: (len(data) - 1) // length * length + 1].unfold(0, length + 1, length)
 
 
@@ -68,7 +68,7 @@ def as_tensor(text: bytes) -> torch.Tensor:
 
 
 def cross_entropy(model: torch.nn.Module, pieces: torch.Tensor) -> torch.Tensor:
-    """Mean over the pieces' bytes but the first, in nats a byte."""
+    """Returns the mean over the pieces' bytes but the first, in nats per byte."""
     tokens = pieces.long()
     logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
     return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
@@ -76,6 +76,6 @@ def cross_entropy(model: torch.nn.Module, pieces: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def bits_per_byte(model: torch.nn.Module, pieces: torch.Tensor, batch: int) -> float:
-    """Returns the bits per byte for a model that knows the piece's earlier bytes; `batch` pieces at a time."""
+    """Returns the bits per byte for a model that knows the piece's earlier bytes. It takes `batch` pieces at a time."""
     losses = [float(cross_entropy(model, some)) * len(some) for some in pieces.split(batch)]
     return sum(losses) / len(pieces) / math.log(2)

@@ -1,4 +1,4 @@
-"""The chunked gated delta rule in differentiable PyTorch, for training; torch_gdn's own kernels run forward only."""
+"""The chunked gated delta rule in differentiable PyTorch, for training. torch_gdn's own kernels only run forward."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ CHUNK = 64
 
 
 def chunks(x: torch.Tensor) -> torch.Tensor:
-    """[B, T, H, ...] -> [B, H, T / CHUNK, CHUNK, ...] in f32."""
+    """Returns [B, H, T / CHUNK, CHUNK, ...] in f32 from [B, T, H, ...]."""
     return x.float().transpose(1, 2).unflatten(2, (-1, CHUNK))
 
 
@@ -17,7 +17,8 @@ def chunks(x: torch.Tensor) -> torch.Tensor:
 def differentiable_delta_rule(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, **_: Any
 ) -> tuple[torch.Tensor, None]:
-    """For training: whole sequences from an empty state, T a multiple of 64, q and k normalised; transformers' names.
+    """Computes the rule for training, with transformers' names: whole sequences from an empty state, T a multiple of
+    64, and normalised q and k.
 
     Chunk by chunk, with c the decay's logarithm since the chunk began and S the state:
     u = (I + A)^-1 beta (v - exp(c) k S), o = exp(c) q S + tril(q k^T exp(c_i - c_j)) u, and then S takes k u^T in.

@@ -28,7 +28,9 @@ WARM_UP_STEPS = 200
 
 
 def new_model() -> Qwen3NextForCausalLM:
-    """Three Gated DeltaNet layers to one of attention, heads as in Qwen3-Next: K = V = 128, HV/H = 2; 2.3 M weights."""
+    """Makes three Gated DeltaNet layers to one of attention, with 2.3 M weights. Heads are Qwen3-Next's: K = V = 128,
+    HV/H = 2.
+    """
     config = Qwen3NextConfig(
         vocab_size=256,  # a token is a byte
         hidden_size=176,
@@ -61,18 +63,18 @@ def new_model() -> Qwen3NextForCausalLM:
 
 
 def windows(data: torch.Tensor, length: int, batch: int, generator: torch.Generator) -> torch.Tensor:
-    """[batch, length + 1] pieces from anywhere in the data."""
+    """Returns [batch, length + 1] pieces from anywhere in the data."""
     starts = torch.randint(len(data) - length, (batch, 1), generator=generator).to(data.device)
     return data[starts + torch.arange(length + 1, device=data.device)]
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:
-    """A linear warm-up, then half a cosine to nothing."""
+    """Returns a linear warm-up, then half a cosine down to nothing."""
     return peak * min(1, (step + 1) / WARM_UP_STEPS) * 0.5 * (1 + math.cos(math.pi * step / steps))
 
 
 def new_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
-    """AdamW; weights that are no matrices (gates, norms) are not decayed."""
+    """Returns AdamW, which does not decay weights that are no matrices (gates, norms)."""
     matrices = [p for p in model.parameters() if p.ndim == 2]
     others = [p for p in model.parameters() if p.ndim != 2]
     groups = [{"params": matrices, "weight_decay": 0.3}, {"params": others, "weight_decay": 0.0}]
@@ -80,7 +82,9 @@ def new_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 def train(model: Qwen3NextForCausalLM, options: argparse.Namespace) -> Iterator[tuple[int, float, float]]:
-    """Yields, every options.report_every steps: step, bits per byte of training since, of the held-back modules."""
+    """Yields, every options.report_every steps, the step, the bits per byte of training since, and of the held-back
+    modules.
+    """
     device = next(model.parameters()).device
     files = corpus.training_files(options.library), corpus.held_back_files(options.library)
     text, held_back = (corpus.as_tensor(corpus.joined(some)).to(device) for some in files)

@@ -1,4 +1,4 @@
-"""Launches, and device bytes by the simulated device's counts, compared with the weights of the active experts."""
+"""Compares launches and the simulated device's counts of device bytes with the weights of the active experts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")
 def counted(point: ExpertPoint) -> tuple[int, int, int, list[str]]:
     """Returns the bytes issued, those of the active experts' weights, those of the inputs, and the kernels that ran.
 
-    Each threadgroup reads its experts' vectors anew, for 32 rows of gate and of up, and for 32 rows of down; for 16 if
+    Each threadgroup reads its experts' vectors for 32 rows of gate and of up, and for 32 rows of down, or for 16 if
     they are packed. Each of its simdgroups reads topk_ids, but those of down only for several tokens.
     """
     gate_up, down = draw_gate_up(point), draw_down(point)
@@ -46,7 +46,7 @@ def counted(point: ExpertPoint) -> tuple[int, int, int, list[str]]:
     [
         (1, 16, 0, 1.05),
         (8, 64, 0, 1.05),
-        (8, 8, 0, 1.14),  # 4 tokens an expert
+        (8, 8, 0, 1.14),  # 4 tokens per expert
         (1, 16, 4, 1.17),
         (8, 8, 4, 1.85),
     ],
@@ -61,7 +61,7 @@ def test_a_step_reads_the_weights_of_active_experts_once(T: int, E: int, bits: i
 
 
 def test_a_prompt_reads_them_once_for_32_pairs() -> None:
-    """8 experts of 31 or 32 pairs each take 16 tiles at most, and the shared expert 2."""
+    """8 experts of 31 or 32 pairs take at most 16 tiles each, and the shared expert 2."""
     issued, weights, _, kernels = counted(ExpertPoint(torch.bfloat16, T=64, E=8, k=4, D=512, I=128, IS=128))
     assert 1.0 <= issued / weights <= 2.5
     assert sorted(kernels) == ["moe_align_32", "moe_align_32", "moe_down_tiles", "moe_gate_up_tiles", "moe_sum"]

@@ -1,4 +1,4 @@
-"""moe_logits, moe_router, moe_gate_up and moe_down: float64, wrong ids, bits that do not depend on other tokens."""
+"""Tests moe_logits, moe_router, moe_gate_up and moe_down: float64, wrong ids, bits without other tokens' influence."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def assert_exact(op: str, call: Call, device: torch.device, bound: float) -> Non
 @pytest.mark.parametrize("T", [0, 1, 8, 9, 70])
 @pytest.mark.parametrize("op", OPS)
 def test_equals_the_reference(device: torch.device, op: str, dtype: torch.dtype, T: int) -> None:
-    odd = T == 8  # rows come in pairs: the last one is alone
+    odd = T == 8  # rows come in pairs, and the last one is alone
     point = ExpertPoint(dtype, T=max(T, 1), E=7, k=3, D=72 + odd, I=40 + odd, IS=20 if T % 2 else 0)
     assert_exact(op, tokens_of(OPS[op](point), slice(T)), device, BOUND[dtype])
 
@@ -122,7 +122,7 @@ def test_an_expert_may_be_chosen_by_all_and_twice(device: torch.device, op: str,
 @pytest.mark.parametrize("T", [1, 3, 20])
 @pytest.mark.parametrize("op", OF_IDS)
 def test_wrong_ids(device: torch.device, op: str, T: int) -> None:
-    """On `mps` they are reported, and their pairs left out."""
+    """On `mps` wrong ids are reported, and their pairs omitted."""
     call = OF_IDS[op](ExpertPoint(T=T, E=6, k=2, D=36, I=20, IS=8))
     call["topk_ids"][-1] = torch.tensor([6, 1])
     if device.type == "cpu":
@@ -141,7 +141,9 @@ def test_wrong_ids(device: torch.device, op: str, T: int) -> None:
 @pytest.mark.parametrize("T", [8, 80])
 @pytest.mark.parametrize("op", OPS)
 def test_bits_do_not_depend_on_other_tokens(op: str, T: int) -> None:
-    """On `mps`, among calls for few tokens or for many: each token's sums have an order of their own."""
+    """On `mps` this holds among calls for few tokens, and among calls for many. The sums of each token have their own
+    order.
+    """
     device = ready("mps")
     call = OPS[op](ExpertPoint(torch.bfloat16, T=T, E=4, k=3, D=72, I=40, IS=20))
     order = torch.randperm(T)[: 5 if T == 8 else 70]

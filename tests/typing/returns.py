@@ -1,4 +1,6 @@
-"""Calls as users write them, which mypy must accept; tests/tools/test_typing.py runs it, nothing imports this file."""
+"""Calls as users write them, which mypy must accept. tests/tools/test_typing.py runs mypy on it, and nothing imports
+it.
+"""
 
 from __future__ import annotations
 
