@@ -39,7 +39,7 @@ def of_value(value: str, element: str = "float") -> dict[str, float]:
     width = 4 if element == "float4" else 1
     x, out = torch.rand(34 * width) + 1, torch.zeros(32 * width)
     kernel = figures(SOURCE.replace("TYPE", element).replace("VALUE", value), [x.to("mps"), out.to("mps"), 5])
-    assert kernel.operations == kernel.operations_issued  # no lane goes another way
+    assert kernel.operations == kernel.operations_issued  # no lane diverges
     return floats(kernel.operations)
 
 

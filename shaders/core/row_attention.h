@@ -2,7 +2,7 @@
 //     scores [keys, rows] = K Q^T,    o [D, rows] += V^T weights.
 // A lane holds two query rows in every fragment, and the first product leaves the weights where the second one needs
 // them. Both products may sum over keys and over D in any order, so a fragment has those elements of D that let a lane
-// load kWidth neighbours. Of the last columns it loads fewer, if D is no multiple of what all lanes load.
+// load kWidth neighbours. It loads fewer of the last columns if D is no multiple of what all lanes load.
 #pragma once
 #include "core/fragment.h"
 

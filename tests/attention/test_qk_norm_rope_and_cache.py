@@ -14,13 +14,13 @@ from torch_gdn.testing.bounds import ROUNDING
 from torch_gdn.testing.inputs import Call, to_device
 
 CACHES = ("key_cache", "value_cache")
-SLOTS = [17, -1, 0, 4, 5, -7, 19]  # of 20, for 8 tokens
+SLOTS = [17, -1, 0, 4, 5, -7, 19]  # out of 20, for 8 tokens
 
 
 def make_call(
     D: int, P: int, dtype: torch.dtype, cache: torch.dtype, layout: str = "pages", normed: bool = True
 ) -> Call:
-    """Two sequences of 4 tokens: 4 heads of q with their gates, and 3 of k and of v, in one projection."""
+    """Makes two sequences of 4 tokens: 4 heads of q with their gates, and 3 of k and of v, in one projection."""
     projection = torch.randn(2, 4, 14, D).to(dtype)
     angles = 10 * torch.randn(2, 4, P)
     q, k, v = projection[:, :, 0:8:2], projection[:, :, 8:11], projection[:, :, 11:]
@@ -43,7 +43,7 @@ def compute(device: torch.device, call: Call) -> tuple[Tensor, Call]:
 def test_is_qk_norm_rope_and_then_reshape_and_cache(
     device: torch.device, D: int, P: int, dtype: torch.dtype, layout: str
 ) -> None:
-    """To the bit, gaps of the caches included."""
+    """Results are equal bit for bit, including the gaps of the caches."""
     call = make_call(D, P, dtype, dtype, layout)
     apart = to_device(call, device)
     options = {name: apart[name] for name in ("eps", "zero_centered")}
@@ -61,7 +61,7 @@ def test_is_qk_norm_rope_and_then_reshape_and_cache(
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize("cache", DTYPES, ids=str)
 def test_keys_are_rounded_once(device: torch.device, cache: torch.dtype, normed: bool) -> None:
-    """q in bfloat16, pages that no vector fits, and values of another size than keys."""
+    """q is in bfloat16, no vector fits the pages, and values have another size than keys."""
     call = make_call(64, 16, torch.bfloat16, cache, "padded", normed)
     call |= {"v": call["v"][..., :12], "value_cache": pool(4, 5, 3, 12, cache, "apart")[1]}
     exact = {name: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for name, x in call.items()}
@@ -88,7 +88,7 @@ def test_a_slot_past_the_end(device: torch.device, bad: int) -> None:
     q_out = qk_norm_rope_and_cache_(**there)
     with pytest.raises(RuntimeError, match=rf"^{message}, got {bad} at 1\b"):
         torch.mps.synchronize()
-    torch.mps.synchronize()  # reported once
+    torch.mps.synchronize()  # the error is reported only once
     assert q_out.isfinite().all()
     for name in CACHES:
         stored = there[name].cpu().isfinite().flatten(2).all(-1).flatten()

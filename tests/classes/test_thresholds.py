@@ -77,11 +77,11 @@ def test_gates_of_the_rules(device: torch.device, op: str) -> None:
             assert_exact(entry, point, call, device)
 
 
-EPS = 1e-6  # what norms take
+EPS = 1e-6  # norms take these
 
 
 def rows_at_the_ends(D: int, dtype: torch.dtype) -> Tensor:
-    """Returns rows that are zero, whose squares add to EPS, and that have the smallest or the largest numbers."""
+    """Returns rows that are zero, whose squares add up to EPS, and that have the smallest or the largest numbers."""
     info = torch.finfo(dtype)
     largest = info.max if dtype == torch.float16 else 2.0**60  # float32 still holds their squares
     rows = torch.zeros(6, D, dtype=torch.float64)

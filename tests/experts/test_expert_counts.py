@@ -68,7 +68,7 @@ def test_a_prompt_reads_them_once_for_32_pairs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("T", "kernel", "tokens", "experts"),  # of a threadgroup
+    ("T", "kernel", "tokens", "experts"),  # per threadgroup
     [
         (1, "moe_logits_bfloat_1_4", 8, 4),
         (64, "moe_logits_bfloat_8_4", 8, 4),

@@ -152,7 +152,7 @@ def test_bits_do_not_depend_on_other_tokens(op: str, T: int) -> None:
 
 
 def test_bits_of_logits_do_not_depend_on_the_number_of_tokens() -> None:
-    """On `mps`, for up to 64 tokens."""
+    """On `mps` this holds for up to 64 tokens."""
     device = ready("mps")
     call = draw_logits(ExpertPoint(torch.bfloat16, T=64, E=10, D=1500))
     (whole,) = results("moe_logits", call, device)

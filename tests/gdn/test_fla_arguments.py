@@ -1,4 +1,4 @@
-"""FLA's arguments of both rules: their order, their old spellings, those without effect here, and those refused."""
+"""Tests FLA's arguments of both rules: their order, their old spellings, those without effect, those refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import torch_gdn
 from tests.helpers.cases import make_case
 
-# The signatures of FLA 0.6.0, fla/ops/gated_delta_rule and fla/ops/kda.
+# These are the signatures of FLA 0.6.0, from fla/ops/gated_delta_rule and fla/ops/kda.
 POSITIONAL = {
     "chunk_gated_delta_rule": (
         "q k v g beta scale initial_state output_final_state use_qk_l2norm_in_kernel use_beta_sigmoid_in_kernel "
@@ -40,7 +40,7 @@ GATE = {"use_gate_in_kernel": True, "A_log": torch.zeros(2)}
 
 
 def call(function: str, **options: Any) -> Any:
-    """Five tokens of K = 16, V = 8."""
+    """Calls the function with five tokens, K = 16 and V = 8."""
     case = make_case(5, 16, 8)
     assert case.initial_state is not None
     if options.get("state_v_first") or options.get("transpose_state_layout"):

@@ -1,4 +1,4 @@
-"""The options of both end-to-end ops: gates and beta made in the op, channel decays, heads, output."""
+"""Tests the options of both end-to-end ops: gates and beta made in the op, channel decays, heads, output."""
 
 from __future__ import annotations
 

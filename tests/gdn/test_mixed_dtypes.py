@@ -33,7 +33,7 @@ def mixed_case(of_keys: torch.dtype, of_values: torch.dtype, tokens: int) -> Cas
 def test_loses_nothing_of_what_was_passed(
     device: torch.device, op: str, of_keys: torch.dtype, of_values: torch.dtype, tokens: int
 ) -> None:
-    """In float32 the error is float32's: nothing was rounded to the narrower dtype on the way."""
+    """In float32 the error is float32's, so no input was rounded to the narrower dtype on the way."""
     case = mixed_case(of_keys, of_values, tokens)
     o, state = run(op, case, device, output_dtype=torch.float32)
     exact, bound = case.exact(), chunk_f32(case.largest_g_cumsum()) if op == PREFILL else RECURRENT_F32

@@ -1,4 +1,4 @@
-"""The states between chunks that the chunked ops of both rules return, against the float64 recurrence."""
+"""Compares the states between chunks that both rules' chunked ops return with the float64 recurrence."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def inputs_of(op: str, T: int, **sizes: Any) -> Inputs:
 
 
 def state_after(op: str, tokens: int, inputs: Inputs) -> Tensor:
-    """The exact one, of one batch."""
+    """Returns the exact state of one batch row after `tokens` tokens."""
     if tokens == 0:
         return inputs["initial_state"]
     first = {name: x if name == "initial_state" else x[:, :tokens] for name, x in inputs.items()}
@@ -42,7 +42,7 @@ def state_after(op: str, tokens: int, inputs: Inputs) -> Tensor:
 
 
 def states_between(op: str, inputs: Inputs, device: torch.device, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """On mps the kernels of one stage each have them in memory."""
+    """Returns the states on any device. On mps only the chunked algorithm stores them in memory."""
     with kernels_run(device, *KERNELS[op]):
         o, state, h = getattr(torch_gdn, op)(**to_device(inputs, device), **options, return_intermediate_states=True)
     return o, state, h
@@ -53,7 +53,7 @@ def states_between(op: str, inputs: Inputs, device: torch.device, **options: Any
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @each_rule
 def test_a_batch(device: torch.device, op: str, dtype: torch.dtype, T: int) -> None:
-    """o and the final state are the same as without them."""
+    """o and the final state are the same as without the states between chunks."""
     inputs = inputs_of(op, T, B=2, dtype=dtype)
     o, state, h = states_between(op, inputs, device, chunk_size=32, output_final_state=True)
     rows = -(-T // 32)
@@ -67,7 +67,7 @@ def test_a_batch(device: torch.device, op: str, dtype: torch.dtype, T: int) -> N
     options = {"chunk_size": 32, "return_intermediate_states": True}
     _, in_place = getattr(torch_gdn, f"{op}_")(**there, state_pool=pool, **options)
     assert_same_bits("h in place", in_place, h)
-    if T > 4:  # fewer are the recurrence's on the CPU
+    if T > 4:  # for fewer tokens, the CPU runs the recurrence
         with prefill_algorithm("chunked"):
             plain = getattr(torch_gdn, op)(**to_device(inputs, device), chunk_size=32, output_final_state=True)
         assert_same_bits("o", o, plain[0])
@@ -77,7 +77,7 @@ def test_a_batch(device: torch.device, op: str, dtype: torch.dtype, T: int) -> N
 @pytest.mark.parametrize("on_device", [False, True])
 @each_rule
 def test_packed_sequences(device: torch.device, op: str, on_device: bool) -> None:
-    """FLA's rows, then zeros: the host does not know how many chunks there are."""
+    """FLA's rows come first, then rows of zeros, because the host does not know the number of chunks."""
     inputs = inputs_of(op, 70, N=3)
     cu_seqlens = torch.tensor([0, 40, 40, 70], device=device if on_device else "cpu")
     _, none, h = states_between(op, inputs | {"cu_seqlens": cu_seqlens}, device, chunk_size=32)

@@ -21,7 +21,7 @@ Tensors = dict[str, Tensor]
 
 
 def compressed_tensors(of: Codes, how: Format) -> Tensors:
-    """Without that package. Symmetric ones have no zero points."""
+    """Makes the tensors without that package. Symmetric weights have no zero points."""
     found = {"weight_packed": words(of.codes, how.bits), "weight_scale": of.scales}
     found["weight_shape"] = torch.tensor(of.codes.shape)
     if how.is_symmetric:
@@ -31,14 +31,14 @@ def compressed_tensors(of: Codes, how: Format) -> Tensors:
 
 
 class Written(NamedTuple):
-    """A format, and its configuration."""
+    """A format and its configuration."""
 
     config: dict[str, Any]
     format: Format
 
     def matrix(self, w: Tensor) -> tuple[Tensors, Tensor]:
         codes = quantise(w, self.format)
-        if self.config.get("desc_act"):  # each matrix has an order of its own
+        if self.config.get("desc_act"):  # each matrix has its own order
             order = torch.randperm(w.shape[1])
             codes = replace(codes, codes=codes.codes[:, order], groups=codes.groups[order])
         write = compressed_tensors if self.format.layout == "compressed-tensors" else stored

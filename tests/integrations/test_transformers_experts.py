@@ -126,7 +126,7 @@ def test_blocks_with_groups_a_bias_and_a_shared_expert(kind: str, dtype: torch.d
         found = block(x.to(device))
     assert_close("block", found.cpu(), expected, most, head_dim=None)
     assert transformers.status().taken == {"moe_block": 1}
-    assert sum(counted.calls.values()) == 4, counted.calls  # no copy in float32, in which the router multiplies
+    assert sum(counted.calls.values()) == 4, counted.calls  # no float32 copy, though the router uses float32
 
 
 @pytest.mark.skipif(not models.there("glm5_next"), reason="this transformers has no such model")

@@ -88,8 +88,8 @@ def test_enabling_tests_the_ops_that_models_call(monkeypatch: pytest.MonkeyPatch
             model(ids[:, :1], past_key_values=cache)
     blocks = [name for names in status.replaced.values() for name in names if name.endswith("SparseMoeBlock.forward")]
     elsewhere = {*switch.POOL_OPS, *KDA_FUNCTIONS}
-    elsewhere |= set() if blocks else {"moe_router"}  # in an older transformers the block stays its own
-    # A layer decodes as a whole. With an older transformers, or where the op of a whole layer has failed, it does not.
+    elsewhere |= set() if blocks else {"moe_router"}  # an older transformers keeps its block
+    # The op of a whole layer decodes it, except with an older transformers, or if that op has failed.
     rules = {"fused_recurrent_gated_delta_rule", "fused_recurrent_gated_delta_rule_"}
     decoding = {*rules, "causal_conv1d_update_", "gdn_decode_"}
     found = {case.op for case in called.cases}
@@ -337,7 +337,7 @@ CALLS: dict[str, Callable[..., dict[str, Any]]] = {
 }
 RULES: tuple[dict[str, Any], ...] = (
     {},
-    {"use_cache": True, "position_ids": None},  # arguments of other layers
+    {"use_cache": True, "position_ids": None},  # these are arguments of other layers
     {"initial_state": zeros(1, 4, 8, 8)},
     {"initial_state": zeros(1, 4, 8, 8, dtype=BF16)},
     {"cu_seqlens": torch.tensor([0, 1, 4]), "seq_idx": torch.tensor([[0, 1, 1, 1]])},
@@ -415,7 +415,7 @@ def test_supports(function: str, different: dict[str, Any]) -> None:
     call = CALLS[function](**different)
     assert supports(function, **call) == (True, "")
     rows = call.get("value", call.get("hidden_states"))
-    y = FUNCTIONS[function].run(**call)  # and so it is
+    y = FUNCTIONS[function].run(**call)  # and it does
     assert rows is not None and (y[0] if isinstance(y, tuple) else y).shape == rows.shape
 
 

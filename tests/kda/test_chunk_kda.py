@@ -1,5 +1,6 @@
-"""chunk_kda against the float64 recurrence, head by head, beyond test_kernels.py: decays of any size, groups of heads,
-sequences in a batch."""
+"""Compares chunk_kda with the float64 recurrence, head by head: decays of any size, groups of heads, sequences in a
+batch. test_kernels.py has the other cases.
+"""
 
 from __future__ import annotations
 

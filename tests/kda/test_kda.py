@@ -1,4 +1,4 @@
-"""What chunk_kda and fused_recurrent_kda have in common besides the numbers, which test_kernels.py tests."""
+"""Tests what chunk_kda and fused_recurrent_kda share, except for their numbers, which test_kernels.py tests."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""chunk_kda and chunk_kda_ by every algorithm, the CPU's, the fused one and that of a stage each, against the float64
-recurrence, and so fused_recurrent_kda: sizes, dtypes, decays where blocks and chunks of tokens meet, gates, pools."""
+"""Compares chunk_kda and chunk_kda_ by every algorithm (the CPU's, the fused chunk and the chunked one) with the
+float64 recurrence, and so fused_recurrent_kda: sizes, dtypes, decays where blocks and chunks of tokens meet, gates,
+pools.
+"""
 
 from __future__ import annotations
 

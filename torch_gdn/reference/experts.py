@@ -13,7 +13,7 @@ __all__ = ["moe_down", "moe_gate_up", "moe_logits", "moe_router"]
 
 
 def moe_logits(x: Tensor, weight: Tensor) -> Tensor:
-    """x Wᵀ in float32."""
+    """Returns x Wᵀ in float32."""
     dtype = compute_dtype(x)
     return x.to(dtype) @ weight.to(dtype).mT
 

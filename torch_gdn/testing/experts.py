@@ -1,4 +1,4 @@
-"""The ops of a mixture of experts: the router and its logits, gate and up, down."""
+"""Entries of the ops of a mixture of experts: the router and its logits, gate and up, down."""
 
 from __future__ import annotations
 

@@ -101,8 +101,8 @@ class OpEntry(Generic[P]):
     operations: Callable[[Call], int] = lambda call: (
         0
     )  # number of multiplications and additions; 0 if nobody has counted them
-    launches: int | None = 1  # of the small call, and of views of it; None if the op refuses or copies some views
-    scratch: bool = False  # it allocates more than its outputs
+    launches: int | None = 1  # for the small call and for views of it; None if the op refuses or copies views
+    scratch: bool = False  # True if it allocates more than its outputs
     invalid: Callable[[OpEntry[P]], Iterable[Invalid]] = lambda entry: ()
     hostile: Sequence[Hostile] = ()
 

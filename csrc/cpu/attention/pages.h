@@ -30,7 +30,7 @@ class Pages : Rows {
   int64_t block_size_;
 };
 
-// Copies the first tokens of x [B, T, H, D] to their slots in a cache. A negative slot is none.
+// Copies the first tokens of x [B, T, H, D] to their slots in a cache. Negative slots are skipped.
 inline void store(const Tensor& x_any, const Tensor& cache, const Indices& slots) {
   const Tensor x = unit_last_stride(x_any, "key or value");
   if (x.numel() == 0) return;

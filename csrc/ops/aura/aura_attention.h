@@ -9,11 +9,10 @@ template <typename Int>
 struct AuraAttention : CachedAttention<Int> {
   static constexpr const char* kSchema =
       "aura_attention(Tensor q, Tensor key_codes, Tensor key_norms, Tensor key_codebook, Tensor key_signs, "
-      "Tensor value_codes, Tensor value_norms, Tensor value_codebook, Tensor value_signs, Tensor? starts=None, Tensor? "
-      "sinks=None, float? scale=None, bool causal=True, "
-      "SymInt? q_offset=None, int window=0, SymInt? block_size=None, SymInt? length=None, Tensor? exact_keys=None, "
-      "Tensor? exact_values=None, SymInt exact_sinks=0, SymInt? exact_length=None, "
-      "Tensor? key_tile_means=None) -> Tensor";
+      "Tensor value_codes, Tensor value_norms, Tensor value_codebook, Tensor value_signs, Tensor? starts=None, "
+      "Tensor? sinks=None, float? scale=None, bool causal=True, SymInt? q_offset=None, int window=0, "
+      "SymInt? block_size=None, SymInt? length=None, Tensor? exact_keys=None, Tensor? exact_values=None, "
+      "SymInt exact_sinks=0, SymInt? exact_length=None, Tensor? key_tile_means=None) -> Tensor";
 
   Tensor q, key_signs, value_signs;
   optional<Tensor> sinks;

@@ -13,9 +13,9 @@ template <typename Int>
 struct AuraFlashP1 : CachedAttention<Int> {
   static constexpr const char* kSchema =
       "aura_flash_p1(Tensor q_rot, Tensor key_codes, Tensor key_norms, Tensor key_codebook, Tensor value_codes, "
-      "Tensor value_norms, Tensor value_codebook, Tensor? starts=None, bool causal=True, SymInt? q_offset=None, int "
-      "window=0, "
-      "SymInt block_size=64, Tensor? tile_scores=None) -> (Tensor o_partials, Tensor m_partials, Tensor l_partials)";
+      "Tensor value_norms, Tensor value_codebook, Tensor? starts=None, bool causal=True, SymInt? q_offset=None, "
+      "int window=0, SymInt block_size=64, Tensor? tile_scores=None) -> "
+      "(Tensor o_partials, Tensor m_partials, Tensor l_partials)";
 
   Tensor q_rot;
   Int block_size;

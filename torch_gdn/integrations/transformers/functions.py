@@ -37,7 +37,7 @@ KDA_FUNCTIONS = ("chunk_kda", "fused_recurrent_kda")
 class Function:
     reason: Callable[..., str]
     run: Callable[..., Any]
-    ops: tuple[str, ...]  # which `run` calls
+    ops: tuple[str, ...]  # ops that `run` calls
     is_elsewhere: Callable[..., bool] | None = None  # whether a call goes to the original without being counted
     adds_residual: bool = False  # whether a decoder layer may give `run` a `residual`, which is added to the result
 
