@@ -38,7 +38,7 @@ def assert_exact(op: str, case: Case, result: tuple[Tensor, Tensor], **options: 
 
 
 def pool_with_gaps(device: torch.device, dtype: torch.dtype, *shape: int) -> tuple[Tensor, Tensor]:
-    """A storage, and a pool of states [slots, ...] in it: between slots lies another tensor's data, as in servers."""
+    """Returns a storage, and a pool of states [slots, ...] in it. As in servers, other data lies between the slots."""
     size = math.prod(shape[1:])
     storage = torch.randn(shape[0], size + 24, generator=torch.Generator().manual_seed(3)).to(dtype).to(device)
     return storage, storage[:, :size].view(shape)
