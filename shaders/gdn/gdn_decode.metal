@@ -53,11 +53,14 @@ METAL_FUNC TokenReads<T> token_reads(
   if (own_value < V) reads.v = channels[2 * keys + int64_t(head) * V + own_value];
   if (thread_index == 0) {
     constant GateParameters& gates = parameters.gates;
-    const int64_t g_row = batch * gates.g.batch + token * gates.g.token;
-    const int64_t beta_row = batch * gates.beta.batch + token * gates.beta.token;
-    reads.g = read_bits(g, g_row + key_head * parameters.g_group + member * gates.g.head, gates.g_type);
-    reads.beta =
-        read_bits(beta, beta_row + key_head * parameters.beta_group + member * gates.beta.head, gates.beta_type);
+    reads.g = read_bits(
+        g, batch * gates.g.batch + token * gates.g.token + key_head * parameters.g_group + member * gates.g.head,
+        gates.g_type);
+    reads.beta = read_bits(
+        beta,
+        batch * gates.beta.batch + token * gates.beta.token + key_head * parameters.beta_group +
+            member * gates.beta.head,
+        gates.beta_type);
     reads.gate = head_gate_of(A_log, dt_bias, gates, head);
   }
   const int64_t gate_row = batch * parameters.z.batch + token * parameters.z.token + key_head * parameters.z.group +
