@@ -20,6 +20,7 @@ from tests.helpers.errors import assert_close, assert_same_bits
 from tests.helpers.kda import (
     CHUNKED,
     F32,
+    FUNCTIONS,
     FUSED,
     KERNEL,
     KERNELS,
@@ -46,6 +47,7 @@ all_ways = ways(*WAYS, *DECODES)
 most_ways = ways(*WAYS[:3], WAYS[-1], *DECODES)
 each_algorithm = pytest.mark.parametrize("algorithm", ["fused_chunk", "chunked"])
 anywhere = pytest.mark.parametrize("algorithm", ["cpu", "fused_chunk", "chunked"])
+everywhere = pytest.mark.parametrize("algorithm", ["cpu", "fused_chunk", "chunked", *(name for name, _ in DECODES)])
 only_simulated = pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")
 
 
@@ -61,6 +63,10 @@ def function_of(algorithm: str) -> str:
     return "fused_recurrent_kda" if algorithm.startswith("decode") else "chunk_kda"
 
 
+def kernels_of(algorithm: str) -> tuple[str, ...]:
+    return (KERNEL,) if algorithm == "decode-mps" else KERNELS.get(algorithm, ())
+
+
 def assert_exact(way: Way, inputs: Inputs, **options: Any) -> None:
     algorithm, size = way
     if algorithm == "chunked" and size:
@@ -72,8 +78,9 @@ def assert_exact(way: Way, inputs: Inputs, **options: Any) -> None:
 def run(algorithm: str, inputs: dict[str, Any], **options: Any) -> tuple[Tensor, Tensor | None]:
     """Returns o and the final state. Asserts that the algorithm's kernels ran."""
     device = device_of(algorithm)
-    with kernels_run(device, *KERNELS.get(algorithm, ())), by(algorithm):
-        return torch_gdn.chunk_kda(**to_device(inputs, device), **to_device(options, device), output_final_state=True)
+    call = to_device(inputs, device) | to_device(options, device)
+    with kernels_run(device, *kernels_of(algorithm)), by(algorithm):
+        return FUNCTIONS[function_of(algorithm)](**call, output_final_state=True)
 
 
 @pytest.mark.sweep(2)
@@ -187,7 +194,7 @@ def test_rows_that_are_not_aligned(algorithm: str) -> None:
 @pytest.mark.parametrize("lower_bound", [None, -5.0])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("algorithm", ["cpu", "fused_chunk", "chunked", *(name for name, _ in DECODES)])
+@everywhere
 def test_the_gate_is_in_the_kernel(
     algorithm: str, dtype: torch.dtype, has_bias: bool, lower_bound: float | None
 ) -> None:
@@ -228,8 +235,8 @@ def test_nan_stays_in_its_sequence_and_head(algorithm: str, name: str) -> None:
 
 
 def in_place(inputs: dict[str, Any], pool: Tensor, algorithm: str, **options: Any) -> Tensor:
-    with kernels_run(pool.device, *KERNELS.get(algorithm, ())), by(algorithm):
-        o: Tensor = torch_gdn.chunk_kda_(**inputs, state_pool=pool, **options)
+    with kernels_run(pool.device, *kernels_of(algorithm)), by(algorithm):
+        o: Tensor = getattr(torch_gdn, f"{function_of(algorithm)}_")(**inputs, state_pool=pool, **options)
     return o
 
 
@@ -238,7 +245,7 @@ def without_state(inputs: Inputs) -> Inputs:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@anywhere
+@everywhere
 def test_slots(algorithm: str, dtype: torch.dtype) -> None:
     """Sequence 0 continues in slot 5, 1 has no slot, 2 starts from zeros in slot 1."""
     device = device_of(algorithm)
