@@ -20,6 +20,13 @@ REFUSED_BY_PYTORCH = r"(argument|Argument)s? '?{name}'?|Overflow when unpacking 
 # On the device the other tensors are elsewhere, so these changes make another call than on the CPU.
 ELSEWHERE = ("on the CPU", "on meta")
 
+# These arguments name the slots that their ops write to.
+STORES = {
+    ("aura_encode_", "slots"),
+    ("qk_norm_rope_and_cache_", "slot_mapping"),
+    ("reshape_and_cache_", "slot_mapping"),
+}
+
 
 @dataclass
 class Outcome:
@@ -74,7 +81,7 @@ def is_open(hostile: Hostile, cpu: Outcome, there: Outcome) -> bool:
         return True
     if hostile.op.startswith("causal_conv1d") and (hostile.argument, hostile.what) == ("x", "dimension 1 of 0"):
         return "cu_seqlens" in str(cpu.error)  # without tokens no kernel runs, and none reads the boundaries
-    if (hostile.op, hostile.argument) in (("aura_encode_", "slots"), ("reshape_and_cache_", "slot_mapping")):
+    if (hostile.op, hostile.argument) in STORES:
         return "data race" in str(there.error)  # either of two tokens may stay in a slot
     if hostile.op == "batch_copy_" and "what another one reads or writes" in str(cpu.error):
         return True  # ranges on the device leave open which bytes stay
