@@ -47,6 +47,9 @@ def config_of(family: str) -> Any:
 
     if family == "qwen3":
         return transformers.Qwen3Config(**COMMON, head_dim=64, tie_word_embeddings=True)
+    if family == "exaone4":
+        kinds = ["sliding_attention", "full_attention"] * 2
+        return transformers.Exaone4Config(**COMMON, head_dim=64, sliding_window=40, layer_types=kinds)
     if family == "qwen3_5":
         return transformers.Qwen3_5TextConfig(**COMMON, **LINEAR, head_dim=64, tie_word_embeddings=True)
     if family == "qwen3_next_moe":

@@ -117,6 +117,45 @@ def test_rings_wrap_around_and_prefixes_are_read_from_codes(device: str, referen
         assert_tokens_agree(each["tokens"], tokens, margins, 0.05)
 
 
+def test_exact_rows_of_windows_and_of_preempted_requests(device: str, reference: Any) -> None:
+    """Half of the layers see 40 tokens and lose their first blocks. The pool holds two of the four requests to the end,
+    and the others start again: their rows are then written anew."""
+    path, texts, tokens, _ = reference("exaone4")
+    options = {"dtype": "float32", **CHUNKS, "block_size": 32, "max_num_seqs": 4, "max_model_len": 160}
+    result = run_engine(
+        device,
+        {
+            "model": str(path),
+            "options": {
+                **options,
+                "num_gpu_blocks_override": 18,
+                "additional_config": {"aura": "2v2", "aura_tail": 144},
+            },
+            "rounds": [{"prompts": texts, "tokens": GREEDY_TOKENS}],
+        },
+    )
+    assert result["rounds"][0]["tokens"] == tokens
+    assert result["metrics"]["vllm:num_preemptions"] > 0
+    assert holds_nothing(result)
+    assert result["compiled late"] == []
+
+
+def test_exact_rows_with_multi_token_prediction(device: str, reference: Any) -> None:
+    """The predictor's own layer has codes and exact rows too: its drafts are as often right as without codes."""
+    path, texts, tokens, _ = reference("qwen3_5_mtp")
+    options = {"dtype": "float32", **CHUNKS, "max_num_seqs": 4, "speculative_config": MTP}
+    rounds = [{"prompts": texts, "tokens": GREEDY_TOKENS}]
+    coded = {**options, "additional_config": {"aura": "2v2", "aura_tail": 144}}
+    results = run_engines(
+        device, [{"model": str(path), "options": each, "rounds": rounds} for each in (coded, options)]
+    )
+    assert [each["rounds"][0]["tokens"] for each in results] == [tokens, tokens]
+    drafts = [{name: x for name, x in each["metrics"].items() if "spec_decode" in name} for each in results]
+    assert drafts[0] == drafts[1] and drafts[0]["vllm:spec_decode_num_accepted_tokens"] > 0
+    assert holds_nothing(results[0])
+    assert results[0]["compiled late"] == []
+
+
 def test_the_same_fails_without_the_plugin(reference: Any) -> None:
     path, texts, _, _ = reference("qwen3_next")
     scenario = {

@@ -273,9 +273,10 @@ def draw_stored_heads(point: StoredHeadPoint) -> Call:
     call = draw_heads(point)
     del call["heads_first"]
     tokens = point.batch * point.tokens
-    slots = torch.randperm(24)[: tokens - 1]
+    blocks = tokens // 8 + 3
+    slots = torch.randperm(8 * blocks)[: tokens - 1]
     slots[2:3] = -1
-    row = (3, 8, point.keys, point.D)
+    row = (blocks, 8, point.keys, point.D)
     caches = {name: point.placed(torch.zeros(row, dtype=point.cache)) for name in ("key_cache", "value_cache")}
     return call | {"v": replace(point, heads=point.keys).rows(), "slot_mapping": slots} | caches
 
