@@ -18,46 +18,49 @@ METAL_FUNC constexpr int smaller(int a, int b) { return a < b ? a : b; }
 // part each.
 template <int code, int D, int kLanes>
 struct SharedCodes {
-  enum { kEights = D / 8 };
-  enum { kGroups = (kEights + kLanes - 1) / kLanes };
-  enum { kRest = kEights % kLanes };  // eights of the last group, if it is smaller
+  enum { kWhole = D / 8 / kLanes };  // groups
+  enum { kRest = D / 8 % kLanes };   // eights of the last group, if it is smaller
+  enum { kGroups = kWhole + (kRest > 0 ? 1 : 0) };
+  enum { kOfEight = kRest > 0 ? kLanes / kRest : 1 };  // lanes that load the same 8 in the last group
+  enum { kLastWidth = 8 / kOfEight };
   static_assert(kRest == 0 || kLanes % kRest == 0, "as many lanes have each eight");
   EightCodes<code> codes[kGroups];
 
-  METAL_FUNC static constexpr int lanes_of_eight(int group) {
-    return kRest > 0 && group == kGroups - 1 ? kLanes / kRest : 1;
-  }
-  METAL_FUNC static constexpr int width(int group) { return 8 / lanes_of_eight(group); }
   METAL_FUNC static int own(LanePosition at) { return kLanes == 4 ? at.column / 2 : at.row; }
   METAL_FUNC static ushort lane_of(LanePosition at, int own) {
     return kLanes == 4 ? lane_at(at.row, own * 2) : lane_at(own, at.column);
   }
 
-  // Loads D columns from `first_column` on, of a vector of kAll. The bits behind a lane's come from the next lane.
+  // Loads D columns from `first_column` on, of a vector of kAll. The bits behind a lane's come from the next lane. The
+  // first lane of the group behind has those behind a group's last eight.
   template <int kAll>
   METAL_FUNC void load(device const uint* words, int first_column, LanePosition at) {
-    EightCodes<code> read[kGroups];
+    const int lane = own(at);
+    const int last = kRest > 0 ? lane / kOfEight : lane;  // the lane's eight in the last group
     UNROLL for (int group = 0; group < kGroups; ++group) {
-      const int eight = group * kLanes + own(at) / lanes_of_eight(group);
-      read[group] = bits_of_eight<code>(words, 0, uint(first_column + eight * 8));
+      const int eight = group * kLanes + (group < kWhole ? lane : last);
+      codes[group] = bits_of_eight<code>(words, 0, uint(first_column + eight * 8));
     }
-    UNROLL for (int group = 0; group < kGroups; ++group) {
-      const int lanes = lanes_of_eight(group);
-      const int next = own(at) / lanes * lanes + lanes;  // the first lane of the group behind has the next eight
-      EightCodes<code> behind = own(at) == 0 ? read[(group + 1) % kGroups] : read[group];
-      codes[group] = with_bits_behind(read[group], behind, lane_of(at, next < kLanes ? next : 0));
-    }
-    if constexpr (kAll > D && code > kTrellis) {
-      if (own(at) == kLanes - 1) {
-        codes[kGroups - 1] = eight_codes<code, kAll>(words, 0, uint(first_column + D - 8));
+    if constexpr (code > kTrellis) {
+      const uint of_first = codes[0].low;
+      const ushort next = lane_of(at, (lane + 1) % kLanes);
+      const ushort next_of_last = lane_of(at, (last + 1) * kOfEight % kLanes);
+      UNROLL for (int group = 0; group < kGroups; ++group) {
+        const uint of_next = group + 1 < kGroups ? codes[group + 1 < kGroups ? group + 1 : 0].low : of_first;
+        const uint offered = lane == 0 ? of_next : codes[group].low;
+        codes[group].append(simd_shuffle(offered, group < kWhole ? next : next_of_last));
+      }
+      if constexpr (kAll > D) {
+        if (lane == kLanes - 1) codes[kGroups - 1] = eight_codes<code, kAll>(words, 0, uint(first_column + D - 8));
       }
     }
   }
-  // Sets `centroids` to those of a lane's width(group) neighbours.
+  // Sets `centroids` to those of a lane's kWidth neighbours.
+  template <int kWidth>
   METAL_FUNC void decode(int group, LanePosition at, threadgroup const float* table, thread float* centroids) const {
     EightCodes<code> some = codes[group];
-    if (width(group) < 8) some.drop(own(at) % lanes_of_eight(group) * width(group));
-    UNROLL for (int i = 0; i < width(group); ++i) centroids[i] = table[some.window(i)];
+    if constexpr (kWidth < 8) some.drop(own(at) % kOfEight * kWidth);
+    UNROLL for (int i = 0; i < kWidth; ++i) centroids[i] = table[some.window(i)];
   }
 };
 
@@ -70,30 +73,63 @@ struct TileRows {
   METAL_FUNC device const uint* at(int key) const { return words + int64_t(min(key, count - 1)) * token_words; }
 };
 
+// scores += K Q^T for kTogether blocks of 8 keys, in one group of columns.
+template <int kWidth, int kTogether, typename Codes>
+METAL_FUNC void multiply_keys_of_group(
+    thread float2* scores,
+    thread const Codes* keys,
+    int group,
+    StagedQuery query,
+    threadgroup const float* table,
+    LanePosition at) {
+  float centroids[kTogether * kWidth];
+  UNROLL for (int n = 0; n < kTogether; ++n) {
+    keys[n].template decode<kWidth>(group, at, table, centroids + n * kWidth);
+  }
+  UNROLL for (int i = 0; i < kWidth / 2; ++i) {
+    const float2 right = query.fragment(group * 4 + i);
+    UNROLL for (int n = 0; n < kTogether; ++n) {
+      const float2 left = float2(centroids[n * kWidth + i], centroids[n * kWidth + i + kWidth / 2]);
+      multiply_add(scores[n], left, right);
+    }
+  }
+}
+
 // scores = K Q^T for kBlocks blocks of 8 keys.
 template <int code, int D, int kBlocks>
 METAL_FUNC void multiply_coded_keys(
     thread float2* scores, TileRows rows, StagedQuery query, threadgroup const float* table, LanePosition at) {
   typedef SharedCodes<code, D, 4> Codes;
-  constexpr int kTogether = D > 256 ? 1 : 2;  // blocks, whose codes are in registers
+  constexpr int kTogether = D <= 128 ? kBlocks : D == 256 ? 2 : 1;  // blocks, whose codes are in registers
   UNROLL for (int first = 0; first < kBlocks; first += kTogether) {
     Codes keys[kTogether];
     UNROLL for (int n = 0; n < kTogether; ++n) {
       scores[first + n] = float2(0.0f);
       keys[n].template load<D>(rows.at((first + n) * 8 + at.row), 0, at);
     }
-    UNROLL for (int group = 0; group < Codes::kGroups; ++group) {
-      const int half_width = Codes::width(group) / 2;
-      float centroids[kTogether * 8];
-      UNROLL for (int n = 0; n < kTogether; ++n) keys[n].decode(group, at, table, centroids + n * 8);
-      UNROLL for (int i = 0; i < half_width; ++i) {
-        const float2 right = query.fragment(group * 4 + i);
-        UNROLL for (int n = 0; n < kTogether; ++n) {
-          multiply_add(scores[first + n], float2(centroids[n * 8 + i], centroids[n * 8 + i + half_width]), right);
-        }
-      }
+    UNROLL for (int group = 0; group < Codes::kWhole; ++group) {
+      multiply_keys_of_group<8, kTogether>(scores + first, keys, group, query, table, at);
+    }
+    if constexpr (Codes::kRest > 0) {
+      multiply_keys_of_group<Codes::kLastWidth, kTogether>(scores + first, keys, Codes::kWhole, query, table, at);
     }
   }
+}
+
+// o += V^T weights for two blocks of keys' values, in one group of columns.
+template <int kWidth, typename Codes>
+METAL_FUNC void multiply_values_of_group(
+    thread float2* o,
+    float2 weights,
+    thread const Codes* values,
+    int group,
+    threadgroup const float* table,
+    LanePosition at) {
+  float left[kWidth];
+  float right[kWidth];
+  values[0].template decode<kWidth>(group, at, table, left);
+  values[1].template decode<kWidth>(group, at, table, right);
+  UNROLL for (int i = 0; i < kWidth; ++i) multiply_add(o[group * 8 + i], float2(left[i], right[i]), weights);
 }
 
 // o += V^T weights, of D columns from `first_column` on.
@@ -111,14 +147,11 @@ METAL_FUNC void multiply_coded_values(
     UNROLL for (int i = 0; i < 2; ++i) {
       values[i].template load<kAll>(rows.at(n * 8 + at.column + i), first_column, at);
     }
-    UNROLL for (int group = 0; group < Codes::kGroups; ++group) {
-      float left[8];
-      float right[8];
-      values[0].decode(group, at, table, left);
-      values[1].decode(group, at, table, right);
-      UNROLL for (int i = 0; i < Codes::width(group); ++i) {
-        multiply_add(o[group * 8 + i], float2(left[i], right[i]), weights[n]);
-      }
+    UNROLL for (int group = 0; group < Codes::kWhole; ++group) {
+      multiply_values_of_group<8>(o, weights[n], values, group, table, at);
+    }
+    if constexpr (Codes::kRest > 0) {
+      multiply_values_of_group<Codes::kLastWidth>(o, weights[n], values, Codes::kWhole, table, at);
     }
   }
 }
