@@ -1,13 +1,16 @@
 // Paged attention over codes, in tiles (tiles.h). Up to kDecodeRows query rows are shared by all simdgroups. Tiles of
 // keys and values are dequantised from their pages into threadgroup memory, in f32. q is rotated as the keys are, and o
 // comes out rotated as the values are (paged_rotate). With kExact, some tokens have exact rows of E, which are rotated
-// when they are staged (exact_rows.h). Layout: q and out [T, HQ, D], codes [blocks, block_size, HK, words], norms
-// [blocks, block_size, HK] f16, exact rows [slots, rows, HK, D], new ones [T, HK, D], all with strides; partials as
+// when they are staged (exact_rows.h). Coded keys may have means, one vector for each 128 tokens: the means of a staged
+// tile, which are two at most, are rotated into threadgroup memory and added to the keys as these are staged.
+// Layout: q and out [T, HQ, D], codes [blocks, block_size, HK, words], norms [blocks, block_size, HK] f16, means [blocks,
+// block_size / 128, HK, D] f16, exact rows [slots, rows, HK, D], new ones [T, HK, D], all with strides; partials as
 // output.h has them.
 #include "attention/aura_paged_attention.h"
 #include "attention/exact_rows.h"
 #include "attention/tiles.h"
 #include "aura/codes.h"
+#include "aura/tile.h"
 
 template <int key_code, int value_code, int D, int kThreads, typename E, bool kExact>
 struct CodedPages {
@@ -17,8 +20,11 @@ struct CodedPages {
   device const half* value_norms;
   threadgroup const float* key_table;
   threadgroup const float* value_table;
-  threadgroup int64_t* offsets;  // of keys, then of values
+  threadgroup int64_t* offsets;  // of keys, then of values, then of keys' means
   threadgroup float* norms;      // likewise
+  device const half* tile_means;
+  device const float* signs;  // of keys
+  threadgroup float* rotated_means;  // of the tile's first key, then of its last one
   constant AuraPagedParameters* parameters;
   enum { kKeys = keys_of_tile<float, D>() };
   ExactTokens<kExact, E, D, kKeys, kThreads> exact;
@@ -57,6 +63,11 @@ struct CodedPages {
     if constexpr (kExact) exact.report(sequence);
   }
   METAL_FUNC void locate(KeyPlace place, PagedSequence sequence, int position, int kv_head, int key) const {
+    if (parameters->has_tile_means != 0) {
+      KeyPlace of_mean = place;
+      of_mean.offset = place.offset / kTokensOfTile;
+      offsets[2 * kKeys + key] = offset_of(parameters->key_tile_means, of_mean, kv_head);
+    }
     if constexpr (kExact) {
       if (exact.locate(sequence, position, kv_head, key, offsets)) return;
     }
@@ -66,15 +77,40 @@ struct CodedPages {
     norms[kKeys + key] = float(value_norms[offset_of(parameters->value_norms, place, kv_head)]);
   }
   METAL_FUNC void stage_keys(threadgroup float* tile, uint thread_index) const {
-    stage<key_code>(tile, key_codes, offsets, norms, key_table, thread_index);
+    if (parameters->has_tile_means != 0) {
+      rotate_means(thread_index);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+    stage<key_code, true>(tile, key_codes, offsets, norms, key_table, thread_index);
     if constexpr (kExact) exact.stage_keys(tile, offsets, thread_index);
   }
   METAL_FUNC void stage_values(threadgroup float* tile, uint thread_index) const {
-    stage<value_code>(tile, value_codes, offsets + kKeys, norms + kKeys, value_table, thread_index);
+    stage<value_code, false>(tile, value_codes, offsets + kKeys, norms + kKeys, value_table, thread_index);
     if constexpr (kExact) exact.stage_values(tile, offsets, thread_index);
   }
 
-  template <int code>
+  // Lanes_of(D) lanes of a simdgroup take a mean. Keys of a staged tile have one mean or two.
+  METAL_FUNC void rotate_means(uint thread_index) const {
+    static_assert(kKeys <= kTokensOfTile, "staged keys have at most two means");
+    constexpr int kMeans = 32 / lanes_of(D);  // per simdgroup
+    constexpr int kOwn = D / lanes_of(D);
+    const uint lane = thread_index % 32;
+    const float factor = 1.0f / sqrt(float(D));
+    const int count = offsets[2 * kKeys] == offsets[3 * kKeys - 1] ? 1 : 2;
+    for (int first = int(thread_index) / 32 * kMeans; first < count; first += kThreads / 32 * kMeans) {
+      const int wanted = first + int(lane) / lanes_of(D);
+      const int index = min(wanted, count - 1);
+      device const half* mean = tile_means + offsets[2 * kKeys + index * (kKeys - 1)];
+      float own[kOwn];
+      UNROLL for (int i = 0; i < kOwn; ++i) own[i] = float(mean[place_of<D>(i, lane)]);
+      rotate<D, false>(own, signs, lane);
+      UNROLL for (int i = 0; i < kOwn; ++i) {
+        if (wanted < count) rotated_means[index * D + place_of<D>(i, lane)] = own[i] * factor;
+      }
+    }
+  }
+
+  template <int code, bool kOfKeys>
   METAL_FUNC void stage(
       threadgroup float* tile,
       device const uint* codes,
@@ -92,8 +128,14 @@ struct CodedPages {
       float4 centroids[2];
       decode_eight(shared_eight<code, D, D>(codes + places[key], 0, loads, thread_index % 32), table, centroids);
       threadgroup float* target = tile + key * tile_stride<float>(D) + column;
+      float4 mean[2] = {float4(0.0f), float4(0.0f)};
+      if (kOfKeys && loads && parameters->has_tile_means != 0) {
+        threadgroup const float* own =
+            rotated_means + (offsets[2 * kKeys + key] == offsets[2 * kKeys] ? 0 : D) + column;
+        UNROLL for (int i = 0; i < 2; ++i) mean[i] = *(threadgroup const float4*)(own + i * 4);
+      }
       UNROLL for (int i = 0; i < 2; ++i) {
-        if (loads) *(threadgroup float4*)(target + i * 4) = factors[key] * centroids[i];
+        if (loads) *(threadgroup float4*)(target + i * 4) = fma(factors[key], centroids[i], mean[i]);
       }
     }
   }
@@ -127,6 +169,7 @@ template <int key_code, int value_code, int D, int kRows, typename E = float, bo
     device const E* new_values [[buffer(23)]],
     device const float* key_signs [[buffer(24)]],
     device const float* value_signs [[buffer(25)]],
+    device const half* key_tile_means [[buffer(26)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -135,7 +178,8 @@ template <int key_code, int value_code, int D, int kRows, typename E = float, bo
   constexpr int kThreads = simdgroups_of(kRows, D) * 32;
   constexpr int kKeys = keys_of_tile<float, D>();
   alignas(16) threadgroup float tile[size_of_tile<float, D>()];
-  threadgroup int64_t offsets[2 * kKeys];
+  threadgroup int64_t offsets[3 * kKeys];
+  alignas(16) threadgroup float rotated_means[2 * D];
   threadgroup float norms[2 * kKeys];
   threadgroup float key_table[entries_of(key_code)];
   threadgroup float value_table[entries_of(value_code)];
@@ -149,6 +193,9 @@ template <int key_code, int value_code, int D, int kRows, typename E = float, bo
   pages.value_norms = value_norms;
   pages.key_table = key_table;
   pages.value_table = value_table;
+  pages.tile_means = key_tile_means;
+  pages.signs = key_signs;
+  pages.rotated_means = rotated_means;
   pages.offsets = offsets;
   pages.norms = norms;
   pages.parameters = &parameters;

@@ -1,6 +1,11 @@
 #include "ops/attention/aura_paged_attention.h"
 
+#include <ATen/Parallel.h>
+
+#include <algorithm>
 #include <cmath>
+#include <utility>
+#include <vector>
 
 #include "cpu/attention/attention.h"
 #include "cpu/attention/pages.h"
@@ -11,6 +16,12 @@
 namespace torch_gdn::cpu {
 
 namespace {
+
+void rotate_row(float* row, const Tensor& signs, int64_t D, bool inverse) {
+  rotate(row, signs.const_data_ptr<float>(), D, inverse);
+  const float factor = 1.0f / std::sqrt(static_cast<float>(D));
+  for (int64_t d = 0; d < D; ++d) row[d] *= factor;
+}
 
 // Which tokens are exact, and their rows.
 class ExactTokens {
@@ -52,6 +63,46 @@ class ExactTokens {
   Tokens new_keys_, new_values_;
 };
 
+// The rotated means of the tiles that the queries see, in the order of their sequences.
+class RotatedMeans {
+ public:
+  explicit RotatedMeans(const AuraPagedAttention<int64_t>& op) : HK_(op.shape.HK), D_(op.shape.D), first_(op.shape.N) {
+    const auto& s = op.sequences;
+    const Indices table(s.block_table), boundaries(s.cu_seqlens), lengths(s.seq_lens);
+    const int64_t tiles_of_block = op.shape.block_size / kTokensOfTile;
+    std::vector<std::pair<int64_t, int64_t>> places;  // blocks, and tiles of them
+    for (int64_t n = 0; n < op.shape.N; ++n) {
+      const int64_t queries = boundaries[n + 1] - boundaries[n], keys = queries == 0 ? 0 : lengths[n];
+      const int64_t unseen = s.window > 0 ? std::max<int64_t>(0, keys - queries + 1 - s.window) : 0;
+      const int64_t first = unseen / kTokensOfTile;
+      first_[n] = static_cast<int64_t>(places.size()) - first;
+      for (int64_t i = first; i < ceil_div(keys, kTokensOfTile); ++i) {
+        places.emplace_back(table.at(n, i / tiles_of_block), i % tiles_of_block);
+      }
+    }
+    means_.resize(places.size() * HK_ * D_);
+    const Pages pages(*op.key.tile_means);
+    const Tensor signs = op.key_signs.contiguous();
+    at::parallel_for(0, static_cast<int64_t>(places.size()) * HK_, 16, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const auto& [block, tile] = places[i / HK_];
+        pages.read(block, tile, i % HK_, D_, means_.data() + i * D_);
+        rotate_row(means_.data() + i * D_, signs, D_, false);
+      }
+    });
+  }
+
+  const float* of(const paged::Token& token, int64_t head) const {
+    const int64_t tile = first_[token.sequence] + token.position / kTokensOfTile;
+    return means_.data() + (tile * HK_ + head) * D_;
+  }
+
+ private:
+  int64_t HK_, D_;
+  std::vector<int64_t> first_;  // by sequence, where its tile 0 would be
+  std::vector<float> means_;
+};
+
 // Reads codes. q and exact rows are rotated like the keys and values, and the result is rotated back from the values'
 // space.
 class CodedCache {
@@ -59,7 +110,6 @@ class CodedCache {
   explicit CodedCache(const AuraPagedAttention<int64_t>& op)
       : op_(op),
         D_(op.shape.D),
-        factor_(1.0f / std::sqrt(static_cast<float>(D_))),
         q_tensor_(unit_last_stride(op.q, "q")),
         key_signs_(op.key_signs.contiguous()),
         value_signs_(op.value_signs.contiguous()),
@@ -68,24 +118,31 @@ class CodedCache {
         keys_(op.key.codebook, op.key_code, D_),
         values_(op.value.codebook, op.value_code, D_) {
     if (op.exact.present()) exact_.emplace(op.shape, op.sequences, op.exact);
+    if (op.key.tile_means.has_value()) means_.emplace(op);
   }
 
   void read_query(int64_t token, int64_t head, float* row) const {
     q_.read(token, head, D_, row);
-    rotate_row(row, key_signs_, false);
+    rotate_row(row, key_signs_, D_, false);
   }
   float read_key(const paged::Token& token, int64_t head, float* row) const {
-    if (!exact_ || !exact_->read(token, head, true, row)) return read(op_.key, keys_, token, head, row);
-    rotate_row(row, key_signs_, false);
+    if (exact_ && exact_->read(token, head, true, row)) {
+      rotate_row(row, key_signs_, D_, false);
+      return 1.0f;
+    }
+    const float norm = read(op_.key, keys_, token, head, row);
+    if (!means_) return norm;
+    const float* mean = means_->of(token, head);
+    for (int64_t d = 0; d < D_; ++d) row[d] = std::fma(norm, row[d], mean[d]);
     return 1.0f;
   }
   float read_value(const paged::Token& token, int64_t head, float* row) const {
     if (!exact_ || !exact_->read(token, head, false, row)) return read(op_.value, values_, token, head, row);
-    rotate_row(row, value_signs_, false);
+    rotate_row(row, value_signs_, D_, false);
     return 1.0f;
   }
   void write_result(int64_t token, int64_t head, float* row) const {
-    rotate_row(row, value_signs_, true);
+    rotate_row(row, value_signs_, D_, true);
     out_.write(token, head, D_, row);
   }
 
@@ -98,18 +155,14 @@ class CodedCache {
     codebook.dequantise(coded.codes.const_data_ptr<int32_t>() + place(coded.codes, token, head), row);
     return coded.norms.const_data_ptr<c10::Half>()[place(coded.norms, token, head)];
   }
-  void rotate_row(float* row, const Tensor& signs, bool inverse) const {
-    rotate(row, signs.const_data_ptr<float>(), D_, inverse);
-    for (int64_t d = 0; d < D_; ++d) row[d] *= factor_;
-  }
 
   const AuraPagedAttention<int64_t>& op_;
   int64_t D_;
-  float factor_;
   Tensor q_tensor_, key_signs_, value_signs_;
   Tokens q_, out_;
   Codebook keys_, values_;
   optional<ExactTokens> exact_;
+  optional<RotatedMeans> means_;
 };
 
 void run(const AuraPagedAttention<int64_t>& op) {

@@ -56,7 +56,13 @@ Launch launch_aura_paged_attention(const AuraPagedAttention<int64_t>& op, const 
   const auto& exact = op.exact;
   const auto slots = index_array(op.q.device(), exact.slots), starts = index_array(op.q.device(), exact.starts);
   const auto sink_slots = index_array(op.q.device(), exact.sink_slots);
-  AuraPagedParameters parameters{call.parameters, page_strides(op.key.norms), page_strides(op.value.norms), {}};
+  const auto& means = op.key.tile_means;
+  AuraPagedParameters parameters{};
+  parameters.paged = call.parameters;
+  parameters.key_norms = page_strides(op.key.norms);
+  parameters.value_norms = page_strides(op.value.norms);
+  if (means.has_value()) parameters.key_tile_means = page_strides(*means);
+  parameters.has_tile_means = means.has_value() ? 1 : 0;
   const int64_t rows = call.plan.rows, simdgroups = simdgroups_of(int(rows), int(call.head_size()));
   TemplateArguments arguments = {number_of(op.key_code), number_of(op.value_code), call.head_size(), rows};
   if (exact.present()) {
@@ -91,8 +97,9 @@ Launch launch_aura_paged_attention(const AuraPagedAttention<int64_t>& op, const 
            sink_slots,
            exact.new_keys,
            exact.new_values,
-           exact.present() ? op.key_signs.contiguous() : Tensor(),
-           exact.present() ? op.value_signs.contiguous() : Tensor()},
+           exact.present() || means.has_value() ? op.key_signs.contiguous() : Tensor(),
+           exact.present() ? op.value_signs.contiguous() : Tensor(),
+           means},
           {size_t(call.plan.tiles), size_t(op.shape.HK), size_t(call.plan.splits)},
           size_t(simdgroups * 32)};
 }

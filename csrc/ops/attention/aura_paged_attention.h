@@ -1,8 +1,8 @@
 // Attention to pages that hold AURA's codes, and to exact rows: rotates q, attends, and rotates the result back.
 #pragma once
 #include "ops/attention/exact_rows.h"
+#include "ops/attention/tile_means.h"
 #include "ops/aura/aura.h"
-#include "ops/pages.h"
 
 namespace torch_gdn {
 
@@ -14,9 +14,11 @@ struct AuraPagedAttention {
       "Tensor block_table, Tensor cu_seqlens, Tensor seq_lens, *, SymInt max_query_len, SymInt max_seq_len, "
       "float? scale=None, bool causal=True, int window=0, Tensor? sinks=None, Tensor? exact_keys=None, "
       "Tensor? exact_values=None, Tensor? exact_slots=None, Tensor? exact_starts=None, Tensor? exact_sink_slots=None, "
-      "Tensor? new_keys=None, Tensor? new_values=None, SymInt exact_sinks=0, SymInt tail=0) -> ()";
+      "Tensor? new_keys=None, Tensor? new_values=None, SymInt exact_sinks=0, SymInt tail=0, "
+      "Tensor? key_tile_means=None) -> ()";
 
-  // Codes [blocks, block_size, HK, words], norms [blocks, block_size, HK]; no means.
+  // Codes [blocks, block_size, HK, words], norms [blocks, block_size, HK], and means of keys as check_means_of_pages
+  // has them.
   Tensor out, q;
   CodedTensor key, value;
   Tensor key_signs, value_signs;
@@ -33,7 +35,7 @@ struct AuraPagedAttention {
     return std::tie(out, q, key.codes, key.norms, key.codebook, key_signs, value.codes, value.norms, value.codebook,
                     value_signs, block_table, cu_seqlens, seq_lens, max_query_len, max_seq_len, scale, causal, window,
                     sinks, exact.keys, exact.values, exact.slots, exact.starts, exact.sink_slots, exact.new_keys,
-                    exact.new_values, exact.sinks, exact.tail);
+                    exact.new_values, exact.sinks, exact.tail, key.tile_means);
   }
 
   void check() {
@@ -50,6 +52,7 @@ struct AuraPagedAttention {
     check_sinks(check, s, sinks);
     if constexpr (is_run<Int>) check_pages(check.op(), s, sequences);
     check_exact_rows(check, s, q, sequences.cu_seqlens, exact);
+    if (key.tile_means.has_value()) check_means_of_pages(check, s, "key_tile_means", *key.tile_means);
   }
 
   void outputs() const {}

@@ -35,6 +35,7 @@ def aura_paged_attention(
     new_values: Tensor | None = None,
     exact_sinks: int = 0,
     tail: int = 0,
+    key_tile_means: Tensor | None = None,
 ) -> Tensor:
     """Computes `paged_attention` on pages of AURA codes (`aura_encode`), which the kernels dequantise tile by tile.
 
@@ -71,6 +72,9 @@ def aura_paged_attention(
             stride must be 1. Default: None.
         exact_sinks: The number of first tokens that have rows of their own, at most `rows`. Default: 0.
         tail: The number of tokens before the queries, at most rows - exact_sinks. Default: 0.
+        key_tile_means: [blocks, block_size / 128, HK, D], float16. The means that were subtracted from the keys of each
+            tile of 128 slots (`tile_means` of `aura_encode_`). The last stride must be 1. Requires a multiple of 128 for
+            block_size. Default: None.
 
     Returns:
         out: See `paged_attention`.
@@ -123,5 +127,6 @@ def aura_paged_attention(
         new_values=new_values,
         exact_sinks=exact_sinks,
         tail=tail,
+        key_tile_means=key_tile_means,
     )
     return out
