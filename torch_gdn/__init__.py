@@ -13,6 +13,7 @@ from torch_gdn._recorder import recording
 from torch_gdn._version import __version__
 from torch_gdn.causal_conv1d_interface import causal_conv1d_fn
 from torch_gdn.ops.attention.aura_paged_attention import aura_paged_attention
+from torch_gdn.ops.attention.aura_paged_tile_means import aura_paged_tile_means
 from torch_gdn.ops.attention.compute_slot_mapping import compute_slot_mapping
 from torch_gdn.ops.attention.paged_attention import paged_attention
 from torch_gdn.ops.attention.qk_norm_rope_and_cache import qk_norm_rope_and_cache_
@@ -88,6 +89,7 @@ __all__ = [
     "aura_flash_p1",
     "aura_flash_p2",
     "aura_paged_attention",
+    "aura_paged_tile_means",
     "aura_rotate",
     "batch_copy_",
     "causal_conv1d",

@@ -18,8 +18,8 @@ struct ExactRowsParameters {
   int32_t sinks, tail;
 };
 
-// Strides in elements of norms [blocks, block_size, H] and of means [blocks, tiles, H, D]. PagedParameters has the strides
-// of codes.
+// Strides in elements of norms [blocks, block_size, H] and of means [blocks, tiles, H, D]. PagedParameters has the
+// strides of codes.
 struct AuraPagedParameters {
   PagedParameters paged;
   PageStrides key_norms, value_norms, key_tile_means;

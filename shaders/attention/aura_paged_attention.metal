@@ -23,7 +23,7 @@ struct CodedPages {
   threadgroup int64_t* offsets;  // of keys, then of values, then of keys' means
   threadgroup float* norms;      // likewise
   device const half* tile_means;
-  device const float* signs;  // of keys
+  device const float* signs;         // of keys
   threadgroup float* rotated_means;  // of the tile's first key, then of its last one
   constant AuraPagedParameters* parameters;
   enum { kKeys = keys_of_tile<float, D>() };
@@ -135,7 +135,7 @@ struct CodedPages {
         UNROLL for (int i = 0; i < 2; ++i) mean[i] = *(threadgroup const float4*)(own + i * 4);
       }
       UNROLL for (int i = 0; i < 2; ++i) {
-        if (loads) *(threadgroup float4*)(target + i * 4) = fma(factors[key], centroids[i], mean[i]);
+        if (loads) *(threadgroup float4*)(target + i * 4) = fma(float4(factors[key]), centroids[i], mean[i]);
       }
     }
   }

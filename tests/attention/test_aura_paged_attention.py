@@ -15,7 +15,15 @@ from tests.helpers.errors import assert_close
 from tests.helpers.pairwise import pairwise
 from torch_gdn import reference
 from torch_gdn.aura import Scheme
-from torch_gdn.testing.attention import add_exact_rows, aura_pages, make_call, place_exact_rows
+from torch_gdn.reference.aura import TILE
+from torch_gdn.testing.attention import (
+    add_exact_rows,
+    aura_pages,
+    make_call,
+    means_of_pages,
+    of_slots,
+    place_exact_rows,
+)
 from torch_gdn.testing.aura import Codec
 from torch_gdn.testing.inputs import Call, to_device
 
@@ -25,7 +33,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "scheme": ("8v8", "8v4", "4v4t", "3v3", "2v3t"),
     "D": (64, 80, 96, 128, 256),
     "ratio": (1, 2, 8),
-    "block_size": (16, 7),
+    "block_size": (16, 7, 128, 384),  # blocks of whole tiles have means
     "dtype": DTYPES,
     "mask": ("causal", "all", "window of 30"),
     "sinks": (False, True),
@@ -41,7 +49,14 @@ def coded(call: Call, scheme: str) -> tuple[Call, Call]:
     of = Scheme(scheme)
     for name, bits, seed in (("key", of.key_bits, 3), ("value", of.value_bits, 4)):
         codec = Codec(D, bits, seed, of.trellis)
-        pages, decoded = aura_pages(codec, call[f"{name}_cache"])
+        cache = call[f"{name}_cache"]
+        if name == "key" and cache.shape[1] % TILE == 0:
+            codes["key_tile_means"] = means_of_pages(cache)
+            means = of_slots(codes["key_tile_means"])
+            pages, decoded = aura_pages(codec, cache - means)
+            decoded += means
+        else:
+            pages, decoded = aura_pages(codec, cache)
         codes |= {f"{name}_codes": pages[0], f"{name}_norms": pages[1]}
         codes |= {f"{name}_codebook": codec.codebook, f"{name}_signs": codec.signs}
         plain[f"{name}_cache"] = decoded
@@ -75,7 +90,7 @@ def test_every_pair_of_options(device: torch.device, case: dict[str, Any]) -> No
 
 @pytest.mark.parametrize(("queries", "keys"), [([1, 1], [600, 1030]), ([2, 40], [2100, 70])])
 def test_keys_divided_among_threadgroups(device: torch.device, queries: list[int], keys: list[int]) -> None:
-    call = make_call(queries, keys, HQ=2, HK=1, D=64) | {"scale": 0.2, "sinks": torch.randn(2)}
+    call = make_call(queries, keys, HQ=2, HK=1, D=64, block_size=128) | {"scale": 0.2, "sinks": torch.randn(2)}
     check(device, call, "8v4", "paged_attention_merge", tail=128)
 
 

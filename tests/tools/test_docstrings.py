@@ -219,6 +219,7 @@ COMPUTED = {
     "chunk_scaled_dot_kkt": {"g", "beta"},
     "paged_attention_": {"out", "max_query_len", "max_seq_len"},
     "aura_paged_attention_": {"out", "max_query_len", "max_seq_len"},
+    "aura_paged_tile_means_": {"max_query_len", "max_seq_len"},
 }
 # FLA orders the options of each of these differently. The functions follow FLA, and the ops share one order.
 FLAS_ORDER = {"chunk_gated_delta_rule", "chunk_kda", "fused_recurrent_gated_delta_rule", "fused_recurrent_kda"}

@@ -5,10 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_gdn.reference.aura import TILE
 from torch_gdn.reference.common import compute_dtype, sequences
 from torch_gdn.reference.layers import qk_norm_rope
 
-__all__ = ["compute_slot_mapping", "paged_attention", "qk_norm_rope_and_cache_", "reshape_and_cache"]
+__all__ = [
+    "aura_paged_tile_means",
+    "compute_slot_mapping",
+    "paged_attention",
+    "qk_norm_rope_and_cache_",
+    "reshape_and_cache",
+]
+
+LEAST_KEYS = 32  # of a mean; with fewer, the mean of the tile before is better
 
 
 def compute_slot_mapping(
@@ -39,6 +48,32 @@ def qk_norm_rope_and_cache_(
     q, k = qk_norm_rope(q, k, cos, sin, q_weight, k_weight, eps, zero_centered)
     reshape_and_cache(k.flatten(0, 1), v.flatten(0, 1), key_cache, value_cache, slot_mapping)
     return q
+
+
+def aura_paged_tile_means(
+    tile_means: Tensor, keys: Tensor, block_table: Tensor, cu_seqlens: Tensor, seq_lens: Tensor, exact_keys: Tensor,
+    exact_slots: Tensor, exact_starts: Tensor, max_query_len: int | None = None, max_seq_len: int | None = None,
+    exact_sinks: int = 0, tail: int = 0,
+) -> None:  # fmt: skip
+    """Tile by tile; tile_means [blocks, tiles of a block, HK, D] is written in place, after the means of earlier tiles."""
+    tiles_of_block, ring = tile_means.shape[1], exact_keys.shape[1] - exact_sinks
+    for n, _, first, last, _ in sequences(1, 0, cu_seqlens):
+        length, slot = int(seq_lens[n]), int(exact_slots[n])
+        first_new = length - (last - first)
+        known = {position: keys[first + position - first_new] for position in range(first_new, length)}
+        if slot >= 0:
+            held = range(max(exact_sinks, first_new - tail, int(exact_starts[n])), first_new)
+            known |= {position: exact_keys[slot, exact_sinks + position % ring] for position in held}
+        for tile in range(-(-first_new // TILE), -(-length // TILE) if first < last else 0):
+            own, before = ((block_table[n, i // tiles_of_block], i % tiles_of_block) for i in (tile, max(tile - 1, 0)))
+            end = min((tile + 1) * TILE, length)
+            found = [known[position] for position in range(max(end - TILE, exact_sinks), end) if position in known]
+            if len(found) < LEAST_KEYS and tile > 0:
+                tile_means[own] = tile_means[before]
+                continue
+            mean = torch.stack(found).to(compute_dtype(keys)).mean(0) if found else torch.zeros_like(keys[0])
+            is_kept = mean.abs() < 65520  # what is larger would become infinite
+            tile_means[own] = torch.where(is_kept, mean, 0.0).to(tile_means.dtype)
 
 
 def paged_attention(

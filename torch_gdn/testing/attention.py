@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torch_gdn import reference
+from torch_gdn.reference.aura import TILE
 from torch_gdn.testing import invalid
 from torch_gdn.testing.aura import CODES, Codec
 from torch_gdn.testing.gdn import LARGE
@@ -41,17 +42,17 @@ class PagePoint(Point):
     plain: bool = False  # contiguous pages without padding that must not be read; with a window and sinks
     gap: int = 0  # elements between rows of the pages to write
     tail: int = 0  # tokens before the queries that have exact rows; with some, two sinks have them too
+    means: bool = False  # of the keys of tiles; blocks are then whole tiles
 
     def facts_of(self, call: Call) -> dict[str, Any]:
-        found = super().facts_of(call) | {"D": call["q" if "q" in call else "key"].shape[-1]}
-        if "q" in call:
-            found["dtype"] = call["q"].dtype
+        first = next(name for name in ("q", "key", "keys") if name in call)
+        found = super().facts_of(call) | {"dtype": call[first].dtype, "D": call[first].shape[-1]}
         if "key_cache" in call:
             found["cache"] = call["key_cache"].dtype
         if "key_codebook" in call:  # 2^bits rows
             found["trellis"] = 2 in (call["key_codebook"].dim(), call["value_codebook"].dim())
             found["bits"] = tuple(len(call[f"{name}_codebook"]).bit_length() - 1 for name in ("key", "value"))
-            found["tail"] = call.get("tail", 0)
+            found["tail"], found["means"] = call.get("tail", 0), call.get("key_tile_means") is not None
         return found
 
 
@@ -137,12 +138,23 @@ def aura_pages(codec: Codec, cache: Tensor) -> tuple[list[Tensor], Tensor]:
     return [pages[..., :-1], halves[..., 0]], decoded
 
 
+def means_of_pages(cache: Tensor) -> Tensor:
+    """Draws means of a cache [blocks, block_size, H, D] of whole tiles. Those of tiles without a key are NaN."""
+    tiles = cache.unflatten(1, (-1, TILE))
+    means = torch.randn(*tiles.shape[:2], *tiles.shape[3:]).half()
+    return means.masked_fill(tiles.isnan().all(2), torch.nan)
+
+
+def of_slots(means: Tensor) -> Tensor:
+    """Returns what each slot has of means [blocks, tiles of a block, ..], in float64."""
+    return means.double().repeat_interleave(TILE, 1)
+
+
 def draw_attention(point: PagePoint) -> Call:
-    call = make_call(
-        point.queries, point.keys, point.HQ, point.HK, point.D, point.block_size, point.dtype, point.cache, padding=1
-    )
+    size = -(-point.block_size // TILE) * TILE if point.means else point.block_size
+    call = make_call(point.queries, point.keys, point.HQ, point.HK, point.D, size, point.dtype, point.cache, padding=1)
     if point.longest:
-        columns = -(-point.longest // point.block_size) - call["block_table"].shape[1]
+        columns = -(-point.longest // size) - call["block_table"].shape[1]
         call["block_table"] = torch.nn.functional.pad(call["block_table"], (0, columns))
         call["max_seq_len"] = point.longest
     if point.plain:
@@ -208,7 +220,11 @@ def draw_coded(point: PagePoint) -> Call:
     found = {name: x for name, x in call.items() if not name.endswith("_cache")}
     for name, bits, seed in zip(("key", "value"), point.bits, (3, 4), strict=True):
         codec = Codec(point.D, bits, seed, point.trellis)
-        codes, norms = aura_pages(codec, call[f"{name}_cache"])[0]
+        cache = call[f"{name}_cache"]
+        if point.means and name == "key":
+            found["key_tile_means"] = means_of_pages(cache)
+            cache = cache - of_slots(found["key_tile_means"])
+        codes, norms = aura_pages(codec, cache)[0]
         codes, norms = (codes.contiguous(), norms.contiguous()) if point.plain else (codes, norms)
         found |= {f"{name}_codes": codes, f"{name}_norms": norms}
         found |= {f"{name}_codebook": codec.codebook, f"{name}_signs": codec.signs}
@@ -240,9 +256,31 @@ def exact_coded(call: Call) -> None:
     for name in ("key", "value"):
         parts = {part: call[f"{name}_{part}"] for part in ("codes", "norms", "codebook", "signs")}
         caches[name] = reference.aura_decode(**parts, dtype=torch.float64)
+    if call.get("key_tile_means") is not None:
+        caches["key"] += of_slots(call["key_tile_means"])
     if "exact_keys" in call:
         place_exact_rows(call, caches)
     reference.paged_attention(key_cache=caches["key"], value_cache=caches["value"], **plain)
+
+
+def draw_tile_means(point: PagePoint) -> Call:
+    """The third sequence's tail begins late. Means of all tiles are known before."""
+    rows = add_exact_rows(
+        draw_attention(replace(point, HQ=point.HK, means=True, plain=False)),
+        point.tail,
+        2,
+        [200 * (n == 2) for n in range(len(point.keys))],
+    )
+    blocks, size = rows["key_cache"].shape[:2]
+    found = {"tile_means": torch.randn(blocks, size // TILE, point.HK, point.D + 8).half()[..., : point.D]}
+    found |= {"keys": rows["new_keys"], "block_table": rows["block_table"].clamp(max=blocks)}
+    found |= {name: rows[name] for name in ("cu_seqlens", "seq_lens", *EXACT[:1], *EXACT[2:4], *EXACT[7:])}
+    found |= {name: rows[name] for name in ("max_query_len", "max_seq_len")}
+    return found if not point.plain else {name: without_nan(x) for name, x in found.items()}
+
+
+def exact_tile_means(call: Call) -> None:
+    reference.aura_paged_tile_means(**call)
 
 
 def draw_pages(point: PagePoint) -> Call:
@@ -392,6 +430,13 @@ def wrong_coded(entry: OpEntry[PagePoint]) -> Iterator[Invalid]:
         yield Invalid(norms, TypeError, "float32", change(norms, torch.Tensor.float))
         yield Invalid(codebook, ValueError, "64 centroids", put(codebook, torch.zeros(64)))
         yield Invalid(signs, ValueError, "too few", change(signs, lambda x: x[1:]))
+    means = "key_tile_means"
+    yield Invalid(means, TypeError, "float32", change(means, torch.Tensor.float))
+    yield Invalid(means, ValueError, "a head fewer", change(means, lambda x: x[:, :, 1:]))
+    yield Invalid(means, ValueError, "a tile too many", change(means, lambda x: x.repeat(1, 2, 1, 1)))
+    yield Invalid(means, ValueError, "columns apart", change(means, columns_apart))
+    parts = ("key_codes", "key_norms", "value_codes", "value_norms")
+    yield Invalid(means, ValueError, "blocks of 120", each_of(*parts, how=(slice(None), slice(120))))
     yield from wrong_exact_rows()
 
 
@@ -414,13 +459,48 @@ def wrong_exact_rows() -> Iterator[Invalid]:
         yield Invalid(name, ValueError, "without rows", options(no_rows | {other: 0}))
 
 
+def wrong_tile_means(entry: OpEntry[PagePoint]) -> Iterator[Invalid]:
+    yield from invalid.integers("keys")
+    yield Invalid("keys", ValueError, "two dimensions", change("keys", lambda x: x[0]))
+    yield Invalid("keys", ValueError, "columns apart", change("keys", columns_apart))
+    means = "tile_means"
+    yield Invalid(means, TypeError, "float32", change(means, torch.Tensor.float))
+    yield Invalid(means, ValueError, "three dimensions", change(means, lambda x: x[0]))
+    yield Invalid(means, ValueError, "a head fewer", change(means, lambda x: x[:, :, 1:]))
+    yield Invalid(means, ValueError, "blocks without tiles", change(means, lambda x: x[:, :0]))
+    yield Invalid(means, ValueError, "columns apart", change(means, columns_apart))
+    yield Invalid("exact_keys", TypeError, "another dtype", change("exact_keys", torch.Tensor.half))
+    yield Invalid("exact_keys", ValueError, "a dimension too few", change("exact_keys", lambda x: x[0]))
+    yield Invalid("exact_keys", ValueError, "a head fewer", change("exact_keys", lambda x: x[..., 1:, :]))
+    yield Invalid("exact_keys", ValueError, "columns apart", change("exact_keys", columns_apart))
+    for name in ("exact_slots", "exact_starts", "block_table", "cu_seqlens", "seq_lens"):
+        yield Invalid(name, TypeError, "floats", change(name, torch.Tensor.float))
+        yield Invalid(name, ValueError, "a dimension more", change(name, lambda x: x[None]))
+    for name, most in (("exact_sinks", 133), ("tail", 131)):
+        yield Invalid(name, ValueError, "negative", put(name, -1))
+        yield Invalid(name, ValueError, "more than the rows", put(name, most + 1))
+    for name in ("max_query_len", "max_seq_len"):
+        yield Invalid(name, ValueError, "negative", put(name, -1))
+        yield Invalid(name, ValueError, "2^31", put(name, 2**31))
+
+
 SEQUENCES = (((1, 1, 1), (1, 40, 129)), ((1, 0, 35, 2), (70, 5, 35, 50)), ((1,), (1030,)))
 DTYPES_OF_PAGES = ((BF16, BF16, 128, 16), (F32, F16, 64, 7), (F16, F32, 96, 48), (BF16, F16, 256, 16))
 
 
 EXACT_POINTS = [PagePoint(BF16, bits=(4, 4), D=128, queries=SEQUENCES[1][0], keys=SEQUENCES[1][1], tail=24)]
-EXACT_POINTS += [PagePoint(F16, bits=(3, 2), D=80, HQ=16, queries=(1, 3), keys=(41, 300), tail=24)]
+EXACT_POINTS += [PagePoint(F16, bits=(3, 2), D=80, HQ=16, queries=(1, 3), keys=(41, 300), tail=24, means=True)]
 TRELLIS_POINTS = [replace(EXACT_POINTS[1], trellis=True), PagePoint(F16, cache=F32, bits=(8, 4), D=128, trellis=True)]
+
+
+# A prompt of several tiles; the first token of a tile without a slot, with a short tail and with a long one; a short
+# prompt; and tokens that begin no tile.
+BEGUN = {"queries": (300, 1, 1, 5, 20, 3), "keys": (300, 129, 257, 130, 20, 60)}
+MEANS_POINTS = [
+    PagePoint(BF16, D=128, tail=128, **BEGUN),
+    PagePoint(F16, D=80, HK=3, block_size=256, tail=130, **BEGUN),
+    PagePoint(F32, D=256, queries=(0, 7, 4), keys=(5, 260, 385), tail=20),
+]
 
 
 def points(coded: bool) -> Iterator[PagePoint]:
@@ -468,6 +548,10 @@ OUTSIDE = (
 )
 
 
+def compiled_means() -> Iterator[PagePoint]:
+    yield from (PagePoint(dtype, tail=8) for dtype in DTYPES)
+
+
 def operations_of_attention(call: Call) -> int:
     """Counts operations as if every query saw every key of its sequence."""
     lengths = call["cu_seqlens"].diff() * call["seq_lens"]
@@ -511,6 +595,21 @@ register(
         ],
     ),
     OpEntry(
+        "aura_paged_tile_means_",
+        draw=draw_tile_means,
+        exact=exact_tile_means,
+        small=PagePoint(plain=True, queries=(20, 0, 1), keys=(20, 4, 129), tail=128),
+        points=MEANS_POINTS,
+        compiled=compiled_means,
+        invalid=wrong_tile_means,
+        hostile=(
+            *OUTSIDE[:2],
+            Hostile("block_table", [[LARGE] * 3, [0] * 3, [-3] * 3]),
+            Hostile("exact_slots", [LARGE, -LARGE, 4]),
+            Hostile("exact_starts", [LARGE, 0, -LARGE]),
+        ),
+    ),
+    OpEntry(
         "paged_attention_",
         draw=draw_attention,
         exact=exact_attention,
@@ -528,7 +627,7 @@ register(
         "aura_paged_attention_",
         draw=draw_coded,
         exact=exact_coded,
-        small=PagePoint(plain=True, tail=8),
+        small=PagePoint(plain=True, tail=8, means=True),
         points=list(points(coded=True)),
         quick=quick(coded=True),
         compiled=partial(compiled, CODES, [F32], FORMS[1:], (0, 1)),
@@ -538,6 +637,10 @@ register(
         launches=3,
         scratch=True,
         invalid=wrong_coded,
-        hostile=(*OUTSIDE, *(Hostile(name, [LARGE, -LARGE, 4]) for name in ("exact_slots", "exact_sink_slots"))),
+        hostile=(
+            *OUTSIDE[:2],
+            Hostile("block_table", [[LARGE] * 2, [0] * 2, [-3] * 2]),
+            *(Hostile(name, [LARGE, -LARGE, 4]) for name in ("exact_slots", "exact_sink_slots")),
+        ),
     ),
 )

@@ -23,13 +23,29 @@ PagedParameters parameters_of(const PagedCall& call, const PagedSequences<int64_
   parameters.value = page_strides(values);
   parameters.q = token_strides(call.q);
   parameters.out = token_strides(call.out);
-  parameters.table_sequence = call.block_table.stride(0);
-  parameters.table_block = call.block_table.stride(1);
-  parameters.boundary = call.cu_seqlens.stride(0);
-  parameters.length = call.seq_lens.stride(0);
-  parameters.table_bytes = int32_t(call.block_table.element_size());
-  parameters.boundary_bytes = int32_t(call.cu_seqlens.element_size());
-  parameters.length_bytes = int32_t(call.seq_lens.element_size());
+  set_sequences(parameters, s, sequences, call.block_table, call.cu_seqlens, call.seq_lens);
+  parameters.causal = sequences.causal ? 1 : 0;
+  parameters.window = int32_t(sequences.window);
+  parameters.rows = int32_t(call.plan.rows);
+  parameters.splits = int32_t(call.plan.splits);
+  parameters.least_keys = int32_t(call.plan.least_keys);
+  parameters.has_sinks = options.sinks.has_value() ? 1 : 0;
+  parameters.has_vectors = vector_width({keys, values}) == 4 ? 1 : 0;
+  parameters.scale = float(scale_or_default(options.scale, s.D));
+  return parameters;
+}
+
+}  // namespace
+
+void set_sequences(PagedParameters& parameters, const PagedShape<>& s, const PagedSequences<int64_t>& sequences,
+                   const Tensor& block_table, const Tensor& cu_seqlens, const Tensor& seq_lens) {
+  parameters.table_sequence = block_table.stride(0);
+  parameters.table_block = block_table.stride(1);
+  parameters.boundary = cu_seqlens.stride(0);
+  parameters.length = seq_lens.stride(0);
+  parameters.table_bytes = int32_t(block_table.element_size());
+  parameters.boundary_bytes = int32_t(cu_seqlens.element_size());
+  parameters.length_bytes = int32_t(seq_lens.element_size());
   parameters.sequences = int32_t(s.N);
   parameters.tokens = int32_t(s.T);
   parameters.kv_heads = int32_t(s.HK);
@@ -40,19 +56,8 @@ PagedParameters parameters_of(const PagedCall& call, const PagedSequences<int64_
   parameters.table_blocks = s.blocks == 0 ? 0 : int32_t(s.table_blocks);  // without blocks, keys are reported, not read
   parameters.max_query_len = int32_t(sequences.max_query_len);
   parameters.max_seq_len = int32_t(sequences.max_seq_len);
-  parameters.causal = sequences.causal ? 1 : 0;
-  parameters.window = int32_t(sequences.window);
-  parameters.rows = int32_t(call.plan.rows);
-  parameters.splits = int32_t(call.plan.splits);
-  parameters.least_keys = int32_t(call.plan.least_keys);
-  parameters.has_sinks = options.sinks.has_value() ? 1 : 0;
-  parameters.has_vectors = vector_width({keys, values}) == 4 ? 1 : 0;
-  parameters.scale = float(scale_or_default(options.scale, s.D));
   parameters.op = op_name();
-  return parameters;
 }
-
-}  // namespace
 
 Plan plan_of(const PagedShape<>& s, const PagedSequences<int64_t>& sequences) {
   const int64_t ratio = s.HQ / s.HK;

@@ -11,6 +11,10 @@ namespace torch_gdn {
 inline PageStrides page_strides(const Tensor& x) { return {x.stride(0), x.stride(1), x.stride(2)}; }
 inline TokenStrides token_strides(const Tensor& x) { return {x.stride(0), x.stride(1)}; }
 
+// Sets what a kernel needs to find the tokens of sequences in pages. The tensors are on the device.
+void set_sequences(PagedParameters& parameters, const PagedShape<>& shape, const PagedSequences<int64_t>& sequences,
+                   const Tensor& block_table, const Tensor& cu_seqlens, const Tensor& seq_lens);
+
 // Depends on shapes and upper bounds alone, because the contents of the tensors are on the device.
 struct Plan {
   int64_t rows;    // rows in a tile

@@ -33,6 +33,33 @@ void check_cpu_slots(const Check<Int>& check, const char* argument, const Tensor
 }
 
 template <typename Int>
+void check_exact_cache(const Check<Int>& check, const PagedShape<Int>& s, const char* argument, const Tensor& x,
+                       const Int& count, const Int& rows, const char* like, const Tensor& other) {
+  check.same_dtype(argument, x, like, other);
+  check.shape(argument, x, "[slots, rows, HK, D]", {count, rows, s.HK, s.D});
+  check_unit_stride(check, argument, x);
+}
+
+// Checks a number for each sequence.
+template <typename Int>
+void check_numbers(const Check<Int>& check, const PagedShape<Int>& s, const char* argument, const Tensor& x) {
+  check.is_index(argument, x);
+  check.on_device_or_cpu(argument, x);
+  check.value(x.dim() == 1 && holds(sym_eq(size_of<Int>(x, 0), s.N)), argument, "shape [N]", sizes_of<Int>(x), " for ",
+              s.N, " sequences");
+}
+
+template <typename Int>
+void check_rows_of_slot(const Check<Int>& check, const Int& rows, const Int& sinks, const Int& tail) {
+  check.in_range("exact_keys", "slots of at most 2^30 rows", rows, 0, kMostKeys);
+  check.value(sym_ge(sinks, Int(0)), "exact_sinks", "at least 0", sinks);
+  check.value(sym_le(sinks, rows), "exact_sinks", "at most the rows of a slot", sinks, " for ", rows);
+  check.value(sym_ge(tail, Int(0)), "tail", "at least 0", tail);
+  check.value(sym_le(tail, rows - sinks), "tail", "at most the rows of a slot after the sinks", tail, " for ",
+              rows - sinks);
+}
+
+template <typename Int>
 void check_exact_rows(const Check<Int>& check, const PagedShape<Int>& s, const Tensor& q, const Tensor& cu_seqlens,
                       const PagedExactRows<Int>& exact) {
   const auto& [keys, values, slots, starts, sink_slots, new_keys, new_values, sinks, tail] = exact;
@@ -50,32 +77,18 @@ void check_exact_rows(const Check<Int>& check, const PagedShape<Int>& s, const T
   }
   check.dimensions("exact_keys", *keys, 4, "[slots, rows, HK, D]");
   const Int count = size_of<Int>(*keys, 0), rows = size_of<Int>(*keys, 1);
-  const auto check_cache = [&](const char* argument, const Tensor& x) {
-    check.same_dtype(argument, x, "q", q);
-    check.shape(argument, x, "[slots, rows, HK, D]", {count, rows, s.HK, s.D});
-    check_unit_stride(check, argument, x);
-  };
   const auto check_new = [&](const char* argument, const Tensor& x) {
     check.same_dtype(argument, x, "q", q);
     check.shape(argument, x, "[T, HK, D]", {s.T, s.HK, s.D});
     check_unit_stride(check, argument, x);
   };
-  const auto check_numbers = [&](const char* argument, const Tensor& x) {
-    check.is_index(argument, x);
-    check.on_device_or_cpu(argument, x);
-    check.value(x.dim() == 1 && holds(sym_eq(size_of<Int>(x, 0), s.N)), argument, "shape [N]", sizes_of<Int>(x),
-                " for ", s.N, " sequences");
-  };
-  check.in_range("exact_keys", "slots of at most 2^30 rows", rows, 0, kMostKeys);
-  check_cache("exact_keys", *keys), check_cache("exact_values", *values);
-  check_numbers("exact_slots", *slots), check_numbers("exact_starts", *starts);
-  check_numbers("exact_sink_slots", *sink_slots);
+  check_exact_cache(check, s, "exact_keys", *keys, count, rows, "q", q);
+  check_exact_cache(check, s, "exact_values", *values, count, rows, "q", q);
+  check_numbers(check, s, "exact_slots", *slots);
+  check_numbers(check, s, "exact_starts", *starts);
+  check_numbers(check, s, "exact_sink_slots", *sink_slots);
   check_new("new_keys", *new_keys), check_new("new_values", *new_values);
-  check.value(sym_ge(sinks, Int(0)), "exact_sinks", "at least 0", sinks);
-  check.value(sym_le(sinks, rows), "exact_sinks", "at most the rows of a slot", sinks, " for ", rows);
-  check.value(sym_ge(tail, Int(0)), "tail", "at least 0", tail);
-  check.value(sym_le(tail, rows - sinks), "tail", "at most the rows of a slot after the sinks", tail, " for ",
-              rows - sinks);
+  check_rows_of_slot(check, rows, sinks, tail);
   if constexpr (is_run<Int>) {
     check_cpu_slots(check, "exact_slots", *slots, cu_seqlens, count);
     check_cpu_slots(check, "exact_sink_slots", *sink_slots, cu_seqlens, count);
