@@ -32,8 +32,8 @@ LINEAR = {"linear": 3, "causal_conv1d_update": 1, "gdn_decode": 1}
 ATTENTION = {"linear": 2, "qk_norm_rope_and_cache": 1, "act_and_mul": 1}
 FULL = {**ATTENTION, "paged_attention_decode": 1}
 PREFILL = {**ATTENTION, "paged_attention_prefill": 1}  # and the angles
-CODES = {"linear": 2, "qk_norm_rope": 1, "aura_encode": 2, "paged_rotate": 2, "aura_paged_attention": 1}
-CODES |= {"reshape_and_cache": 1, "act_and_mul": 1}
+CODES = {"linear": 2, "qk_norm_rope": 1, "aura_paged_tile_means": 1, "aura_encode": 2, "paged_rotate": 2}
+CODES |= {"aura_paged_attention": 1, "reshape_and_cache": 1, "act_and_mul": 1}
 EXPERTS = {"linear": 2, "moe_router": 1, "moe_gate_up": 1, "moe_down": 1}
 DENSE = {"linear": 2, "act_and_mul": 1}
 TOTALS = {"Qwen3.5-35B-A3B": (EXPERTS, 504), "Qwen3-Next-80B-A3B": (EXPERTS, 600), "Qwen3.5-0.8B": (DENSE, 264)}
@@ -86,13 +86,14 @@ def test_a_step(name: str, tmp_path: Path) -> None:
 
 
 def test_a_step_with_codes(tmp_path: Path) -> None:
-    """With AURA, a step copies where each request's exact rows are. A layer stores codes and an exact row."""
+    """With AURA, a step copies where each request's exact rows are. A layer finds means, and stores codes and an
+    exact row."""
     name = "Qwen3.5-0.8B"
     steps = steps_of(name, tmp_path, (1,), additional_config={"aura": "8v4"})
     found = of_step(steps[2])
     assert found["once"] == sums(ONCE, {"copy_from_host": 1})
     assert found["full"] == sums(NORMS, CODES, DENSE)
-    assert total_of(name, found) == 295
+    assert total_of(name, found) == 301
 
 
 def sums(*counts: dict[str, int]) -> Counter[str]:

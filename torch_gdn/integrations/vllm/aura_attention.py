@@ -2,7 +2,8 @@
 
 A cell of a page is Scheme.bytes_per_token(D) bytes, [key codes | value codes | key norm | value norm], whole words: the
 norms, in float16, share the last. vLLM sizes its pools by it. A page is [block_size, KV heads, cell]: a token's slot
-has one stride, and `aura_encode_` writes in place. A request's newest and first tokens are read from exact rows.
+has one stride, and `aura_encode_` writes in place. A request's newest and first tokens are read from exact rows. The
+means of keys are in a tensor of their own.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from torch_gdn.integrations.vllm.exact_rows import LayerRows
 
 class AuraPagedAttention(PagedAttention):
     scheme: ClassVar[Scheme]
-    exact: LayerRows | None = None  # the model runner sets it
+    exact: LayerRows | None = None  # the model runner sets this
+    tile_means: Tensor | None = None  # [blocks, block_size / 128, KV heads, D], likewise
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -54,10 +56,11 @@ class AuraPagedAttention(PagedAttention):
     ) -> None:
         slots = slot_mapping[: key.shape[0]]
         parts = self.parts(kv_cache)
-        encoded = ((key, *parts[:2]), (value, *parts[2:]))
-        for (x, codes, norms), tables in zip(encoded, self.tables_of(layer, key.device), strict=True):
+        means = None if self.tile_means is None else flat_slots(self.tile_means)
+        encoded = ((key, *parts[:2], means), (value, *parts[2:], None))
+        for (x, codes, norms, its_means), tables in zip(encoded, self.tables_of(layer, key.device), strict=True):
             x = x[: slots.shape[0]].transpose(0, 1)[None]
-            torch.ops.gdn.aura_encode_(x, slots, *tables, flat_slots(codes), flat_slots(norms))
+            torch.ops.gdn.aura_encode_(x, slots, *tables, flat_slots(codes), flat_slots(norms), its_means)
 
     def attend(
         self,
@@ -69,11 +72,16 @@ class AuraPagedAttention(PagedAttention):
         m: PagedMetadata,
         output: Tensor,
     ) -> Tensor:
-        """Attends to the request's exact rows of earlier steps and to `key` and `value`, and stores these then."""
+        """Encodes `key` and `value`, attends to them and to the request's exact rows of earlier steps, and stores them
+        as exact rows then."""
         key_codes, key_norms, value_codes, value_norms = self.parts(kv_cache)
         (key_signs, _, key_table), (value_signs, _, value_table) = self.tables_of(layer, query.device)
         exact = self.exact if m.exact is not None else None
         new = [x[: m.num_actual_tokens] for x in (key, value) if x is not None]
+        if exact is not None and self.tile_means is not None:
+            exact.find_means(m, new[0], self.tile_means)
+        if new and self.kv_sharing_target_layer_name is None:
+            self.do_kv_cache_update(layer, *new, kv_cache, m.slot_mapping)
         out = torch_gdn.aura_paged_attention(
             query,
             key_codes,
@@ -94,6 +102,7 @@ class AuraPagedAttention(PagedAttention):
             max_query_len=m.max_query_len,
             max_seq_len=m.max_seq_len,
             out=output,
+            key_tile_means=self.tile_means,
             **(exact.arguments(m.exact, *new) if exact is not None else {}),
         )
         if exact is not None:
@@ -123,6 +132,7 @@ def flat_slots(part: Tensor) -> Tensor:
 
 class AuraPagedBackend(PagedBackend):
     implementation: ClassVar[type[AuraPagedAttention]]
+    forward_includes_kv_cache_update = True  # which needs the metadata
 
     @classmethod
     def get_impl_cls(cls) -> type[PagedAttention]:

@@ -5,10 +5,14 @@ slot are sinks, the first tokens of a prompt. They belong to the block of these 
 share them. The other rows are a ring of a request's newest tokens. Every token has codes in its pages too, so a slot
 may be lost at any time: older tokens are then read from codes. This happens to a preempted request whose slot others
 took, and to the requests of a batch that has more of them than there are slots. A cached prefix has no ring.
+
+The means of keys are found from these rows, so they are allocated here. A tile of 128 keys is 128 slots of one block, so
+that the requests of a prefix share its means as they share its blocks.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +21,10 @@ import torch
 from torch import Tensor
 
 import torch_gdn
+from torch_gdn.aura.coded_tensor import has_tile_means
+from torch_gdn.reference.aura import TILE
 
+logger = logging.getLogger(__name__)
 TAIL, SINKS, REQUESTS = 128, 4, 32  # defaults of additional_config
 MOST_TAIL, MOST_SINKS, MOST_REQUESTS = 4096, 16, 1 << 16  # a block has 16 tokens or more: all sinks are in the first
 
@@ -208,25 +215,47 @@ class LayerRows:
             "tail": self.slots.layout.tail,
         }
 
+    def find_means(self, m: Any, key: Tensor, tile_means: Tensor) -> None:
+        """Finds the means of the tiles that the batch of a PagedMetadata begins."""
+        layout = self.slots.layout
+        sequences = (m.block_table, m.cu_seqlens, m.seq_lens)
+        rows, sizes = (self.keys, m.exact.slots, m.exact.starts), (m.max_query_len, m.max_seq_len)
+        torch_gdn.aura_paged_tile_means(tile_means, key, *sequences, *rows, *sizes, layout.sinks, layout.tail)
+
     def write(self, step: Step, key: Tensor, value: Tensor) -> None:
         torch_gdn.reshape_and_cache(key, value, self.keys, self.values, step.new_rows)
 
 
-def coded_layers(vllm_config: Any) -> list[Any]:
-    """Returns the attention of each layer that writes codes."""
+def coded_layers(vllm_config: Any, shared: bool = False) -> list[Any]:
+    """Returns the layers that write codes, or those that read the codes of another layer."""
     from torch_gdn.integrations.vllm.aura_attention import AuraPagedAttention
 
     layers = vllm_config.compilation_config.static_forward_context.values()
-    found = [layer.impl for layer in layers if isinstance(getattr(layer, "impl", None), AuraPagedAttention)]
-    return [each for each in found if each.kv_sharing_target_layer_name is None]
+    found = [layer for layer in layers if isinstance(getattr(layer, "impl", None), AuraPagedAttention)]
+    return [each for each in found if (each.impl.kv_sharing_target_layer_name is not None) == shared]
 
 
 def bytes_of_pools(vllm_config: Any) -> int:
     layout = layout_of(vllm_config)
     if layout is None:
         return 0
-    values = sum(2 * each.num_kv_heads * each.head_size for each in coded_layers(vllm_config))
+    values = sum(2 * each.impl.num_kv_heads * each.impl.head_size for each in coded_layers(vllm_config))
     return int(values * layout.slots * layout.rows * vllm_config.model_config.dtype.itemsize)
+
+
+def wants_means(vllm_config: Any) -> bool:
+    """Returns whether keys have means, if blocks are whole tiles."""
+    options, layout = vllm_config.additional_config, layout_of(vllm_config)
+    return isinstance(options, dict) and "aura" in options and layout is not None and has_tile_means(layout.tail)
+
+
+def share_of_means(vllm_config: Any) -> float:
+    """Returns the bytes of means for each byte of the pools, at most."""
+    if not wants_means(vllm_config):
+        return 0.0
+    impls = [each.impl for each in coded_layers(vllm_config)]
+    of_tiles = (2 * each.head_size / (TILE * each.scheme.bytes_per_token(each.head_size)) for each in impls)
+    return max(of_tiles, default=0.0)
 
 
 def allocate(vllm_config: Any, device: torch.device) -> Slots | None:
@@ -236,10 +265,28 @@ def allocate(vllm_config: Any, device: torch.device) -> Slots | None:
         return None
     slots = Slots(layout, vllm_config.scheduler_config.max_num_seqs, device)
     for each in layers:
-        shape = (layout.slots, layout.rows, each.num_kv_heads, each.head_size)
+        shape = (layout.slots, layout.rows, each.impl.num_kv_heads, each.impl.head_size)
         keys, values = (torch.zeros(shape, dtype=vllm_config.model_config.dtype, device=device) for _ in range(2))
-        each.exact = LayerRows(keys, values, slots)
+        each.impl.exact = LayerRows(keys, values, slots)
+        blocks, block_size, heads, _ = each.impl.parts(each.kv_cache)[0].shape
+        if wants_means(vllm_config) and block_size % TILE == 0:
+            sizes = (blocks, block_size // TILE, heads, each.impl.head_size)
+            each.impl.tile_means = torch.zeros(sizes, dtype=torch.float16, device=device)
+        elif wants_means(vllm_config):
+            logger.warning("aura: keys have no means in blocks of %d tokens: a multiple of 128 has them", block_size)
+    of_names = vllm_config.compilation_config.static_forward_context
+    for each in coded_layers(vllm_config, shared=True):
+        each.impl.tile_means = of_names[each.impl.kv_sharing_target_layer_name].impl.tile_means
     return slots
+
+
+def copy_means(vllm_config: Any, blocks: Sequence[tuple[int, int]]) -> None:
+    """Copies the means of blocks, pairs of source and target, whose codes vLLM has copied."""
+    for each in coded_layers(vllm_config):
+        means = each.impl.tile_means
+        if means is not None:
+            source, target = torch.tensor(blocks).to(means.device).unbind(1)
+            means[target] = means[source]
 
 
 def group_with_first_blocks(vllm_config: Any, kv_cache_config: Any) -> int | None:
@@ -247,8 +294,8 @@ def group_with_first_blocks(vllm_config: Any, kv_cache_config: Any) -> int | Non
     layers = vllm_config.compilation_config.static_forward_context
     coded = coded_layers(vllm_config)
     for i, group in enumerate(kv_cache_config.kv_cache_groups):
-        impls: list[Any] = [getattr(layers.get(name), "impl", None) for name in group.layer_names]
-        if any(each in coded and each.window == 0 for each in impls):
+        of_group = [layers.get(name) for name in group.layer_names]
+        if any(each in coded and each.impl.window == 0 for each in of_group):
             return i
     return None
 
@@ -276,6 +323,7 @@ class KeepsExactRows:
             self.exact_slots.release(scheduler_output.finished_req_ids)
             if getattr(scheduler_output, "kv_cache_block_copies", None):  # a block may have a copy of others' tokens
                 self.exact_slots.sinks = Owners(self.exact_slots.layout.slots)
+                copy_means(self.vllm_config, scheduler_output.kv_cache_block_copies)
             self.exact_slots.begin_step(self.scheduled(scheduler_output.num_scheduled_tokens))
         return found
 

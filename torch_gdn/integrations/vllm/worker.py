@@ -94,7 +94,7 @@ class MpsWorker(Worker):
         kinds = Counter(repr(spec) for spec in self.get_kv_cache_spec().values())
         largest = pools_in_buffers(list(kinds.values()), _C.device_facts()["max_buffer_length"])
         free = int(limit - torch.mps.driver_allocated_memory()) - exact_rows.bytes_of_pools(self.vllm_config)
-        available = min(free, largest)
+        available = min(int(free / (1 + exact_rows.share_of_means(self.vllm_config))), largest)
         torch.mps.empty_cache()
         logger.info("mps: %.2f GiB for the pools", available / 2**30)
         return available
