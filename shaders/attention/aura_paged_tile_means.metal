@@ -32,15 +32,16 @@ template <typename T>
     }
   }
   const int first_new = max(0, sequence.keys - sequence.queries);
-  const int begun = (first_new + kTokensOfTile - 1) / kTokensOfTile + int(group.z);
+  const int64_t begun = (first_new + kTokensOfTile - 1) / kTokensOfTile + int64_t(group.z);
   const int channel = int(group.y) * kMeanThreads + int(thread_index);
-  if (begun >= (sequence.keys + kTokensOfTile - 1) / kTokensOfTile) return;
-  if (sequence.queries == 0 || channel >= parameters.paged.kv_heads * parameters.head_size) return;
+  if (sequence.queries == 0 || begun * kTokensOfTile >= sequence.keys ||
+      channel >= parameters.paged.kv_heads * parameters.head_size)
+    return;
   const int head = channel / parameters.head_size;
   const int column = channel % parameters.head_size;
 
   // Keys [first_held, first_new) are exact rows, and the others up to `last` are new.
-  const int first_token = begun * kTokensOfTile;
+  const int first_token = int(min(begun * kTokensOfTile, int64_t(sequence.keys)));
   const int last = min(first_token + kTokensOfTile, sequence.keys);
   const int lowest = max(last - kTokensOfTile, parameters.sinks);
   int first_held = max(lowest, first_new - parameters.tail);

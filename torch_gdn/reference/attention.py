@@ -55,7 +55,7 @@ def aura_paged_tile_means(
     exact_slots: Tensor, exact_starts: Tensor, max_query_len: int | None = None, max_seq_len: int | None = None,
     exact_sinks: int = 0, tail: int = 0,
 ) -> None:  # fmt: skip
-    """Tile by tile; tile_means [blocks, tiles of a block, HK, D] is written in place, after the means of earlier tiles."""
+    """Tile by tile; tile_means [blocks, tiles of a block, HK, D] is written in place, earlier tiles first."""
     tiles_of_block, ring = tile_means.shape[1], exact_keys.shape[1] - exact_sinks
     for n, _, first, last, _ in sequences(1, 0, cu_seqlens):
         length, slot = int(seq_lens[n]), int(exact_slots[n])

@@ -6,8 +6,8 @@ share them. The other rows are a ring of a request's newest tokens. Every token 
 may be lost at any time: older tokens are then read from codes. This happens to a preempted request whose slot others
 took, and to the requests of a batch that has more of them than there are slots. A cached prefix has no ring.
 
-The means of keys are found from these rows, so they are allocated here. A tile of 128 keys is 128 slots of one block, so
-that the requests of a prefix share its means as they share its blocks.
+The means of keys are found from these rows, so they are allocated here. A tile of 128 keys is 128 slots of one block.
+The requests of a prefix share its means as they share its blocks.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ def aura_paged_attention(
         exact_sinks: The number of first tokens that have rows of their own, at most `rows`. Default: 0.
         tail: The number of tokens before the queries, at most rows - exact_sinks. Default: 0.
         key_tile_means: [blocks, block_size / 128, HK, D], float16. The means that were subtracted from the keys of each
-            tile of 128 slots (`tile_means` of `aura_encode_`). The last stride must be 1. Requires a multiple of 128 for
-            block_size. Default: None.
+            tile of 128 slots (`tile_means` of `aura_encode_`). The last stride must be 1, and block_size a multiple of
+            128. Default: None.
 
     Returns:
         out: See `paged_attention`.

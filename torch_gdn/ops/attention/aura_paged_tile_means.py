@@ -22,11 +22,11 @@ def aura_paged_tile_means(
 ) -> None:
     """Finds the means of keys of the tiles that a step begins, for pages of AURA codes.
 
-    A tile is 128 tokens of a sequence, from a multiple of 128 on. If its first token is new, its mean becomes that of the
-    newest keys up to the last new token of the tile: at most 128 of the new keys and of the exact rows before them,
-    without the first `exact_sinks` tokens. If there are fewer than 32 such keys, it becomes the mean of the tile before.
-    The first tile takes the mean of what there is, or zeros. Other tiles keep their means. A mean that float16 cannot
-    hold becomes 0.
+    A tile is 128 tokens of a sequence, from a multiple of 128 on. If its first token is new, its mean becomes that of
+    the newest keys up to the last new token of the tile: at most 128 of the new keys and of the exact rows before them,
+    without the first `exact_sinks` tokens. If there are fewer than 32 such keys, it becomes the mean of the tile
+    before. The first tile takes the mean of what there is, or zeros. Other tiles keep their means. A mean that float16
+    cannot hold becomes 0.
 
     Call this before `aura_encode_` with the same means as `tile_means`. `aura_paged_attention` takes them as
     `key_tile_means`.
