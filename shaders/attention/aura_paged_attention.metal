@@ -3,9 +3,9 @@
 // comes out rotated as the values are (paged_rotate). With kExact, some tokens have exact rows of E, which are rotated
 // when they are staged (exact_rows.h). Coded keys may have means, one vector for each 128 tokens: the means of a staged
 // tile, which are two at most, are rotated into threadgroup memory and added to the keys as these are staged.
-// Layout: q and out [T, HQ, D], codes [blocks, block_size, HK, words], norms [blocks, block_size, HK] f16, means [blocks,
-// block_size / 128, HK, D] f16, exact rows [slots, rows, HK, D], new ones [T, HK, D], all with strides; partials as
-// output.h has them.
+// Layout: q and out [T, HQ, D], codes [blocks, block_size, HK, words], norms [blocks, block_size, HK] f16, means
+// [blocks, block_size / 128, HK, D] f16, exact rows [slots, rows, HK, D], new ones [T, HK, D], all with strides;
+// partials as output.h has them.
 #include "attention/aura_paged_attention.h"
 #include "attention/exact_rows.h"
 #include "attention/tiles.h"

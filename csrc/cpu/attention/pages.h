@@ -22,8 +22,11 @@ class Pages : Rows {
   void read(int64_t block, int64_t offset, int64_t head, int64_t count, float* out) const {
     Rows::read(block, offset, head, 0, count, out);
   }
-  void write(int64_t slot, int64_t head, int64_t count, const float* in) const {
-    Rows::write(slot / block_size_, slot % block_size_, head, 0, count, in);
+  void write(int64_t block, int64_t offset, int64_t head, int64_t count, const float* in) const {
+    Rows::write(block, offset, head, 0, count, in);
+  }
+  void write_slot(int64_t slot, int64_t head, int64_t count, const float* in) const {
+    write(slot / block_size_, slot % block_size_, head, count, in);
   }
 
  private:
@@ -43,7 +46,7 @@ inline void store(const Tensor& x_any, const Tensor& cache, const Indices& slots
       if (slots[token] < 0) continue;
       for (int64_t head = 0; head < H; ++head) {
         rows.read(token / T, token % T, head, 0, D, row.data());
-        pages.write(slots[token], head, D, row.data());
+        pages.write_slot(slots[token], head, D, row.data());
       }
     }
   });

@@ -13,7 +13,7 @@ void run(const QkNormRopeAndCache<int64_t>& op, const Tensor& q_out) {
   const cpu::Pages keys(op.key_cache);
   cpu::write_heads(op.heads, op.q, op.q_weight, q_out);
   cpu::rotated_heads(op.heads, op.k, op.k_weight, [&](int64_t token, int64_t head, const float* values) {
-    if (token < slots.size() && slots[token] >= 0) keys.write(slots[token], head, op.heads.D, values);
+    if (token < slots.size() && slots[token] >= 0) keys.write_slot(slots[token], head, op.heads.D, values);
   });
   cpu::store(op.v, op.value_cache, slots);
 }
