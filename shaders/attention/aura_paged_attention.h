@@ -4,7 +4,7 @@
 
 // Returns the simdgroups of a threadgroup. For up to 8 query rows, each has 8 keys of a tile, else 8 of the rows.
 inline constexpr int simdgroups_of(int rows, int D) {
-  return rows > kDecodeRows ? rows / kPrefillRows : D > 128 ? 2 : 4;
+  return rows > kDecodeRows ? rows / kPrefillRows : D > 128 ? kDecodeSimdgroups / 2 : kDecodeSimdgroups;
 }
 
 // Describes exact rows. The strides of their slots are those of pages.

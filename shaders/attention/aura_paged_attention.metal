@@ -120,7 +120,8 @@ struct CodedPages {
       uint thread_index) const {
     constexpr int kLanes = lanes_of_row(D);
     static_assert(kKeys * kLanes % kThreads == 0, "whole simdgroups stage");
-    for (int item = int(thread_index); item < kKeys * kLanes; item += kThreads) {
+    for (int first = 0; first < kKeys * kLanes; first += kThreads) {
+      const int item = first + int(thread_index);
       const int key = item / kLanes;
       const int column = item % kLanes * 8;
       bool loads = column < D;

@@ -74,7 +74,7 @@ METAL_FUNC void stage_rows(threadgroup float2* staged, QueryRows<T> rows, uint s
 // Queries of a simdgroup stay in registers, in their own dtype, if a row takes at most 256 bytes, 64 per lane. Larger
 // rows would spill, next to o and the keys, so they are read again for each tile of keys. Queries that kSharing
 // simdgroups share, if there are more than one, lie in threadgroup memory.
-template <typename T, int D, int kSharing, bool kIsShared = (kSharing > 1)>
+template <typename T, int D, int kSharing, bool kIsShared>
 struct TileQuery {
   typedef T Element;
   enum { kHeld = D * int(sizeof(T)) <= 256 ? D / 8 : 0 };

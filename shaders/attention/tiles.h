@@ -71,7 +71,7 @@ METAL_FUNC void attend(
   const LanePosition at = lane_position(lane);
   const int own_row = (kSharing > 1 ? 0 : int(simdgroup) * kPrefillRows) + at.column;
   const int own_key = kSharing > 1 ? int(simdgroup) * kBlocks * 8 : 0;  // of a tile
-  TileQuery<T, D, kSharing> query;
+  TileQuery<T, D, kSharing, (kSharing > 1)> query;
   query.load(query_rows(q, parameters, tile, kv_head, own_row, at.row), exchange, simdgroup, lane);
   const SeenKeys seen = seen_by_lane(parameters, tile, own_row);
   StagedRows<E, tile_stride<E>(D)> staged;

@@ -54,13 +54,10 @@ struct SharedCodes {
         if (lane == kLanes - 1) codes[kGroups - 1] = eight_codes<code, kAll>(words, 0, uint(first_column + D - 8));
       }
     }
+    if constexpr (kRest > 0) codes[kWhole].drop(lane % kOfEight * kLastWidth);
   }
-  // Sets `centroids` to those of a lane's kWidth neighbours.
-  template <int kWidth>
-  METAL_FUNC void decode(int group, LanePosition at, threadgroup const float* table, thread float* centroids) const {
-    EightCodes<code> some = codes[group];
-    if constexpr (kWidth < 8) some.drop(own(at) % kOfEight * kWidth);
-    UNROLL for (int i = 0; i < kWidth; ++i) centroids[i] = table[some.window(i)];
+  METAL_FUNC float centroid(int group, int i, threadgroup const float* table) const {
+    return table[codes[group].window(i)];
   }
 };
 
@@ -74,23 +71,18 @@ struct TileRows {
 };
 
 // scores += K Q^T for kTogether blocks of 8 keys, in one group of columns.
-template <int kWidth, int kTogether, typename Codes>
+template <int kWidth, int kTogether, int code, int D>
 METAL_FUNC void multiply_keys_of_group(
     thread float2* scores,
-    thread const Codes* keys,
+    thread const SharedCodes<code, D, 4>* keys,
     int group,
     StagedQuery query,
-    threadgroup const float* table,
-    LanePosition at) {
-  float centroids[kTogether * kWidth];
-  UNROLL for (int n = 0; n < kTogether; ++n) {
-    keys[n].template decode<kWidth>(group, at, table, centroids + n * kWidth);
-  }
+    threadgroup const float* table) {
   UNROLL for (int i = 0; i < kWidth / 2; ++i) {
-    const float2 right = query.fragment(group * 4 + i);
+    const float2 right = query.one(group * 4 + i);
     UNROLL for (int n = 0; n < kTogether; ++n) {
-      const float2 left = float2(centroids[n * kWidth + i], centroids[n * kWidth + i + kWidth / 2]);
-      multiply_add(scores[n], left, right);
+      const float first = keys[n].centroid(group, i, table);
+      multiply_add(scores[n], float2(first, keys[n].centroid(group, i + kWidth / 2, table)), right);
     }
   }
 }
@@ -102,34 +94,32 @@ METAL_FUNC void multiply_coded_keys(
   typedef SharedCodes<code, D, 4> Codes;
   constexpr int kTogether = D <= 128 ? kBlocks : D == 256 ? 2 : 1;  // blocks, whose codes are in registers
   UNROLL for (int first = 0; first < kBlocks; first += kTogether) {
-    Codes keys[kTogether];
+    SharedCodes<code, D, 4> keys[kTogether];
     UNROLL for (int n = 0; n < kTogether; ++n) {
       scores[first + n] = float2(0.0f);
       keys[n].template load<D>(rows.at((first + n) * 8 + at.row), 0, at);
     }
     UNROLL for (int group = 0; group < Codes::kWhole; ++group) {
-      multiply_keys_of_group<8, kTogether>(scores + first, keys, group, query, table, at);
+      multiply_keys_of_group<8, kTogether>(scores + first, keys, group, query, table);
     }
     if constexpr (Codes::kRest > 0) {
-      multiply_keys_of_group<Codes::kLastWidth, kTogether>(scores + first, keys, Codes::kWhole, query, table, at);
+      multiply_keys_of_group<Codes::kLastWidth, kTogether>(scores + first, keys, Codes::kWhole, query, table);
     }
   }
 }
 
 // o += V^T weights for two blocks of keys' values, in one group of columns.
-template <int kWidth, typename Codes>
+template <int kWidth, int code, int D>
 METAL_FUNC void multiply_values_of_group(
     thread float2* o,
     float2 weights,
-    thread const Codes* values,
+    thread const SharedCodes<code, D, 8>* values,
     int group,
-    threadgroup const float* table,
-    LanePosition at) {
-  float left[kWidth];
-  float right[kWidth];
-  values[0].template decode<kWidth>(group, at, table, left);
-  values[1].template decode<kWidth>(group, at, table, right);
-  UNROLL for (int i = 0; i < kWidth; ++i) multiply_add(o[group * 8 + i], float2(left[i], right[i]), weights);
+    threadgroup const float* table) {
+  UNROLL for (int i = 0; i < kWidth; ++i) {
+    const float2 left = float2(values[0].centroid(group, i, table), values[1].centroid(group, i, table));
+    multiply_add(o[group * 8 + i], left, weights);
+  }
 }
 
 // o += V^T weights, of D columns from `first_column` on.
@@ -143,15 +133,15 @@ METAL_FUNC void multiply_coded_values(
     LanePosition at) {
   typedef SharedCodes<code, D, 8> Codes;
   UNROLL for (int n = 0; n < kBlocks; ++n) {
-    Codes values[2];
+    SharedCodes<code, D, 8> values[2];
     UNROLL for (int i = 0; i < 2; ++i) {
       values[i].template load<kAll>(rows.at(n * 8 + at.column + i), first_column, at);
     }
     UNROLL for (int group = 0; group < Codes::kWhole; ++group) {
-      multiply_values_of_group<8>(o, weights[n], values, group, table, at);
+      multiply_values_of_group<8>(o, weights[n], values, group, table);
     }
     if constexpr (Codes::kRest > 0) {
-      multiply_values_of_group<Codes::kLastWidth>(o, weights[n], values, Codes::kWhole, table, at);
+      multiply_values_of_group<Codes::kLastWidth>(o, weights[n], values, Codes::kWhole, table);
     }
   }
 }

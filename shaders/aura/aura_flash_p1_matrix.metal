@@ -22,7 +22,8 @@ METAL_FUNC void dequantise(
     uint thread_index) {
   constexpr int kLanes = lanes_of_row(kSlice);
   static_assert(kMatrixKeys * kLanes % kAuraThreads == 0, "whole simdgroups dequantise");
-  for (int item = int(thread_index); item < kMatrixKeys * kLanes; item += kAuraThreads) {
+  for (int base = 0; base < kMatrixKeys * kLanes; base += kAuraThreads) {
+    const int item = base + int(thread_index);
     const int key = item / kLanes;
     const int column = item % kLanes * 8;
     const bool loads = column < kSlice;
