@@ -98,7 +98,7 @@ AURA's first pass with 4 query rows takes 38 us at 32,768 keys, and 32 us for ea
 alone would take about 22 us, and memory 11.5 us. The rest is waiting, most of it for codes: registers leave room for
 four simdgroups per scheduler. 128 blocks instead of 64 take 40 us, and 256 take 45 us. Holding the codes of 2 or 8 keys
 at once instead of 4 takes 37 and 39 us, and with a trellis 38 and 42 us. With 8 rows the pass multiplies 8 x 8
-matrices, and 24 shuffles emulate each product here. The pass takes 86 us. It takes 53 us if the shuffles are left out,
+matrices, and 24 shuffles emulate each product here. The pass takes 86 us. It takes 55 us if the shuffles are left out,
 which makes its values wrong.
 
 `quantized_linear` issues 6.7 instructions per code of 4 bits for one row of x. Decoding takes 2.5 of them: two codes
