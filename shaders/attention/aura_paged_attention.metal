@@ -25,6 +25,7 @@ struct CodedPages {
   device const half* tile_means;
   device const float* signs;         // of keys
   threadgroup float* rotated_means;  // of the tile's first key, then of its last one
+  uint simdgroup;
   constant AuraPagedParameters* parameters;
   enum { kKeys = keys_of_tile<float, D>() };
   ExactTokens<kExact, E, D, kKeys, kThreads> exact;
@@ -96,8 +97,8 @@ struct CodedPages {
     constexpr int kOwn = D / lanes_of(D);
     const uint lane = thread_index % 32;
     const float factor = 1.0f / sqrt(float(D));
-    const int count = offsets[2 * kKeys] == offsets[3 * kKeys - 1] ? 1 : 2;
-    for (int first = int(thread_index) / 32 * kMeans; first < count; first += kThreads / 32 * kMeans) {
+    const int count = simd_any(offsets[2 * kKeys] != offsets[3 * kKeys - 1]) ? 2 : 1;
+    for (int first = int(simdgroup) * kMeans; first < count; first += kThreads / 32 * kMeans) {
       const int wanted = first + int(lane) / lanes_of(D);
       const int index = min(wanted, count - 1);
       device const half* mean = tile_means + offsets[2 * kKeys + index * (kKeys - 1)];
@@ -194,6 +195,7 @@ template <int key_code, int value_code, int D, int kRows, typename E = float, bo
   pages.value_norms = value_norms;
   pages.key_table = key_table;
   pages.value_table = value_table;
+  pages.simdgroup = simdgroup;
   pages.tile_means = key_tile_means;
   pages.signs = key_signs;
   pages.rotated_means = rotated_means;
