@@ -50,6 +50,8 @@ def config_of(family: str) -> Any:
     if family == "exaone4":
         kinds = ["sliding_attention", "full_attention"] * 2
         return transformers.Exaone4Config(**COMMON, head_dim=64, sliding_window=40, layer_types=kinds)
+    if family == "qwen3_biased":
+        return transformers.Qwen3Config(**COMMON, head_dim=64, tie_word_embeddings=True, attention_bias=True)
     if family == "qwen3_5":
         return transformers.Qwen3_5TextConfig(**COMMON, **LINEAR, head_dim=64, tie_word_embeddings=True)
     if family == "qwen3_next_moe":
@@ -82,12 +84,25 @@ def model_of(family: str, folder: Path) -> Path:
                 torch.nn.init.normal_(parameter, std=0.1)
         if family.endswith("_mtp"):
             torch.nn.init.normal_(model.get_input_embeddings().weight)
+        if family == "qwen3_biased":
+            bias_keys(model)
         model.save_pretrained(path)
         if family.endswith("_mtp"):
             add_token_predictor(path)
         if family == "olmo_hybrid":
             rewrite_as_released(path)
     return path
+
+
+def bias_keys(model: torch.nn.Module) -> None:
+    """Makes the means of some channels of keys large, and scores far apart. The rotary embedding turns these channels
+    slowly, so that the keys of a tile share them."""
+    is_slow = torch.arange(64) % 32 >= 20
+    for name, parameter in model.named_parameters():
+        if name.endswith("k_proj.bias"):
+            parameter.data = torch.where(is_slow, 6 * torch.randn(64), 0.0)
+        if name.endswith("q_norm.weight"):
+            parameter.data.fill_(8)
 
 
 def add_token_predictor(path: Path) -> None:

@@ -156,6 +156,30 @@ def test_exact_rows_with_multi_token_prediction(device: str, reference: Any) -> 
     assert results[0]["compiled late"] == []
 
 
+def test_means_of_keys(device: str, reference: Any) -> None:
+    """Keys that have channels with large means need these in 3 bits. A tail of 127 tokens is too short for means. The
+    second round finds blocks of the first one, and their means."""
+    path, texts, tokens, margins = reference("qwen3_biased", 8, 400)
+    again = {"prompts": texts, "tokens": GREEDY_TOKENS}
+    options = {"dtype": "float32", "max_num_batched_tokens": 96, "block_size": 128, "enable_prefix_caching": True}
+    scenarios = [
+        {
+            "model": str(path),
+            "options": {**options, "additional_config": {"aura": "3v8", "aura_tail": tail}},
+            "rounds": [again] * rounds,
+        }
+        for tail, rounds in ((128, 2), (127, 1))
+    ]
+    result, without = run_engines(device, scenarios)
+    assert max(result["rounds"][1]["cached"]) >= 256
+    for each in result["rounds"]:
+        assert_tokens_agree(each["tokens"], tokens, margins, 0.15)
+    assert holds_nothing(result)
+    assert result["compiled late"] == []
+    with pytest.raises(AssertionError):
+        assert_tokens_agree(without["rounds"][0]["tokens"], tokens, margins, 0.15)
+
+
 def test_the_same_fails_without_the_plugin(reference: Any) -> None:
     path, texts, _, _ = reference("qwen3_next")
     scenario = {
