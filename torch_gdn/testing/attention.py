@@ -548,10 +548,6 @@ OUTSIDE = (
 )
 
 
-def compiled_means() -> Iterator[PagePoint]:
-    yield from (PagePoint(dtype, tail=8) for dtype in DTYPES)
-
-
 def operations_of_attention(call: Call) -> int:
     """Counts operations as if every query saw every key of its sequence."""
     lengths = call["cu_seqlens"].diff() * call["seq_lens"]
@@ -600,7 +596,7 @@ register(
         exact=exact_tile_means,
         small=PagePoint(plain=True, queries=(20, 0, 1), keys=(20, 4, 129), tail=128),
         points=MEANS_POINTS,
-        compiled=compiled_means,
+        compiled=lambda: (PagePoint(dtype, tail=8) for dtype in DTYPES),
         invalid=wrong_tile_means,
         hostile=(
             *OUTSIDE[:2],
