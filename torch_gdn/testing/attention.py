@@ -495,10 +495,10 @@ TRELLIS_POINTS = [replace(EXACT_POINTS[1], trellis=True), PagePoint(F16, cache=F
 
 # A prompt of several tiles; the first token of a tile without a slot, with a short tail and with a long one; a short
 # prompt; and tokens that begin no tile.
-BEGUN = {"queries": (300, 1, 1, 5, 20, 3), "keys": (300, 129, 257, 130, 20, 60)}
+BEGUN = PagePoint(queries=(300, 1, 1, 5, 20, 3), keys=(300, 129, 257, 130, 20, 60))
 MEANS_POINTS = [
-    PagePoint(BF16, D=128, tail=128, **BEGUN),
-    PagePoint(F16, D=80, HK=3, block_size=256, tail=130, **BEGUN),
+    replace(BEGUN, dtype=BF16, D=128, tail=128),
+    replace(BEGUN, dtype=F16, D=80, HK=3, block_size=256, tail=130),
     PagePoint(F32, D=256, queries=(0, 7, 4), keys=(5, 260, 385), tail=20),
 ]
 
