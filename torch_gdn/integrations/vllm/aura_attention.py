@@ -81,7 +81,7 @@ class AuraPagedAttention(PagedAttention):
         if exact is not None and self.tile_means is not None:
             exact.find_means(m, new[0], self.tile_means)
         if new and self.kv_sharing_target_layer_name is None:
-            self.do_kv_cache_update(layer, *new, kv_cache, m.slot_mapping)
+            self.do_kv_cache_update(layer, new[0], new[1], kv_cache, m.slot_mapping)
         out = torch_gdn.aura_paged_attention(
             query,
             key_codes,
