@@ -52,11 +52,11 @@ struct StagedQuery {
   threadgroup const float2* staged;
   uint lane;
 
-  METAL_FUNC float2 fragment(int part) const { return staged[part * 32 + int(lane)]; }
+  METAL_FUNC float2 one(int part) const { return staged[part * 32 + int(lane)]; }
   METAL_FUNC QueryParts<float> parts(int part) const {
     QueryParts<float> both;
-    both.first = fragment(part);
-    both.second = fragment(part + 1);
+    both.first = one(part);
+    both.second = one(part + 1);
     return both;
   }
 };

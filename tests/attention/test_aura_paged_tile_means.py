@@ -36,9 +36,9 @@ def test_what_float16_cannot_hold_is_zero(device: torch.device) -> None:
     means = torch.full((1, 1, 1, 64), 5.0).half()
     numbers = [torch.tensor(each) for each in ([[0]], [0, 3], [3])]
     exact = (torch.zeros(1, 1, 1, 64), torch.tensor([0]), torch.tensor([0]))
-    call = to_device(dict(enumerate((means, keys, *numbers, *exact))), device)
+    call = to_device(dict(enumerate((keys, means, *numbers, *exact))), device)
     torch_gdn.aura_paged_tile_means(*call.values())
-    assert call[0].cpu().flatten().tolist() == [65504.0, 0.0, 0.0, 0.0, *[1.0] * 60]
+    assert call[1].cpu().flatten().tolist() == [65504.0, 0.0, 0.0, 0.0, *[1.0] * 60]
 
 
 def test_a_prompt_in_parts_and_its_decoding(device: torch.device) -> None:
@@ -53,7 +53,7 @@ def test_a_prompt_in_parts_and_its_decoding(device: torch.device) -> None:
         new = x[first : first + count].to(device)
         sequence = (torch.tensor([0, count], device=device), torch.tensor([first + count], device=device))
         options = {"exact_sinks": sinks, "tail": tail}
-        torch_gdn.aura_paged_tile_means(means, new, table, *sequence, rows, slot, start, **options)
+        torch_gdn.aura_paged_tile_means(new, means, table, *sequence, rows, slot, start, **options)
         for position in range(first, first + count):
             row = position if position < sinks else sinks + position % ring
             rows[1, row] = x[position].to(device)

@@ -51,7 +51,7 @@ def qk_norm_rope_and_cache_(
 
 
 def aura_paged_tile_means(
-    tile_means: Tensor, keys: Tensor, block_table: Tensor, cu_seqlens: Tensor, seq_lens: Tensor, exact_keys: Tensor,
+    keys: Tensor, tile_means: Tensor, block_table: Tensor, cu_seqlens: Tensor, seq_lens: Tensor, exact_keys: Tensor,
     exact_slots: Tensor, exact_starts: Tensor, max_query_len: int | None = None, max_seq_len: int | None = None,
     exact_sinks: int = 0, tail: int = 0,
 ) -> None:  # fmt: skip

@@ -272,8 +272,8 @@ def draw_tile_means(point: PagePoint) -> Call:
         [200 * (n == 2) for n in range(len(point.keys))],
     )
     blocks, size = rows["key_cache"].shape[:2]
-    found = {"tile_means": torch.randn(blocks, size // TILE, point.HK, point.D + 8).half()[..., : point.D]}
-    found |= {"keys": rows["new_keys"], "block_table": rows["block_table"].clamp(max=blocks)}
+    means = torch.randn(blocks, size // TILE, point.HK, point.D + 8).half()[..., : point.D]
+    found = {"keys": rows["new_keys"], "tile_means": means, "block_table": rows["block_table"].clamp(max=blocks)}
     found |= {name: rows[name] for name in ("cu_seqlens", "seq_lens", *EXACT[:1], *EXACT[2:4], *EXACT[7:])}
     found |= {name: rows[name] for name in ("max_query_len", "max_seq_len")}
     return found if not point.plain else {name: without_nan(x) for name, x in found.items()}
@@ -596,7 +596,7 @@ register(
         exact=exact_tile_means,
         small=PagePoint(plain=True, queries=(20, 0, 1), keys=(20, 4, 129), tail=128),
         points=MEANS_POINTS,
-        compiled=lambda: (PagePoint(dtype, tail=8) for dtype in DTYPES),
+        compiled=lambda: (PagePoint(dtype, cache=dtype, D=128, tail=8) for dtype in DTYPES),
         invalid=wrong_tile_means,
         hostile=(
             *OUTSIDE[:2],

@@ -13,12 +13,12 @@ namespace torch_gdn {
 template <typename Int>
 struct AuraPagedTileMeans {
   static constexpr const char* kSchema =
-      "aura_paged_tile_means_(Tensor(a!) tile_means, Tensor keys, Tensor block_table, Tensor cu_seqlens, "
+      "aura_paged_tile_means_(Tensor keys, Tensor(a!) tile_means, Tensor block_table, Tensor cu_seqlens, "
       "Tensor seq_lens, Tensor exact_keys, Tensor exact_slots, Tensor exact_starts, *, SymInt max_query_len, "
       "SymInt max_seq_len, SymInt exact_sinks=0, SymInt tail=0) -> ()";
 
-  Tensor tile_means;              // [blocks, tiles of a block, HK, D]
   Tensor keys;                    // [T, HK, D], packed by cu_seqlens
+  Tensor tile_means;              // [blocks, tiles of a block, HK, D]
   PagedSequences<Int> sequences;  // causal, without a window
   Tensor exact_keys;              // [slots, rows, HK, D]
   Tensor exact_slots, exact_starts;
@@ -29,7 +29,7 @@ struct AuraPagedTileMeans {
   auto arguments() {
     auto& [block_table, cu_seqlens, seq_lens, max_query_len, max_seq_len, causal, window] = sequences;
     causal = true, window = 0;
-    return std::tie(tile_means, keys, block_table, cu_seqlens, seq_lens, exact_keys, exact_slots, exact_starts,
+    return std::tie(keys, tile_means, block_table, cu_seqlens, seq_lens, exact_keys, exact_slots, exact_starts,
                     max_query_len, max_seq_len, sinks, tail);
   }
 

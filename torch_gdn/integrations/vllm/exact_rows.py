@@ -220,7 +220,7 @@ class LayerRows:
         layout = self.slots.layout
         sequences = (m.block_table, m.cu_seqlens, m.seq_lens)
         rows, sizes = (self.keys, m.exact.slots, m.exact.starts), (m.max_query_len, m.max_seq_len)
-        torch_gdn.aura_paged_tile_means(tile_means, key, *sequences, *rows, *sizes, layout.sinks, layout.tail)
+        torch_gdn.aura_paged_tile_means(key, tile_means, *sequences, *rows, *sizes, layout.sinks, layout.tail)
 
     def write(self, step: Step, key: Tensor, value: Tensor) -> None:
         torch_gdn.reshape_and_cache(key, value, self.keys, self.values, step.new_rows)

@@ -7,8 +7,8 @@ from torch_gdn.ops.arguments import check_cu_seqlens
 
 
 def aura_paged_tile_means(
-    tile_means: Tensor,
     keys: Tensor,
+    tile_means: Tensor,
     block_table: Tensor,
     cu_seqlens: Tensor,
     seq_lens: Tensor,
@@ -34,10 +34,12 @@ def aura_paged_tile_means(
     Source: none. The means are a zero point for each channel, as KIVI (arXiv 2402.02750) has it for keys.
 
     Args:
-        tile_means: [blocks, block_size / 128, HK, D], float16. Written in place. The last stride must be 1.
         keys: [T, HK, D], bfloat16, float16 or float32. The new keys, packed. The last stride must be 1.
+        tile_means: [blocks, tiles, HK, D], float16. Blocks have 128 times `tiles` tokens. Written in place. The last
+            stride must be 1.
         block_table, cu_seqlens, seq_lens: See `paged_attention`. The new keys are the last ones of each sequence.
-        exact_keys, exact_slots, exact_starts: See `aura_paged_attention`.
+        exact_keys: [slots, rows, HK, D], keys' dtype. See `aura_paged_attention`.
+        exact_slots, exact_starts: See `aura_paged_attention`.
         max_query_len: The largest number of new keys in a sequence. Default: T.
         max_seq_len: The largest of seq_lens. Default: all tokens of the blocks in a row of block_table.
         exact_sinks, tail: See `aura_paged_attention`. Default: 0.
@@ -50,14 +52,14 @@ def aura_paged_tile_means(
         >>> means, keys = torch.zeros(2, 1, 1, 64, dtype=torch.float16), 3 + torch.randn(128, 1, 64)
         >>> of_sequence = (torch.tensor([[1]]), torch.tensor([0, 128]), torch.tensor([128]))
         >>> exact = (torch.zeros(1, 8, 1, 64), torch.tensor([-1]), torch.tensor([0]))
-        >>> torch_gdn.aura_paged_tile_means(means, keys, *of_sequence, *exact)
+        >>> torch_gdn.aura_paged_tile_means(keys, means, *of_sequence, *exact)
         >>> torch.equal(means[1, 0, 0], keys[:, 0].mean(0).half()), means[0].count_nonzero().item()
         (True, 0)
     """
     check_cu_seqlens("aura_paged_tile_means", cu_seqlens)
     torch.ops.gdn.aura_paged_tile_means_(
-        tile_means,
         keys,
+        tile_means,
         block_table,
         cu_seqlens,
         seq_lens,
