@@ -11,8 +11,9 @@ namespace {
 void run(const AuraPagedTileMeans<int64_t>& op) {
   const auto& s = op.shape;
   const int64_t channels = s.HK * s.D;
-  const int64_t tiles = ceil_div(std::min(op.sequences.max_query_len, s.T), kTokensOfTile);
-  if (s.N == 0 || tiles == 0 || channels == 0 || s.blocks == 0) return;
+  // Without new tokens, the kernel still checks the sequences.
+  const int64_t tiles = std::max<int64_t>(1, ceil_div(std::min(op.sequences.max_query_len, s.T), kTokensOfTile));
+  if (s.N == 0 || channels == 0 || s.blocks == 0) return;
   const auto device = op.keys.device();
   const Tensor block_table = index_array(device, op.sequences.block_table);
   const Tensor cu_seqlens = index_array(device, op.sequences.cu_seqlens);
