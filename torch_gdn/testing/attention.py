@@ -602,7 +602,6 @@ register(
             *OUTSIDE[:2],
             Hostile("block_table", [[LARGE] * 3, [0] * 3, [-3] * 3]),
             Hostile("exact_slots", [LARGE, -LARGE, 4]),
-            Hostile("exact_starts", [LARGE, 0, -LARGE]),
         ),
     ),
     OpEntry(
