@@ -31,7 +31,9 @@ def points(entry: OpEntry[Any], count: int) -> Iterator[Point]:
     if "block_table" in entry.arguments and "queries" in known:
         for longest in (1, 9):  # few query rows run another kernel than many
             queries = tuple(min(length, longest) for length in lengths(count))
-            yield replace(small, queries=queries, keys=tuple(q + (n + 1) % 5 for n, q in enumerate(queries)), plain=False)
+            yield replace(
+                small, queries=queries, keys=tuple(q + (n + 1) % 5 for n, q in enumerate(queries)), plain=False
+            )
     if "boundaries" in known and entry.packable:
         boundaries = (0, *itertools.accumulate(lengths(count)))
         yield replace(small, boundaries=boundaries, tokens=boundaries[-1])
