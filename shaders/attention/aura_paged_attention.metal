@@ -137,7 +137,7 @@ struct CodedPages {
         UNROLL for (int i = 0; i < 2; ++i) mean[i] = *(threadgroup const float4*)(own + i * 4);
       }
       UNROLL for (int i = 0; i < 2; ++i) {
-        if (loads) *(threadgroup float4*)(target + i * 4) = fma(float4(factors[key]), centroids[i], mean[i]);
+        if (loads) *(threadgroup float4*)(target + i * 4) = factors[key] * centroids[i] + mean[i];
       }
     }
   }
