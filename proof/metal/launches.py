@@ -16,13 +16,14 @@ from torch_gdn._recorder import KernelVariant, Launch
 from torch_gdn.check import probes
 from torch_gdn.check.fake_mps import fake_mps
 from torch_gdn.testing import REGISTRY, OpEntry, Point
-from torch_gdn.testing.attention import PagePoint, StoredHeadPoint
+from torch_gdn.testing.attention import PagePoint
 from torch_gdn.testing.aura import AuraPoint, CodecPoint
 from torch_gdn.testing.decode import DecodePoint
 from torch_gdn.testing.experts import ExpertPoint
 from torch_gdn.testing.gdn import RECURRENT, RulePoint, end_to_end, kda_at, stages_at
 from torch_gdn.testing.layers import ConvolutionPoint, HeadPoint, RowPoint, mixed_dtypes
 from torch_gdn.testing.models import DTYPES, MODEL_SIZES, OTHER_SIZES
+from torch_gdn.testing.pages import StoredHeadPoint
 from torch_gdn.testing.quantized import QuantizedPoint
 from torch_gdn.testing.registry import MPS, compiled, computed, first_of_each_variant, launches_at
 from torch_gdn.tuning_cache import FUSED_CHUNK_SIZES

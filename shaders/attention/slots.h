@@ -4,8 +4,8 @@
 #include "core/error.h"
 #include "core/indices.h"
 
-// Returns a token's slot, or -1 if it has none. A slot outside of the cache counts as none, and a
-// thread that `reports` logs it.
+// Returns a token's slot, or -1 if it has none. A slot outside of the cache counts as none, and a thread that
+// `reports` logs it.
 METAL_FUNC int slot_of(
     device const int* slot_mapping,
     int token,

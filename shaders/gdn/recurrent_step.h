@@ -1,4 +1,4 @@
-// What the kernels share that run the rule token by token, with S in registers (gdn/state_rows.h).
+// The kernels that run the rule token by token share this. S is in registers (gdn/state_rows.h).
 #pragma once
 #include "core/gates.h"
 #include "core/norm_eps.h"

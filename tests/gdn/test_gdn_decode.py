@@ -105,7 +105,7 @@ def test_goes_on_after_accepted_tokens(device: torch.device, pool: torch.dtype, 
 
 @pytest.mark.parametrize("v_first", [False, True])
 def test_one_token_has_the_bits_of_packed_sequences(device: torch.device, v_first: bool) -> None:
-    """On `mps`, the latter run a loop over tokens."""
+    """On `mps`, packed sequences run a loop over tokens."""
     call = ENTRY.call(DecodePoint(torch.bfloat16, K=64, V=48, batch=4, state_v_first=v_first))
     packed = {name: call[name].transpose(0, 1) for name in ("qkv", "z", "b", "a")}
     found, expected = to_device(call, device), to_device(call | packed | {"cu_seqlens": torch.arange(5)}, device)

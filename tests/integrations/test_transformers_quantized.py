@@ -225,10 +225,10 @@ def test_experts_under_other_names(tmp_path: Path) -> None:
     assert isinstance(model.model.layers[1].mlp.experts, PackedExperts)
 
 
-@pytest.mark.parametrize("form", ["mlx", "w8a16"])
-def test_bfloat16(form: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "form"), [(MIXTURE, "mlx"), (MIXTURE, "w8a16"), (DENSE, "w4a16")])
+def test_bfloat16(kind: str, form: str, tmp_path: Path) -> None:
     """Scales stay in half precision, because bfloat16 would round them."""
-    twin = written(MIXTURE, tmp_path, form)
+    twin = written(kind, tmp_path, form)
     with torch_gdn_enabled() as transformers:
         model = load(tmp_path, torch.bfloat16)
         found = logits(model, "mps")

@@ -10,7 +10,7 @@
 
 namespace torch_gdn::cpu {
 
-// Sums in f32, so that squares overflow as on a GPU.
+// Adds the squares in f32, so that they overflow as on a GPU.
 inline float sum_of_squares(const float* x, int64_t count) {
   constexpr int64_t kSums = 16;
   std::array<float, kSums> sums{};
