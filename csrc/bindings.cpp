@@ -2,7 +2,7 @@
 #include <ATen/Parallel.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
-#include <torch/extension.h>
+#include <torch/csrc/utils/pybind.h>
 #include <torch/version.h>
 
 #include <algorithm>
