@@ -94,12 +94,20 @@ The reasons:
 
 ## What limits the kernels here
 
-AURA's first pass with 4 query rows takes 38 us at 32,768 keys, and 32 us for each 32,768 keys more. Its instructions
-alone would take about 22 us, and memory 11.5 us. The rest is waiting, most of it for codes: registers leave room for
-four simdgroups per scheduler. 128 blocks instead of 64 take 40 us, and 256 take 45 us. Holding the codes of 2 or 8 keys
-at once instead of 4 takes 37 and 39 us, and with a trellis 38 and 42 us. With 8 rows the pass multiplies 8 x 8
-matrices, and 24 shuffles emulate each product here. The pass takes 86 us. It takes 55 us if the shuffles are left out,
-which makes its values wrong.
+AURA's first pass with 4 query rows takes 38 us at 32,768 keys, and 32 us for each 32,768 keys more. It issues 10.8
+instructions per code. Seven of them are necessary: four multiply-adds, a load from the table of centroids with its
+shift and mask. All 10.8 take 22 us if no scheduler ever waits, and memory takes 11.5 us. The rest is waiting, because
+registers leave room for only four simdgroups per scheduler. These changes did not help, or not for every scheme:
+
+- 128 blocks of keys take 40 us and 256 take 45 us, instead of 64 blocks.
+- A lane that holds the codes of 2 or 8 keys at once instead of 4 takes 37 or 39 us, and with a trellis 38 or 42 us.
+- Loading the next codes before decoding the current ones takes 36 us for `4v4` and 37 for `4v4t`, but 45 instead of
+  41.5 for `3v3t`, whose registers spill.
+- With that, advancing addresses by a step instead of multiplying takes 35 us for `4v4`, but 38 for `4v4t` and 45 to 57
+  for `8v4`, which spill.
+
+With 8 rows the pass multiplies 8 x 8 matrices, and 24 shuffles emulate each product here. The pass takes 86 us. It
+takes 55 us if the shuffles are left out, which makes its values wrong.
 
 `quantized_linear` issues 6.7 instructions per code of 4 bits for one row of x. Decoding takes 2.5 of them: two codes
 need two logical instructions, a multiply-add of halves, and two conversions, which on Apple's GPUs are part of the
