@@ -2,7 +2,8 @@
 #include "attention/paged_attention_decode.h"
 #include "attention/paged_attention_prefill.h"
 
-// Returns the simdgroups of a threadgroup. For up to 8 query rows, each has 8 keys of a tile, else 8 of the rows.
+// Returns the number of simdgroups in a threadgroup. With up to 8 query rows, each simdgroup has 8 keys of a tile; with
+// more, each has 8 of the rows.
 inline constexpr int simdgroups_of(int rows, int D) {
   return rows > kDecodeRows ? rows / kPrefillRows : D > 128 ? kDecodeSimdgroups / 2 : kDecodeSimdgroups;
 }
@@ -12,7 +13,7 @@ struct ExactRowsParameters {
   PageStrides key, value;
   TokenStrides new_key, new_value;
   int64_t slot, start, sink_slot;                    // strides of exact_slots, exact_starts and exact_sink_slots
-  int32_t slot_bytes, start_bytes, sink_slot_bytes;  // size of one of their numbers: 4 or 8
+  int32_t slot_bytes, start_bytes, sink_slot_bytes;  // size of a number: 4 or 8
   int32_t slots;
   int32_t ring;  // rows of a slot that hold no sink
   int32_t sinks, tail;

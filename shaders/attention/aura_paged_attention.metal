@@ -1,11 +1,11 @@
-// Paged attention over codes, in tiles (tiles.h). Up to kDecodeRows query rows are shared by all simdgroups. Tiles of
-// keys and values are dequantised from their pages into threadgroup memory, in f32. q is rotated as the keys are, and o
-// comes out rotated as the values are (paged_rotate). With kExact, some tokens have exact rows of E, which are rotated
-// when they are staged (exact_rows.h). Coded keys may have means, one vector for each 128 tokens: the means of a staged
-// tile, which are two at most, are rotated into threadgroup memory and added to the keys as these are staged.
+// Paged attention over codes, in tiles (tiles.h). All simdgroups share up to kDecodeRows query rows. Tiles of keys and
+// values are dequantised from their pages into threadgroup memory, in f32. q is rotated like the keys, and o comes out
+// rotated like the values (paged_rotate). With kExact, some tokens have exact rows of E, which are rotated when they
+// are staged (exact_rows.h). Coded keys may have means, one vector per 128 tokens. The means of a staged tile (two at
+// most) are rotated into threadgroup memory, and are added to the keys when these are staged.
 // Layout: q and out [T, HQ, D], codes [blocks, block_size, HK, words], norms [blocks, block_size, HK] f16, means
-// [blocks, block_size / 128, HK, D] f16, exact rows [slots, rows, HK, D], new ones [T, HK, D], all with strides;
-// partials as output.h has them.
+// [blocks, block_size / 128, HK, D] f16, exact rows [slots, rows, HK, D], new rows [T, HK, D], all with strides;
+// partials as in output.h.
 #include "attention/aura_paged_attention.h"
 #include "attention/exact_rows.h"
 #include "attention/tiles.h"
@@ -20,11 +20,11 @@ struct CodedPages {
   device const half* value_norms;
   threadgroup const float* key_table;
   threadgroup const float* value_table;
-  threadgroup int64_t* offsets;  // of keys, then of values, then of keys' means
-  threadgroup float* norms;      // likewise
+  threadgroup int64_t* offsets;  // of keys, then of values, then of the keys' means
+  threadgroup float* norms;      // of keys, then of values
   device const half* tile_means;
   device const float* signs;         // of keys
-  threadgroup float* rotated_means;  // of the tile's first key, then of its last one
+  threadgroup float* rotated_means;  // the means of the tile's first key and of its last key
   uint simdgroup;
   constant AuraPagedParameters* parameters;
   enum { kKeys = keys_of_tile<float, D>() };
@@ -90,10 +90,10 @@ struct CodedPages {
     if constexpr (kExact) exact.stage_values(tile, offsets, thread_index);
   }
 
-  // Lanes_of(D) lanes of a simdgroup take a mean. Keys of a staged tile have one mean or two.
+  // lanes_of(D) lanes of a simdgroup rotate one mean. The keys of a staged tile have one mean or two.
   METAL_FUNC void rotate_means(uint thread_index) const {
     static_assert(kKeys <= kTokensOfTile, "staged keys have at most two means");
-    constexpr int kMeans = 32 / lanes_of(D);  // per simdgroup
+    constexpr int kMeans = 32 / lanes_of(D);  // means per simdgroup
     constexpr int kOwn = D / lanes_of(D);
     const uint lane = thread_index % 32;
     const float factor = 1.0f / sqrt(float(D));

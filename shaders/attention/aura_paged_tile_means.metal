@@ -1,8 +1,9 @@
-// The means of the tiles that new keys begin. A thread owns one channel of one KV head, whose keys it adds up in the
-// order of their tokens, in f32. A threadgroup has 128 adjacent channels of one tile: group.x is the sequence, group.y
-// the channels, and group.z the tile among those that begin with the sequence's new tokens. Layout: keys [T, HK, D],
-// exact rows [slots, rows, HK, D], tile_means [blocks, tiles of a block, HK, D] f16, with strides.
-// csrc/ops/attention/aura_paged_tile_means.h says which keys a mean is of.
+// Computes the means of the tiles that new keys begin. A thread owns one channel of one KV head. It adds up the keys in
+// the order of their tokens, in f32. A threadgroup owns 128 adjacent channels of one tile: group.x is the sequence,
+// group.y the channels, and group.z the tile among those that begin with the sequence's new tokens.
+// Layout: keys [T, HK, D], exact rows [slots, rows, HK, D], tile_means [blocks, tiles of a block, HK, D] f16, with
+// strides.
+// csrc/ops/attention/aura_paged_tile_means.h says which keys a mean covers.
 #include "attention/aura_paged_tile_means.h"
 #include "attention/sequences.h"
 #include "aura/tile.h"
@@ -40,7 +41,7 @@ template <typename T>
   const int head = channel / parameters.head_size;
   const int column = channel % parameters.head_size;
 
-  // Keys [first_held, first_new) are exact rows, and the others up to `last` are new.
+  // Keys [first_held, first_new) are exact rows. The other keys up to `last` are new.
   const int first_token = int(min(begun * kTokensOfTile, int64_t(sequence.keys)));
   const int last = min(first_token + kTokensOfTile, sequence.keys);
   const int lowest = max(last - kTokensOfTile, parameters.sinks);
@@ -73,5 +74,5 @@ template <typename T>
     sum += float(keys[token * parameters.keys.token + head * parameters.keys.head + column]);
   }
   const float mean = held + from_new > 0 ? sum / float(held + from_new) : 0.0f;
-  *target = fabs(mean) < 65520.0f ? half(mean) : half(0.0f);  // what is larger would become infinite
+  *target = fabs(mean) < 65520.0f ? half(mean) : half(0.0f);  // a larger mean would become infinite
 }

@@ -1,9 +1,9 @@
-// Thread i owns token i and boundary i. For token t of sequence n at position p:
+// Thread i owns token i and boundary i. Token t of sequence n at position p gets the slot
 //
 //   slot_mapping[t] = block_table[n, p / block_size] * block_size + p % block_size
 //
-// Entries at and after the last boundary become -1. Wrong numbers are reported and also become -1.
-// Layout: positions [T], cu_seqlens [N + 1], block_table [N, blocks], slot_mapping [slots], of 4 or 8 bytes, any
+// Entries at and after the last boundary become -1. Wrong numbers are reported, and their slots become -1 too.
+// Layout: positions [T], cu_seqlens [N + 1], block_table [N, blocks], slot_mapping [slots], of 4 or 8 bytes, with any
 // stride.
 #include "attention/compute_slot_mapping.h"
 #include "core/error.h"

@@ -1,18 +1,18 @@
 // Finds tokens of a paged cache that have exact rows, and stages these rows in a tile of keys or values. Codes are
-// rotated, so the rows are rotated too: lanes_of(D) lanes of a simdgroup take a row. csrc/ops/attention/exact_rows.h
-// says which tokens are exact and where their rows are.
+// rotated, so the rows are rotated too; lanes_of(D) lanes of a simdgroup rotate one row.
+// csrc/ops/attention/exact_rows.h says which tokens are exact and where their rows are.
 #pragma once
 #include "attention/aura_paged_attention.h"
 #include "attention/sequences.h"
 #include "aura/rotation.h"
 #include "core/tile.h"
 
-// Where a token of a tile is read from.
+// Says where a token of a tile is read from.
 GDN_CONSTANT int kFromCodes = 0;
 GDN_CONSTANT int kFromSlot = 1;
 GDN_CONSTANT int kFromNew = 2;
 
-// Holds nothing for a kernel without exact rows.
+// This is empty in a kernel without exact rows.
 template <bool kExact, typename E, int D, int kKeys, int kThreads>
 struct ExactTokens {};
 
@@ -30,10 +30,10 @@ struct ExactTokens<true, E, D, kKeys, kThreads> {
   device ErrorLog* errors;
   constant OpName* op;
   constant ExactRowsParameters* parameters;
-  threadgroup int* sources;  // [keys of a tile]
+  threadgroup int* sources;  // one source for each key of the tile
   uint simdgroup;
 
-  // Called by the thread of a key of the tile. Returns false if the token has codes alone.
+  // The thread of a key of the tile calls this. Returns false if the token has only codes.
   METAL_FUNC bool locate(
       PagedSequence sequence, int position, int kv_head, int key, threadgroup int64_t* offsets) const {
     const int first_query = sequence.keys - sequence.queries;
@@ -63,7 +63,7 @@ struct ExactTokens<true, E, D, kKeys, kThreads> {
     return true;
   }
 
-  // Called by one thread for each sequence with queries.
+  // One thread per sequence with queries calls this.
   METAL_FUNC void report(int sequence) const {
     const int64_t slot = read_index(slots, sequence * parameters->slot, parameters->slot_bytes);
     if (slot >= parameters->slots) {
@@ -82,7 +82,7 @@ struct ExactTokens<true, E, D, kKeys, kThreads> {
     stage(tile, values, new_values, offsets + kKeys, value_signs, thread_index);
   }
 
-  // Every thread calls it, because the lanes of a row exchange its elements.
+  // Every thread must call this, because the lanes of a row exchange its elements.
   METAL_FUNC void stage(
       threadgroup float* tile,
       device const E* of_slots,
@@ -90,7 +90,7 @@ struct ExactTokens<true, E, D, kKeys, kThreads> {
       threadgroup const int64_t* offsets,
       device const float* signs,
       uint thread_index) const {
-    constexpr int kRows = 32 / lanes_of(D);  // per simdgroup
+    constexpr int kRows = 32 / lanes_of(D);  // rows per simdgroup
     constexpr int kOwn = D / lanes_of(D);
     static_assert(kKeys % kRows == 0, "the lanes of a simdgroup have rows of one tile");
     const uint lane = thread_index % 32;

@@ -1,6 +1,6 @@
-// Writes the result of a tile of rows. It is divided by its sum and goes to `out`. If the keys of the sequence are
-// divided, it goes undivided to the partials [N, HK, rows of a tile, splits, D] and [N, HK, rows of a tile, splits]
-// f32.
+// Writes the result of a tile of rows. If one threadgroup reads all keys, the result is divided by its sum and goes to
+// `out`. If the keys of the sequence are split, it is not divided, and goes to the partials, f32: [N, HK, rows of a
+// tile, splits, D] and [N, HK, rows of a tile, splits].
 #pragma once
 #include "attention/sequences.h"
 #include "attention/softmax.h"
@@ -9,8 +9,8 @@ METAL_FUNC int64_t partial_row(constant PagedParameters& parameters, int sequenc
   return (int64_t(sequence) * parameters.kv_heads + kv_head) * parameters.rows + row;
 }
 
-// Returns the factor of o: 1 / l, or with a sink exp(m - M) / (l exp(m - M) + exp(sink - M)), where M is the larger of
-// m and the sink.
+// Returns the factor of o. It is 1 / l without a sink, and exp(m - M) / (l exp(m - M) + exp(sink - M)) with one, where
+// M is the larger of m and the sink.
 METAL_FUNC float normaliser(float m, float l, device const float* sinks, int has_sinks, int64_t head) {
   float sum = l;
   float factor = 1.0f;
@@ -20,7 +20,7 @@ METAL_FUNC float normaliser(float m, float l, device const float* sinks, int has
     factor = l == 0.0f ? 0.0f : exp(m - largest);
     sum = l * factor + exp(sink - largest);
   }
-  return sum == 0.0f ? 0.0f : factor / sum;  // a row that saw no key has the result 0
+  return sum == 0.0f ? 0.0f : factor / sum;  // the result is 0 for a row that saw no key
 }
 
 // Writes a lane's two rows of a tile, from `first` on, for one split of the keys.

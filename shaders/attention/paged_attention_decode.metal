@@ -1,6 +1,7 @@
-// Takes sequences of up to 8 query rows per KV head. One threadgroup owns the rows of one KV head and a split of the
-// sequence's keys. Its 4 simdgroups take 32 keys each in turn, each with its own softmax, and are merged at the end.
-// Registers hold scores [32, 8] and o [D, 8]. Keys and values go from their pages into products, each byte once.
+// The kernel for sequences with up to 8 query rows per KV head. One threadgroup owns the rows of one KV head and one
+// split of the sequence's keys. Its 4 simdgroups take turns, 32 keys at a time. Each has its own softmax, and they are
+// merged at the end. Registers hold scores [32, 8] and o [D, 8]. Keys and values go from their pages straight into
+// products, and each byte is read once.
 // Layout: q and out [T, HQ, D], caches [blocks, block_size, HK, D], all with strides; partials as in output.h.
 #include "attention/output.h"
 #include "attention/paged_attention_decode.h"
@@ -63,7 +64,7 @@ template <typename T, typename C, int D>
   threadgroup int64_t* own_keys = key_offsets + int(simdgroup) * kDecodeKeys;
   threadgroup int64_t* own_values = value_offsets + int(simdgroup) * kDecodeKeys;
   for (int round = range.first; round < range.last; round += kKeysOfRound) {
-    const int first = round + int(simdgroup) * kDecodeKeys;  // may lie past the last key, whose weight is then 0
+    const int first = round + int(simdgroup) * kDecodeKeys;  // may lie past the last key; the weight is then 0
     const KeyPlace place =
         key_place(block_table, parameters, tile.sequence.index, min(first + int(lane), range.last - 1), errors);
     simdgroup_barrier(mem_flags::mem_threadgroup);

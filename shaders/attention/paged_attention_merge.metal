@@ -1,5 +1,5 @@
-// A simdgroup owns a query row of a sequence whose keys were divided, and a lane every 32nd element of o, in f32. The
-// rows of other sequences are already in `out`.
+// Merges the partial results of sequences whose keys were split. A simdgroup owns a query row, and a lane every 32nd
+// element of o, in f32. The rows of other sequences are already in `out`.
 // Layout: partials [N, HK, rows of a tile, splits, D] and [.., splits] f32, out [T, HQ, D] with strides.
 #include "attention/output.h"
 #include "attention/paged_attention_merge.h"

@@ -1,6 +1,6 @@
-// One threadgroup owns a tile of query rows of one KV head, 8 per simdgroup. It walks the keys that any of them sees,
-// and reads them, a tile at a time, from their pages into threadgroup memory for all rows. If a sequence has at most
-// one tile of rows, several threadgroups may divide its keys. Registers hold q, scores [keys, 8] and o [D, 8].
+// One threadgroup owns a tile of query rows of one KV head, 8 per simdgroup. It walks the keys that any of these rows
+// sees. It reads them from their pages into threadgroup memory for all rows, one tile at a time. If a sequence has at
+// most one tile of rows, several threadgroups may split its keys. Registers hold q, scores [keys, 8] and o [D, 8].
 // Layout: q and out [T, HQ, D], caches [blocks, block_size, HK, D], all with strides; partials as in output.h.
 #include "attention/paged_attention_prefill.h"
 #include "attention/tiles.h"

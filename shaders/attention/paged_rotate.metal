@@ -1,4 +1,4 @@
-// Computes Pi x, or Pi^T x if inverse, for each vector x of packed tokens. Padding is neither read nor written. A
+// Computes Pi x, or Pi^T x if `inverse`, for each vector x of packed tokens. Padding is neither read nor written. A
 // simdgroup owns 32 / lanes_of(D) vectors. A lane holds D / lanes_of(D) elements in registers, in f32.
 // Layout: in and out [T, H, D] with strides.
 #include "attention/paged_rotate.h"
@@ -17,7 +17,7 @@ template <typename In, typename Out, int D, bool kInverse>
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   constexpr int kOwn = D / lanes_of(D);
   constexpr int kOfSimdgroup = 32 / lanes_of(D);
-  int last = 0;  // the largest boundary, because wrong boundaries may not end with it
+  int last = 0;  // the largest boundary; wrong boundaries may not end with it
   for (int i = int(lane); i <= parameters.sequences; i += 32) {
     const int64_t boundary = read_index(cu_seqlens, i * parameters.boundary, parameters.boundary_bytes);
     last = max(last, int(clamp(boundary, int64_t(0), int64_t(parameters.tokens))));

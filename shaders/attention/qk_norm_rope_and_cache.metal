@@ -1,7 +1,8 @@
-// The norm and the rotation of each head of q and k, as in rotated_heads.h. Those of k go to the token's slot in the
-// cache, and v's heads are copied there.
-// A simdgroup owns one head of one token: of q's heads first, then of k's, then of v's. Layout: q, k, v [B, T, H, D]
-// with row strides; caches [blocks, block_size, HK, D] with strides; slot_mapping of 4 or 8 bytes.
+// Normalises and rotates each head of q and k, as rotated_heads.h describes. The heads of k go to the token's slot in
+// the cache. The heads of v are copied there. A simdgroup owns one head of one token. The heads of q come first, then
+// those of k, then those of v.
+// Layout: q, k and v [B, T, H, D] with row strides; caches [blocks, block_size, HK, D] with strides; slot_mapping of 4
+// or 8 bytes.
 #include "attention/qk_norm_rope_and_cache.h"
 #include "attention/slots.h"
 #include "layers/rotated_heads.h"

@@ -1,7 +1,7 @@
 #pragma once
 #include "attention/parameters.h"
 
-GDN_CONSTANT int kCacheThreads = 128;  // of a threadgroup, which owns a token
+GDN_CONSTANT int kCacheThreads = 128;  // per threadgroup, which owns a token
 
 struct CacheParameters {
   TokenStrides key, value;

@@ -1,6 +1,7 @@
-// One threadgroup owns a token: its key and its value, head by head, go to the token's slot. A thread copies Width
-// elements at a time. Layout: key [T, H, D], value [T, H, DV], caches [blocks, block_size, H, D] and [.., DV], all with
-// strides; slot_mapping of 4 or 8 bytes.
+// One threadgroup owns a token. It copies the token's key and value, head by head, to the token's slot. A thread copies
+// Width elements at a time.
+// Layout: key [T, H, D], value [T, H, DV], caches [blocks, block_size, H, D] and [.., DV], all with strides;
+// slot_mapping of 4 or 8 bytes.
 #include "attention/reshape_and_cache.h"
 #include "attention/slots.h"
 #include "core/vectors.h"

@@ -1,5 +1,5 @@
-// Finds the queries, keys and pages of a sequence in tensors on the device. Wrong numbers are reported. They are also
-// clamped, so that they lead nowhere.
+// Finds the queries, keys and pages of a sequence in tensors on the device. Wrong numbers are reported and clamped, so
+// that no access leaves a tensor.
 #pragma once
 #include "attention/paged_attention.h"
 #include "core/error.h"
@@ -8,7 +8,7 @@
 
 struct PagedSequence {
   int index;
-  int first, queries;  // rows of q
+  int first, queries;  // first row of q, and number of queries
   int keys;
 };
 
@@ -36,7 +36,7 @@ METAL_FUNC int keys_of_sequence(device const int* seq_lens, constant PagedParame
   return int(clamp(read_length(seq_lens, parameters, index), int64_t(0), int64_t(capacity_of(parameters))));
 }
 
-// Makes boundaries ascending, so that no row of q belongs to two sequences. Every lane of the simdgroup must call.
+// Makes boundaries ascending, so that no row of q belongs to two sequences. Every lane of the simdgroup must call this.
 METAL_FUNC PagedSequence paged_sequence(
     device const int* cu_seqlens,
     device const int* seq_lens,
@@ -59,7 +59,7 @@ struct RowTile {
   int first_row, rows;  // rows is 0 for a surplus tile
 };
 
-// Finds tile `target` among the tiles of all sequences. Every lane of the simdgroup must call.
+// Finds tile `target` among the tiles of all sequences. Every lane of the simdgroup must call this.
 METAL_FUNC RowTile locate_tile(
     device const int* cu_seqlens,
     device const int* seq_lens,
@@ -106,7 +106,7 @@ METAL_FUNC RowTile locate_tile(
   return tile;
 }
 
-// One thread calls this for each sequence.
+// One thread per sequence calls this.
 METAL_FUNC void report_sequence(
     device const int* cu_seqlens,
     device const int* seq_lens,
@@ -142,7 +142,7 @@ METAL_FUNC void report_sequence(
 }
 
 struct KeyRange {
-  int first, last;  // keys [first, last)
+  int first, last;  // the range is [first, last)
 };
 
 // Returns the keys that a row of a sequence sees.
@@ -154,7 +154,7 @@ METAL_FUNC KeyRange seen_by(constant PagedParameters& parameters, PagedSequence 
   return range;
 }
 
-// Returns the keys that any row of a tile sees: later queries see later keys.
+// Returns the keys that any row of a tile sees. Later queries see later keys.
 METAL_FUNC KeyRange seen_by_tile(constant PagedParameters& parameters, RowTile tile) {
   KeyRange range;
   range.first = seen_by(parameters, tile.sequence, tile.first_row).first;
@@ -162,7 +162,8 @@ METAL_FUNC KeyRange seen_by_tile(constant PagedParameters& parameters, RowTile t
   return range;
 }
 
-// Returns the keys of a split, in whole rounds of the decoding kernel. Only a sequence with one tile of rows is split.
+// Returns the number of keys in a split. A split has whole rounds of the decoding kernel. Only a sequence with one tile
+// of rows is split.
 METAL_FUNC int keys_of_split(constant PagedParameters& parameters, KeyRange range) {
   const int keys = range.last - range.first;
   const int even = (keys + parameters.splits - 1) / parameters.splits;
@@ -184,7 +185,7 @@ METAL_FUNC KeyRange range_of_split(constant PagedParameters& parameters, KeyRang
   return part;
 }
 
-// A key's place in the pool.
+// The place of a key in the pool.
 struct KeyPlace {
   int64_t block;
   int offset;

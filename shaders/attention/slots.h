@@ -1,11 +1,11 @@
-// Where new tokens go in the pages of a cache.
+// Finds the places of new tokens in the pages of a cache.
 #pragma once
 #include "attention/parameters.h"
 #include "core/error.h"
 #include "core/indices.h"
 
-// Returns a token's slot, or -1 if it has none. A slot outside of the cache counts as none, and a thread that
-// `reports` logs it.
+// Returns a token's slot, or -1 if it has none. A slot outside the cache counts as none; a thread whose `reports` is
+// true logs it.
 METAL_FUNC int slot_of(
     device const int* slot_mapping,
     int token,

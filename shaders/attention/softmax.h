@@ -1,9 +1,9 @@
-// Reads rows of pages and of packed queries, as row_attention.h requires.
+// Reads rows of pages and of packed queries in the form that row_attention.h requires.
 #pragma once
 #include "attention/sequences.h"
 #include "core/row_attention.h"
 
-// Rows of pages, which begin `offsets` elements into the cache.
+// Rows of pages. They begin `offsets` elements into the cache.
 template <typename C>
 struct PagedRows {
   device const C* cache;
@@ -30,7 +30,7 @@ struct QueryRows {
   bool has_first, has_second;
   int row;  // row of a fragment
 
-  // A lane of the keys has four adjacent columns of 16. A lane of the queries has two of these, one in each fragment.
+  // In keys, a lane has four adjacent columns of 16. In queries, it has two of these, one in each fragment.
   METAL_FUNC QueryParts<T> parts(int part) const {
     const int64_t column = int64_t(part) * 8 + int64_t(row) * 2;
     vec<T, 2> of_first = vec<T, 2>(T(0), T(0));
@@ -71,9 +71,9 @@ METAL_FUNC void stage_rows(threadgroup float2* staged, QueryRows<T> rows, uint s
   }
 }
 
-// Queries of a simdgroup stay in registers, in their own dtype, if a row takes at most 256 bytes, 64 per lane. Larger
-// rows would spill, next to o and the keys, so they are read again for each tile of keys. Queries that kSharing
-// simdgroups share, if there are more than one, lie in threadgroup memory.
+// Holds the queries of a simdgroup. They stay in registers, in their own dtype, if a row takes at most 256 bytes, which
+// is 64 bytes per lane. Larger rows would spill, since registers also hold o and the keys, so they are read again for
+// each tile of keys. If more than one simdgroup (kSharing) shares the queries, they are in threadgroup memory.
 template <typename T, int D, int kSharing, bool kIsShared>
 struct TileQuery {
   typedef T Element;
@@ -103,7 +103,7 @@ struct TileQuery<T, D, kSharing, true> {
   typedef float Element;
   StagedQuery query;
 
-  // The next barrier of the threadgroup ends this.
+  // The caller's next barrier ends this copy.
   METAL_FUNC void load(QueryRows<T> source, threadgroup float2* shared, uint simdgroup, uint lane) {
     stage_rows<D, kSharing>(shared, source, simdgroup, lane);
     query.staged = shared;

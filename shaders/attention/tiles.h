@@ -1,16 +1,16 @@
-// Attention of a threadgroup's query rows to the keys that any of them sees, a tile at a time in threadgroup memory. A
-// simdgroup has 8 rows of its own and all keys of a tile, or kSharing simdgroups have the same 8 rows, a part of a
-// tile's keys each, and meet after the last tile. What the pages hold is the concern of `Pages`, which finds a key's
-// place and stages tiles:
-//   locate(place, sequence, position, kv_head, key)   by the thread of a key of the tile
-//   report(sequence)   by one thread, what only the device can see of a sequence
-//   stage_keys(tile, thread), stage_values(tile, thread)   by all threads
+// Attention of a threadgroup's query rows to the keys that any of them sees. Threadgroup memory holds one tile of keys
+// at a time. Either each simdgroup has 8 rows of its own and all keys of a tile; or kSharing simdgroups have the same 8
+// rows, each takes a part of a tile's keys, and they are merged after the last tile. `Pages` hides what the pages hold.
+// It finds a key's place and stages tiles:
+//   locate(place, sequence, position, kv_head, key)   called by the thread of a key of the tile
+//   report(sequence)   called by one thread, for errors that only the device can see
+//   stage_keys(tile, thread), stage_values(tile, thread)   called by all threads
 #pragma once
 #include "attention/output.h"
 #include "attention/paged_attention_prefill.h"
 #include "core/tile.h"
 
-// Returns the keys of a tile with elements of E: up to 17 KB.
+// Returns the number of keys in a tile with elements of E, which takes up to 17 KB.
 template <typename E, int D>
 METAL_FUNC constexpr int keys_of_tile() {
   return D * int(sizeof(E)) > 512 ? 16 : 32;
@@ -21,7 +21,7 @@ METAL_FUNC constexpr int size_of_tile() {
   return keys_of_tile<E, D>() * tile_stride<E>(D);
 }
 
-// Returns how many float2 simdgroups that share rows exchange.
+// Returns the number of float2 that simdgroups with the same rows exchange.
 template <int D, int kSharing>
 METAL_FUNC constexpr int size_of_exchange() {
   return kSharing > 1 ? D * 4 + kSharing * 8 : 1;
@@ -70,7 +70,7 @@ METAL_FUNC void attend(
 
   const LanePosition at = lane_position(lane);
   const int own_row = (kSharing > 1 ? 0 : int(simdgroup) * kPrefillRows) + at.column;
-  const int own_key = kSharing > 1 ? int(simdgroup) * kBlocks * 8 : 0;  // of a tile
+  const int own_key = kSharing > 1 ? int(simdgroup) * kBlocks * 8 : 0;  // first key of the tile for this simdgroup
   TileQuery<T, D, kSharing, (kSharing > 1)> query;
   query.load(query_rows(q, parameters, tile, kv_head, own_row, at.row), exchange, simdgroup, lane);
   const SeenKeys seen = seen_by_lane(parameters, tile, own_row);

@@ -1,11 +1,11 @@
 #pragma once
 #include "core/parameters.h"
 
-// What g holds: log decays, or the raw g of -exp(A_log) softplus(g + dt_bias) or of
-// lower_bound sigmoid(exp(A_log) (g + dt_bias)).
+// Describes the contents of g. A final g holds log decays. A raw g gives the log decay
+//     -exp(A_log) softplus(g + dt_bias)  or  lower_bound sigmoid(exp(A_log) (g + dt_bias)).
 enum ChannelGateKind { kFinalGate = 0, kSoftplusGate = 1, kBoundedGate = 2 };
 
-// g [B, T, HV, K] of any float dtype, the last stride 1.
+// g [B, T, HV, K] has any float dtype. Its last stride is 1.
 struct ChannelGateParameters {
   RowStrides g;
   int32_t g_type;

@@ -1,15 +1,15 @@
-// Finds the slot that keeps a sequence's state after some of its tokens. A wrong offset, an index past the pool and a
-// slot that another sequence uses are reported and give no checkpoint.
+// Finds the slot that keeps a sequence's state after some of its tokens. The kernel reports a wrong offset, an index
+// past the pool, and a slot that another sequence uses. None of them gives a checkpoint.
 #pragma once
 #include "core/slots.h"
 
 struct Checkpoint {
   int64_t index;
-  int tokens;  // the sequence's tokens before it; -1 if there is none
+  int tokens;  // the sequence's tokens before the checkpoint; -1 if there is no checkpoint
 };
 
-// Returns whether another sequence has this slot, or an earlier one this checkpoint. Every lane of the simdgroup must
-// call.
+// Returns whether another sequence uses this slot for its state, or an earlier sequence for its checkpoint. Every lane
+// of the simdgroup must call this.
 METAL_FUNC bool is_taken_slot(
     int64_t index,
     device const int* offsets,
@@ -31,7 +31,7 @@ METAL_FUNC bool is_taken_slot(
   return simd_max(taken) != 0;
 }
 
-// Every lane of the simdgroup must call. One thread per sequence is the reporter.
+// Every lane of the simdgroup must call this. Set is_reporter in one thread per sequence.
 METAL_FUNC Checkpoint locate_checkpoint(
     device const int* offsets,
     device const int* indices,

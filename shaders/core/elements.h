@@ -5,7 +5,7 @@
 #include "core/parameters.h"
 using namespace metal;
 
-// Loads only the bits, so that the read need not wait until the bits become a number.
+// Loads only the bits, so that the load does not wait for the conversion to a number.
 METAL_FUNC uint read_bits(device const uchar* values, int64_t index, int type) {
   if (type == kFloat32) return ((device const uint*)values)[index];
   return ((device const ushort*)values)[index];

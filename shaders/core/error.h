@@ -29,7 +29,8 @@ METAL_FUNC int append_text(device char* target, int length, int size, constant c
 }
 
 // Appends the number in decimal, and returns the new length. A 64-bit division takes a hundred instructions, so this
-// subtracts powers of ten instead. It multiplies them up each time, because a table would take constant memory.
+// subtracts powers of ten instead. It computes each power by multiplication, because a table would take constant
+// memory.
 METAL_FUNC int append_number(device char* target, int length, int size, int64_t number) {
   if (length + 21 > size) return length;
   uint64_t rest = uint64_t(number);
@@ -50,8 +51,8 @@ METAL_FUNC int append_number(device char* target, int length, int size, int64_t 
   return length;
 }
 
-// Reports "<op>: <text><got> at <place> of sequence <sequence>", in the words of the host's checks. `text` names the
-// argument and ends with ", got ". Pass -1 to leave out the place or the sequence. The log holds 30 messages; later
+// Reports "<op>: <text><got> at <place> of sequence <sequence>", with the wording of the host's checks. `text` names
+// the argument and ends with ", got ". Pass -1 to leave out the place or the sequence. The log holds 30 messages; later
 // ones are only counted.
 METAL_FUNC void report_error(
     device ErrorLog* log,

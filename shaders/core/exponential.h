@@ -1,5 +1,5 @@
-// exp of a gate within 1 ulp. Metal's exp may be off by 4 ulp (2.4e-7 to 4.8e-7), and each token multiplies the state
-// by it.
+// Computes exp of a gate to within 1 ulp. Metal's exp may be off by 4 ulp (2.4e-7 to 4.8e-7), and each token multiplies
+// the state by it.
 #pragma once
 #include <metal_stdlib>
 using namespace metal;
@@ -15,7 +15,7 @@ METAL_FUNC float exp_minus_one_of_a_small(float r) {
   return fma(series * r, r, r);
 }
 
-// exp(x) = 2^n exp(r). ln(2) is split in two parts, so that n times the first is exact (Cody and Waite).
+// exp(x) = 2^n exp(r). ln(2) is split into two parts, so that n times the first part is exact (Cody and Waite).
 METAL_FUNC float gate_exp(float x) {
   if (x < -87.0f) return 0.0f;  // below 1.6e-38; the smallest normal number is 1.2e-38
   if (x > 88.0f) return exp(x);
@@ -25,8 +25,8 @@ METAL_FUNC float gate_exp(float x) {
   return isnan(x) ? x : series * as_type<float>((int(n) + 127) << 23);
 }
 
-// Computes S <- exp(g) S, or S <- S + (exp(g) - 1) S for a weak decay: 1000 tokens of g = -1e-3 then lose 2e-7 instead
-// of 1e-6. For a strong decay the sum would cancel.
+// Computes S <- exp(g) S, or S <- S + (exp(g) - 1) S if the decay is weak. With the second form, 1000 tokens of
+// g = -1e-3 lose 2e-7 instead of 1e-6. For a strong decay, the sum would cancel.
 struct Decay {
   float factor;  // exp(g), or exp(g) - 1 if the decay is weak
   bool weak;

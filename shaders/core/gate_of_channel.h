@@ -3,7 +3,7 @@
 #include "core/channel_gate_parameters.h"
 #include "core/gates.h"
 
-// The gate of a head at one channel.
+// The gate parameters of one channel of a head.
 struct ChannelGate {
   float rate;  // exp(A_log)
   float bias;

@@ -9,7 +9,7 @@
 #include "core/parameters.h"
 using namespace metal;
 
-// log(1 + y) = 2 atanh(s), s = y / (2 + y), for 0 <= y <= 1; truncation error 1e-9.
+// log(1 + y) = 2 atanh(s) with s = y / (2 + y), for 0 <= y <= 1. The truncation error is 1e-9.
 METAL_FUNC float log_of_one_plus(float y) {
   const float s = y / (2.0f + y);
   const float square = s * s;
@@ -23,12 +23,12 @@ METAL_FUNC float log_of_one_plus(float y) {
   return fma(series * square, 2.0f * s, 2.0f * s);
 }
 
-// log(1 + exp(x)); equals x from 17 on, so FLA's threshold of 20 needs no branch.
+// Computes log(1 + exp(x)). The result equals x from 17 on, so FLA's threshold of 20 needs no branch.
 METAL_FUNC float softplus_of(float x) { return max(x, 0.0f) + log_of_one_plus(gate_exp(-fabs(x))); }
 
 METAL_FUNC float sigmoid_of(float x) { return 1.0f / (1.0f + gate_exp(-x)); }
 
-// Keeps NaN.
+// Passes NaN on.
 METAL_FUNC float clamped_log_decay(float g) { return g < kLowestLogDecay ? kLowestLogDecay : g; }
 
 METAL_FUNC float log_decay_from_raw(float x, float A_log) { return -gate_exp(A_log) * softplus_of(x); }
@@ -44,7 +44,7 @@ METAL_FUNC float raw_gate_at(
   return float_of_bits(gate_bits_at(g, gates, batch, token, head), gates.g_type);
 }
 
-// The parameters of a head's gate, read once for all tokens.
+// The parameters of a head's gate. They are read once for all tokens.
 struct HeadGate {
   float A_log, bias;
   bool is_raw;  // if false, g is the log decay
@@ -80,7 +80,7 @@ METAL_FUNC float log_decay_at(
   return log_decay_of_bits(gate_bits_at(g, gates, batch, token, head), A_log, dt_bias, gates, head);
 }
 
-// Reads beta [B, T, HV], or [B, T, HV, V] with a column.
+// Reads beta [B, T, HV], or beta [B, T, HV, V] if a column is given.
 METAL_FUNC uint beta_bits_at(
     device const uchar* beta,
     constant GateParameters& gates,

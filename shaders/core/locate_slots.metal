@@ -1,5 +1,5 @@
-// A simdgroup owns one index. It writes the slot, or -1 for none, and reports wrong indices. The threadgroups of later
-// kernels then need not search all earlier indices for duplicates.
+// Each simdgroup owns one index. It writes the slot, or -1 if there is none, and reports a wrong index. The
+// threadgroups of later kernels then need not search all earlier indices for duplicates.
 // Layout: indices [N] int32 or int64, any stride; located [N] int32.
 #include "core/locate_slots.h"
 #include "core/slots.h"

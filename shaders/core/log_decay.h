@@ -1,4 +1,5 @@
-// Log decays are clamped here: exp is 0 in f32 from -104 on, and g_cumsum keeps its digits.
+// Log decays are clamped at this value. In f32, exp is 0 from -104 on, so the clamp changes no decay; it keeps the
+// digits of g_cumsum.
 #pragma once
 #include "core/parameters.h"
 

@@ -1,10 +1,10 @@
 #pragma once
 #include "core/parameters.h"
 
-// A matrix of weights, or one per expert. Strides are in elements; the last ones are 1.
+// Describes one matrix of weights, or one per expert. Strides are in elements. The last strides are 1.
 struct MatrixParameters {
   int64_t expert_stride, row_stride;
-  // These describe the scales and biases of packed weights.
+  // The strides of the scales and biases of packed weights.
   int64_t scales_expert_stride, scales_row_stride, biases_expert_stride, biases_row_stride;
   int16_t scale_type;       // ElementType
   int16_t has_zero_points;  // 1 if biases are zero points in bytes

@@ -1,4 +1,4 @@
-// Added to the squared length of q and k if the kernel normalises them, so that rows of zeros stay zero.
+// The kernel adds this to the squared length of q and k when it normalises them, so that rows of zeros stay zero.
 #pragma once
 #include "core/parameters.h"
 

@@ -1,17 +1,17 @@
-// Packed codes of 4 or 8 bits: w[k] = scale * code[k] + bias, where code k of a row has bits k % per * Bits of word
-// k / per, per = 32 / Bits codes a word. A weight is computed as
+// Decodes packed codes of 4 or 8 bits: w[k] = scale * code[k] + bias. A word holds per = 32 / Bits codes. Code k of a
+// row has bits k % per * Bits of word k / per. A weight is computed as
 //   w = scale * (code - middle) + (bias + scale * middle)
-// because the second term is exactly 0 for symmetric codes, so that a weight is rounded once. A zero point stands for
-// the bias -scale * zero point.
+// The second term is exactly 0 for symmetric codes, so such a weight is rounded once. A zero point stands for the bias
+// -scale * zero point.
 //
-// Two codes become halves without a conversion. A word's codes lie in pairs, 16 bits apart. A pair's bits, at bit 0 or
-// 4 of either half, are or-ed to the bits of 1024, whose last place is 1. This gives 1024 + code * 2^position. Dividing
-// by 2^position and subtracting is exact.
+// Two codes become two halves without a conversion. The codes of a word form pairs whose members are 16 bits apart. The
+// bits of a pair start at bit 0 or bit 4 of each half-word. An OR with the bits of 1024, whose last place is 1, gives
+// 1024 + code * 2^position. Dividing by 2^position and subtracting is exact.
 #pragma once
 #include "core/elements.h"
 #include "core/vectors.h"
 
-// The scale of a group's codes, and the second term of the formula.
+// The scale of a group of codes, and the second term of the formula.
 template <int Bits>
 struct ScaleAndRest {
   float scale, rest;
@@ -27,16 +27,16 @@ struct ScaleAndRest {
   }
 };
 
-// `Columns` codes, starting at a multiple of 8, as they lie in memory.
+// Holds `Columns` codes as they lie in memory. The first column is a multiple of 8.
 template <int Bits, int Columns>
 struct Codes {
   static_assert(Bits == 4 || Bits == 8, "a word holds 8 or 4 codes");
   static_assert(Columns % 8 == 0 && Columns * Bits <= 128, "at most 16 bytes");
   GDN_CONSTANT int kWords = Columns * Bits / 32;
-  GDN_CONSTANT int kPairs = 16 / Bits;  // of a word: pair i has its columns i and i + kPairs
+  GDN_CONSTANT int kPairs = 16 / Bits;  // per word; pair i has columns i and i + kPairs of the word
   uint words[kWords];
 
-  // With a Width of 4, rows start at multiples of 16 bytes, so that one load takes all words.
+  // If Width is 4, rows start at multiples of 16 bytes, so that one load takes all words.
   template <int Width>
   METAL_FUNC void load(device const uint* source) {
     if constexpr (Width == 4 && kWords > 1) {
@@ -47,7 +47,7 @@ struct Codes {
     }
   }
 
-  // Decodes a pair: code - middle. After unrolling, the arguments of these functions are compile-time numbers.
+  // Decodes a pair to code - middle. After unrolling, the compiler knows the arguments of these functions.
   METAL_FUNC vec<half, 2> pair(int word, int i) const {
     constexpr uint kMask = (1u << Bits) - 1u;
     const int position = i * Bits % 8;
@@ -57,7 +57,7 @@ struct Codes {
     return fma(numbers, vec<half, 2>(half(unit)), vec<half, 2>(half(-1024.0f * unit - float(1 << (Bits - 1)))));
   }
 
-  // Decodes pairs 2 step and 2 step + 1: code - middle of 4 columns in the order of pairs.
+  // Decodes pairs 2 step and 2 step + 1 to code - middle. The result has 4 columns in the order of pairs.
   METAL_FUNC Values<4> numbers(int step) const {
     Values<4> found;
     UNROLL for (int i = 0; i < 2; ++i) {
@@ -90,7 +90,7 @@ METAL_FUNC vec<T, 4> load_four(device const T* source) {
   }
 }
 
-// Loads the numbers of a vector that meet a word's codes, in the order of Codes::numbers.
+// Loads the elements of a vector that are multiplied by a word's codes, in the order of Codes::numbers.
 template <int Bits, int Width, typename T>
 METAL_FUNC void load_for_word(thread T* found, device const T* source, int word) {
   if constexpr (Bits == 8) {

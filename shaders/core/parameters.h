@@ -1,4 +1,4 @@
-// Parameter structs that kernels and host share.
+// Defines the parameter structs that kernels share with the host.
 #pragma once
 #ifdef __METAL__
 #include <metal_stdlib>
@@ -21,7 +21,7 @@ struct OpName {
   char text[40];
 };
 
-// Strides in elements of [B, T, heads, D]; the last is 1.
+// Strides in elements of a tensor [B, T, heads, D]. The last stride is 1.
 struct RowStrides {
   int64_t batch, token, head;
 };
@@ -31,16 +31,17 @@ struct StateStrides {
   int64_t sequence, head, key, value;
 };
 
-// The value heads of a key head: HV / H neighbours (divisor HV / H), or every H-th one (divisor 1).
+// Maps value heads to key heads. A key head serves HV / H neighbouring value heads (divisor HV / H), or every H-th one
+// (divisor 1).
 struct HeadGroups {
   int32_t divisor, modulus;        // the key head of value head hv is hv / divisor % modulus
   int32_t members, member_stride;  // key head h serves h * divisor + m * member_stride for m < members
 };
 
-// The dtype of a tensor passed as bytes: converting gates on the host would cost a dispatch.
+// The dtype of a tensor that is passed as bytes. A conversion of gates on the host would cost a dispatch.
 enum ElementType { kAbsent = 0, kFloat32 = 1, kFloat16 = 2, kBfloat16 = 3 };
 
-// g [B, T, HV] and beta [B, T, HV] or [B, T, HV, V] of any strides, final or raw.
+// g [B, T, HV], and beta [B, T, HV] or [B, T, HV, V], have any strides. Both are final or raw.
 struct GateParameters {
   RowStrides g, beta;
   int32_t g_type, beta_type;         // if absent, g is 0 and beta is 1
@@ -50,31 +51,32 @@ struct GateParameters {
 
 struct SequenceParameters {
   int64_t boundary_stride;  // in elements of cu_seqlens
-  int32_t boundary_bytes;   // per number in cu_seqlens: 4 or 8; 0 for a batch, which has none
+  int32_t boundary_bytes;   // size of a number in cu_seqlens: 4 or 8; 0 for a batch, which has no cu_seqlens
   int32_t tokens;           // T
   int32_t sequences;        // N; B for a batch
-  int32_t chunks;           // NT: per batch row, or for all packed sequences, with surplus ones at the end
+  int32_t chunks;           // NT: per batch row, or for all packed sequences; surplus chunks are at the end
   OpName op;
 };
 
-// The slots of sequences, or of their tokens, in a pool of states. If all fields are zero, sequence n has state n.
+// Maps sequences, or their tokens, to slots in a pool of states. If all fields are zero, sequence n has state n.
 struct SlotParameters {
   int64_t index_stride, flag_stride;  // in elements of state_indices and has_initial_state
-  int64_t row_gap;                    // more elements from a row of state_indices [N, columns] to the next
-  int32_t index_bytes;                // 4 or 8; 0 if sequence n has slot n
+  int64_t row_gap;                    // elements to skip at the end of a row of state_indices [N, columns]
+  int32_t index_bytes;                // size of an index: 4 or 8; 0 if sequence n has slot n
   int32_t has_flags;                  // 1 to read has_initial_state
-  int32_t slots;                      // in the pool; 0 to read states from one tensor and write them to another
-  int32_t null_index;                 // indices up to this one mean "no slot"
-  int32_t is_checked;                 // 1 if the host checked that indices are below `slots` and distinct
-  int32_t columns;                    // of state_indices [N, columns]: a slot per token; 0 for one per sequence
-  int32_t accepted_bytes;             // per number in num_accepted_tokens: 4 or 8; 0 if there is none
+  int32_t slots;           // number of slots in the pool; 0 if states are read from one tensor and written to another
+  int32_t null_index;      // indices up to this one mean "no slot"
+  int32_t is_checked;      // 1 if the host checked that indices are below `slots` and distinct
+  int32_t columns;         // columns of state_indices [N, columns], one slot per token; 0 for one slot per sequence
+  int32_t accepted_bytes;  // size of a number in num_accepted_tokens: 4 or 8; 0 if there is none
   int64_t accepted_stride;
 };
 
-// The state after some tokens of a sequence also goes to another slot. If all fields are zero, none does.
+// A checkpoint stores the state after some tokens of a sequence in a second slot. If all fields are zero, there are no
+// checkpoints.
 struct CheckpointParameters {
   int64_t offset_stride, index_stride;
-  int32_t offset_bytes, index_bytes;  // per number: 4 or 8
+  int32_t offset_bytes, index_bytes;  // size of a number: 4 or 8
   int32_t null_index;                 // indices up to this one mean "no slot"
   int32_t multiple;                   // offsets are multiples of this; 0 if there are no checkpoints
 };

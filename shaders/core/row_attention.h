@@ -1,13 +1,14 @@
-// A simdgroup's attention of 8 query rows to some keys. The columns of fragments are the query rows:
+// Attention of 8 query rows to some keys, computed by one simdgroup. The columns of fragments are the query rows:
 //     scores [keys, rows] = K Q^T,    o [D, rows] += V^T weights.
-// A lane holds two query rows in every fragment, and the first product leaves the weights where the second one needs
-// them. Both products may sum over keys and over D in any order, so a fragment has those elements of D that let a lane
-// load kWidth neighbours. It loads fewer of the last columns if D is no multiple of what all lanes load.
+// In every fragment, a lane holds the same two query rows. The first product leaves the weights where the second one
+// needs them. Both products may sum over keys and over D in any order. A fragment therefore takes the elements of D
+// that let a lane load kWidth neighbours. If D is not a multiple of what all lanes load, a lane loads fewer neighbours
+// of the last columns.
 #pragma once
 #include "core/fragment.h"
 
-// Returns the column of D that fragment `part` has in row `depth` of Q^T, where 4 lanes share a key's columns. A
-// fragment of K has the neighbours i and i + width / 2 of each lane.
+// Returns the column of D that fragment `part` has in row `depth` of Q^T. 4 lanes share the columns of a key. A
+// fragment of K takes neighbours i and i + width / 2 of each lane.
 template <int D, int kWidth>
 METAL_FUNC constexpr int column_of_query(int part, int depth) {
   constexpr int kWhole = D / (4 * kWidth) * (4 * kWidth);
@@ -17,7 +18,7 @@ METAL_FUNC constexpr int column_of_query(int part, int depth) {
   return first + depth / 2 * width + (part - first / 8) + depth % 2 * (width / 2);
 }
 
-// Returns the column of D that fragment `part` has in row `row` of V^T, where 8 lanes share a value's columns.
+// Returns the column of D that fragment `part` has in row `row` of V^T. 8 lanes share the columns of a value.
 template <int D, int kWidth>
 METAL_FUNC constexpr int column_of_value(int part, int row) {
   constexpr int kWhole = D / (8 * kWidth) * (8 * kWidth);
@@ -40,13 +41,14 @@ struct StagedRows {
   }
 };
 
-// A lane's elements of q in two fragments: in each, one element of each of its two rows.
+// A lane's elements of q in two fragments. Each fragment has one element of each of the lane's two rows.
 template <typename T>
 struct QueryParts {
   vec<T, 2> first, second;
 };
 
-// Reads queries in threadgroup memory: all lanes' elements of fragment 0, then of fragment 1, and so on.
+// Reads queries that are staged in threadgroup memory: the elements of all lanes in fragment 0, then those in fragment
+// 1, and so on.
 struct StagedQuery {
   typedef float Element;
   threadgroup const float2* staged;
@@ -61,7 +63,7 @@ struct StagedQuery {
   }
 };
 
-// scores = K Q^T for kBlocks blocks of 8 keys.
+// Computes scores = K Q^T for kBlocks blocks of 8 keys.
 template <int D, int kBlocks, typename Rows, typename Query>
 METAL_FUNC void multiply_keys(thread float2* scores, Rows keys, thread const Query& query, LanePosition at) {
   UNROLL for (int n = 0; n < kBlocks; ++n) scores[n] = float2(0.0f);
@@ -75,8 +77,8 @@ METAL_FUNC void multiply_keys(thread float2* scores, Rows keys, thread const Que
   }
 }
 
-// o += V^T weights. Fragments 4 i .. 4 i + 3 of o have columns 32 i + 4 row .. 32 i + 4 row + 3 of V. If D is no
-// multiple of 32, the last two fragments have columns 2 row and 2 row + 1 of the rest.
+// Computes o += V^T weights. Fragments 4 i .. 4 i + 3 of o have columns 32 i + 4 row .. 32 i + 4 row + 3 of V. If D is
+// not a multiple of 32, the last two fragments have columns 2 row and 2 row + 1 of the rest.
 template <int D, int kBlocks, typename Rows>
 METAL_FUNC void multiply_values(thread float2* o, thread const float2* weights, Rows values, LanePosition at) {
   UNROLL for (int column = 0; column + 32 <= D; column += 32) {
@@ -96,7 +98,7 @@ METAL_FUNC void multiply_values(thread float2* o, thread const float2* weights, 
   }
 }
 
-// For each of a lane's two rows: the largest score, and the sum of exp(score - largest).
+// For each of a lane's two rows, the largest score and the sum of exp(score - largest).
 struct RowState {
   float2 m, l;
 };
@@ -108,7 +110,7 @@ METAL_FUNC RowState no_keys() {
   return state;
 }
 
-// Reduces over the 8 lanes that hold one pair of rows.
+// Reduces over the 8 lanes that hold the same pair of rows.
 METAL_FUNC float2 max_over_keys(float2 x) {
   x = fmax(x, simd_shuffle_xor(x, ushort(2)));
   x = fmax(x, simd_shuffle_xor(x, ushort(4)));
@@ -125,14 +127,14 @@ METAL_FUNC float rescale_factor(float before, float largest) {
   return largest > -INFINITY ? exp(before - largest) : 1.0f;
 }
 
-// The keys that a lane's two rows see.
+// The keys that a lane's two rows may see.
 struct SeenKeys {
   int2 first, last;
 };
 
-// Replaces scores by weights. The weight of a key that a row does not see is 0; this covers keys that repeat to fill a
-// tile, because they lie past the last one. `first` is the lane's key in block 0. Returns the factor for o. Every lane
-// calls it.
+// Replaces scores by weights. A key that a row may not see gets weight 0. Keys that are repeated to fill a tile lie
+// past the last key, so they get weight 0 too. `first` is the lane's key in block 0. Returns the factor for o. Every
+// lane must call this.
 template <int kBlocks>
 METAL_FUNC float2 online_softmax(thread float2* scores, thread RowState& state, float scale, int first, SeenKeys seen) {
   float2 largest = state.m;
@@ -159,7 +161,8 @@ METAL_FUNC float2 online_softmax(thread float2* scores, thread RowState& state, 
   return rescale;
 }
 
-// Merges the simdgroups into simdgroup 0. Every thread calls it. An element of `shared` is a lane's part of a fragment.
+// Merges the results of all simdgroups into simdgroup 0. Every thread must call this. An element of `shared` is a
+// lane's part of a fragment.
 template <int D, int kSimdgroups>
 METAL_FUNC void merge_simdgroups(
     thread float2* o,
@@ -197,7 +200,7 @@ METAL_FUNC void merge_simdgroups(
   }
 }
 
-// Stores row `i` of a lane's two.
+// Stores row `i` of the lane's two rows.
 template <int D, int kWidth = 4, typename T>
 METAL_FUNC void store_row(device T* target, thread const float2* o, int i, float factor, int row) {
   UNROLL for (int part = 0; part < D / 8; ++part) {

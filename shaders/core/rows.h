@@ -1,12 +1,12 @@
-// Rows [B, T, H], one after another. Their number is an int32, because dividing by a run-time number of 64 bits takes
-// over a thousand instructions.
+// Enumerates the rows of [B, T, H]. Their number is an int32, because a division by a 64-bit number that is known only
+// at run time takes over a thousand instructions.
 #pragma once
 #include <metal_stdlib>
 
 #include "core/parameters.h"
 using namespace metal;
 
-// Threads past the last row repeat it, with `is_present` false.
+// Threads past the last row get the last row, and is_present is false for them.
 struct RowIndex {
   int row, batch, token, head;
   bool is_present;

@@ -1,10 +1,10 @@
-// A running sum over lanes, added one after another. A decay's exponent is the difference of two of its sums. The
-// difference keeps most digits if the later sum continues from the earlier one. simd_prefix_inclusive_sum has the
-// device's own order; a tree's order triples the error.
+// Computes a running sum over lanes, in the order of the lanes. The exponent of a decay is the difference of two such
+// sums. The difference keeps most digits if the later sum continues from the earlier one. simd_prefix_inclusive_sum
+// adds in the device's own order; the order of a tree triples the error.
 #pragma once
 #include "core/fragment.h"
 
-// Sums lanes 0 to `Lanes` - 1, on top of `carried`. Every lane of the simdgroup must call.
+// Sums lanes 0 to `Lanes` - 1, starting from `carried`. Every lane of the simdgroup must call this.
 template <int Lanes>
 METAL_FUNC float running_sum(float carried, float x, uint lane) {
   float sum = carried;

@@ -1,5 +1,6 @@
-// Finds sequences and chunks in cu_seqlens on the device. Boundaries are clamped to [0, T] and made ascending: wrong
-// ones never lead out of a tensor or give a token to two threadgroups. report_cu_seqlens() tells the user.
+// Finds sequences and chunks in cu_seqlens on the device. Boundaries are clamped to [0, T] and made ascending. Wrong
+// boundaries therefore never lead out of a tensor, and never give a token to two threadgroups. report_cu_seqlens()
+// tells the user.
 #pragma once
 #include "core/error.h"
 #include "core/fragment.h"
@@ -7,12 +8,12 @@
 #include "core/parameters.h"
 
 struct Chunk {
-  int batch;    // row of the batch; 0 for packed sequences
+  int batch;    // batch row; 0 for packed sequences
   int first;    // first token
   int tokens;   // 0 for a surplus chunk
-  int64_t row;  // of h
+  int64_t row;  // row of h
   int sequence;
-  int offset;  // tokens of the sequence before the chunk
+  int offset;  // the sequence's tokens before the chunk
 };
 
 struct Sequence {
@@ -35,7 +36,7 @@ METAL_FUNC int key_head_of(int value_head, HeadGroups heads) { return value_head
 
 METAL_FUNC int chunk_count(int tokens, int chunk_size) { return (tokens + chunk_size - 1) / chunk_size; }
 
-// A group of 32 sequences: lane i holds sequence base + i.
+// A window of 32 sequences. Lane i holds sequence base + i.
 struct SequenceWindow {
   int first, last;
   int chunks_before, chunks;
@@ -65,7 +66,7 @@ METAL_FUNC SequenceWindow sequence_window(
   return window;
 }
 
-// Finds chunk `target` of a batch row, or of all packed sequences. Every lane of the simdgroup must call.
+// Finds chunk `target` of a batch row, or of all packed sequences. Every lane of the simdgroup must call this.
 METAL_FUNC Chunk locate_chunk(
     device const int* cu_seqlens,
     constant SequenceParameters& sequence,
@@ -104,7 +105,7 @@ METAL_FUNC Chunk locate_chunk(
   return chunk;
 }
 
-// Every lane of the simdgroup must call.
+// Every lane of the simdgroup must call this.
 METAL_FUNC Sequence locate_sequence(
     device const int* cu_seqlens, constant SequenceParameters& sequence, int target, int chunk_size, uint lane) {
   Sequence result;
@@ -133,7 +134,8 @@ METAL_FUNC Sequence locate_sequence(
   return result;
 }
 
-// Reports wrong cu_seqlens, and chunks beyond NT (not if chunk_size is 0). Called by one simdgroup of the grid.
+// Reports wrong cu_seqlens. Also reports chunks beyond NT, unless chunk_size is 0. One simdgroup of the grid calls
+// this.
 METAL_FUNC void report_cu_seqlens(
     device const int* cu_seqlens,
     constant SequenceParameters& sequence,
@@ -167,8 +169,8 @@ METAL_FUNC void report_cu_seqlens(
   }
 }
 
-// Finds the chunk of a threadgroup: x counts chunks, z batch rows. The grid's first simdgroup reports wrong cu_seqlens.
-// Every lane must call.
+// Finds the chunk of a threadgroup: x is the chunk, z the batch row. The grid's first simdgroup reports wrong
+// cu_seqlens. Every lane must call this.
 METAL_FUNC Chunk locate_own_chunk(
     device const int* cu_seqlens,
     constant SequenceParameters& sequence,

@@ -1,7 +1,7 @@
 // Finds the slot of a sequence, or of one of its tokens, in a pool of states. state_indices is on the device, so
-// kernels check it: an index past the pool, or one that an earlier entry has, gives no slot. No kernel then writes
-// outside the pool, and no two sequences share a state. report_slot() tells the user. For more than 32 indices,
-// locate_slots.metal searches once for all threadgroups.
+// kernels check it. An index past the pool gives no slot, and neither does an index that an earlier entry has. No
+// kernel then writes outside the pool, and no two sequences share a state. report_slot() tells the user. For more than
+// 32 indices, locate_slots.metal searches once for all threadgroups.
 #pragma once
 #include <metal_stdlib>
 
@@ -17,14 +17,14 @@ struct Slot {
   bool is_outside, is_taken;
 };
 
-// Only rows with a gap between them pay for the 64-bit division.
+// Only tensors with a gap between rows pay for the 64-bit division.
 METAL_FUNC int64_t slot_index(device const int* indices, constant SlotParameters& slots, int64_t entry) {
   int64_t position = entry * slots.index_stride;
   if (slots.row_gap != 0) position += entry / slots.columns * slots.row_gap;
   return read_index(indices, position, slots.index_bytes);
 }
 
-// Every lane of the simdgroup must call.
+// Every lane of the simdgroup must call this.
 METAL_FUNC Slot locate_entry(device const int* indices, constant SlotParameters& slots, int64_t entry, uint lane) {
   Slot slot;
   slot.index = entry;
@@ -54,7 +54,7 @@ METAL_FUNC bool has_initial_state_of(device const uchar* flags, constant SlotPar
   return slots.has_flags == 0 || flags[sequence * slots.flag_stride] != 0;
 }
 
-// Finds the only slot of a sequence. Every lane of the simdgroup must call.
+// Finds the slot of a sequence that has only one. Every lane of the simdgroup must call this.
 METAL_FUNC Slot locate_slot(
     device const int* indices, device const uchar* flags, constant SlotParameters& slots, int sequence, uint lane) {
   Slot slot = locate_entry(indices, slots, sequence, lane);
@@ -62,16 +62,17 @@ METAL_FUNC Slot locate_slot(
   return slot;
 }
 
-// Returns where the states before the first token are. In place, that is the pool itself, read through the pointer that
-// writes it: Metal's compiler assumes that no two arguments name memory that is written.
+// Returns the tensor that holds the states before the first token. In place, that is the pool itself. It is then read
+// through the pointer that also writes it, because Metal's compiler assumes that no two arguments name the same written
+// memory.
 template <typename P>
 METAL_FUNC device const P* states_to_read(device const P* states, device P* pool, constant SlotParameters& slots) {
   return slots.slots != 0 ? pool : states;
 }
 
 struct AcceptedCount {
-  int tokens;       // from 1 to `most`; 1 if nothing is counted
-  bool is_outside;  // the value read is outside that range
+  int tokens;       // from 1 to `most`; 1 without num_accepted_tokens
+  bool is_outside;  // true if the value read is outside that range
 };
 
 METAL_FUNC AcceptedCount
@@ -86,7 +87,7 @@ accepted_count(device const int* num_accepted_tokens, constant SlotParameters& s
   return count;
 }
 
-// Called by one thread per entry of state_indices.
+// One thread per entry of state_indices calls this.
 METAL_FUNC void report_slot(Slot slot, int64_t entry, constant const OpName& op, device ErrorLog* errors) {
   if (slot.is_outside) {
     report_error(
@@ -96,7 +97,7 @@ METAL_FUNC void report_slot(Slot slot, int64_t entry, constant const OpName& op,
   }
 }
 
-// Called by one thread per sequence.
+// One thread per sequence calls this.
 METAL_FUNC void report_accepted(
     AcceptedCount count,
     device const int* num_accepted_tokens,

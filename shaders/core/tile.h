@@ -1,24 +1,24 @@
-// Tiles: rows of a matrix in threadgroup memory, which a threadgroup reads from the device once. Items are divided as
-// unsigned numbers: a signed division by a power of two takes four more instructions.
+// A tile holds rows of a matrix in threadgroup memory; a threadgroup reads it once from device memory. Items are
+// divided as unsigned numbers, because a signed division by a power of two takes four more instructions.
 #pragma once
 #include "core/vectors.h"
 
-// 16 bytes of padding put neighbouring rows 4 of the 32 banks apart, so that the 8 rows of a fragment hit different
-// banks.
+// Each row has 16 bytes of padding, which put neighbouring rows 4 of the 32 banks apart. The 8 rows of a fragment then
+// hit different banks.
 template <typename T>
 METAL_FUNC constexpr int tile_stride(int columns) {
   return columns + 16 / int(sizeof(T));
 }
 
-// Returns the row of a tile that the threads of row `row` take. With 64 bytes per row, neighbours would share banks;
-// rows 4 apart do not.
+// Maps the threads of row `row` to a row of the tile. With 64 bytes per row, neighbouring rows would share banks; rows
+// 4 apart do not.
 template <int Rows, int Columns, typename T>
 METAL_FUNC int staged_row(uint row) {
   if (Columns * int(sizeof(T)) != 64 || Rows % 8 != 0) return int(row);
   return int(row / 8 * 8 + row % 2 * 4 + row / 2 % 4);
 }
 
-// Fills the tile with zeros beyond `rows` and `columns`, so that products over it need no masks.
+// Fills the tile with zeros beyond `rows` and `columns`, so that products with it need no masks.
 template <int Rows, int Columns, int Width, int Threads, typename T>
 METAL_FUNC void stage_rows(
     threadgroup T* tile, device const T* source, int64_t row_stride, int rows, int columns, uint thread_index) {

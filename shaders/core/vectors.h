@@ -1,8 +1,9 @@
-// Reads rows with 4 elements per load if the offset and strides of every row allow it (the host decides), else with 1.
+// Reads rows with 4 elements per load if the offset and strides of every row allow it, and otherwise with 1. The host
+// decides.
 #pragma once
 #include "core/fragment.h"
 
-// Names vec<T, Width>, which Metal defines from 2 on.
+// Names vec<T, Width>. Metal defines vec for widths from 2 on.
 template <typename T, int Width>
 struct VectorOf {
   static_assert(Width == 2 || Width == 4, "a vector holds 1, 2 or 4 elements");
@@ -13,7 +14,7 @@ struct VectorOf<T, 1> {
   typedef T type;
 };
 
-// A vector of T in f32, for arithmetic.
+// A vector of T, converted to f32 for arithmetic.
 template <int Width>
 struct Values {
   static_assert(Width == 1 || Width == 4, "a vector holds 1 or 4 elements");

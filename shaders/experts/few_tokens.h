@@ -1,10 +1,11 @@
 // Multiplies a threadgroup's rows of two matrices by up to `Most` vectors. The vectors are staged in threadgroup
-// memory, a slice of their columns at a time. Each weight is read and decoded once, and meets all vectors in registers.
+// memory, one slice of columns at a time. Each weight is read and decoded once, and is multiplied by all vectors in
+// registers.
 #pragma once
 #include "experts/pairs.h"
 #include "experts/weights.h"
 
-GDN_CONSTANT int kStagedBytes = 16384;  // 1,024 columns of 8 vectors of 16 bits: a block for each lane
+GDN_CONSTANT int kStagedBytes = 16384;  // 1,024 columns of 8 vectors of 16 bits: one block per lane
 
 template <typename T, int Most>
 METAL_FUNC constexpr int staged_columns() {
@@ -16,12 +17,12 @@ template <typename T>
 struct VectorRows {
   device const T* data;
   int64_t stride;
-  int divisor;  // of a pair's number: k if each row belongs to a token, else 1
+  int divisor;  // divides a pair's number: k if each row belongs to a token, else 1
 
   METAL_FUNC device const T* of_pair(int pair) const { return data + int64_t(pair / divisor) * stride; }
 };
 
-// A vector in threadgroup memory, at a lane's columns. Each step's numbers lie together.
+// A vector in threadgroup memory, from a lane's first column on. The elements of a step are adjacent.
 template <typename Block, int Distance, typename T>
 struct StagedVector {
   threadgroup const T* columns;
@@ -34,14 +35,14 @@ struct StagedVector {
   }
 };
 
-// A vector in device memory, at a lane's columns.
+// A vector in device memory, from a lane's first column on.
 template <typename Block, typename T>
 struct StoredVector {
   device const T* columns;
   METAL_FUNC void load(thread T* found, int word) const { Block::load_vector(found, columns, word); }
 };
 
-// Adds the products of a lane's columns of Rows rows and one vector.
+// Adds the products of Rows rows and one vector, over a lane's columns.
 template <int Rows, int Step, typename T, typename Block, typename Source>
 METAL_FUNC void add_products(thread float* sums, thread const Block* blocks, thread const Source& vector) {
   constexpr int kSteps = Block::kSteps;
@@ -65,7 +66,7 @@ METAL_FUNC void add_products(thread float* sums, thread const Block* blocks, thr
   UNROLL for (int row = 0; row < Rows; ++row) sums[row] += blocks[row].product(of_numbers[row], total);
 }
 
-// Does the same for Count vectors, `columns` apart. Each weight is decoded once.
+// Does the same for Count vectors, which are `columns` apart. Each weight is decoded once.
 template <int Count, int Rows, int Distance, int Step, typename T, typename Block>
 METAL_FUNC void add_products_of_vectors(
     thread float* sums, thread const Block* blocks, threadgroup const T* staged, int columns) {
@@ -90,7 +91,7 @@ struct TwoMatrices {
   typedef Weights<T, Bits, Width> Matrix;
   Matrix first, second;
 
-  // Both matrices share S and B, which Weights::load_scale explains.
+  // Both matrices share S and B. Weights::load_scale explains these types.
   template <typename S, typename B>
   METAL_FUNC void load_scales(thread WeightBlock<Bits, Width>* blocks, int column) const {
     UNROLL for (int row = 0; row < Half; ++row) {
@@ -105,7 +106,7 @@ struct TwoMatrices {
       second.load(blocks[Half + row], row, column);
     }
     if constexpr (Bits != 0) {
-      // All rows share one branch: a load behind its own branch waits for the load before it.
+      // All rows share one branch, because a load behind its own branch would wait for the previous load.
       if (first.scale_type == kFloat32) {
         load_scales<float, float>(blocks, column);
       } else if (first.has_zero_points) {
@@ -117,8 +118,8 @@ struct TwoMatrices {
   }
 };
 
-// Copies a slice of the vectors to threadgroup memory. A step's numbers of all lanes lie together. A vector past
-// group.count is zeros.
+// Copies a slice of the vectors to threadgroup memory. The elements that all lanes read in one step are adjacent.
+// Vectors past group.count are zeros.
 template <int Count, int Slice, int Threads, typename Block, typename T, typename Group>
 METAL_FUNC void stage_vectors(
     threadgroup T* staged,
@@ -129,7 +130,7 @@ METAL_FUNC void stage_vectors(
     uint thread_index) {
   typedef typename VectorOf<T, Block::kValues>::type Vector;
   constexpr int kOfWord = Block::kSteps * Block::kValues, kWords = Block::kColumns / kOfWord;
-  constexpr int kDistance = Slice / Block::kColumns * Block::kValues;  // from step to step
+  constexpr int kDistance = Slice / Block::kColumns * Block::kValues;  // distance between steps
   auto pairs = group.pairs;
   UNROLL for (int v = 0; v < Count; ++v) {
     device const T* source = vectors.of_pair(v < group.count ? pairs.take_first() : 0) + slice;
@@ -146,9 +147,9 @@ METAL_FUNC void stage_vectors(
   }
 }
 
-// Computes sums[row * Count + v] for the rows of `weights`: each lane's share, which reduce_to_lanes adds up. It
-// multiplies `Count` vectors; the sums of those past group.count are not used. The first block of a slice is loaded
-// while the vectors are copied.
+// Computes sums[row * Count + v] for the rows of `weights`. These are each lane's shares, which reduce_to_lanes adds
+// up. It multiplies `Count` vectors; the sums of vectors past group.count are not used. The first block of a slice is
+// loaded while the vectors are copied.
 template <int Count, int Threads, int Half, typename T, int Bits, int Width, typename Group>
 METAL_FUNC void multiply_vectors(
     thread float* sums,
@@ -163,7 +164,7 @@ METAL_FUNC void multiply_vectors(
   constexpr int kSlice = staged_columns<T, Count>();
   typedef WeightBlock<Bits, Width> Block;
   constexpr int kStep = 32 * Matrix::kColumns;
-  constexpr int kDistance = kSlice / Matrix::kColumns * Block::kValues;  // from step to step
+  constexpr int kDistance = kSlice / Matrix::kColumns * Block::kValues;  // distance between steps
   static_assert(kSlice % Matrix::kColumns == 0, "a slice holds whole blocks");
   UNROLL for (int i = 0; i < 2 * Half * Count; ++i) sums[i] = 0.0f;
   const int first = int(lane) * Matrix::kColumns;
@@ -188,8 +189,8 @@ METAL_FUNC void multiply_vectors(
   }
 }
 
-// One round of reduce_to_lanes. A lane has 2 Size values. It keeps the half that its bit Size selects, and passes the
-// other half to the lane that keeps it.
+// One round of reduce_to_lanes. A lane has 2 Size values. It keeps the half that bit Size of its index selects, and
+// passes the other half to the lane that keeps that half.
 template <int Size>
 METAL_FUNC void halve_values(thread float* values, uint lane) {
   if constexpr (Size > 0) {
@@ -203,8 +204,8 @@ METAL_FUNC void halve_values(thread float* values, uint lane) {
   }
 }
 
-// Adds up values[i] over each `Lanes` neighbours, for each i. Lane l returns the sum of values[l % Count]. Destroys
-// `values`. For 32 values it takes 31 shuffles, while a simd_sum per value would take 160.
+// Adds up values[i] over each `Lanes` neighbours, for each i. Lane l returns the sum of values[l % Count]. Overwrites
+// `values`. For 32 values it takes 31 shuffles, while one simd_sum per value would take 160.
 template <int Count, int Lanes = 32>
 METAL_FUNC float reduce_to_lanes(thread float* values, uint lane) {
   static_assert(Count <= Lanes && (Count & (Count - 1)) == 0, "each value has a lane");

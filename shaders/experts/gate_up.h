@@ -1,4 +1,4 @@
-// Shared by the two gate-and-up kernels.
+// The two gate-and-up kernels share this code.
 #pragma once
 #include "experts/parameters.h"
 #include "experts/weights.h"

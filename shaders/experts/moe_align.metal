@@ -1,7 +1,7 @@
 // Sorts the pairs of a token and an expert by expert, and divides the pairs of each expert into tiles of kTilePairs. A
-// simdgroup owns one expert: it counts the pairs of lower experts, and lists its own in ascending order. The last
-// simdgroup owns the skipped pairs. Expert e, with `before` pairs of lower experts and `count` of its own, writes tiles
-// before / 32 + e up to (before + count) / 32 + e. These are enough for all its pairs, and every tile gets written.
+// simdgroup owns one expert. It counts the pairs of lower experts, and lists its own pairs in ascending order. The last
+// simdgroup owns the skipped pairs. Expert e, with `before` pairs of lower experts and `count` pairs of its own, writes
+// tiles before / 32 + e up to (before + count) / 32 + e. These are enough for all its pairs, and every tile is written.
 // Layout: topk_ids [T, k] with strides, sorted_pairs [T k], tiles as most_tiles() counts them.
 #include "experts/moe_align.h"
 #include "experts/pairs.h"

@@ -1,17 +1,17 @@
-// y = the weighted sum of each token's products hidden W_down, plus its residual, for up to 8 tokens.
-// A threadgroup owns DownPlan's rows of every expert. Its simdgroups take turns at the pairs. The first pair of an
-// expert does the work for all its pairs, and the last simdgroup does that of the shared expert. Some lanes share the
-// columns of their own rows. Registers hold a block of codes for each of a lane's rows, which meets all vectors, and
-// a sum for each row. Threadgroup memory holds the weighted products, [pairs + tokens, rows], which the threadgroup
-// adds up at the end.
+// Computes y, the weighted sum of each token's products hidden W_down plus its residual, for up to 8 tokens.
+// A threadgroup owns DownPlan's rows of every expert. Its simdgroups take turns at the pairs. The simdgroup of the
+// first pair of an expert processes all pairs of that expert. The last simdgroup processes the shared expert. The lanes
+// of a simdgroup form groups; the lanes of a group share the columns of its rows. Registers hold a block of codes for
+// each of a lane's rows, which is multiplied by all vectors, and a sum for each row. Threadgroup memory holds the
+// weighted products, [pairs + tokens, rows], which the threadgroup adds up at the end.
 //
-// Layout: hidden [T, k, I], shared_hidden [T, IS], w_down [E, D, I] and shared [D, IS] with strides; residual and y
-// [T, D].
+// Layout: hidden [T, k, I], shared_hidden [T, IS], w_down [E, D, I] and shared [D, IS] with strides; residual and y [T,
+// D].
 #include "experts/few_tokens.h"
 #include "experts/moe_down.h"
 #include "experts/weighted_sum.h"
 
-// The pairs, and tokens of the shared expert, that the kernel for `Most` tokens takes.
+// The largest number of pairs, plus tokens of the shared expert, in the kernel for `Most` tokens.
 template <int Most>
 METAL_FUNC constexpr int most_products() {
   return (Most == 1 ? 32 : kFewPairs) + Most;
@@ -45,8 +45,8 @@ METAL_FUNC TwoMatrices<Half, T, Bits, Width> down_rows(
   return rows;
 }
 
-// Multiplies the rows of one expert by the vectors of its pairs. Each weight is read once. The sums of one vector stay
-// in registers. Those of several go to threadgroup memory after each block.
+// Multiplies the rows of one expert by the vectors of its pairs. Each weight is read once. The sums of a single vector
+// stay in registers. The sums of several vectors go to threadgroup memory after each block.
 template <typename Plan, int Half, typename T, int Bits, int Width>
 METAL_FUNC void multiply_pairs(
     threadgroup float* products,

@@ -1,8 +1,8 @@
 #pragma once
 #include "experts/few_rows.h"
 
-// The rows of gate, and of up, that a threadgroup owns. It reads the vectors anew, so numbers need more rows than codes
-// to keep this small. Two small threadgroups wait less than one large one.
+// The number of rows of gate, and of up, that a threadgroup owns. Each threadgroup reads the vectors again. Numbers
+// need more rows than codes to keep these reads small. Two small threadgroups wait less than one large one.
 template <int Bits>
 struct GateUpPlan {
   GDN_CONSTANT int kSimdgroups = Bits == 0 ? 16 : 8;

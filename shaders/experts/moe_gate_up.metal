@@ -1,7 +1,8 @@
-// hidden = silu(x W_gate) * (x W_up) for up to 8 tokens. A threadgroup owns GateUpPlan's rows of gate and of
-// up of one expert, and all pairs of that expert. y counts pairs, then the shared expert; the first pair of an expert
-// does the work. A simdgroup owns 2 rows of each. Registers: a sum for each row and vector. Layout: x [T, D], w_gate_up
-// [E, 2 I, D], shared [IS, D], with strides; hidden [T, k, I], shared_hidden [T, IS].
+// Computes hidden = silu(x W_gate) * (x W_up) for up to 8 tokens. A threadgroup owns GateUpPlan's rows of gate and of
+// up of one expert, and all pairs of that expert. y counts pairs, then the shared expert. The threadgroup of the first
+// pair of an expert does the work. A simdgroup owns 2 rows of gate and 2 of up. Registers: a sum for each row and
+// vector.
+// Layout: x [T, D], w_gate_up [E, 2 I, D], shared [IS, D], with strides; hidden [T, k, I], shared_hidden [T, IS].
 #include "experts/few_tokens.h"
 #include "experts/gate_up.h"
 #include "experts/moe_gate_up.h"

@@ -1,5 +1,5 @@
-// hidden = silu(x W_gate) * (x W_up) for many tokens. A threadgroup owns a tile of pairs of one expert and kTileColumns
-// rows of gate and of up, as tiles.h says; y counts the tiles of moe_align, then those of the shared expert.
+// Computes hidden = silu(x W_gate) * (x W_up) for many tokens. A threadgroup owns a tile of pairs of one expert and
+// kTileColumns rows of gate and of up (tiles.h). y counts the tiles of moe_align, then those of the shared expert.
 // Layout: x [T, D], w_gate_up [E, 2 I, D], shared [IS, D], with strides; hidden [T, k, I], shared_hidden [T, IS].
 #include "experts/gate_up.h"
 #include "experts/tiles.h"

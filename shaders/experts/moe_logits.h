@@ -1,6 +1,6 @@
 #pragma once
 #include "core/parameters.h"
 
-GDN_CONSTANT int kLogitsExperts = 4;  // of a threadgroup
+GDN_CONSTANT int kLogitsExperts = 4;  // experts per threadgroup
 GDN_CONSTANT int kLogitsSimdgroups = 8;
-GDN_CONSTANT int kLogitsTokens = 8;  // of a threadgroup, at most: its sums fit a thread's registers
+GDN_CONSTANT int kLogitsTokens = 8;  // most tokens per threadgroup; their sums fit in a thread's registers

@@ -1,8 +1,9 @@
-// logits = x W^T in f32. A threadgroup owns kLogitsExperts rows of W and Most tokens. Its simdgroups divide the
-// columns, so that a router's few rows keep many simdgroups busy. A lane reads Width columns at a time of each row and
-// of each token, straight from device memory: no other lane of the threadgroup needs them. Registers: a sum for each
-// row and token. Threadgroup memory: the sums of each simdgroup. The order of a token's sums depends on neither Most
-// nor the other tokens. Layout: x [M, K] and W [N, K] with strides; logits [M, N].
+// Computes logits = x W^T in f32. A threadgroup owns kLogitsExperts rows of W and Most tokens. Its simdgroups divide
+// the columns, so that the few rows of a router keep many simdgroups busy. A lane reads Width columns at a time of each
+// row and of each token, straight from device memory, because no other lane of the threadgroup needs them. Registers: a
+// sum for each row and token. Threadgroup memory: the sums of each simdgroup. The order of a token's sums depends
+// neither on Most nor on the other tokens.
+// Layout: x [M, K] and W [N, K] with strides; logits [M, N].
 #include "core/vectors.h"
 #include "experts/few_tokens.h"
 #include "experts/moe_logits.h"
@@ -39,7 +40,8 @@ template <typename T, int Most, int Width>
       }
     }
   }
-  // Lane e Most + t gets its sum. First distances of at least kSums, so that the order is the same for each Most.
+  // Lane e Most + t gets the sum of expert e and token t. Distances of at least kSums come first, so that the order is
+  // the same for each Most.
   UNROLL for (ushort distance = 16; distance >= kSums; distance /= 2) {
     UNROLL for (int i = 0; i < kSums; ++i) sums[i] += simd_shuffle_xor(sums[i], distance);
   }

@@ -1,6 +1,7 @@
-// Chooses the experts of a token: scores, groups of experts, the top_k highest values, and their weights.
-// A simdgroup owns one token. Lane l has experts l, l + 32, ... in registers: their scores, their values (score +
-// bias), and a bit for each that can still be chosen. Lane g also has the value of group g, and lane j the j-th choice.
+// Chooses the experts of a token: computes scores, selects groups of experts, finds the top_k highest values, and
+// computes their weights. A simdgroup owns one token. Lane l holds experts l, l + 32, ... in registers: their scores,
+// their values (score + bias), and one bit per expert that can still be chosen. Lane g also holds the value of group g,
+// and lane j the j-th choice.
 // Layout: logits [T, E] with a row stride; bias [E]; weights [T, top_k] f32, ids [T, top_k] int32.
 #include "core/elements.h"
 #include "core/exponential.h"
@@ -29,7 +30,7 @@ METAL_FUNC int highest_of(thread const float* values, uint open, uint lane) {
   return simd_min(own_value == highest ? own_expert : kNoExpert);
 }
 
-// Returns the number that belongs to an expert, in every lane.
+// Returns the number that belongs to an expert. All lanes get it.
 template <int Own>
 METAL_FUNC float number_of(thread const float* numbers, int expert, uint lane) {
   float own = 0.0f;
@@ -43,7 +44,7 @@ METAL_FUNC uint without(uint open, int expert, uint lane) {
   return is_own ? open & ~(1u << uint(expert / 32)) : open;
 }
 
-// Returns the bits of a lane's experts in a set of groups.
+// Returns the bits of the lane's experts that are in a set of groups.
 template <int Own>
 METAL_FUNC uint bits_of_groups(uint groups, constant MoeRouterParameters& parameters, uint lane) {
   uint bits = 0;

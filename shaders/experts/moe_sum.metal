@@ -1,5 +1,5 @@
-// y = the weighted sum of each token's products. A thread owns one column of a token.
-// Layout: products [T k + T, D] f32, as moe_down_tiles leaves them; residual, y [T, D].
+// Computes y, the weighted sum of each token's products. A thread owns one column of a token.
+// Layout: products [T k + T, D] f32, as moe_down_tiles writes them; residual and y [T, D].
 #include "experts/moe_sum.h"
 #include "experts/weighted_sum.h"
 

@@ -1,4 +1,4 @@
-// Finds pairs of a token and an expert in topk_ids. A pair is skipped if its id is negative or not an expert's.
+// Finds pairs of a token and an expert in topk_ids. A pair is skipped if its id is negative or too large.
 #pragma once
 #include "core/error.h"
 #include "core/fragment.h"
@@ -29,7 +29,8 @@ METAL_FUNC void report_pair(
   report_error(errors, pairs.op, "topk_ids: expected ids below the number of experts, got ", id, pair, __LINE__);
 }
 
-// Counts in pairs of bits, then in four, then in eight. No Metal that Apple's compiler is known to take has popcount.
+// Counts bits in pairs of bits, then in fours, then in eights. We know of no Metal source with popcount that Apple's
+// compiler accepts.
 METAL_FUNC int count_bits(uint word) {
   word -= (word >> 1) & 0x55555555u;
   word = (word & 0x33333333u) + ((word >> 2) & 0x33333333u);
@@ -38,7 +39,7 @@ METAL_FUNC int count_bits(uint word) {
   return int((word + (word >> 16)) & 0x3fu);
 }
 
-// Some of up to kFewPairs pairs: a bit for each.
+// A set of up to kFewPairs pairs, one bit for each.
 struct PairSet {
   GDN_CONSTANT int kWords = kFewPairs / 32;
   uint words[kWords];
@@ -56,7 +57,7 @@ struct PairSet {
     }
   }
 
-  // Takes the first pair out, and returns it. There must be one.
+  // Removes the first pair and returns it. The set must not be empty.
   METAL_FUNC int take_first() {
     int first = 0;
     bool is_open = true;
@@ -91,7 +92,7 @@ struct FewPairs {
     }
   }
 
-  // Every lane must call, with the same expert.
+  // Every lane must call this, with the same expert.
   METAL_FUNC PairSet with_expert(int expert, uint lane) const {
     PairSet found;
     UNROLL for (int i = 0; i < PairSet::kWords; ++i) {
@@ -101,10 +102,10 @@ struct FewPairs {
   }
 };
 
-// A group of up to `Most` pairs of one expert, or tokens of the shared one.
+// A group of up to `Most` pairs of one expert, or of tokens of the shared expert.
 template <int Most>
 struct PairGroup {
-  PairSet pairs;  // the first `count` are the group's
+  PairSet pairs;  // the first `count` pairs belong to the group
   int count;
 
   METAL_FUNC void take_tokens(int tokens) {
@@ -112,8 +113,8 @@ struct PairGroup {
     count = min(tokens, Most);
   }
 
-  // Returns the pairs with the expert of `pair`, from this one on, or none if another group has them. Each group starts
-  // at every Most-th pair of the expert. Every lane must call.
+  // Takes the pairs with the expert of `pair`, from this pair on. Takes none if they belong to another group. A group
+  // starts at every Most-th pair of an expert. Every lane must call this.
   METAL_FUNC void take(thread const FewPairs& few, int expert, int pair, uint lane) {
     pairs = few.with_expert(expert, lane);
     const int all = pairs.count();

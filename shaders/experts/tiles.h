@@ -1,6 +1,6 @@
 // Multiplies a tile of up to kTilePairs vectors by kTileColumns rows of each of two matrices, with matrix instructions.
 // A simdgroup owns 8 rows of each matrix. Threadgroup memory: kTileDepth columns of the vectors and of the decoded
-// rows. Registers: the products, sums[half * 4 + block], 8 vectors per block, f32.
+// rows. Registers: the products sums[half * 4 + block], with 8 vectors per block, in f32.
 #pragma once
 #include "experts/moe_align.h"
 #include "experts/pairs.h"
@@ -8,10 +8,10 @@
 
 GDN_CONSTANT int kTileBlocks = kTilePairs / 8;
 
-// The pairs of a threadgroup's tile. For the shared expert they are tokens.
+// The pairs of a threadgroup's tile, or tokens for the shared expert.
 struct OwnTile {
-  int expert;  // E for the shared one, kLeftOut for pairs without an expert
-  int rows;    // 0 if there is nothing to do
+  int expert;  // E for the shared expert, kLeftOut for pairs without an expert
+  int rows;    // 0 if the tile is surplus
   int first;
 };
 
@@ -30,7 +30,7 @@ METAL_FUNC OwnTile locate_tile(device const PairTile* tiles, constant PairParame
   return own;
 }
 
-// Stores the numbers of the tile's pairs in threadgroup memory. A barrier must follow.
+// Stores the numbers of the tile's pairs in threadgroup memory. The caller needs a barrier after this.
 METAL_FUNC void load_pairs(
     threadgroup int* pair_of_row,
     device const int* sorted_pairs,
@@ -47,7 +47,7 @@ METAL_FUNC constexpr int size_of_tile() {
   return kTilePairs * tile_stride<T>(kTileDepth);
 }
 
-// Stages the vectors of the tile's pairs, with zeros past them.
+// Stages the vectors of the tile's pairs, with zeros past the last one.
 template <int Width, typename T>
 METAL_FUNC void stage_vectors(
     threadgroup T* tile,
@@ -102,7 +102,7 @@ METAL_FUNC void multiply_tile(
       const float2 upper = first.load_weights(staged_weights, int(simdgroup) * 8, depth, at);
       const float2 lower = second.load_weights(second_tile, int(simdgroup) * 8, depth, at);
       UNROLL for (int block = 0; block < kTileBlocks; ++block) {
-        if (block * 8 < rows) {  // most tiles of a batch of decodes have few rows
+        if (block * 8 < rows) {  // most tiles of a decoding batch have few rows
           const float2 x = load_even_fragment(staged_vectors + block * 8 * kStride + depth, kStride, at);
           multiply_add(sums[block], x, upper);
           multiply_add(sums[kTileBlocks + block], x, lower);

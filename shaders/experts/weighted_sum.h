@@ -1,6 +1,6 @@
-// The weights of a token's products, and what follows their sum:
-// y[t] = sum over j of topk_weights[t, j] products[t k + j] in the order of j, then the shared expert's part, then the
-// residual.
+// The parts of the weighted sum of a token's products:
+//     y[t] = sum over j of topk_weights[t, j] products[t k + j]
+// The sum is in the order of j. The shared expert's part follows, then the residual.
 #pragma once
 #include "core/elements.h"
 #include "experts/pairs.h"

@@ -1,5 +1,5 @@
-// Reads the weights of a matrix. A kernel takes Bits as a template argument (0 for numbers of T, 4 or 8 for packed
-// codes) and reads both through Weights.
+// Reads the weights of a matrix. A kernel has Bits as a template argument: 0 for numbers of type T, 4 or 8 for packed
+// codes. It reads both through Weights.
 #pragma once
 #include "core/matrix_parameters.h"
 #include "core/packed.h"
@@ -25,7 +25,8 @@ METAL_FUNC typename VectorOf<T, Width>::type joined(thread const T* numbers) {
 }
 
 // A lane loads 16 bytes of codes at once. They belong to one row and to one group. A step takes kValues columns, in the
-// order of pairs, and a word has kSteps steps. A product with a vector x is scale * sum of numbers x + rest * sum of x.
+// order of pairs. A word has kSteps steps. A product with a vector x is scale * (sum of numbers * x) + rest * (sum of
+// x).
 template <int Bits, int Width>
 struct WeightBlock {
   GDN_CONSTANT int kValues = 4;
@@ -42,14 +43,14 @@ struct WeightBlock {
   }
   METAL_FUNC float product(float of_numbers, float total) const { return fma(own.scale, of_numbers, own.rest * total); }
 
-  // Loads the numbers of a vector that meet a word's steps.
+  // Loads the elements of a vector that are multiplied by the steps of a word.
   template <typename T>
   METAL_FUNC static void load_vector(thread T* found, device const T* source, int word) {
     load_for_word<Bits, Width>(found, source, word);
   }
 };
 
-// Does the same for numbers.
+// Does the same for weights that are numbers.
 template <int Width>
 struct WeightBlock<0, Width> {
   GDN_CONSTANT int kValues = Width;
@@ -67,8 +68,8 @@ struct WeightBlock<0, Width> {
   }
 };
 
-// The bytes of kTileColumns rows of kTileDepth columns in threadgroup memory. Decoded weights are f32: rounding them to
-// 16 bits would add as much error as rounding the result does.
+// The bytes that kTileColumns rows of kTileDepth columns take in threadgroup memory. Decoded weights are f32, because
+// rounding them to 16 bits would add as much error as rounding the result does.
 template <typename T, int Bits>
 METAL_FUNC constexpr int staged_bytes() {
   return kTileColumns * (Bits == 0 ? tile_stride<T>(kTileDepth) * int(sizeof(T)) : tile_stride<float>(kTileDepth) * 4);
@@ -82,10 +83,11 @@ struct Weights {
   device const uint* data;
   device const uchar* scales;
   device const uchar* biases;
-  int stride, scales_stride, biases_stride;  // the host checks that they fit, because 32-bit products are cheap
+  int stride, scales_stride,
+      biases_stride;  // 32 bits, because 32-bit products are cheap; the host checks that they fit
   int scale_type, group_shift;
   bool has_zero_points;
-  int rows;  // rows past these repeat the last one
+  int rows;  // rows past these repeat the last row
 
   METAL_FUNC void locate(
       device const uchar* weights,
@@ -108,7 +110,7 @@ struct Weights {
     group_shift = parameters.group_shift;
   }
 
-  // A group has a multiple of 32 columns, so a block lies in one group.
+  // A group has a multiple of 32 columns, so a block lies within one group.
   METAL_FUNC int group_of(int column) const { return column >> group_shift; }
 
   METAL_FUNC ScaleAndRest<Bits> scale_at(int row, int column) const {
@@ -133,7 +135,7 @@ struct Weights {
   METAL_FUNC float number_of(ushort stored) const { return float_of_16_bits(stored, scale_type); }
   METAL_FUNC uchar number_of(uchar zero_point) const { return zero_point; }
 
-  // S is float, or ushort for scales of 16 bits. B is S, or uchar for zero points.
+  // S is float, or ushort for 16-bit scales. B is S, or uchar for zero points.
   template <typename S, typename B>
   METAL_FUNC void load_scale(thread WeightBlock<Bits, Width>& block, int row, int column) const {
     const int64_t own = min(row, rows - 1);
@@ -143,7 +145,7 @@ struct Weights {
     block.own.set(number_of(scale), number_of(bias));
   }
 
-  // Computes kTileDepth columns of kTileColumns rows into a tile, and zeros past the last row. A thread owns 8 columns
+  // Decodes kTileDepth columns of kTileColumns rows into a tile, with zeros past the last row. A thread owns 8 columns
   // of a row.
   METAL_FUNC void stage(threadgroup uchar* tile, int column, int, uint thread_index) const {
     static_assert(kTileDepth == 32, "a group's columns are a multiple of a tile's");
@@ -172,7 +174,7 @@ struct Weights {
   }
 };
 
-// Does the same for numbers, which are read as they are.
+// Does the same for weights that are numbers. They are read as they are.
 template <typename T, int Width>
 struct Weights<T, 0, Width> {
   GDN_CONSTANT int kColumns = Width;
@@ -196,7 +198,7 @@ struct Weights<T, 0, Width> {
     block.all = load_values<Width>(data + int64_t(min(row, rows - 1)) * stride + column);
   }
 
-  // Copies kTileDepth columns of kTileColumns rows into a tile, and zeros past the last row or column.
+  // Copies kTileDepth columns of kTileColumns rows into a tile, with zeros past the last row or column.
   METAL_FUNC void stage(threadgroup uchar* tile, int column, int columns, uint thread_index) const {
     stage_rows<kTileColumns, kTileDepth, Width, kTileThreads>(
         (threadgroup T*)tile, data + column, stride, rows, columns - column, thread_index);
@@ -208,7 +210,7 @@ struct Weights<T, 0, Width> {
   }
 };
 
-// Returns `rows` rows from `first` on of one expert's matrix. A matrix without experts has expert 0.
+// Returns `rows` rows of one expert's matrix, from `first` on. For a matrix without experts, pass expert 0.
 template <typename T, int Bits, int Width>
 METAL_FUNC Weights<T, Bits, Width> rows_of(
     device const uchar* weights,

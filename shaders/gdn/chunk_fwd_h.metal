@@ -1,13 +1,14 @@
-// A threadgroup owns 32 value columns of one head of one sequence and walks its chunks; each of its 4 simdgroups owns
-// 8 columns.
+// Computes the states before each chunk, and v_new. A threadgroup owns 32 value columns of one head of one sequence,
+// and walks its chunks. Each of its 4 simdgroups owns 8 columns.
 // Registers: S [K, 8] f32 for the whole sequence, v_new [C, 8] of a chunk.
-// Threadgroup memory: rows of w or k, or keys of S on their way from or to device memory; rows of u, then of v_new.
-// Layout: k [B, T, H, K] with row strides, w [B, T, HV, K], u and v_new [B, T, HV, V], g_cumsum [B, T, HV] f32,
-// h [B, NT, HV, ...] and states [N, HV, ...] with any strides of K and V; in place both states are a pool of P.
+// Threadgroup memory: rows of w or k, or keys of S that move from or to device memory; rows of u, then of v_new.
+// Layout: k [B, T, H, K] with row strides, w [B, T, HV, K], u and v_new [B, T, HV, V], g_cumsum [B, T, HV] f32, h [B,
+// NT, HV, ...] and states [N, HV, ...] with any strides of K and V. In place, both states are a pool of P slots.
 // Intermediate is T, or float if T is half, because a state may leave half's range.
-// v_new = u - w S;  S <- exp(c_last) S + (k exp(c_last - c))^T v_new,  c = g_cumsum
-// With channel decays S <- exp(g_cumsum) S + k^T v_new: g_cumsum [B, NT, HV, K] are the log decays of a whole chunk,
-// and k [B, T, HV, K] is decayed to its end.
+//     v_new = u - w S;  S <- exp(c_last) S + (k exp(c_last - c))^T v_new,  c = g_cumsum
+// With channel decays, k [B, T, HV, K] is already decayed to the chunk's end, and g_cumsum [B, NT, HV, K] has the log
+// decays of a whole chunk:
+//     S <- exp(g_cumsum) S + k^T v_new
 #include "core/exponential.h"
 #include "core/fragment.h"
 #include "core/tile.h"
@@ -15,13 +16,14 @@
 #include "gdn/state_blocks.h"
 #include "gdn/state_threadgroup.h"
 
-// The number of rows of w and k in threadgroup memory at once: 17 KB at K = 256.
+// The number of rows of w and k that threadgroup memory holds at once: 17 KB at K = 256.
 template <typename Intermediate, int C>
 METAL_FUNC constexpr int staged_rows() {
   return sizeof(Intermediate) == 2 && C >= 32 ? 32 : 16;
 }
 
-// A stack of blocks in registers, the last one on top. It has no loops, which a compiler takes for copies of memory.
+// A stack of blocks in registers, with the last block on top. It has no loops, because a compiler takes a loop for a
+// copy of memory.
 template <int Blocks, int At = Blocks - 1>
 METAL_FUNC void push_block(thread float2* blocks, float2 block) {
   if constexpr (At > 0) {
@@ -83,7 +85,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
   constexpr int kStageFloats = kRows * kStageStride * int(sizeof(Intermediate)) / 4;
   constexpr int kScratchFloats = kStageFloats > 8 * kStateColumns ? kStageFloats : 8 * kStateColumns;
   constexpr int kKeys = staged_keys(kScratchFloats);
-  alignas(16) threadgroup float scratch[kScratchFloats];  // holds w, then k; between chunks, S
+  alignas(16) threadgroup float scratch[kScratchFloats];  // w, then k; between chunks, S
   constexpr int kValueStride = tile_stride<Intermediate>(kStateColumns);
   threadgroup Intermediate* stage_tile = (threadgroup Intermediate*)scratch;
   threadgroup T* key_tile = (threadgroup T*)scratch;
@@ -106,7 +108,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
         parameters.initial_state, own.values, scratch, thread_index, simdgroup, at);
   }
 
-  // Skips chunks beyond the NT rows of h; report_cu_seqlens() tells the user.
+  // Skips chunks beyond the NT rows of h. report_cu_seqlens() tells the user.
   int64_t chunk_row = own.sequence.first_chunk;
   const int64_t last_row =
       parameters.sequence.boundary_bytes != 0 ? parameters.sequence.chunks : chunk_row + parameters.sequence.chunks;
@@ -120,15 +122,15 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
   device const T* keys = k + own.sequence.batch * parameters.k.batch + own.key_head * parameters.k.head;
   for (int first = own.sequence.first; first < last_token; first += C) {
     const int tokens = min(C, own.sequence.last - first);
-    const int read_tokens = own.slot.is_present ? tokens : 0;  // without a slot all results are zeros
+    const int read_tokens = own.slot.is_present ? tokens : 0;  // without a slot, all results are zeros
     const int64_t row = (batch_token + first) * value_heads + own.head;
     store_state<K, kKeys>(
         state, chunk_state + chunk_row * parameters.h.sequence, parameters.h, own.values, scratch, thread_index,
         simdgroup, at);
     ++chunk_row;
 
-    // v_new = u - w S; the stack holds it times exp(c_last - c). Each round takes one block of 8 rows and no more:
-    // unrolled, the addresses and operands of all rounds would be in registers together.
+    // Computes v_new = u - w S. The stack holds v_new times exp(c_last - c). Each round takes only one block of 8 rows:
+    // if this were unrolled, the addresses and operands of all rounds would be in registers together.
     const bool has_g_last = !HasChannelDecays && read_tokens > 0;
     const float g_last = has_g_last ? g_cumsum[row + (tokens - 1) * value_heads] : 0.0f;
     if (!HasChannelDecays && int(thread_index) < C) {
@@ -168,7 +170,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
       }
     }
 
-    // S <- exp(c_last) S + (k exp(c_last - c))^T v_new, from the last rows to the first
+    // Computes S <- exp(c_last) S + (k exp(c_last - c))^T v_new, from the last rows to the first.
     if constexpr (HasChannelDecays) {
       if (read_tokens > 0) decay_channels<K>(state, g_cumsum + ((chunk_row - 1) * value_heads + own.head) * K, at);
     } else {
@@ -187,7 +189,8 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
       }
       threadgroup const T* rows = key_tile + i % kRows * kKeyStride;
       UNROLL for (int depth = 0; depth < kDepths; ++depth) {
-        float2 update = float2(0.0f);  // the sum over 8 tokens, rounded once: each term may be small compared with S
+        float2 update =
+            float2(0.0f);  // the sum over 8 tokens, rounded once, because each term may be small compared with S
         multiply_add(update, load_transposed(rows + depth * 8, kKeyStride, at), weighted[0]);
         state[depth] += update;
       }

@@ -7,5 +7,5 @@ struct ChunkFwdIntraParameters {
   RowStrides k, v;
   HeadGroups heads;
   int32_t value_heads;
-  int32_t members;  // value heads of a key head that a threadgroup owns
+  int32_t members;  // value heads of one key head that a threadgroup owns
 };

@@ -1,11 +1,12 @@
-// chunk_local_cumsum, chunk_scaled_dot_kkt, solve_tril and recompute_w_u in one kernel, without A in device memory.
-// A threadgroup owns one chunk of some value heads of a key head. Simdgroup s of C/16 owns block rows s and C/8-1-s of
-// k k^T, then 8 or 16 columns of u and w.
-// Registers: k k^T, for all heads; k is read again for each w.
-// Threadgroup memory: A, inverted in place; a slice of k or v, then of w or u.
-// Layout: k [B, T, H, K] and v [B, T, HV, V] have row strides. g, beta [B, T, HV] have any strides and float dtype, or
-// are raw. g_cumsum [B, T, HV] is f32. w [B, T, HV, K] and u [B, T, HV, V] are of type Intermediate: T, or float where
-// T is half.
+// Runs chunk_local_cumsum, chunk_scaled_dot_kkt, solve_tril and recompute_w_u in one kernel, without A in device
+// memory.
+// A threadgroup owns one chunk of some value heads of one key head. Simdgroup s of C/16 owns block rows s and C/8-1-s
+// of k k^T, then 8 or 16 columns of u and w.
+// Registers: k k^T for all heads. k is read again for each w.
+// Threadgroup memory: A, which is inverted in place; a slice of k or v, then of w or u.
+// Layout: k [B, T, H, K] and v [B, T, HV, V] have row strides. g and beta [B, T, HV] have any strides and float dtype,
+// and may be raw. g_cumsum [B, T, HV] is f32. w [B, T, HV, K] and u [B, T, HV, V] have the type Intermediate, which is
+// T, or float if T is half.
 // With c = g_cumsum:
 //     A_ij = beta_i (k_i . k_j) exp(c_i - c_j)  for i > j
 //     u = (I + A)^-1 (beta v)
@@ -17,8 +18,8 @@
 #include "gdn/chunk_threads.h"
 #include "gdn/triangle.h"
 
-// Computes g_cumsum of a chunk, and the factors of the rows of v (beta) and k (beta exp(g_cumsum)). A scan covers 32
-// tokens.
+// Computes g_cumsum of a chunk, and the factors of the rows of v (beta) and of k (beta exp(g_cumsum)). One scan covers
+// 32 tokens.
 template <int C>
 METAL_FUNC void scan_gates(
     threadgroup float* chunk_g_cumsum,
@@ -51,8 +52,8 @@ METAL_FUNC void scan_gates(
   }
 }
 
-// Computes A from the simdgroup's blocks of k k^T. It computes exp(c_i - c_j) only below the diagonal, because above it
-// overflows.
+// Computes A from the simdgroup's blocks of k k^T. exp(c_i - c_j) is computed only below the diagonal, because it
+// overflows above.
 template <int C>
 METAL_FUNC void write_triangle(
     threadgroup float* triangle,
@@ -95,7 +96,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
   static_assert(K >= 1 && K <= 256 && V >= 1 && V <= 512, "K is at most 256 and V at most 512");
   constexpr int kBlocks = C / 8;
   constexpr int kThreads = chunk_threads(C);
-  constexpr int kSides = 4 / int(sizeof(T));  // each is 8 columns of a simdgroup
+  constexpr int kSides = 4 / int(sizeof(T));  // each side is 8 columns of a simdgroup
   constexpr int kColumns = C / 2 * kSides;    // per slice: 128 bytes per row at C = 64
   constexpr int kKeySlices = (K + kColumns - 1) / kColumns;
   constexpr int kValueSlices = (V + kColumns - 1) / kColumns;
@@ -129,7 +130,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
   const int64_t value_heads = parameters.value_heads;
   const int64_t first_head =
       int64_t(key_head) * parameters.heads.divisor + int64_t(first_member) * parameters.heads.member_stride;
-  int head = int(min(first_head, value_heads - 1));  // 32 bits, because 64 would take one register too many
+  int head = int(min(first_head, value_heads - 1));  // a 64-bit index would take one register too many
   for (int member = first_member; member < min(first_member + parameters.members, parameters.heads.members);
        ++member, head += parameters.heads.member_stride) {
     const int64_t row = (int64_t(chunk.batch) * parameters.sequence.tokens + chunk.first) * value_heads + head;
@@ -145,7 +146,8 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
 
     device const T* values =
         v + chunk.batch * parameters.v.batch + chunk.first * parameters.v.token + head * parameters.v.head;
-    // Processes slices of v, then of k, in one loop, so that no slice's addresses stay in registers during another.
+    // One loop processes the slices of v, then those of k, so that the addresses of a slice do not stay in registers
+    // during another one.
     for (int slice = 0; slice < kValueSlices + kKeySlices; ++slice) {
       const bool is_key = slice >= kValueSlices;
       const int size = is_key ? K : V;

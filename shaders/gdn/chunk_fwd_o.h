@@ -8,6 +8,6 @@ struct ChunkFwdOParameters {
   StateStrides h;
   HeadGroups heads;
   int32_t value_heads;
-  int32_t output_is_f32;  // 1: o is f32, else T
+  int32_t output_is_f32;  // if 1, o is f32, else T
   float scale;
 };

@@ -1,16 +1,17 @@
 // Computes the outputs of a chunk from the state before it.
-// A threadgroup owns one chunk of one value head. Simdgroup s of C/16 owns block rows s and C/8-1-s of the masked
-// q k^T, then 16 columns of o at a time.
+// A threadgroup owns one chunk of one value head. Simdgroup s of C/16 owns block rows s and C/8-1-s of the masked q
+// k^T, then 16 columns of o at a time.
 // Registers: o [C, 16].
-// Threadgroup memory: the masked q k^T [C, C], over the slices of q and k that it is made of; a slice of q and keys of
-// h, then v_new, then o. o is written in whole rows: a simdgroup's own 16 columns are a quarter of a 128-byte line.
-// Layout: q, k [B, T, H, K] have row strides. v_new [B, T, HV, V] is contiguous. h [B, NT, HV, ...] has any strides of
-// K and V. g_cumsum [B, T, HV] is f32. o [B, T, HV, V] has row strides and is T or f32. Intermediate is T, or float
-// where T is half: a state may leave half's range.
+// Threadgroup memory: the masked q k^T [C, C], which overlaps the slices of q and k that it is computed from; a slice
+// of q and keys of h, then v_new, then o. o is written in whole rows, because a simdgroup's 16 columns are only a
+// quarter of a 128-byte line.
+// Layout: q and k [B, T, H, K] have row strides. v_new [B, T, HV, V] is contiguous. h [B, NT, HV, ...] has any strides
+// of K and V. g_cumsum [B, T, HV] is f32. o [B, T, HV, V] has row strides, and is T or f32. Intermediate is T, or float
+// if T is half, because a state may leave half's range.
 // With c = g_cumsum:
 //     o = scale ((q exp(c)) h + tril(q k^T exp(c_i - c_j)) v_new)
-// With scores [B, T, HV, C], f32 and contiguous (zeros above the diagonal of a block of 8), k and g_cumsum are not
-// read:
+// If scores [B, T, HV, C] are given (f32, contiguous, zeros above the diagonal of a block of 8), the kernel does not
+// read k and g_cumsum:
 //     o = scale (q h + scores v_new)
 #include "core/sequences.h"
 #include "core/slots.h"
@@ -18,16 +19,16 @@
 #include "gdn/chunk_threads.h"
 #include "gdn/triangle.h"
 
-// The number of columns of q and k in threadgroup memory: a 128-byte line.
+// The number of columns of q and k in threadgroup memory. They fill a 128-byte line.
 template <typename T>
 METAL_FUNC constexpr int slice_columns() {
   return 128 / int(sizeof(T));
 }
 
-// Returns how many rows of `row_bytes` fit `bytes`: C or half of that.
+// Returns how many rows of `row_bytes` fit in `bytes`: C or C / 2.
 METAL_FUNC constexpr int rows_within(int bytes, int row_bytes, int C) { return C * row_bytes <= bytes ? C : C / 2; }
 
-// Keys of a part of h, [keys, columns], whichever of both is contiguous; zeros beyond.
+// Stages keys of a part of h, [keys, columns]. Either dimension may be contiguous. Elements past the end are zeros.
 template <int Keys, int Columns, int Threads, typename T>
 METAL_FUNC void stage_keys(
     threadgroup T* tile, device const T* source, StateStrides strides, int keys, int columns, uint thread_index) {
@@ -53,9 +54,9 @@ METAL_FUNC void write_outputs(
   }
 }
 
-// Computes scores = tril(q k^T exp(c_i - c_j)), which may overlap `scratch`, 2 * C * tile_stride(slice_columns())
-// elements. The barriers of its slices come before the reads of chunk_g_cumsum; the caller's next one must come before
-// the reads of the scores.
+// Computes scores = tril(q k^T exp(c_i - c_j)). They may overlap `scratch`, which has 2 * C *
+// tile_stride(slice_columns()) elements. The barriers of its slices precede the reads of chunk_g_cumsum. The caller's
+// next barrier must precede the reads of the scores.
 template <typename T, int K, int C, int Width>
 METAL_FUNC void masked_scores(
     threadgroup float* scores,
@@ -97,7 +98,7 @@ METAL_FUNC void masked_scores(
   }
 }
 
-// The simdgroup's blocks of the scores.
+// Reads the simdgroup's blocks of the scores.
 template <int C>
 METAL_FUNC void load_scores(
     threadgroup float* scores,
@@ -137,7 +138,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, boo
   constexpr int kSlice = slice_columns<T>();
   constexpr int kStride = tile_stride<T>(kSlice);
   constexpr int kTileBytes = C * kStride * int(sizeof(T));
-  constexpr int kKeys = 64 / int(sizeof(Intermediate));  // keys of h at once
+  constexpr int kKeys = 64 / int(sizeof(Intermediate));  // keys of h in threadgroup memory
   static_assert(kSlice % kKeys == 0, "a slice of q is whole parts of h");
   constexpr int kValueStride = tile_stride<Intermediate>(C);
   constexpr int kValueRows = rows_within(kTileBytes, kValueStride * int(sizeof(Intermediate)), C);
@@ -156,7 +157,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, boo
   threadgroup float chunk_g_cumsum[C];
 
   const Chunk chunk = locate_own_chunk(cu_seqlens, parameters.sequence, group, C, errors, simdgroup, lane);
-  // A sequence without a slot reads no token, and its o is zeros. The flags are not read.
+  // For a sequence without a slot, no token is read and o is zeros. This kernel does not read the flags.
   const Slot slot =
       locate_slot(state_indices, (device const uchar*)state_indices, parameters.slots, chunk.sequence, lane);
   const int tokens = slot.is_present ? chunk.tokens : 0;
@@ -185,11 +186,11 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, boo
       chunk.batch * parameters.o.batch + chunk.first * parameters.o.token + head * parameters.o.head;
   device const Intermediate* state = h + chunk.row * parameters.h.sequence + head * parameters.h.head;
   for (int group_column = 0; group_column < V; group_column += C) {
-    const int column = int(simdgroup) * 16;  // within the group
+    const int column = int(simdgroup) * 16;  // within the group of columns
     float2 sum[kBlocks][2];
     UNROLL for (int block = 0; block < kBlocks; ++block) sum[block][0] = sum[block][1] = float2(0.0f);
 
-    // q h
+    // Adds q h.
     for (int key = 0; key < K; key += kKeys) {
       if (key % kSlice == 0) {
         stage_rows<C, kSlice, Width, kThreads>(
@@ -220,7 +221,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, boo
       }
     }
 
-    // + scores v_new
+    // Adds scores v_new.
     UNROLL for (int first = 0; first < C; first += kValueRows) {
       stage_rows<kValueRows, C, Width, kThreads>(
           value_tile, v_new + (row + first * value_heads) * V + group_column, value_heads * V, tokens - first,

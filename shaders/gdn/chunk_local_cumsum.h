@@ -1,7 +1,7 @@
 #pragma once
 #include "core/parameters.h"
 
-// The heads of a threadgroup, one per lane.
+// The number of heads that a threadgroup owns, one per lane.
 GDN_CONSTANT int kCumsumHeads = 32;
 
 struct ChunkLocalCumsumParameters {

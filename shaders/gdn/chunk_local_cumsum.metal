@@ -1,6 +1,7 @@
-// A lane owns one value head of one chunk and scans its tokens. A threadgroup has kCumsumHeads, so that reads coalesce.
-// Layout: g [B, T, HV] of any strides and float dtype, g_cumsum [B, T, HV] f32.
-// Source: FLA's chunk_local_cumsum; the clamp is ours.
+// A lane owns one value head of one chunk, and scans its tokens. A threadgroup owns kCumsumHeads heads, so that reads
+// coalesce.
+// Layout: g [B, T, HV] with any strides and float dtype, g_cumsum [B, T, HV] f32.
+// Source: FLA's chunk_local_cumsum, which does not clamp.
 #include "core/gates.h"
 #include "core/sequences.h"
 #include "gdn/chunk_local_cumsum.h"

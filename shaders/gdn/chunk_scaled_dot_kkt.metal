@@ -1,13 +1,14 @@
-// A threadgroup owns one chunk of one key head. Simdgroup s owns block rows s and C/8-1-s: equal numbers of blocks.
+// A threadgroup owns one chunk of one key head. Simdgroup s owns block rows s and C/8-1-s, so that each simdgroup owns
+// the same number of blocks.
 // Registers: k k^T of those blocks, computed once for all value heads of the key head.
 // Layout: k [B, T, H, K] with row strides, g_cumsum and beta [B, T, HV] f32, A [B, T, HV, C] f32.
-// A_ij = beta_i (k_i . k_j) exp(c_i - c_j) for i > j, else 0;  c = g_cumsum
+//     A_ij = beta_i (k_i . k_j) exp(c_i - c_j) for i > j, else 0;  c = g_cumsum
 #include "core/sequences.h"
 #include "gdn/chunk_scaled_dot_kkt.h"
 #include "gdn/chunk_threads.h"
 #include "gdn/triangle.h"
 
-// Stores columns j and j + 1 of row i. It computes exp(c_i - c_j) only below the diagonal, because above it overflows.
+// Stores columns j and j + 1 of row i. exp(c_i - c_j) is computed only below the diagonal, because it overflows above.
 template <int C>
 METAL_FUNC void write_block(
     device float* A,
@@ -73,7 +74,7 @@ template <typename T, int K, int C, int Width>
           A + first * C, g_cumsum + first, beta + first, value_heads, block.row * 8 + at.row,
           block.column * 8 + at.column, chunk.tokens, products[n]);
     }
-    // Writes zeros above the diagonal: high_row blocks of the low row, then low_row blocks of the high row.
+    // Writes zeros above the diagonal: high_row blocks in the low row, then low_row blocks in the high row.
     UNROLL for (int n = 0; n < kBlocks - 1; ++n) {
       const int row = n < high_row ? low_row : high_row;
       const int column = n < high_row ? low_row + 1 + n : n + 1;

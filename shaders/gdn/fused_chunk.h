@@ -1,4 +1,4 @@
-// What the fused chunk kernels share: the loads of a chunk's tokens, and the output.
+// The fused chunk kernels share this code. It loads a chunk's tokens and stores the output.
 #pragma once
 #include "core/gates.h"
 #include "core/norm_eps.h"
@@ -6,10 +6,10 @@
 #include "gdn/fused_chunk_gated_delta_rule.h"
 #include "gdn/state_blocks.h"
 
-GDN_CONSTANT int kValueStride = kStateColumns + 4;  // each row is 4 banks further
+GDN_CONSTANT int kValueStride = kStateColumns + 4;  // puts each row 4 banks further
 
-// A simdgroup's tokens of a chunk, which are every fourth one. A lane holds vectors of q and k and a column of v of
-// each. Lane i of the first simdgroup holds the beta of token i as passed.
+// A simdgroup's tokens of a chunk, which are every fourth token. For each token, a lane holds vectors of q and k and
+// one column of v. Lane i of simdgroup 0 holds the beta of token i as it was passed.
 template <typename T, typename Vector, int Rounds, int Vectors>
 struct Tokens {
   Vector queries[Rounds][Vectors];
@@ -24,7 +24,7 @@ METAL_FUNC bool has_token(int count, uint lane, uint simdgroup) {
   return simdgroup == 0 && int(lane) < min(C, count);
 }
 
-// q, k and v of one head and batch row, at the first token.
+// Points to q, k and v of one head and batch row, at the first token.
 template <typename T>
 struct Sources {
   device const T* q;
@@ -32,7 +32,7 @@ struct Sources {
   device const T* v;
   device const uchar* beta;
   int64_t batch, head;
-  int values;  // columns of v
+  int values;  // number of columns of v
 };
 
 template <int K, int Vectors, int Width, typename Vector, typename T>
@@ -51,7 +51,7 @@ METAL_FUNC void store_row(threadgroup T* target, thread const Vector* vectors, u
   }
 }
 
-// Returns 1 / ||x|| of a row, summed over the simdgroup's lanes.
+// Returns 1 / ||x|| of a row. The lanes of the simdgroup add up the squares.
 template <int Vectors, int Width, typename Vector>
 METAL_FUNC float inverse_norm(thread const Vector* vectors) {
   float sum = 0.0f;
@@ -65,7 +65,7 @@ METAL_FUNC float inverse_norm(thread const Vector* vectors) {
   return rsqrt(simd_sum(sum) + kNormEps);
 }
 
-// Loads tokens [first, first + C), of which the first `count` exist.
+// Loads tokens [first, first + C). Only the first `count` of them exist.
 template <int K, int Width, typename Vector, int Rounds, int Vectors, typename T>
 METAL_FUNC void load_tokens(
     thread Tokens<T, Vector, Rounds, Vectors>& tokens,
@@ -89,7 +89,8 @@ METAL_FUNC void load_tokens(
   }
 }
 
-// Stores the `values` columns of a chunk's tokens before `last`. Each column is stored by the lane that reads its v.
+// Stores the `values` columns of a chunk's tokens before `last`. The lane that reads a column of v also stores that
+// column of o.
 template <int C, typename T>
 METAL_FUNC void write_outputs(
     device T* o,

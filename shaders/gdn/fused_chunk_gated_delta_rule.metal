@@ -1,25 +1,26 @@
-// The gated delta rule over a whole sequence, chunk by chunk, in one kernel. No intermediate is in device memory.
-// A threadgroup owns 32 value columns of one head of one sequence; each of its 4 simdgroups owns 8 of them.
+// Computes the gated delta rule over a whole sequence, chunk by chunk, in one kernel. Device memory holds no
+// intermediate.
+// A threadgroup owns 32 value columns of one head of one sequence. Each of its 4 simdgroups owns 8 of them.
 // Registers: S [K, 8] f32 for the whole sequence; S^T k, S^T q and v_new [C, 8] of a chunk; q, k and v of the next
 // chunk, which are loaded ahead.
-// Threadgroup memory: q, k, v and the two C x C matrices. If there is room, it also holds k of the next chunk; a chunk
+// Threadgroup memory: q, k, v and the two C x C matrices. If there is room, it also holds k of the next chunk. A chunk
 // then has two barriers, one for the staged tiles and one for the matrices.
-// Layout: q, k [B, T, H, K] and v [B, T, HV, V] have row strides. g, beta [B, T, HV] have any strides and float dtype,
-// or are raw. o [B, T, HV, V] has row strides and is T or f32. States [N, HV, ...] have any strides of K and V; in
-// place, both are a pool of P slots.
+// Layout: q and k [B, T, H, K] and v [B, T, HV, V] have row strides. g and beta [B, T, HV] have any strides and float
+// dtype, and may be raw. o [B, T, HV, V] has row strides, and is T or f32. States [N, HV, ...] have any strides of K
+// and V. In place, both states are a pool of P slots.
 // With c = g_cumsum:
 //     A_ij = beta_i (k_i . k_j) exp(c_i - c_j)  for i > j
 //     (I + A) v_new = beta (v - exp(c) S^T k)
 //     o = scale (exp(c) S^T q + tril(q k^T exp(c_i - c_j)) v_new)
 //     S <- exp(c_last) S + (k exp(c_last - c))^T v_new
-// Forward substitution solves v_new in blocks of 8 rows, and computes the blocks' inverses: there is no w and no
-// Neumann series.
+// Forward substitution solves for v_new in blocks of 8 rows, and computes the inverses of the blocks. The kernel needs
+// neither w nor a Neumann series.
 #include "core/running_sum.h"
 #include "gdn/fused_chunk.h"
 #include "gdn/state_threadgroup.h"
 
 // Computes L <- (I - L)^-1 for a strictly lower triangular L of 8 rows, by forward substitution. Each of 8 lanes solves
-// a column.
+// one column.
 METAL_FUNC void invert_diagonal(threadgroup float* block, int stride, uint lane) {
   const int column = int(lane);
   float x[8];
@@ -38,14 +39,14 @@ METAL_FUNC void invert_diagonal(threadgroup float* block, int stride, uint lane)
   }
 }
 
-// The factors of a token's rows. They are in threadgroup memory because a shuffle whose lane differs within four
-// neighbours costs four shuffles and three selections on M1 and M2.
+// The factors of a token's rows. They are in threadgroup memory: on M1 and M2, a shuffle whose source lane differs
+// within four neighbours costs four shuffles and three selections.
 struct TokenScalars {
   float g_cumsum, beta;
-  float query_norm, key_norm;  // inverses; 1 without norm, 0 for a missing token; the first includes scale
+  float query_norm, key_norm;  // 1 / ||row||, or 1 without norm, or 0 for a missing token; query_norm includes scale
 };
 
-// Gates as passed; lane i of the first simdgroup holds token i.
+// Gates as they were passed. Lane i of simdgroup 0 holds token i.
 template <int C>
 METAL_FUNC float load_gate(
     device const uchar* g,
@@ -70,7 +71,7 @@ METAL_FUNC void store_tokens(
     uint lane,
     uint simdgroup) {
   constexpr int kStride = tile_stride<T>(Padded);
-  float query_norm = 1.0f;  // lane r holds the one of token number r
+  float query_norm = 1.0f;  // lane r holds the norm of the simdgroup's token r
   float key_norm = 1.0f;
   UNROLL for (int round = 0; round < Rounds; ++round) {
     const int row = round * kSimdgroups + int(simdgroup);
@@ -110,13 +111,13 @@ METAL_FUNC void store_gates(
   }
 }
 
-// Selects one of two values, not one of two places: registers have no addresses.
+// Selects between two values, not between two addresses, because registers have no addresses.
 METAL_FUNC float2 choice(float2 a, float2 b, bool is_a) { return float2(is_a ? a.x : b.x, is_a ? a.y : b.y); }
 
-// Computes k S and q S, and with them a block column, from the diagonal down, of k k^T, or with `is_q` of q k^T: one
-// load of a fragment serves both. With 4 blocks it also computes a column of the other product, as far from the last as
-// this one from the first. The lane's own position is already in the pointers, so the compiler knows all other offsets
-// and they take no register.
+// Computes k S and q S. With the same loads it also computes a block column of k k^T, or of q k^T if `is_q`, from the
+// diagonal down. With 4 blocks it computes a column of the other product too, as far from the last column as the first
+// one is from column 0. The pointers already include the lane's position. The compiler therefore knows all other
+// offsets, and they take no registers.
 template <int Padded, int C, typename T>
 METAL_FUNC void multiply_tiles(
     thread float2* key_read,
@@ -161,8 +162,8 @@ METAL_FUNC void multiply_tiles(
   }
 }
 
-// Stores a block column of -A, from the diagonal down, or of tril(q k^T exp(c_i - c_j)), which follows it. For the
-// diagonal block L of -A it writes (I - L)^-1.
+// Stores a block column, from the diagonal down, of -A or of tril(q k^T exp(c_i - c_j)), which follows A in memory. For
+// a diagonal block L of -A it stores (I - L)^-1.
 template <int C>
 METAL_FUNC void store_matrix(
     threadgroup float* minus_A,
@@ -182,7 +183,7 @@ METAL_FUNC void store_matrix(
       const TokenScalars others[2] = {scalars[j], scalars[j + 1]};
       const float factor = is_A ? -own.beta * own.key_norm : own.query_norm;
       float2 product = products[row] * (factor * float2(others[0].key_norm, others[1].key_norm));
-      const int below = is_A ? i - 1 : i;  // the last column to keep
+      const int below = is_A ? i - 1 : i;  // last column to keep
       product.x = j <= below ? product.x * gate_exp(own.g_cumsum - others[0].g_cumsum) : 0.0f;
       product.y = j + 1 <= below ? product.y * gate_exp(own.g_cumsum - others[1].g_cumsum) : 0.0f;
       threadgroup float* target = minus_A + (is_A ? 0 : C * kMatrixStride) + row * 8 * kMatrixStride + block_column * 8;
@@ -195,8 +196,8 @@ METAL_FUNC void store_matrix(
   }
 }
 
-// With a second tile of k, the next chunk is stored while this one's k is still read, without a barrier. Registers
-// allow three threadgroups per core. If these would no longer fit the 60 KB of an M1's core, there is only one tile.
+// With a second tile of k, the next chunk is stored without a barrier while this chunk's k is still read. The registers
+// allow three threadgroups per core. If three would no longer fit in the 60 KB of an M1's core, there is only one tile.
 METAL_FUNC constexpr int key_tiles(int tile_bytes, int rest_bytes) {
   return 3 * tile_bytes + rest_bytes <= 20 * 1024 ? 2 : 1;
 }
@@ -240,7 +241,8 @@ template <typename T, int K, int C, int Width, typename P>
   constexpr int kTileFloats = (1 + kKeyTiles) * C * kStride * int(sizeof(T)) / 4;
   constexpr int kScratchFloats = kTileFloats > 8 * kStateColumns ? kTileFloats : 8 * kStateColumns;
   constexpr int kKeys = staged_keys(kScratchFloats);
-  alignas(16) threadgroup float scratch[kScratchFloats];  // q and k of a chunk; before and after, S
+  alignas(16)
+      threadgroup float scratch[kScratchFloats];  // q and k of a chunk; S before the first chunk and after the last
   threadgroup T* query_tile = (threadgroup T*)scratch;
   threadgroup T* all_keys = query_tile + C * kStride;
   alignas(16) threadgroup float value_tile[C * kValueStride];  // v, then o
@@ -273,7 +275,7 @@ template <typename T, int K, int C, int Width, typename P>
   from.values = own.values;
   const HeadGate head_gate = head_gate_of(A_log, dt_bias, parameters.gates, own.head);
   const int last_read =
-      own.slot.is_present ? own.sequence.last : own.sequence.first;  // without a slot all results are zeros
+      own.slot.is_present ? own.sequence.last : own.sequence.first;  // without a slot, all results are zeros
   Tokens<T, Vector, kRounds, kVectors> next;
   load_tokens<K, Width>(next, from, parameters, own.sequence.first, last_read - own.sequence.first, lane, simdgroup);
   float next_gate = load_gate<C>(
@@ -292,7 +294,8 @@ template <typename T, int K, int C, int Width, typename P>
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    // All of the last chunk's o is complete only now. The same lane writes it and v, so no barrier separates them.
+    // All of the last chunk's o is complete only here. No barrier separates the writes of o and v, because the same
+    // lane writes both.
     if (first > own.sequence.first) {
       write_outputs<C>(
           o, value_tile, first_output, parameters, first - C, own.sequence.last, own.values, lane, simdgroup);
@@ -314,7 +317,8 @@ template <typename T, int K, int C, int Width, typename P>
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    // Computes v_new by block substitution, and o; then exp(c_last - c) v_new, times the factor that normalises k.
+    // Computes v_new by block substitution, and o. Then computes exp(c_last - c) v_new times the factor that normalises
+    // k.
     const float g_last = scalars[C - 1].g_cumsum;
     float2 v_new[kBlocks];
     UNROLL for (int block = 0; block < kBlocks; ++block) {
@@ -339,12 +343,12 @@ template <typename T, int K, int C, int Width, typename P>
       v_new[block] *= own.key_norm * gate_exp(g_last - own.g_cumsum);
     }
 
-    // S <- exp(c_last) S + (k exp(c_last - c))^T v_new
+    // Computes S <- exp(c_last) S + (k exp(c_last - c))^T v_new.
     const Decay kept = decay_from_log(g_last);
     UNROLL for (int depth = 0; depth < kDepths; ++depth) {
       state[depth] = kept.weak ? state[depth] + kept.factor * state[depth] : kept.factor * state[depth];
     }
-    // The load comes this late so that the next chunk is in registers only together with S and v_new.
+    // Loads the next chunk this late, so that it shares the registers only with S and v_new.
     load_tokens<K, Width>(next, from, parameters, first + C, last_read - first - C, lane, simdgroup);
     next_gate =
         load_gate<C>(g, parameters, own.sequence.batch, own.head, first + C, last_read - first - C, lane, simdgroup);

@@ -1,18 +1,20 @@
 // A threadgroup owns 32 value rows of one head of one sequence. Each of its 4 simdgroups owns 8 rows, with 8 lanes per
-// row; for K over 128, each of its 8 simdgroups owns 4 rows, with 16 lanes per row.
+// row. For K over 128, each of its 8 simdgroups owns 4 rows, with 16 lanes per row.
 // Registers, for the whole sequence: a lane's part of two rows of S, as float4.
 // Threadgroup memory: q, k, v, decay and beta of 8 tokens (4 with channels), so that no token needs a barrier.
-// Layout: q, k [B, T, H, K] in T, v and o [B, T, HV, V] in any float dtypes, with row strides; g, beta [B, T, HV] of
-// any strides and float dtype, or raw; states [N, HV, ...] with any strides of K and V; in place both are a pool of P.
-// Channels: decays gk [B, T, HV, K], final or raw with A_log and dt_bias; gv [B, T, HV, V]; and beta [B, T, HV, V].
-// With state_indices [N, tokens] the state after each token goes to its own slot, one token at a time.
-// S <- exp(gk) exp(gv)^T exp(g) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = scale S^T q
+// Layout: q and k [B, T, H, K] in T, v and o [B, T, HV, V] in any float dtypes, all with row strides; g and beta [B, T,
+// HV] with any strides and float dtype, final or raw; states [N, HV, ...] with any strides of K and V. In place, both
+// states are a pool of P slots.
+// Channels adds decays gk [B, T, HV, K], final or raw with A_log and dt_bias; gv [B, T, HV, V]; and beta [B, T, HV, V].
+// With state_indices [N, tokens], the kernel takes one token at a time, and stores the state after each token in the
+// token's slot.
+//     S <- exp(gk) exp(gv)^T exp(g) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = scale S^T q
 #include "core/gate_of_channel.h"
 #include "core/tile.h"
 #include "gdn/recurrent_step.h"
 #include "gdn/state_threadgroup.h"
 
-// Sizes of rows of q or k, zero-padded to whole parts.
+// The sizes of rows of q or k, zero-padded to whole parts.
 template <typename T, int K>
 METAL_FUNC T row_element(device const T* source, int64_t row_stride, int item) {
   constexpr int kPadded = Division<K>::kPadded;
@@ -21,7 +23,7 @@ METAL_FUNC T row_element(device const T* source, int64_t row_stride, int item) {
   return source[item / kPadded * row_stride + column];
 }
 
-// Reads gates as floats. `own` is the element of this thread's index.
+// Reads gates as floats. `own` is the element at this thread's index.
 template <typename T, int K>
 METAL_FUNC void stage_floats(
     threadgroup float* tile, T own, device const T* source, int64_t row_stride, int rows, uint thread_index) {
@@ -30,10 +32,10 @@ METAL_FUNC void stage_floats(
   }
 }
 
-// The positions of a threadgroup's inputs.
+// The addresses of a threadgroup's inputs.
 template <typename T>
 struct Inputs {
-  device const T* q;  // the head's rows, as for k
+  device const T* q;  // q and k start at the rows of the head
   device const T* k;
   device const uchar* v;
   device const uchar* g;
@@ -49,8 +51,8 @@ METAL_FUNC uint value_bits(Inputs<T> from, constant FusedRecurrentParameters& pa
   return value < from.values ? read_bits(from.v, element, parameters.v_type) : 0u;
 }
 
-// The first inputs that a thread stages for some tokens. It reads them before it loads S and before it stages any:
-// otherwise each read would wait for the one before, which is most of a decoding step.
+// The first inputs that a thread stages for a group of tokens. The thread reads them before it loads S and before it
+// stages any. Otherwise each read would wait for the previous one, and these waits would take most of a decoding step.
 template <typename T>
 struct FirstReads {
   T q, k;
@@ -75,7 +77,7 @@ METAL_FUNC FirstReads<T> first_reads(
   return reads;
 }
 
-// Splits gk or gv into two factors: S <- base S + change S, with base 1 for weak decays and 0 for strong ones (struct
+// Splits gk or gv into two factors: S <- base S + change S. The base is 1 for weak decays and 0 for strong ones (struct
 // Decay).
 template <int Threads, bool HasGate>
 METAL_FUNC void stage_decays(
@@ -140,11 +142,11 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
   constexpr int kPadded = Division<K>::kPadded;
   constexpr int kRowsApart = Division<K>::kRowsApart;
   constexpr int kPartFloats = Division<K>::kPartFloats;
-  constexpr int kChunked = Channels ? 4 : 8;  // tokens at once: q and k, with decays of K, take 16 KB at K = 256
-  constexpr int kBetaRows = Channels ? kStateColumns : 1;  // beta per value row, or one for all
+  constexpr int kChunked = Channels ? 4 : 8;  // tokens at once: q, k and the decays of K take 16 KB at K = 256
+  constexpr int kBetaRows = Channels ? kStateColumns : 1;  // one beta per value row, or one for all
   constexpr int kTileFloats = 2 * kChunked * kPadded;
   constexpr int kScratch = kTileFloats > kPartFloats ? kTileFloats : kPartFloats;
-  alignas(16) threadgroup float scratch[kScratch];  // q and k; before and after them, S
+  alignas(16) threadgroup float scratch[kScratch];  // q and k; S before the first token and after the last
   threadgroup float* q_tile = scratch;
   threadgroup float* k_tile = scratch + kChunked * kPadded;
   threadgroup float v_tile[kChunked * kStateColumns];
@@ -177,13 +179,13 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
   inputs.batch = own.sequence.batch, inputs.head = own.head;
   inputs.first_v = own.sequence.batch * parameters.v.batch + own.head * parameters.v.head + own.first_value;
   inputs.first_value = own.first_value, inputs.values = own.values;
-  float4 state[2 * kParts];  // row r of part m is number 2 m + r
+  float4 state[2 * kParts];  // row r of part m has index 2 m + r
   UNROLL for (int i = 0; i < 2 * kParts; ++i) state[i] = float4(0.0f);
   const bool has_state = parameters.has_initial_state != 0 && own.slot.is_present && own.slot.has_state;
 
   device P* kept_states = final_state + own_columns(own, parameters.final_state);
   const int64_t first_output = own.sequence.batch * parameters.o.batch + own.head * parameters.o.head + own.first_value;
-  // A sequence without a slot pads the batch: its outputs are zeros, and none of its tokens is read.
+  // A sequence without a slot pads the batch. Its outputs are zeros, and the kernel reads none of its tokens.
   if (!own.slot.is_present) {
     const int value = int(thread_index) % kStateColumns;
     for (int row = own.sequence.first + int(thread_index) / kStateColumns;
@@ -278,7 +280,8 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
       round_state<2 * kParts, P>(state);
     }
     first += tokens;
-    // Loads by elements, because this case is rare: a second copy of S as vectors would keep registers for both.
+    // Stores element by element, because this case is rare. A second copy of S as vectors would keep registers for
+    // both.
     if (first - own.sequence.first == own.checkpoint.tokens && own.slot.is_present) {
       store_state<K, ValueInner, kScratch>(
           state, kept_states + own.checkpoint.index * parameters.final_state.sequence, parameters.final_state, false,

@@ -1,12 +1,15 @@
-// The rule of fused_recurrent_gated_delta_rule for one token per sequence, without decays of channels. S is divided and
-// sums are ordered as there, so that the bits are the same. Without a loop over tokens, S takes fewer registers.
+// Computes the rule of fused_recurrent_gated_delta_rule for one token per sequence, without decays of channels. It
+// divides S and orders sums as that kernel does, so the bits are the same. Without a loop over tokens, S takes fewer
+// registers.
 // A threadgroup owns 32 value rows of one head of one sequence. Each of its 4 simdgroups owns 8 rows, with 8 lanes per
-// row; for K over 128, each of its 8 simdgroups owns 4 rows, with 16 lanes per row.
+// row. For K over 128, each of its 8 simdgroups owns 4 rows, with 16 lanes per row.
 // Registers: a lane's part of two rows of S, as float4.
-// Threadgroup memory: q, k and the gates and, if V is the inner dimension, two parts of S on their way.
-// Layout: q, k [B, 1, H, K] and v, o [B, 1, HV, V] in T, with strides of batch and head; g, beta [B, 1, HV] of any
-// strides and float dtype, or raw; states [N, HV, ...] with any strides of K and V; in place both are a pool of P.
-// S <- exp(g) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = scale S^T q
+// Threadgroup memory: q, k and the gates. If V is the inner dimension, also two parts of S that move from or to device
+// memory.
+// Layout: q and k [B, 1, H, K] and v and o [B, 1, HV, V] in T, with strides of batch and head; g and beta [B, 1, HV]
+// with any strides and float dtype, final or raw; states [N, HV, ...] with any strides of K and V. In place, both
+// states are a pool of P slots.
+//     S <- exp(g) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = scale S^T q
 #include "gdn/recurrent_step.h"
 
 template <typename T, int K, bool ValueInner, bool Normalise, typename P>
@@ -47,7 +50,7 @@ template <typename T, int K, bool ValueInner, bool Normalise, typename P>
   const int values = min(kStateColumns, parameters.value_size - first_value);
   const int64_t row = first_value + at.own_row;
   const bool has_row = at.own_row < values;
-  const bool has_output = has_row && at.place < 2;  // the first two lanes of a row have both of its outputs
+  const bool has_output = has_row && at.place < 2;  // the first two lanes of a row have its two outputs
   device T* output = o + n * parameters.o.batch + head * parameters.o.head + row;
   const Slot slot = locate_slot(state_indices, has_initial_state, parameters.slots, int(n), lane);
   if (!slot.is_present) {  // the sequence pads the batch: its outputs are zeros, and its token is not read
@@ -56,7 +59,7 @@ template <typename T, int K, bool ValueInner, bool Normalise, typename P>
     return;
   }
 
-  // All inputs are read before anything waits for one.
+  // Issues all reads of inputs before anything waits for one of them.
   const int column = int(thread_index);
   const int64_t first_q = n * parameters.q.batch + key_head * parameters.q.head;
   const int64_t first_k = n * parameters.k.batch + key_head * parameters.k.head;
@@ -71,7 +74,7 @@ template <typename T, int K, bool ValueInner, bool Normalise, typename P>
     g_bits = gate_bits_at(g, parameters.gates, n, 0, head);
     beta_bits = beta_bits_at(beta, parameters.gates, n, 0, head, 0);
   }
-  float4 state[2 * kParts];  // row r of part m is number 2 m + r
+  float4 state[2 * kParts];  // row r of part m has index 2 m + r
   UNROLL for (int i = 0; i < 2 * kParts; ++i) state[i] = float4(0.0f);
   if (parameters.has_initial_state != 0 && slot.has_state) {
     constant StateStrides& strides = parameters.initial_state;

@@ -1,23 +1,24 @@
-// The second of two launches of a layer's step. The first, causal_conv1d_update, reads q, k and v in the projections'
-// order and writes those of each token as one row. One launch for both would be wrong: the value heads of a key head
-// read the same channels of the convolution's state, which one of them would shift.
-// A threadgroup owns one value head of one sequence with all of its V columns, because the norm needs their sum of
-// squares: V / 32 blocks of the threads that own 32 columns in the recurrent kernel. Qwen3-Next's 32 heads of
-// 128 x 128 are 32 threadgroups of 512 threads here, and 128 of 128 threads there. At batch 1 the busiest core then has
-// 512 threads instead of 512 where there are 40 cores, 1024 instead of 896 where there are 20, and 2048 instead of 1664
-// where there are 10.
+// The second of two launches of a layer's decoding step. The first launch, causal_conv1d_update, reads q, k and v in
+// the order of the projections, and writes the three of each token as one row. A single launch would be wrong: the
+// value heads of a key head read the same channels of the convolution's state, and one of these heads would shift them.
+// A threadgroup owns one value head of one sequence with all of its V columns, because the norm needs the sum of their
+// squares. It has V / 32 times the threads that own 32 columns in the recurrent kernel. For Qwen3-Next's 32 heads of
+// 128 x 128, this kernel has 32 threadgroups of 512 threads, and the recurrent kernel 128 of 128 threads. At batch 1,
+// the busiest core then has 512 threads instead of 512 on a GPU of 40 cores, 1024 instead of 896 on 20 cores, and 2048
+// instead of 1664 on 10 cores.
 // Registers, for the whole sequence: a thread's part of two rows of S, as float4. Threadgroup memory: q, k and the
-// outputs of one token and, if V is the inner dimension, a part of S on its way.
-// OneToken is for sequences of one token and one slot each. Without the loop over tokens, fewer values stay in
-// registers, and S is stored before the norm waits for all outputs. The bits are those of the loop.
-// Layout: mixed [B, T, H K + H K + HV V] in T, contiguous; g and beta raw, z, of any strides and float dtype; states
-// [slots, HV, ...] with any strides of K and V. With state_indices [N, tokens] each token has a slot for its state.
-// S <- exp(g) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = scale S^T q
-// y = o rsqrt(mean of o^2 + eps) weight silu(z), or sigmoid(z)
+// outputs of one token. If V is the inner dimension, also a part of S that moves from or to device memory.
+// OneToken is for sequences with one token and one slot each. Without the loop over tokens, fewer values stay in
+// registers, and S is stored before the norm waits for all outputs. The bits are the same as with the loop.
+// Layout: mixed [B, T, H K + H K + HV V] in T, contiguous; raw g and beta, and z, with any strides and float dtype;
+// states [slots, HV, ...] with any strides of K and V. With state_indices [N, tokens], each token has a slot for its
+// state.
+//     S <- exp(g) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = scale S^T q
+//     y = o rsqrt(mean of o^2 + eps) weight silu(z), or sigmoid(z)
 #include "gdn/gdn_decode.h"
 #include "gdn/recurrent_step.h"
 
-// The inputs of a token that a thread needs, read before anything waits for them. Only thread 0 has the gates.
+// The inputs of a token that a thread needs. They are read before anything waits for them. Only thread 0 has the gates.
 template <typename T>
 struct TokenReads {
   T q, k, v;
@@ -69,7 +70,7 @@ METAL_FUNC TokenReads<T> token_reads(
   return reads;
 }
 
-// Applies the norm and the gate to a thread's own column of a head's outputs.
+// Applies the norm and the gate to the thread's column of a head's outputs.
 template <typename T, int V>
 METAL_FUNC float norm_and_gate(
     threadgroup const float* outputs,
@@ -127,10 +128,10 @@ template <typename T, int K, int V, bool ValueInner, typename P, bool OneToken =
   const RowPosition at = row_position<K>(simdgroup % uint(kBlockThreads / 32), lane);
   const int first_value = block * kStateColumns;
   const int values = min(kStateColumns, V - first_value);
-  const int column = int(thread_index);  // the thread computes its norm and gate if it is below V
+  const int column = int(thread_index);  // the thread computes the norm and the gate of this column if it is below V
   threadgroup float* own_scratch = scratch + (ValueInner ? block * kPartFloats : 0);
 
-  const int columns = OneToken ? 0 : parameters.slots.columns;  // of state_indices; 0 for one slot per sequence
+  const int columns = OneToken ? 0 : parameters.slots.columns;  // columns of state_indices; 0 for one slot per sequence
   const int n = int(group.y);
   const int head = int(group.x);
   const int64_t first_entry = int64_t(n) * max(columns, 1);
@@ -138,7 +139,7 @@ template <typename T, int K, int V, bool ValueInner, typename P, bool OneToken =
   const AcceptedCount accepted = accepted_count(num_accepted_tokens, parameters.slots, n, max(columns, 1));
   const int64_t entry = first_entry + accepted.tokens - 1;
   const Slot start = locate_entry(state_indices, parameters.slots, entry, lane);
-  if (head == 0 && simdgroup == 0 && columns > 0) {  // the convolution reports the rest
+  if (head == 0 && simdgroup == 0 && columns > 0) {  // the convolution reports the other errors
     if (lane == 0) report_slot(start, entry, parameters.sequence.op, errors);
     report_token_slots(
         sequence, state_indices, num_accepted_tokens, parameters.slots, parameters.sequence.op, accepted, n, errors,
@@ -156,7 +157,7 @@ template <typename T, int K, int V, bool ValueInner, typename P, bool OneToken =
   const float own_weight =
       parameters.weight_type != kAbsent && column < V ? read_float(weight, column, parameters.weight_type) : 1.0f;
   device P* own_states = states + head * parameters.states.head + first_value * parameters.states.value;
-  float4 state[2 * kParts];  // row r of part m is number 2 m + r
+  float4 state[2 * kParts];  // row r of part m has index 2 m + r
   UNROLL for (int i = 0; i < 2 * kParts; ++i) state[i] = float4(0.0f);
   int token = sequence.first;
   do {
@@ -190,7 +191,7 @@ template <typename T, int K, int V, bool ValueInner, typename P, bool OneToken =
             parameters.has_state_vectors != 0, values, own_scratch, at, block_thread);
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
-      if (int(simdgroup) * 32 < V) {  // a whole simdgroup, because its lanes sum together
+      if (int(simdgroup) * 32 < V) {  // takes a whole simdgroup, because its lanes add up together
         const int own_column = min(column, V - 1);
         const float result = norm_and_gate<T, V>(
             outputs, own_weight, float_of_bits(reads.z, parameters.z_type), parameters, own_column, lane);
@@ -207,7 +208,7 @@ template <typename T, int K, int V, bool ValueInner, typename P, bool OneToken =
       round_state<2 * kParts, P>(state);
     }
     ++token;
-    const bool is_changed = has_token || !has_state;  // a new sequence without tokens has a state of zeros
+    const bool is_changed = has_token || !has_state;  // a new sequence without tokens gets a state of zeros
     if (kept.is_present && is_changed && (columns > 0 || token >= sequence.last)) {
       store_state<K, ValueInner, kPartFloats>(
           state, own_states + kept.index * parameters.states.sequence, parameters.states,

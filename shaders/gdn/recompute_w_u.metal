@@ -1,8 +1,9 @@
 // A threadgroup owns one chunk of one value head. Each of its C/16 simdgroups owns 8 columns of u, then of w.
-// Registers: 8 columns of the scaled operand, f32 (FLA rounds it to k's type).
-// Threadgroup memory: the inverse and C/2 columns of k or v.
-// Layout: k [B, T, H, K], v [B, T, HV, V] with row strides, A_inv [B, T, HV, C] f32, g_cumsum f32, w and u contiguous.
-// u = A_inv (beta v);  w = A_inv (beta exp(g_cumsum) k)
+// Registers: 8 columns of the scaled operand, in f32 (FLA rounds it to k's type).
+// Threadgroup memory: the inverse, and C/2 columns of k or v.
+// Layout: k [B, T, H, K] and v [B, T, HV, V] with row strides, A_inv [B, T, HV, C] f32, g_cumsum f32, w and u
+// contiguous.
+//     u = A_inv (beta v);  w = A_inv (beta exp(g_cumsum) k)
 #include "core/sequences.h"
 #include "gdn/chunk_threads.h"
 #include "gdn/recompute_w_u.h"
@@ -51,7 +52,7 @@ METAL_FUNC void multiply_inverse(
     threadgroup_barrier(mem_flags::mem_threadgroup);
     write_rows<C, kTile, Width, chunk_threads(C)>(
         result + first, tile, result_stride, tokens, Columns - first, thread_index);
-    // Needs no barrier: stage_rows gives a thread the vectors that it has just written out.
+    // Needs no barrier: stage_rows gives each thread the vectors that it has just written out.
   }
 }
 
@@ -97,7 +98,7 @@ template <typename T, int K, int V, int C, int Width>
     value_scale[i] = i < chunk.tokens ? beta[source] : 0.0f;
     key_scale[i] = i < chunk.tokens ? beta[source] * exp(g_cumsum[source]) : 0.0f;
   }
-  // Needs no barrier: the first one of multiply_inverse comes before the reads of these tiles.
+  // Needs no barrier: the first barrier of multiply_inverse precedes the reads of these tiles.
 
   const LanePosition at = lane_position(lane);
   multiply_inverse<V, C, Width>(

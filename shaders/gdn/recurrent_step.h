@@ -1,4 +1,4 @@
-// The kernels that run the rule token by token share this. S is in registers (gdn/state_rows.h).
+// The kernels that run the rule token by token share this code. S is in registers (gdn/state_rows.h).
 #pragma once
 #include "core/gates.h"
 #include "core/norm_eps.h"
@@ -6,7 +6,7 @@
 #include "core/slots.h"
 #include "gdn/state_rows.h"
 
-// Sums over the lanes of the thread's own row, with 3 or 4 shuffles for two rows.
+// Adds up the values of the lanes of the thread's own row. Two rows take 3 or 4 shuffles.
 template <int K>
 METAL_FUNC float sum_of_own_row(float4 first, float4 second, RowPosition at) {
   const float of_first = (first.x + first.y) + (first.z + first.w);
@@ -19,7 +19,7 @@ METAL_FUNC float sum_of_own_row(float4 first, float4 second, RowPosition at) {
   return sum;
 }
 
-// Stages rows of q or k in threadgroup memory. The simdgroups take them in turn.
+// Stages rows of q or k in threadgroup memory. The simdgroups take turns at the rows.
 template <int K>
 METAL_FUNC void normalise_rows(threadgroup float* tile, int rows, uint simdgroup, uint lane) {
   constexpr int kPadded = Division<K>::kPadded;
@@ -78,8 +78,8 @@ METAL_FUNC float update_and_read(
   return sum_of_own_row<K>(part[0], part[1], at);
 }
 
-// Reports wrong entries of state_indices [N, columns] and counts in num_accepted_tokens, but not the entry that the
-// sequence starts from. Called by one simdgroup for each sequence.
+// Reports wrong entries of state_indices [N, columns] and wrong counts in num_accepted_tokens. Does not report the
+// entry that the sequence starts from. One simdgroup per sequence calls this.
 METAL_FUNC void report_token_slots(
     Sequence own,
     device const int* state_indices,

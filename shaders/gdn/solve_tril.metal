@@ -1,5 +1,5 @@
-// A threadgroup owns one chunk of one value head and inverts I + A in threadgroup memory, in f32. In registers: a
-// column of an 8-row block, then 8 columns of a product of blocks.
+// A threadgroup owns one chunk of one value head, and inverts I + A in threadgroup memory, in f32. Registers: a column
+// of an 8-row block, then 8 columns of a product of blocks.
 // Layout: A and A_inv [B, T, HV, C] f32, zero above the diagonal.
 #include "core/sequences.h"
 #include "gdn/chunk_threads.h"

@@ -1,24 +1,24 @@
-// Moves S [K, 32] of a threadgroup's 4 simdgroups, 8 columns each as 8x8 blocks in registers, from and to device
-// memory.
+// Moves S [K, 32] of a threadgroup from and to device memory. Each of the 4 simdgroups holds 8 columns as 8x8 blocks in
+// registers.
 #pragma once
 #include "core/fragment.h"
 #include "gdn/state_tile.h"
 
 GDN_CONSTANT int kSimdgroups = kStateThreads / 32;
 
-// Returns the position of an element of S. Pairs of a key's values are exchanged depending on the key, so that four
-// rows of a fragment lie in 32 banks, and a column of 16 keys in 16. 8 keys further, the pair changes by 16.
+// Returns the position of an element of S. The key decides how pairs of its values are exchanged, so that four rows of
+// a fragment lie in 32 banks, and a column of 16 keys lies in 16. 8 keys further, the pair's index changes by 16.
 METAL_FUNC int state_place(int key, int value) { return key * kStateColumns + (value ^ (key * 10 & 30)); }
 
 // Returns the position of a lane's two elements in the 8 rows from `row` on. `first` is their position in rows 0 to 7.
 METAL_FUNC int state_place_below(int first, int row) { return row * kStateColumns + (first ^ (row & 8) * 2); }
 
-// Returns how many keys of S fit `floats` of threadgroup memory: whole 128-byte lines where possible.
+// Returns how many keys of S fit in `floats` of threadgroup memory. They fill whole 128-byte lines if possible.
 METAL_FUNC constexpr int staged_keys(int floats) {
   return floats >= 64 * kStateColumns ? 64 : floats >= 32 * kStateColumns ? 32 : floats >= 16 * kStateColumns ? 16 : 8;
 }
 
-// Returns the element of a [keys, 32] part of S that item `item` moves, so that lanes access neighbours in memory.
+// The element of a part [keys, 32] of S that work item `item` moves. Lanes access neighbours in memory.
 struct StateItem {
   int key, value;
 };
@@ -31,7 +31,7 @@ METAL_FUNC StateItem state_item(uint item, uint keys, bool value_inner) {
   return at;
 }
 
-// Moves S [K, 32] through `scratch`: a simdgroup reads 128 contiguous bytes in either layout.
+// Moves S [K, 32] through `scratch`. A simdgroup reads 128 contiguous bytes in either layout.
 template <int K, int Keys, typename P>
 METAL_FUNC void load_state(
     thread float2* state,

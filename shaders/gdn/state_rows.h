@@ -1,27 +1,28 @@
-// Moves S [K, 32] of the recurrent kernel's threadgroup, which is in registers as rows of values or keys, from and to
-// device memory.
+// Moves S [K, 32] of the recurrent kernel's threadgroup from and to device memory. In registers, S is stored as rows of
+// values or of keys.
 #pragma once
 #include "core/fragment.h"
 #include "gdn/fused_recurrent_gated_delta_rule.h"
 
 GDN_CONSTANT uint kTileColumns = kStateColumns;
 
-// The division of S in a threadgroup: a thread has two rows, `kRowsApart` apart, and one float4 of each part of both.
+// Says how a threadgroup divides S. A thread has two rows, which are `kRowsApart` apart, and one float4 in each part of
+// both rows.
 template <int K>
 struct Division {
   enum {
     kThreads = recurrent_threads(K),
     kLanes = 2 * kThreads / kStateColumns,  // per row
     kRowsApart = 32 / kLanes,
-    kPart = 4 * kLanes,  // keys
+    kPart = 4 * kLanes,  // keys per part
     kParts = (K + kPart - 1) / kPart,
     kPadded = kParts * kPart,
     kPartFloats = kPart * kStateColumns
   };
 };
 
-// A thread's rows of the threadgroup's 32 (the first of two), and its number among a row's lanes. Even lanes get the
-// sums of the first row, odd lanes those of the second.
+// The first of a thread's two rows among the threadgroup's 32, and the thread's index among the lanes of a row. Even
+// lanes get the sums of the first row, odd lanes those of the second.
 struct RowPosition {
   int row;
   int place;
@@ -41,14 +42,14 @@ METAL_FUNC RowPosition row_position(uint simdgroup, uint lane) {
   return at;
 }
 
-// Returns the key of a lane's float4 number m. If K is the inner dimension, a row's lanes read 128 or 256 contiguous
-// bytes.
+// Returns the key of a lane's float4 with index m. If K is the inner dimension, the lanes of a row read 128 or 256
+// contiguous bytes.
 template <int K>
 METAL_FUNC int first_element(int m, int place) {
   return m * Division<K>::kPart + place * 4;
 }
 
-// The number of parts of S that the threadgroup memory of q and k holds at once.
+// The number of parts of S that fit in the threadgroup memory of q and k at once.
 template <int K>
 METAL_FUNC constexpr int parts_together(int floats) {
   return floats / Division<K>::kPartFloats < Division<K>::kParts ? floats / Division<K>::kPartFloats
@@ -59,8 +60,8 @@ METAL_FUNC constexpr int parts_together(int floats) {
 // key, so that both the groups of 4 keys and a column of 32 keys hit different banks.
 METAL_FUNC int scratch_group(uint key, uint group) { return int((key * 8 + (group ^ (key / 4 % 8))) * 4); }
 
-// Returns the key of a thread's vector number `four`, of 2 * kParts, if V is the inner dimension. Each turn takes half
-// a part's keys; a thread takes a group of 4 values.
+// Returns the key of a thread's vector with index `four` (of 2 * kParts) if V is the inner dimension. Each turn takes
+// half the keys of a part. A thread takes a group of 4 values.
 template <int K>
 METAL_FUNC int own_key(int four, uint thread_index) {
   return four * (Division<K>::kPart / 2) + int(thread_index / 8);
@@ -69,9 +70,9 @@ METAL_FUNC int own_key(int four, uint thread_index) {
 METAL_FUNC int own_group(uint thread_index) { return int(thread_index % 8); }
 
 // With ValueInner, the state goes through `scratch`, so that a simdgroup reads 128 contiguous bytes of each of 4 keys.
-// All vectors are loaded first, into the registers of S, because no load passes a barrier. Without `has_vectors` it is
-// read by elements, with any strides. Without ValueInner the stride of keys is 1, and threads read 4 keys at once; by
-// elements the compiler would keep the addresses of 32 of them in registers.
+// All vectors are first loaded into the registers of S, because no load can move across a barrier. Without
+// `has_vectors`, the state is read element by element, with any strides. Without ValueInner, the stride of keys is 1,
+// and threads read 4 keys at once; if they read single elements, the compiler would keep 32 addresses in registers.
 template <int K, bool ValueInner, int Scratch, typename P>
 METAL_FUNC void load_state(
     thread float4* state,
@@ -196,7 +197,7 @@ METAL_FUNC void store_state(
   }
 }
 
-// Rounds S as storing and loading it would.
+// Rounds S as a store followed by a load would.
 template <int Count, typename P>
 METAL_FUNC void round_state(thread float4* state) {
   UNROLL for (int i = 0; i < Count; ++i) state[i] = float4(vec<P, 4>(state[i]));

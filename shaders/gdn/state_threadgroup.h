@@ -1,12 +1,12 @@
-// The prologue of every kernel that carries a state. A threadgroup owns 32 value columns of one head of one sequence:
-// this finds the sequence's tokens, slot and checkpoint, and reports those that are wrong.
+// The prologue of every kernel that carries a state. A threadgroup owns 32 value columns of one head of one sequence.
+// This finds the sequence's tokens, slot and checkpoint, and reports wrong ones.
 #pragma once
 #include "core/checkpoints.h"
 #include "core/sequences.h"
 #include "core/slots.h"
 #include "gdn/state_tile.h"
 
-// The values are the same in every lane: a kernel branches on them around barriers.
+// The values are the same in every lane, because a kernel branches on them around barriers.
 struct StateThreadgroup {
   int64_t head, key_head;
   int first_value, values;  // the columns [first_value, first_value + values) of S
@@ -15,13 +15,14 @@ struct StateThreadgroup {
   Checkpoint checkpoint;
 };
 
-// The start of the threadgroup's columns in the state of slot 0.
+// Returns the start of the threadgroup's columns in the state of slot 0.
 METAL_FUNC int64_t own_columns(StateThreadgroup own, constant StateStrides& strides) {
   return own.head * strides.head + own.first_value * strides.value;
 }
 
-// `entry` of state_indices is the slot that the sequence starts from. `chunk_size` counts the rows of h before the
-// sequence. `counted_chunk_size` is the one that NT was computed with; 0 skips that check. Every lane must call.
+// `entry` is the entry of state_indices for the slot that the sequence starts from. `chunk_size` counts the rows of h
+// before the sequence. `counted_chunk_size` is the chunk size that NT was computed with; 0 skips the check of NT. Every
+// lane must call this.
 template <typename Parameters>
 METAL_FUNC StateThreadgroup state_threadgroup(
     device const int* cu_seqlens,

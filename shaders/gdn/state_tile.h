@@ -1,4 +1,4 @@
-// The tile of the kernels that carry a state: a threadgroup of 4 simdgroups owns 32 value columns of a head.
+// The tile of the kernels that carry a state. A threadgroup of 4 simdgroups owns 32 value columns of a head.
 #pragma once
 #include "core/parameters.h"
 

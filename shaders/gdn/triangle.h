@@ -1,6 +1,7 @@
-// A lower triangular [C, C] f32 matrix in threadgroup memory: its 8x8 blocks on and below the diagonal, row by row (9
-// KB at C = 64). Within a block the rows are permuted by the block's column, so that a row of the matrix, which lies in
-// several blocks, hits different banks. Simdgroup s of C/16 owns block rows s and C/8-1-s: equal numbers of blocks.
+// A lower triangular [C, C] f32 matrix in threadgroup memory. It stores the 8x8 blocks on and below the diagonal, row
+// by row (9 KB at C = 64). Within a block, the rows are permuted by the block's column: a row of the matrix lies in
+// several blocks, and should hit different banks. Simdgroup s of C/16 owns block rows s and C/8-1-s, so that each
+// simdgroup owns the same number of blocks.
 #pragma once
 #include "core/fragment.h"
 #include "core/tile.h"
@@ -30,7 +31,7 @@ METAL_FUNC void store_triangle(threadgroup float* triangle, int row, int column,
   *(threadgroup float2*)(triangle + triangle_fragment(row, column, at)) = values;
 }
 
-// Returns block n of the C/8+1 that a simdgroup owns: those of the low row, then those of the high row.
+// Returns block n of the C/8+1 blocks that a simdgroup owns: first those of the low row, then those of the high row.
 struct BlockPosition {
   int row;
   int column;
@@ -63,13 +64,13 @@ METAL_FUNC void add_lower_products(
   }
 }
 
-// Goes from the inverses of N-row blocks to those of 2N rows: [L11 0; L21 L22]^-1 = [X11 0; -X22 L21 X11  X22]. A
+// Combines the inverses of N-row blocks into those of 2N rows: [L11 0; L21 L22]^-1 = [X11 0; -X22 L21 X11  X22]. A
 // simdgroup owns 8 columns of a pair of blocks.
 template <int N>
 METAL_FUNC void merge_inverses(threadgroup float* triangle, uint simdgroup, LanePosition at) {
   constexpr int kBlocks = N / 8;
   const int upper = int(simdgroup) / kBlocks * 2 * kBlocks;  // block row of X11
-  const int lower = upper + kBlocks;                         // block row of L21, which is overwritten, and of X22
+  const int lower = upper + kBlocks;                         // block row of X22 and of L21, which is overwritten
   const int column = int(simdgroup) % kBlocks;
 
   float2 product[kBlocks];
@@ -95,7 +96,7 @@ METAL_FUNC void merge_inverses(threadgroup float* triangle, uint simdgroup, Lane
   threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
-// Replaces the 8-row diagonal blocks of A by the inverses of I + A's, by forward substitution.
+// Replaces each 8-row diagonal block of A by the inverse of that block of I + A, by forward substitution.
 template <int C>
 METAL_FUNC void invert_diagonal(threadgroup float* triangle, uint thread_index) {
   // Thread t < C solves column t % 8 of diagonal block t / 8: x_i = [i == j] - sum over m < i of A_im x_m.
@@ -103,7 +104,7 @@ METAL_FUNC void invert_diagonal(threadgroup float* triangle, uint thread_index) 
       triangle + triangle_block(int(thread_index) / 8 % (C / 8), int(thread_index) / 8 % (C / 8));
   const int column = int(thread_index) % 8;
   float x[8];
-  UNROLL for (int i = 0; i < 8; ++i) x[i] = 0.0f;  // else the last triangle's would stay in registers
+  UNROLL for (int i = 0; i < 8; ++i) x[i] = 0.0f;  // otherwise the last triangle's values would stay in registers
   if (int(thread_index) < C) {
     UNROLL for (int i = 0; i < 8; ++i) {
       x[i] = i == column ? 1.0f : 0.0f;
@@ -117,7 +118,7 @@ METAL_FUNC void invert_diagonal(threadgroup float* triangle, uint thread_index) 
   threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
-// Computes (I + A)^-1 in place. With repeated keys and beta 1.9 the error is 1e-6, while that of a Neumann series is
+// Computes (I + A)^-1 in place. With repeated keys and beta = 1.9, the error is 1e-6; that of a Neumann series is
 // 2.5e-2.
 template <int C>
 METAL_FUNC void invert_triangle(threadgroup float* triangle, uint thread_index, uint simdgroup, LanePosition at) {
@@ -127,7 +128,7 @@ METAL_FUNC void invert_triangle(threadgroup float* triangle, uint thread_index, 
   if (C >= 64) merge_inverses<32>(triangle, simdgroup, at);
 }
 
-// Loads the simdgroup's [C, 8 Sides] columns of a tile, with row i times scale[i].
+// Loads the simdgroup's [C, 8 Sides] columns of a tile, and multiplies row i by scale[i].
 template <int C, int Sides, int Columns, typename T>
 METAL_FUNC void load_operand(
     thread float2* operand,
@@ -145,9 +146,9 @@ METAL_FUNC void load_operand(
   }
 }
 
-// Computes tile = (I + A)^-1 operand in the simdgroup's columns, after invert_diagonal(), and overwrites the operand.
-// With repeated keys and beta 1.9 the error is half that of a product with the whole inverse, which takes as many
-// multiplications.
+// Computes tile = (I + A)^-1 operand in the simdgroup's columns, and overwrites the operand. Call invert_diagonal()
+// first. With repeated keys and beta = 1.9, the error is half that of a product with the whole inverse, which takes as
+// many multiplications.
 template <int C, int Sides, int Columns, typename T>
 METAL_FUNC void solve_triangle(
     threadgroup T* tile, threadgroup const float* triangle, thread float2* operand, uint simdgroup, LanePosition at) {
@@ -170,8 +171,8 @@ METAL_FUNC void solve_triangle(
   }
 }
 
-// Computes target = (I + A)^-1 source, its row i times scale[i], in the first `columns` columns of a slice. Source and
-// target may be the same. The tile takes the source's rows, then the result's.
+// Computes target = (I + A)^-1 source in the first `columns` columns of a slice, where row i of the source is
+// multiplied by scale[i]. Source and target may be the same. The tile first holds the source's rows, then the result's.
 template <int C, int Sides, int Columns, int Width, int Threads, typename Source, typename Target>
 METAL_FUNC void solve_slice(
     device Target* target,

@@ -1,9 +1,10 @@
-// Computes log decays of key channels from a final or raw g. A thread owns channels and has 8 tokens of each at a time.
+// Computes log decays of key channels from a final or raw g. A thread owns channels, and processes 8 tokens of each at
+// a time.
 #pragma once
 #include "core/fragment.h"
 #include "core/gate_of_channel.h"
 
-// Item `item` of a chunk's [blocks of 8 tokens, channels].
+// Work item `item` of a chunk's [blocks of 8 tokens, channels].
 struct ChannelItem {
   int block, channel;
   bool is_there;
@@ -18,7 +19,8 @@ METAL_FUNC ChannelItem channel_item(uint item) {
   return at;
 }
 
-// Loads gates[8 n + row] as passed: 8 tokens of a channel from element offsets[n] on, of which the first rows[n] exist.
+// Loads gates[8 n + row] as they were passed: 8 tokens of a channel from element offsets[n] on. Only the first rows[n]
+// exist.
 template <int Items, typename G>
 METAL_FUNC void load_channels(
     thread float* gates,
@@ -52,7 +54,7 @@ METAL_FUNC void load_channel_gates(
   }
 }
 
-// Writes e = exp(g) of 8 tokens, the first `count` of which exist, into a column of a tile. Returns the sum of their
+// Writes e = exp(g) of 8 tokens into a column of a tile. Only the first `count` tokens exist. Returns the sum of their
 // log decays.
 METAL_FUNC float store_block_decays(
     threadgroup float* decays,
@@ -61,7 +63,8 @@ METAL_FUNC float store_block_decays(
     ChannelGate channel_gate,
     constant ChannelGateParameters& parameters,
     int count) {
-  // Goes through the tile, so that the loop below need not be unrolled, which would take 600 more instructions.
+  // Copies the gates through the tile, so that the loop below need not be unrolled. Unrolling would take 600 more
+  // instructions.
   UNROLL for (int row = 0; row < 8; ++row) decays[row * stride] = raw_gates[row];
   float sum = 0.0f;
   for (int row = 0; row < 8; ++row) {
@@ -73,8 +76,8 @@ METAL_FUNC float store_block_decays(
   return sum;
 }
 
-// Updates a channel's column of 8 tokens: q <- q D(0, i), k <- k D(0, i), and k D(i, 8) in the place of e. The tiles
-// lie `tile` floats apart.
+// Updates a channel's column of 8 tokens: q <- q D(0, i), k <- k D(0, i), and e is replaced by k D(i, 8). The tiles are
+// `tile` floats apart.
 METAL_FUNC void decay_block(threadgroup float* queries, int tile, int stride) {
   threadgroup float* keys = queries + tile;
   threadgroup float* decays = keys + tile;

@@ -3,6 +3,6 @@
 #include "gdn/fused_chunk_gated_delta_rule.h"
 
 struct FusedChunkKdaParameters {
-  FusedChunkParameters rule;  // its g is absent
+  FusedChunkParameters rule;  // its field for g is absent
   ChannelGateParameters gate;
 };

@@ -1,31 +1,33 @@
-// Kimi Delta Attention over a whole sequence, in one kernel. Each key channel has its own decay. No intermediate
-// is in device memory. A threadgroup owns 32 value columns of one head of one sequence and walks its chunks of C
-// tokens, 8 tokens at a time; each of its 4 simdgroups owns 8 columns. Registers: S [K, 8] f32 for the whole sequence;
-// q, k and decays of the next chunk, which are loaded ahead. Threadgroup memory: q, k and decays of a chunk, f32.
-// Layout: q, k [B, T, H, K] and v [B, T, HV, V] have row strides. g [B, T, HV, K] has row strides and beta [B, T, HV]
-// any strides; both have any float dtype, or are raw. o [B, T, HV, V] has row strides and is T or f32. States
-// [N, HV, ...] have any strides of K and V; in place, both are a pool of P slots.
-// For 8 tokens, with e = exp(g) and D(j, i) the product of e after token j up to token i, a vector over channels:
+// Computes Kimi Delta Attention over a whole sequence in one kernel. Each key channel has its own decay. Device memory
+// holds no intermediate. A threadgroup owns 32 value columns of one head of one sequence. It walks the sequence's
+// chunks of C tokens, 8 tokens at a time. Each of its 4 simdgroups owns 8 columns. Registers: S [K, 8] f32 for the
+// whole sequence; q, k and decays of the next chunk, which are loaded ahead. Threadgroup memory: q, k and decays of a
+// chunk, f32.
+// Layout: q and k [B, T, H, K] and v [B, T, HV, V] have row strides. g [B, T, HV, K] has row strides, and beta [B, T,
+// HV] any strides; both have any float dtype, and may be raw. o [B, T, HV, V] has row strides, and is T or f32. States
+// [N, HV, ...] have any strides of K and V. In place, both states are a pool of P slots.
+// For 8 tokens, let e = exp(g), and let D(j, i) be the product of e after token j up to token i, a vector over
+// channels. Then
 //     A_ij = beta_i sum_c k_i D(j, i) k_j  for i > j
 //     (I + A) v_new = beta (v - (k D(0, i))^T S), by forward substitution
 //     o = scale ((q D(0, i))^T S + sum over j <= i of (q_i . D(j, i) k_j) v_new_j)
 //     S <- D(0, 8) S + (k D(j, 8))^T v_new
-// Each D is a product of factors of at most 1: nothing overflows, whatever the decays. e is computed once per token and
-// channel.
+// Each D is a product of factors of at most 1, so nothing overflows, whatever the decays are. e is computed once per
+// token and channel.
 #include "gdn/fused_chunk.h"
 #include "gdn/state_threadgroup.h"
 #include "kda/channel_gates.h"
 #include "kda/fused_chunk_kda.h"
 
-GDN_CONSTANT int kMatrixStride = 12;                 // for 8 x 8 matrices
+GDN_CONSTANT int kMatrixStride = 12;                 // for an 8 x 8 matrix
 GDN_CONSTANT int kMatrixFloats = 8 * kMatrixStride;  // per matrix
 
-// Computes x <- (I - L)^-1 x for 8 rows. L is strictly lower triangular, with its zeros in threadgroup memory.
+// Computes x <- (I - L)^-1 x for 8 rows. L is strictly lower triangular. Threadgroup memory holds it with its zeros.
 METAL_FUNC void substitute(threadgroup const float* lower, thread float2& x, uint lane, LanePosition at) {
   threadgroup const float4* row = (threadgroup const float4*)(lower + at.row * kMatrixStride);
   const float4 factors[2] = {row[0], row[1]};
   UNROLL for (int i = 0; i < 7; ++i) {
-    // Returns the lane that holds x[i][column], the inverse of lane_position().
+    // The lane that holds x[i][column]. This is the inverse of lane_position().
     const ushort of_column = ushort((lane & 0x09) | ((i >> 2) << 4) | ((i & 3) << 1));
     x += factors[i / 4][i % 4] * float2(simd_shuffle(x.x, of_column), simd_shuffle(x.y, of_column));
   }
@@ -71,8 +73,8 @@ METAL_FUNC void store_tokens(
   }
 }
 
-// Computes e of each token, and D(0, 8) as two factors: S <- x S + y S, where x is 1 for a weak decay (struct Decay)
-// and 0 for a strong one.
+// Computes e of each token, and D(0, 8) as two factors: S <- x S + y S. The factor x is 1 for a weak decay and 0 for a
+// strong one (struct Decay).
 template <int Padded, int Blocks, int Items>
 METAL_FUNC void store_decays(
     threadgroup float* decay_tile,
@@ -95,8 +97,8 @@ METAL_FUNC void store_decays(
   }
 }
 
-// Loads raw gates from element elements[n] of g on, which then points to the next chunk. The first `count` tokens
-// exist.
+// Loads raw gates from element elements[n] of g on. elements[n] then points to the next chunk. Only the first `count`
+// tokens exist.
 template <int Padded, int Blocks, int Items>
 METAL_FUNC void load_gates(
     thread float* gates,
@@ -127,9 +129,10 @@ METAL_FUNC float dot_of(Floats a, Floats b) {
 // The number of channels that a lane reads at once.
 METAL_FUNC constexpr int channel_width(int padded) { return padded > 64 ? 4 : padded > 32 ? 2 : 1; }
 
-// Computes -A and the scores of 8 tokens, and leaves their upper triangles as they are. The tiles of q, k and e lie
-// `tile` floats apart. A lane goes down a column in its own channels, and decays k_j by each further token. Each round
-// takes one row and no more: unrolled, the addresses and sums of all would be in registers together.
+// Computes -A and the scores of 8 tokens. Leaves their upper triangles unchanged. The tiles of q, k and e are `tile`
+// floats apart. A lane walks down a column in its own channels, and multiplies k_j by the decay of each further token.
+// Each round takes only one row: if this were unrolled, the addresses and sums of all rows would be in registers
+// together.
 template <int Padded, typename Floats = typename VectorOf<float, channel_width(Padded)>::type>
 METAL_FUNC void form_matrices(
     threadgroup float* minus_A,
@@ -143,7 +146,7 @@ METAL_FUNC void form_matrices(
   constexpr int kWidth = channel_width(Padded);
   constexpr int kGroups = (Padded + 32 * kWidth - 1) / (32 * kWidth);
   UNROLL for (int end = 0; end < 2; ++end) {
-    const int column = end == 0 ? int(simdgroup) : 7 - int(simdgroup);  // 9 pairs per simdgroup
+    const int column = end == 0 ? int(simdgroup) : 7 - int(simdgroup);  // each simdgroup computes 9 pairs of tokens
     Floats decayed[kGroups];
     UNROLL for (int n = 0; n < kGroups; ++n) decayed[n] = Floats(0.0f);
     for (int row = column; row < 8; ++row) {
@@ -215,7 +218,8 @@ template <typename T, int K, int C, int Width, typename P>
   constexpr int kTile = C * kStride;
   constexpr int kKeys = staged_keys(3 * kTile);
   static_assert(3 * kTile >= 8 * kStateColumns, "the tiles hold 8 keys of S");
-  alignas(16) threadgroup float query_tile[3 * kTile];  // q, k and the decays of a chunk; before and after them, S
+  alignas(16) threadgroup float
+      query_tile[3 * kTile];  // q, k and the decays of a chunk; S before the first chunk and after the last
   threadgroup float* key_tile = query_tile + kTile;
   threadgroup float* decay_tile = key_tile + kTile;
   alignas(16) threadgroup float value_tile[C * kValueStride];  // v, then o
@@ -258,7 +262,7 @@ template <typename T, int K, int C, int Width, typename P>
   }
   for (int i = int(thread_index); i < 2 * kBlocks * kMatrixFloats; i += kStateThreads) minus_A[i] = 0.0f;
   const int last_read =
-      own.slot.is_present ? own.sequence.last : own.sequence.first;  // without a slot all results are zeros
+      own.slot.is_present ? own.sequence.last : own.sequence.first;  // without a slot, all results are zeros
   Tokens<T, Vector, kRounds, kVectors> next;
   float next_gates[kItems * 8];
   load_tokens<K, Width>(next, from, parameters, own.sequence.first, last_read - own.sequence.first, lane, simdgroup);
@@ -294,12 +298,13 @@ template <typename T, int K, int C, int Width, typename P>
       substitute(minus_A + block * kMatrixFloats, v_new, lane, at);
       multiply_add(output, load_even_fragment(scores + block * kMatrixFloats, kMatrixStride, at), v_new);
       store_even_fragment(own_values, kValueStride, at, output);
-      if (block == kBlocks - 1) {  // this late, so that only S and v_new share registers with the next chunk
+      if (block == kBlocks - 1) {  // late, so that only S and v_new share the registers with the next chunk
         load_tokens<K, Width>(next, from, parameters, first + C, count - C, lane, simdgroup);
       }
       UNROLL for (int depth = 0; depth < kDepths; ++depth) {
         const float2 decay = kept[block * kPadded + depth * 8 + at.row];
-        float2 change = decay.y * state[depth];  // rounded once with the update: both may be small compared with S
+        float2 change =
+            decay.y * state[depth];  // rounded once together with the update, because both may be small compared with S
         multiply_add(change, load_transposed(decay_tile + corner + depth * 8, kStride, at), v_new);
         state[depth] = decay.x * state[depth] + change;
       }

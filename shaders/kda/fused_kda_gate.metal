@@ -1,6 +1,7 @@
 // Computes the log decay of each key channel from its projection.
 // A thread owns one channel of one value head and token.
-// Layout: g [B, T, HV, K] of any float dtype, the last stride 1; A_log [HV], dt_bias [HV, K]; the output contiguous.
+// Layout: g [B, T, HV, K] with any float dtype and a last stride of 1; A_log [HV], dt_bias [HV, K]; a contiguous
+// output.
 #include "core/gate_of_channel.h"
 #include "kda/fused_kda_gate.h"
 

@@ -1,22 +1,24 @@
-// chunk_fwd_intra for Kimi Delta Attention. It also computes what chunk_fwd_h and chunk_fwd_o read instead of q, k, g.
-// A threadgroup owns one chunk of one value head, 16 channels at a time. A thread has a channel of 8 tokens; simdgroup
-// s of C/16 has the block rows s and C/8-1-s of both matrices.
-// Registers: k k^T and q k^T, decayed.
-// Threadgroup memory: q, k and decays of the 16 channels, f32, then slices of v, u or w; A, inverted in place.
-// Layout: q, k [B, T, H, K] and v [B, T, HV, V] have row strides. g [B, T, HV, K] has row strides and beta [B, T, HV]
-// any strides; both have any float dtype, or are raw. decayed_q, decayed_k [B, T, HV, K] are of type T, and scores
-// [B, T, HV, C] f32. w [B, T, HV, K] and u [B, T, HV, V] are of type Intermediate: T, or float where T is half.
-// log_decays [B, NT, HV, K] are f32.
-// With e = exp(g), tokens counted from 1, and D(j, i) the product of e after token j up to token i, a vector over
-// channels:
+// The chunk_fwd_intra of Kimi Delta Attention. It also computes what chunk_fwd_h and chunk_fwd_o read instead of q, k
+// and g.
+// A threadgroup owns one chunk of one value head, and processes 16 channels at a time. A thread owns one channel of 8
+// tokens. Simdgroup s of C/16 owns block rows s and C/8-1-s of both matrices.
+// Registers: k k^T and q k^T with their decays.
+// Threadgroup memory: q, k and decays of the 16 channels, f32, then slices of v, u or w; A, which is inverted in place.
+// Layout: q and k [B, T, H, K] and v [B, T, HV, V] have row strides. g [B, T, HV, K] has row strides, and beta [B, T,
+// HV] any strides; both have any float dtype, and may be raw. decayed_q and decayed_k [B, T, HV, K] are of type T, and
+// scores [B, T, HV, C] f32. w [B, T, HV, K] and u [B, T, HV, V] have the type Intermediate, which is T, or float if T
+// is half. log_decays [B, NT, HV, K] are f32.
+// Tokens are counted from 1. Let e = exp(g), and let D(j, i) be the product of e after token j up to token i, a vector
+// over channels. Then
 //     decayed_q_i = q_i D(0, i)
 //     decayed_k_i = k_i D(i, C)
 //     scores_ij = sum_c q_i D(j, i) k_j         for i >= j
 //     A_ij = beta_i sum_c k_i D(j, i) k_j       for i > j
 //     u = (I + A)^-1 (beta v)
 //     w = (I + A)^-1 (beta k D(0, i))
-// Within 8 tokens D(j, i) is multiplied up, token by token. Between blocks it is D(j, end of its block), then the
-// blocks between, then D(start of its block, i). All factors are at most 1: nothing overflows, and none is a quotient.
+// Within 8 tokens, D(j, i) is accumulated token by token. Across blocks it is the product of D(j, end of its block), of
+// the blocks between, and of D(start of its block, i). All factors are at most 1, so nothing overflows, and no factor
+// is a quotient.
 #include "core/gates.h"
 #include "core/sequences.h"
 #include "gdn/chunk_threads.h"
@@ -24,11 +26,11 @@
 #include "kda/channel_gates.h"
 #include "kda/kda_chunk_fwd_intra.h"
 
-GDN_CONSTANT int kSlice = 16;  // channels in threadgroup memory: 4 per lane
+GDN_CONSTANT int kSlice = 16;  // channels in threadgroup memory, 4 per lane
 GDN_CONSTANT int kStride = kSlice + 4;
 
-// The simdgroup's two diagonal blocks, in the lane's channels: k_i D(j, i) k_j and q_i D(j, i) k_j. A lane has column c
-// = lane / 4 of the low block from its diagonal down, then column 7 - c of the high one: 9 elements for every lane.
+// The simdgroup's two diagonal blocks, in the lane's channels: k_i D(j, i) k_j and q_i D(j, i) k_j. A lane holds column
+// c = lane / 4 of the low block from its diagonal down, then column 7 - c of the high block: 9 elements in every lane.
 struct DiagonalColumns {
   float keys[9];
   float queries[9];
@@ -49,7 +51,7 @@ METAL_FUNC DiagonalElement diagonal_element(int n, uint lane) {
   return element;
 }
 
-// `low` and `high` are the blocks' rows of q. The tiles of q, k and e lie `tile` floats apart.
+// `low` and `high` are the rows of q of the two blocks. The tiles of q, k and e are `tile` floats apart.
 METAL_FUNC void add_diagonals(
     thread DiagonalColumns& sums, threadgroup const float* low, threadgroup const float* high, int tile, uint lane) {
   const int column = int(lane / 4);
@@ -67,15 +69,15 @@ METAL_FUNC void add_diagonals(
   }
 }
 
-// Returns block n of the C/8-1 below the diagonal that a simdgroup owns: those of the low row, then those of the high
-// row.
+// Returns block n of the C/8-1 blocks below the diagonal that a simdgroup owns: first those of the low row, then those
+// of the high row.
 template <int C>
 METAL_FUNC BlockPosition lower_block(uint simdgroup, int n) {
   return own_block<C>(simdgroup, n < int(simdgroup) ? n : n + 1);
 }
 
-// Computes the simdgroup's blocks below the diagonal, over the slice's channels. The tiles hold q D(0, i), k D(0, i)
-// and k D(i, 8) of blocks of 8 tokens; block_decays holds their D(0, 8).
+// Computes the simdgroup's blocks below the diagonal, over the channels of a slice. For blocks of 8 tokens, the tiles
+// hold q D(0, i), k D(0, i) and k D(i, 8), and block_decays holds D(0, 8).
 template <int C>
 METAL_FUNC void add_lower_blocks(
     thread float2* key_products,
@@ -118,8 +120,8 @@ METAL_FUNC float sum_of_four(float x) {
   return half_sum + simd_shuffle_xor(half_sum, ushort(2));
 }
 
-// Sums over the lanes of a column, one of which stores the result. It writes zeros above the diagonal of the scores;
-// nothing reads A there.
+// Sums over the lanes of a column. One of these lanes stores the result. It also writes zeros above the diagonal of the
+// scores; no code reads A there.
 template <int C>
 METAL_FUNC void store_diagonals(
     threadgroup float* triangle,
@@ -145,14 +147,15 @@ METAL_FUNC void store_diagonals(
     }
   }
   const int column = int(lane / 4);
-  for (int n = int(lane % 4); n < 7; n += 4) {  // the rows above, c of the low block and 7 - c of the high one
+  for (int n = int(lane % 4); n < 7;
+       n += 4) {  // the rows above the diagonal: c in the low block, 7 - c in the high block
     const int i = n < column ? low + n : high + n - column;
     const int j = n < column ? low + column : high + 7 - column;
     if (i < tokens) scores[i * score_stride + j] = 0.0f;
   }
 }
 
-// Reads a column of 8 tokens as f32, with zeros for a token or channel that does not exist.
+// Reads a column of 8 tokens as f32. A token or channel that does not exist is zero.
 template <typename T>
 METAL_FUNC void load_column(threadgroup float* tile, device const T* source, int64_t stride, int count) {
   UNROLL for (int row = 0; row < 8; ++row) tile[row * kStride] = row < count ? float(source[row * stride]) : 0.0f;
@@ -190,7 +193,8 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
   constexpr int kTile = C * kStride;
   constexpr int kResultFloats = C * tile_stride<Intermediate>(kColumns) * int(sizeof(Intermediate)) / 4;
   constexpr int kTileFloats = kResultFloats > 3 * kTile ? kResultFloats : 3 * kTile;
-  alignas(16) threadgroup float query_tile[kTileFloats];  // q, k and decays; then a slice of v, u or w
+  alignas(16)
+      threadgroup float query_tile[kTileFloats];  // q, k and decays of a slice of channels; then a slice of v, u or w
   threadgroup Intermediate* results = (threadgroup Intermediate*)query_tile;
   alignas(16) threadgroup float triangle[triangle_floats<C>()];
   alignas(16) threadgroup float block_decays[kBlocks * kSlice];

@@ -1,6 +1,6 @@
-// y = silu(gate) * up, or sigmoid(gate) * up.
-// A thread owns `Width` neighbours of one row, and a threadgroup a part of a row.
-// Layout: gate, up [B, T, H, D] with row strides, y contiguous.
+// Computes y = silu(gate) * up, or y = sigmoid(gate) * up.
+// A thread owns `Width` neighbours of one row. A threadgroup owns a part of a row.
+// Layout: gate and up [B, T, H, D] with row strides, y contiguous.
 #include "core/exponential.h"
 #include "core/rows.h"
 #include "core/vectors.h"

@@ -1,18 +1,19 @@
-// Copies ranges of bytes within a pool. The `parts` threadgroups of a row own one range and copy its tiles in turn. If
-// a range overlaps itself, the first of them copies all tiles, in an order that reads each before it is written.
-// Registers: 4 units per thread, of 16 bytes if source and destination are equally far from a multiple of 16, else of 2
-// or 1.
+// Copies ranges of bytes within a pool. The `parts` threadgroups of a row own one range, and take turns at its tiles.
+// If the range overlaps itself, the first of these threadgroups copies all tiles, in an order that reads each tile
+// before it is overwritten.
+// Registers: 4 units per thread. A unit is 16 bytes if source and destination are equally far from a multiple of 16,
+// otherwise 2 bytes or 1.
 // Layout: pool [bytes]; offsets and sizes [n], int32 or int64, any stride.
 #include "core/error.h"
 #include "core/fragment.h"
 #include "core/slots.h"
 #include "layers/batch_copy.h"
 
-// The order in which a threadgroup goes through the tiles.
+// The order in which a threadgroup processes its tiles.
 struct TileOrder {
   int first, step;
   bool is_descending;
-  bool is_ordered;  // reads all of a tile before it writes any of it
+  bool is_ordered;  // reads a whole tile before it writes any of it
 };
 
 template <typename Unit>
@@ -52,7 +53,7 @@ METAL_FUNC void copy_units_of(
   }
 }
 
-// Copies single bytes up to a multiple of the unit, then units, then the remaining bytes; or in the reverse order.
+// Copies single bytes up to a multiple of the unit, then units, then the remaining bytes, or all in reverse order.
 METAL_FUNC void copy_range(
     device uchar* pool,
     int64_t source,

@@ -1,5 +1,5 @@
-// A threadgroup owns 32 tokens of one sequence and 128 vectors of channels, a thread one of the vectors. A simdgroup
-// loads the weights of its channels together, as whole lines.
+// A threadgroup owns 32 tokens of one sequence and 128 vectors of channels. Each thread owns one of the vectors. The
+// lanes of a simdgroup load the weights of its channels together, as whole cache lines.
 // Registers: the last W tokens and the weights of a thread's channels, in f32.
 // Layout: x [B, T, D] with any strides, y with row strides; weight [D, W]; states [N or slots, D, S] with any strides.
 #include "layers/causal_conv1d.h"

@@ -1,6 +1,6 @@
 #pragma once
 #include "layers/convolution.h"
 
-// The channels and tokens of a threadgroup.
+// The numbers of channels and tokens that a threadgroup owns.
 GDN_CONSTANT int kChannelFirstTokens = 64;
 GDN_CONSTANT int kChannelFirstChannels = 32;

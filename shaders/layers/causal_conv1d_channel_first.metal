@@ -1,12 +1,13 @@
-// Takes an x whose tokens are neighbours. A threadgroup owns 32 channels of 64 tokens of one sequence. A simdgroup
-// loads every fourth channel, one token per lane, and convolves 16 tokens, one channel per lane: both sides move whole
-// cache lines.
-// Threadgroup memory: the tokens and the W - 1 before them, in f32. Registers: the last W tokens and the weights.
+// The kernel for an x whose tokens are neighbours. A threadgroup owns 32 channels of 64 tokens of one sequence. A
+// simdgroup loads every fourth channel, with one token per lane, and convolves 16 tokens, with one channel per lane.
+// Both the loads and the stores therefore move whole cache lines.
+// Threadgroup memory: the tokens and the W - 1 tokens before them, in f32. Registers: the last W tokens and the
+// weights.
 // Layout: x [B, T, D] with any strides, y with row strides; weight [D, W]; states [N or slots, D, S] with any strides.
 #include "layers/causal_conv1d_channel_first.h"
 #include "layers/convolution_window.h"
 
-GDN_CONSTANT int kTileStride = kChannelFirstTokens + 3;  // odd: a column of channels is in 32 banks
+GDN_CONSTANT int kTileStride = kChannelFirstTokens + 3;  // odd, so that a column of channels lies in 32 banks
 
 template <typename T, typename Weight, typename State, int W>
 [[kernel]] void causal_conv1d_channel_first(

@@ -1,5 +1,6 @@
-// A threadgroup owns the states of 128 channels of one sequence, a thread one channel. It writes the state after a
-// checkpoint's tokens, if there is one, then the last. It runs after causal_conv1d, which reads the old states.
+// A threadgroup owns the states of 128 channels of one sequence. Each thread owns one channel. It writes the state at
+// the checkpoint, if there is one, and then the last state. The kernel runs after causal_conv1d, which reads the old
+// states.
 // Layout: x [B, T, D], states [N or slots, D, S], with any strides.
 #include "core/checkpoints.h"
 #include "layers/convolution_window.h"

@@ -1,14 +1,14 @@
-// Takes few tokens. A threadgroup owns 128 channels of one sequence, a thread all tokens of one channel, then its
-// state. If the W - 1 columns of all channels' states are neighbours, a simdgroup moves them together as whole lines.
-// A state that keeps each token is the W - 2 columns before the first and then the tokens: after `a` of them were
-// accepted the next step's history starts at column a - 1.
+// The kernel for few tokens. A threadgroup owns 128 channels of one sequence. Each thread processes all tokens of one
+// channel, then its state. If the W - 1 columns of all channels' states are neighbours, a simdgroup moves them together
+// as whole cache lines. A state that keeps each token holds the W - 2 columns before the first token, then the tokens.
+// If `a` of them were accepted, the next step's history starts at column a - 1.
 // Registers: the last W tokens and the weights of a thread's channel, in f32.
-// Layout: x [B, T, D] with any strides, its channels in order or by key head; y with row strides; weight [D, W]; states
-// [N or slots, D, S] with any strides.
+// Layout: x [B, T, D] with any strides and its channels in order or grouped by key head; y with row strides; weight [D,
+// W]; states [N or slots, D, S] with any strides.
 #include "layers/convolution_window.h"
 
-// The last W columns before the first token. The oldest, which no tap reads, is loaded only if all 4 are loaded at
-// once.
+// The last W columns before the first token. No tap reads the oldest column. It is loaded only if all 4 columns are
+// loaded at once.
 template <int W, typename State>
 METAL_FUNC void load_window(
     thread Values<1>* window,
@@ -35,11 +35,11 @@ METAL_FUNC int64_t place_of(int channel, ChannelOrder order) {
   const int64_t group = of_values >= 0 ? of_values / order.values : of_keys / order.keys;
   const int first = of_values >= 0 ? order.keys + order.keys : channel < order.all_keys ? 0 : order.keys;
   const int within = of_values >= 0 ? of_values % order.values : of_keys % order.keys;
-  const int width = order.keys + order.values;  // half of a group
+  const int width = order.keys + order.values;  // half the channels of a group
   return group * width * 2 + first + within;
 }
 
-// Moves W - 1 columns per channel, which the window holds, without gaps between channels.
+// Moves the W - 1 columns per channel that the window holds. Channels have no gaps between them.
 template <int W>
 METAL_FUNC bool states_are_neighbours(constant ConvolutionParameters& parameters) {
   const bool before = parameters.state.column == 1 && parameters.state.channel == W - 1;
@@ -70,7 +70,7 @@ template <typename T, typename Weight, typename State, int W>
   const Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, int(group.z), 1, lane);
   const Slot slot = locate_slot(state_indices, has_initial_state, parameters.slots, int(group.z), lane);
   const int count = sequence.last - sequence.first;
-  const int most = parameters.columns - (W - 2);  // the number of tokens that a state keeps
+  const int most = parameters.columns - (W - 2);  // the most tokens that a state keeps
   const AcceptedCount accepted = accepted_count(num_accepted_tokens, parameters.slots, int(group.z), most);
   if (group.x == 0 && simdgroup == 0) {
     if (group.z == 0) report_cu_seqlens(cu_seqlens, parameters.sequence, 0, errors, lane);
@@ -87,7 +87,7 @@ template <typename T, typename Weight, typename State, int W>
   }
   const int channel = int(group.x) * kConvolutionThreads + int(thread_index);
   const bool is_inside = channel < parameters.channels;
-  const int first_channel = channel - int(lane);  // the simdgroup's first
+  const int first_channel = channel - int(lane);  // first channel of the simdgroup
   const int neighbours = (parameters.channels - first_channel) * (W - 1);
 
   const int64_t first = sequence.batch * parameters.x.batch + sequence.first * parameters.x.token;

@@ -1,5 +1,5 @@
 // The window of the convolution's kernels. A thread owns `Width` neighbouring channels of one sequence. Position p of
-// the sequence is its token p; a negative p is column end + p of its state, or zero without a state. The history ends
+// the sequence is its token p. A negative p is column end + p of its state, or zero without a state. The history ends
 // at S, or earlier if the last tokens of the previous step were not accepted.
 #pragma once
 #include "core/sequences.h"
@@ -8,7 +8,7 @@
 #include "layers/convolution.h"
 #include "layers/neighbours.h"
 
-// Reads a negative position. `state` is that of the thread's first channel.
+// Reads a negative position. `state` points to the state of the thread's first channel.
 template <int Width, typename State>
 METAL_FUNC Values<Width> load_history(
     device const State* state, constant ConvolutionParameters& parameters, bool has_state, int end, int position) {
@@ -63,8 +63,8 @@ METAL_FUNC Filter<W, Width> load_filter(
   return filter;
 }
 
-// If the taps of all channels are neighbours, they are loaded as whole lines. All lanes of the simdgroup call this,
-// including those beyond the last channel.
+// Loads the taps as whole cache lines if the taps of all channels are neighbours. All lanes of the simdgroup must call
+// this, including those beyond the last channel.
 template <int W, int Width, typename Weight>
 METAL_FUNC Filter<W, Width> load_filter_together(
     device const Weight* weight,
@@ -75,7 +75,7 @@ METAL_FUNC Filter<W, Width> load_filter_together(
   Filter<W, Width> filter = load_bias<W, Width>(bias, parameters, min(channel, parameters.channels - Width));
   if constexpr (W == 4 && Width == 4) {
     if (parameters.has_tap_vectors != 0 && parameters.weight_channel == W) {
-      const int first = channel - lane * Width;  // the simdgroup's first
+      const int first = channel - lane * Width;  // first channel of the simdgroup
       Values<W> taps[Width];
       load_neighbours<Width>(weight + int64_t(first) * W, parameters.channels - first, lane, taps);
       UNROLL for (int i = 0; i < Width; ++i) {
@@ -101,7 +101,7 @@ METAL_FUNC Values<Width> convolve(
   return sum;
 }
 
-// Returns the segment that seq_idx gives a token.
+// Returns the segment that seq_idx gives for a token.
 METAL_FUNC int64_t
 segment_of(device const int* seq_idx, constant ConvolutionParameters& parameters, int batch, int token) {
   const int64_t at = batch * parameters.segment_batch + token * parameters.segment_token;
@@ -109,7 +109,7 @@ segment_of(device const int* seq_idx, constant ConvolutionParameters& parameters
   return ((device const int64_t*)seq_idx)[at];
 }
 
-// Taps in segments other than the token's read zero.
+// Taps whose tokens are in another segment read zero.
 template <int W, int Width>
 METAL_FUNC Values<Width> convolve_segment(
     thread const Values<Width>* window,
@@ -129,7 +129,7 @@ METAL_FUNC Values<Width> convolve_segment(
   return convolve<W, Width>(of_segment, filter, parameters.has_silu != 0);
 }
 
-// Adds the residual before the result is rounded. `residual` is that of the token and the thread's first channel.
+// Adds the residual before the result is rounded. `residual` points to the token and the thread's first channel.
 template <int Width, typename T>
 METAL_FUNC void add_residual(
     thread Values<Width>& result, device const T* residual, constant ConvolutionParameters& parameters) {
@@ -138,8 +138,8 @@ METAL_FUNC void add_residual(
   UNROLL for (int i = 0; i < Width; ++i) result.at[i] += values.at[i];
 }
 
-// `residual` is that of the batch row and the thread's first channel. A sequence without a slot and a negative segment
-// give zeros.
+// `residual` points to the batch row and the thread's first channel. A sequence without a slot gives zeros, and so does
+// a negative segment.
 template <int W, int Width, typename T>
 METAL_FUNC Values<Width> convolve_token(
     thread const Values<Width>* window,
@@ -163,7 +163,7 @@ METAL_FUNC Values<Width> convolve_token(
   return result;
 }
 
-// Written out, because a compiler takes a loop for a copy of memory, and then keeps the window in memory.
+// This is written out, because a compiler takes a loop for a copy of memory, and then keeps the window in memory.
 template <int W, int Width>
 METAL_FUNC void move_window(thread Values<Width>* window) {
   window[0] = window[1];
@@ -171,8 +171,8 @@ METAL_FUNC void move_window(thread Values<Width>* window) {
   if constexpr (W > 3) window[2] = window[3];
 }
 
-// Stores columns of a state, which start at position `first`. Goes from left to right, so that the new columns may
-// overwrite the old state: each is read before it is written.
+// Stores columns of a state from position `first` on. It goes from left to right, so that the new columns may overwrite
+// the old state: each column is read before it is overwritten.
 template <int Width, typename T, typename State>
 METAL_FUNC void write_state(
     device State* new_state,

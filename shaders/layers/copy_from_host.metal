@@ -1,4 +1,4 @@
-// Thread i copies byte i of at most 4,096, which the command holds. Any dtype and alignment will do:
+// Thread i copies byte i of at most 4,096 bytes, which are part of the command. Any dtype and alignment will do:
 //
 //   dst[first + i] = src[i]
 //

@@ -3,5 +3,5 @@
 
 struct GdnGatingParameters {
   GateParameters gates;
-  int32_t count, tokens, heads;  // values [B, T, HV]
+  int32_t count, tokens, heads;  // `count` values of [B, T, HV]
 };

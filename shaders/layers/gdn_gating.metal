@@ -1,5 +1,6 @@
-// g = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b) or twice that. A thread owns one token and value head.
-// Layout: a, b [B, T, HV] of any strides and float dtype; A_log, dt_bias [HV]; g, beta [B, T, HV], f32.
+// Computes g = -exp(A_log) softplus(a + dt_bias) and beta = sigmoid(b), or twice that. A thread owns one token and
+// value head.
+// Layout: a and b [B, T, HV] with any strides and float dtype; A_log and dt_bias [HV]; g and beta [B, T, HV], f32.
 #include "core/gates.h"
 #include "core/rows.h"
 #include "layers/gdn_gating.h"

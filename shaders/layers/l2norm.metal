@@ -1,13 +1,14 @@
-// y = x * rstd, rstd = rsqrt(sum of x^2 + eps), as FLA's l2norm_fwd.
-// A simdgroup owns one row and holds a block of it in registers, in f32: lane i holds every 32nd element from i on.
-// A row of D elements is one block. D is 0 for rows of more than 1,024, which take several blocks and are read twice,
-// for the sum and for y. Each block's sum is formed separately, so that the rounding error grows less with the row.
+// Computes y = x * rstd with rstd = rsqrt(sum of x^2 + eps), like FLA's l2norm_fwd.
+// A simdgroup owns one row, and holds a block of it in registers, in f32. Lane i holds every 32nd element from i on. A
+// row of D elements is one block. D is 0 for rows of more than 1,024 elements. These take several blocks and are read
+// twice, once for the sum and once for y. Each block's sum is formed separately, so that the rounding error grows less
+// with the row.
 // Layout: x [B, T, H, D] with row strides; y and rstd contiguous.
 #include "core/fragment.h"
 #include "core/rows.h"
 #include "layers/l2norm.h"
 
-// Loads the lane's elements of a block, zeros past its end. Returns the sum of their squares.
+// Loads the lane's elements of a block, with zeros past the block's end. Returns the sum of their squares.
 template <typename T, int Own>
 METAL_FUNC float load_block(thread float* values, device const T* source, int columns, uint lane) {
   float sum = 0.0f;

@@ -1,7 +1,8 @@
-// Moves a simdgroup's 32 * Count vectors that are neighbours in device memory; each lane owns Count of them. The lanes
-// move them together as whole lines and exchange them by shuffles. If each lane loaded its own, it would touch each
-// line Count times. Every lane of the simdgroup must call. Vectors from `available` on are not touched. A lane stores
-// where it loaded, so that both may be in one tensor without a barrier.
+// Moves 32 * Count vectors of a simdgroup that are neighbours in device memory. Each lane owns Count of them. The lanes
+// move the vectors together, as whole cache lines, and exchange them by shuffles. If each lane loaded its own vectors,
+// it would touch each line Count times. Every lane of the simdgroup must call this. Vectors from `available` on are not
+// touched. A lane stores to the addresses that it loaded from, so one tensor may be source and target without a
+// barrier.
 #pragma once
 #include "core/vectors.h"
 
@@ -13,7 +14,7 @@ METAL_FUNC Values<Width> of_lane(Values<Width> values, int lane) {
   return values;
 }
 
-// own[i] is vector Count * lane + i, or zeros if there is none.
+// own[i] is vector Count * lane + i, or zeros if there is no such vector.
 template <int Count, int Width, typename T>
 METAL_FUNC void load_neighbours(device const T* first, int available, int lane, thread Values<Width>* own) {
   Values<Width> lines[Count];

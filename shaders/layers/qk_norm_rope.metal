@@ -1,5 +1,6 @@
-// The norm and the rotation of each head of q and k, as in rotated_heads.h.
-// A simdgroup owns one head of one token: of q's heads first, then of k's. Layout: q, k [B, T, H, D] with row strides.
+// Normalises and rotates each head of q and k, as rotated_heads.h describes. A simdgroup owns one head of one token.
+// The heads of q come first, then those of k.
+// Layout: q and k [B, T, H, D] with row strides.
 #include "layers/qk_norm_rope.h"
 #include "layers/rotated_heads.h"
 

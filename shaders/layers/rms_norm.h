@@ -3,7 +3,7 @@
 
 GDN_CONSTANT int kRmsNormLargestRow = 16384;
 
-// A row has one threadgroup, and a thread 16 of its elements, or more if it has 256 threads.
+// Each row has one threadgroup. A thread owns 16 elements of the row, or more if there are 256 threads.
 inline constexpr int rms_norm_threads(int D) { return D >= 4096 ? 256 : (D + 511) / 512 * 32; }
 
 struct RmsNormParameters {
@@ -11,6 +11,6 @@ struct RmsNormParameters {
   RowStrides x, residual;
   float eps;
   int32_t has_weight, has_residual;
-  int32_t zero_centered;  // 1 + weight
-  int32_t round_norm;     // 1 to round to x's type before multiplying by the weight
+  int32_t zero_centered;  // if 1, the factor is 1 + weight
+  int32_t round_norm;     // if 1, rounds to x's type before the product with the weight
 };

@@ -1,6 +1,7 @@
-// y = h * rsqrt(mean of h^2 + eps) * weight, h = x + residual. It also writes h if there is a residual.
-// A threadgroup owns one row; its threads cover the D elements in turn, `Width` neighbours at a time.
-// Registers: a thread's elements of h, in f32. Layout: x, residual [B, T, H, D] with row strides; y, h contiguous.
+// Computes y = h * rsqrt(mean of h^2 + eps) * weight with h = x + residual. Also writes h if there is a residual. A
+// threadgroup owns one row. Its threads cover the D elements in turn, `Width` neighbours at a time.
+// Registers: a thread's elements of h, in f32.
+// Layout: x and residual [B, T, H, D] with row strides; y and h contiguous.
 #include "core/rows.h"
 #include "core/vectors.h"
 #include "layers/rms_norm.h"

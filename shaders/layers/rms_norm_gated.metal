@@ -1,7 +1,7 @@
-// y = x * rsqrt(mean of x^2 + eps) * weight * silu(gate), or sigmoid(gate): the norm comes before the gate.
-// A simdgroup owns one row; its lanes cover the D elements in turn, `Width` neighbours at a time.
+// Computes y = x * rsqrt(mean of x^2 + eps) * weight * silu(gate), or sigmoid(gate). The norm comes before the gate. A
+// simdgroup owns one row. Its lanes cover the D elements in turn, `Width` neighbours at a time.
 // Registers: a lane's elements, in f32.
-// Layout: x, gate [B, T, H, D] with row strides, y contiguous; weight [D].
+// Layout: x and gate [B, T, H, D] with row strides, y contiguous; weight [D].
 #include "core/exponential.h"
 #include "core/rows.h"
 #include "core/vectors.h"

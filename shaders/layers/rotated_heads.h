@@ -1,9 +1,10 @@
-// A head of one token, normalised and rotated: z = x * rsqrt(mean of x^2 + eps) * weight, or z = x without a norm. Then
+// Normalises and rotates a head of one token: z = x * rsqrt(mean of x^2 + eps) * weight, or z = x without a norm. Then
 //   y[i] = z[i] cos[i] - z[i + P] sin[i],  y[i + P] = z[i + P] cos[i] + z[i] sin[i]   for i < P,
 // and y = z from 2 P on.
-// A simdgroup owns a head. In a first pass over the row its lanes add up the squares, `Width` neighbours at a time. In
-// a second pass, which reads the row again, a lane takes a pair of vectors or a vector that is not rotated. Registers:
-// two vectors of a lane, in f32. Layout: cos, sin [B, T, 1, P] with row strides.
+// A simdgroup owns a head. In a first pass over the row, its lanes add up the squares, `Width` neighbours at a time. A
+// second pass reads the row again; in it, a lane takes either a pair of vectors or a vector that is not rotated.
+// Registers: two vectors of a lane, in f32.
+// Layout: cos and sin [B, T, 1, P] with row strides.
 #pragma once
 #include "core/rows.h"
 #include "core/vectors.h"
@@ -51,7 +52,7 @@ METAL_FUNC Head<T, Weight, Width> head_at(
   return head;
 }
 
-// Writes y. `cosines` and `sines` are the token's.
+// Writes y. `cosines` and `sines` belong to the token.
 template <typename T, typename Weight, int Width, typename Angle, typename Y>
 METAL_FUNC void write_rotated(
     Head<T, Weight, Width> head,

@@ -1,11 +1,11 @@
-// Probes arithmetic in f32 and the values stored in each dtype.
+// Probes f32 arithmetic and the values stored in each dtype.
 #include <metal_stdlib>
 
 #include "core/exponential.h"
 #include "core/parameters.h"
 using namespace metal;
 
-// results [6, count]: exp and our own exp of x; log, rsqrt, sqrt and the reciprocal of fabs(x).
+// results [6, count]: exp(x), our own exp of x, and the log, rsqrt, sqrt and reciprocal of fabs(x).
 template <typename T>
 [[kernel]] void probe_functions(
     device const T* x [[buffer(0)]],
@@ -24,7 +24,7 @@ template <typename T>
   result[5 * int64_t(count)] = 1.0f / size;
 }
 
-// results [3, 32]: the fused product and sum, the same written out, and the quotient of x and y.
+// results [3, 32]: the fused product and sum, the same as two operations, and the quotient of x and y.
 template <typename T>
 [[kernel]] void probe_products(
     device const T* x [[buffer(0)]],
@@ -37,7 +37,7 @@ template <typename T>
   results[64 + lane] = x[lane] / y[lane];
 }
 
-// results [5, 32]: what fast math would simplify away.
+// results [5, 32]: expressions that fast math would simplify away.
 template <typename T>
 [[kernel]] void probe_safe_math(
     device const T* x [[buffer(0)]],
@@ -52,7 +52,7 @@ template <typename T>
   results[128 + lane] = value * 0.0f;
 }
 
-// widened [count] and narrowed [count]: T to f32, multiplied by a power of two; f32 to T.
+// widened [count]: values of T as f32, times a power of two. narrowed [count]: values of f32 as T.
 template <typename T>
 [[kernel]] void probe_conversions(
     device const T* stored [[buffer(0)]],

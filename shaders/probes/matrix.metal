@@ -1,8 +1,8 @@
-// Probes simdgroup matrices: the elements that a lane holds, and a product of two as kernels compute it.
+// Probes simdgroup matrices: which elements a lane holds, and a product of two matrices as kernels compute it.
 #include "core/fragment.h"
 #include "core/parameters.h"
 
-// elements [32, 2]: what each lane holds of a row-major matrix [8, 8].
+// elements [32, 2]: the elements that each lane holds of a row-major matrix [8, 8].
 template <typename T>
 [[kernel]] void probe_matrix_layout(
     device const T* matrix [[buffer(0)]], device T* elements [[buffer(1)]], uint lane [[thread_index_in_simdgroup]]) {

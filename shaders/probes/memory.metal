@@ -1,4 +1,4 @@
-// Probes how memory is bound, and the error log.
+// Probes how memory is bound, and probes the error log.
 #include "core/error.h"
 #include "core/parameters.h"
 
@@ -13,7 +13,7 @@ template <typename T>
   y[i] = T(float(x[i]) + 1.0f);
 }
 
-// sums[lane] = the lane's elements of the 30 other buffers, each in a place of its own.
+// Row `lane` of y [32, 30] holds the lane's element of each of the 30 other buffers.
 template <typename T>
 [[kernel]] void probe_many_buffers(
     device const T* x0 [[buffer(0)]],
@@ -69,7 +69,7 @@ template <int Words>
   for (int i = int(lane); i < Words; i += 32) copy[i] = block.words[i];
 }
 
-// Reads bytes at `index` and 2^32 before it, which one 32-bit index cannot tell apart.
+// Reads bytes at `index` and 2^32 bytes before it. A single 32-bit index cannot tell the two apart.
 template <int Value>
 [[kernel]] void probe_large_buffer(
     device uchar* bytes [[buffer(0)]],
@@ -81,7 +81,7 @@ template <int Value>
   }
 }
 
-// Each thread fills its words of threadgroup memory and reads those of the thread opposite.
+// Each thread fills its words of threadgroup memory, and reads those of the opposite thread.
 template <int Words>
 [[kernel]] void probe_threadgroup_memory(
     device int* copy [[buffer(0)]], uint thread_index [[thread_index_in_threadgroup]]) {

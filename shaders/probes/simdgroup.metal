@@ -1,10 +1,10 @@
-// Probes simdgroups: how threads form them, and what lanes pass to each other.
+// Probes how threads form simdgroups, and what lanes pass to each other.
 #include <metal_stdlib>
 
 #include "core/parameters.h"
 using namespace metal;
 
-// places [threads, 3]: each thread's lane, its simdgroup, and how many lanes that has.
+// places [threads, 3]: each thread's lane, its simdgroup, and the number of lanes in that simdgroup.
 template <int Threads>
 [[kernel]] void probe_simdgroups(
     device int* places [[buffer(0)]],
@@ -17,7 +17,7 @@ template <int Threads>
   place[2] = simd_sum(1);
 }
 
-// floats [5, 32] and integers [6, 32]: what each lane receives of the values 10 + 3 * lane.
+// floats [5, 32] and integers [6, 32]: what each lane receives if lanes pass the values 10 + 3 * lane.
 template <int Lanes>
 [[kernel]] void probe_shuffles(
     device float* floats [[buffer(0)]], device int* integers [[buffer(1)]], uint lane [[thread_index_in_simdgroup]]) {

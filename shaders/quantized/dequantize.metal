@@ -1,5 +1,5 @@
-// Returns rows of packed weights as numbers: all rows, or those that indices name. A thread owns kDequantizeColumns
-// columns of one row of the result. An index outside the rows is reported and gives zeros.
+// Decodes rows of packed weights to numbers: all rows, or those that the indices name. A thread owns kDequantizeColumns
+// columns of one row of the result. An index out of range is reported, and its row is zeros.
 // Layout: packed weights [N, K] with strides, indices [n]; rows [n, K].
 #include "core/error.h"
 #include "core/indices.h"

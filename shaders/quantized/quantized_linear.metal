@@ -1,11 +1,11 @@
-// y = x W^T + bias for up to 8 rows of x. A threadgroup owns kLinearRows rows of W, and a simdgroup 4 of them. In
-// registers: a sum for each of a simdgroup's rows and each row of x.
+// Computes y = x W^T + bias for up to 8 rows of x. A threadgroup owns kLinearRows rows of W, and a simdgroup owns 4 of
+// them. Registers: a sum for each of a simdgroup's rows and each row of x.
 // Layout: x [M, K] and packed W [N, K] with strides, bias [N]; y [M, N].
 #include "experts/few_tokens.h"
 #include "quantized/bias.h"
 #include "quantized/quantized_linear.h"
 
-// The rows of x, as multiply_vectors takes the pairs of an expert.
+// Presents the rows of x to multiply_vectors in the way that it takes the pairs of an expert.
 struct RowsInTurn {
   int next;
   METAL_FUNC int take_first() { return next++; }
@@ -47,7 +47,7 @@ template <typename T, int Most, int Width, int Bits>
   float sums[kRows * Most];
   multiply_vectors<Most, kThreads>(sums, staged, weights, vectors, own, parameters.K, thread_index, lane);
 
-  // Lane l holds row l / Most of the simdgroup's rows, for row l % Most of x.
+  // Lane l holds the sum of row l / Most of the simdgroup's rows and row l % Most of x.
   const float sum = reduce_to_lanes<kRows * Most>(sums, lane);
   const int own_row = row + int(lane) / Most;
   const int v = int(lane) % Most;

@@ -1,5 +1,5 @@
-// y = x W^T + bias for many rows of x. A threadgroup owns a tile of kTilePairs rows of x and 2 * kTileColumns rows of
-// W, as tiles.h says. moe_logits launches it with weights that are not packed, and O of float.
+// Computes y = x W^T + bias for many rows of x. A threadgroup owns a tile of kTilePairs rows of x and 2 * kTileColumns
+// rows of W (tiles.h). moe_logits launches this kernel with weights that are not packed, and with O = float.
 // Layout: x [M, K] and W [N, K] with strides, bias [N]; y [M, N] in O.
 #include "experts/tiles.h"
 #include "quantized/bias.h"
