@@ -10,7 +10,7 @@ from mps_simulator.loading import load_project
 
 
 def check_torch() -> None:
-    """Checks PyTorch's accelerator: a process has only one. CUDA can be hidden while unused; the others cannot."""
+    """Checks PyTorch's accelerator, since a process has only one. Unused CUDA can be hidden; the others cannot."""
     for name in ("hip", "xpu"):
         if getattr(torch.version, name, None):
             raise RuntimeError(
@@ -27,9 +27,10 @@ def check_torch() -> None:
 def activate(watch: bool = True, seed: int = 0, perturb: bool = False, workers: int | None = None) -> None:
     """Makes device "mps" work, and loads what the project's pyproject.toml names (project.py).
 
-    The arguments are those of `settings`; workers None means one per core. It first builds what changed since the last
-    time. A second call only changes the settings. CUDA is hidden from the process, because a Mac has none. Raises
-    BuildError for a missing tool or a source that does not compile, RuntimeError if PyTorch cannot have an mps device.
+    The arguments are those of `settings`. workers=None means one worker per core. The call first builds what changed
+    since the last call. A second call only changes the settings. CUDA is hidden from the process, because a Mac has
+    none. Raises BuildError if a tool is missing or a source does not compile, and RuntimeError if PyTorch cannot have
+    an mps device.
     """
     if not device.is_open():
         if sys.platform != "linux":
@@ -42,7 +43,7 @@ def activate(watch: bool = True, seed: int = 0, perturb: bool = False, workers: 
 
 
 def active_settings() -> dict[str, Any] | None:
-    """Returns the arguments with which activate() makes another process like this one, or None if it was not called."""
+    """Returns the arguments for activate() in another process that should be like this one. None before activate()."""
     if not device.is_open():
         return None
     return {name: getattr(device.settings, name) for name in ("watch", "seed", "perturb", "workers")}

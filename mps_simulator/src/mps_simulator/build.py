@@ -27,11 +27,11 @@ JOBS = 2
 
 
 class BuildError(RuntimeError):
-    """Raised with the compiler's or linker's report, or with what to install."""
+    """Raised with the report of the compiler or linker, or with a list of what to install."""
 
 
 def cache_directory() -> Path:
-    """Returns the folder for everything built: $MPS_SIMULATOR_CACHE, else ~/.cache/mps_simulator."""
+    """Returns the folder for all build outputs: $MPS_SIMULATOR_CACHE, or ~/.cache/mps_simulator if it is not set."""
     named = os.environ.get("MPS_SIMULATOR_CACHE")
     return (Path(named).expanduser() if named else Path.home() / ".cache" / "mps_simulator").absolute()
 
@@ -91,7 +91,7 @@ class Toolchain:
         )
 
     def key(self) -> str:
-        """Returns the name of a folder for each torch, Python, set of flags and installation."""
+        """Returns a folder name that is unique to the torch, the Python, the flags and the installation."""
         flags = [*self.common, *self.objective_c, *self.libraries]
         return _hash([torch.__version__, sys.version, self.compiler, str(SIMULATOR), *flags])
 
@@ -113,8 +113,8 @@ class Toolchain:
         return [self.compiler, *self.common, level, *flags, "-MMD", *language, "-c", str(source), "-o", str(output)]
 
     def precompile(self, header: Path, output: Path, flags: Sequence[str]) -> list[str]:
-        # -MD (not -MMD) lists torch's headers too, so a torch that is installed again makes this out of date. clang's
-        # own check of their times would stop the build instead of repeating it.
+        # -MD (unlike -MMD) lists torch's headers too, so a reinstalled torch makes this out of date. clang's own check
+        # of their times would stop the build instead of repeating it.
         options = ["-O1", *flags, "-fpch-instantiate-templates", "-Xclang", "-fno-pch-timestamp", "-MD"]
         return [self.compiler, *self.common, *options, "-x", "c++-header", "-c", str(header), "-o", str(output)]
 
@@ -159,7 +159,8 @@ def _remember(output: Path, command: Sequence[str]) -> None:
     output.with_suffix(output.suffix + ".command").write_text(shlex.join(command))
 
 
-# PyTorch's headers, which take three quarters of the time of a unit that includes them. Many units share them compiled.
+# PyTorch's headers take three quarters of the compile time of a unit that includes them. Many units therefore share one
+# precompiled header.
 SHARED_HEADERS = "".join(f"#include <{name}>\n" for name in ("torch/library.h", "ATen/Parallel.h", "ATen/ops/empty.h"))
 MANY = 8
 
@@ -239,7 +240,7 @@ def device_sources() -> list[Path]:
 
 MODULE = "_device"
 DEVICE_FLAGS = (
-    f"-iquote{SIMULATOR.parent}",  # not -I, with which <header> would be looked for there
+    f"-iquote{SIMULATOR.parent}",  # with -I, the compiler would look for <header> there too
     "-Wall",
     "-Werror",
     f"-DTORCH_EXTENSION_NAME={MODULE}",

@@ -62,14 +62,15 @@ def open_device() -> None:
 class Settings:
     """Live settings of the engine and of the command buffers. `with settings(seed=5):` sets them for a block.
 
-    watch: check every memory access. detailed: count the accesses of simdgroups too, as profile(detailed=True) does.
-    seed: order of lanes and simdgroups, 0 is ascending. perturb: noise within the Metal specification's ULP table,
-    shuffled reductions, flushed denormals. workers: threads, 0 means one per core. parts: runs only
-    the last of so many equal parts of each dispatch's threadgroups. strict: shaders are C++14, as
-    Metal 3.1 is; off, features of C++17 pass, which Apple's compiler takes with a warning. all_lanes: every lane of a
-    simdgroup must reach a simdgroup operation; off, it takes the lanes that do, as Metal does. run_at: "wait" (commands
-    run when the host waits for them) or "commit". encoder: "serial", or "concurrent": dispatches between two memory
-    barriers then run in reverse order.
+    watch: checks every memory access. detailed: also counts the accesses of simdgroups, as profile(detailed=True) does.
+    seed: decides the order of lanes and simdgroups; 0 means ascending. perturb: adds noise within the ULP table of the
+    Metal specification, shuffles reductions, and flushes denormals. workers: the number of threads; 0 means one per
+    core. parts: divides the threadgroups of each dispatch into this many equal parts, and runs only the last one.
+    strict: shaders must be C++14, as Metal 3.1 is. If it is off, features of C++17 pass; Apple's compiler accepts them
+    with a warning. all_lanes: every lane of a simdgroup must reach a simdgroup operation. If it is off, the operation
+    takes the lanes that reach it, as Metal does. run_at: "wait" (commands run when the host waits for them) or
+    "commit". encoder: "serial" or "concurrent". With "concurrent", dispatches between two memory barriers run in
+    reverse order.
     """
 
     _names = ("watch", "detailed", "seed", "perturb", "workers", "parts", "strict", "all_lanes")

@@ -27,19 +27,19 @@ def load(
     libraries: Sequence[PathLike] = (),
     flags: Sequence[str] = (),
 ) -> Path:
-    """Builds .mm and .cpp files as they are on a Mac and loads them: their ops are then in torch.ops.
+    """Builds .mm and .cpp files, unchanged from a Mac, and loads them. Their ops are then in torch.ops.
 
         mps_simulator.activate()
         mps_simulator.load("my_op.mm")
         torch.ops.my_ops.twice(torch.ones(3, device="mps"))
 
-    sources: one file or several. name: of the library, default the first file's; with PYBIND11_MODULE(
-    TORCH_EXTENSION_NAME, m) in a source also the name to import it by, and may have dots. include: folders of headers,
-    besides PyTorch's and Metal's. libraries: shared libraries to link against. flags: more for the compiler, such as
-    "-DNAME=1".
+    sources: one file or several. name: the name of the library, by default that of the first file. If a source has
+    PYBIND11_MODULE(TORCH_EXTENSION_NAME, m), you also import the library by this name, which may have dots. include:
+    folders of headers in addition to PyTorch's and Metal's. libraries: shared libraries to link against. flags: more
+    flags for the compiler, such as "-DNAME=1".
 
-    Returns the library's path, in the cache. Only what changed is compiled; a library that a process has loaded stays
-    what it was. Raises build.BuildError with the compiler's message, RuntimeError before activate().
+    Returns the library's path, in the cache. Compiles only what changed. A library that a process has loaded does not
+    change. Raises build.BuildError with the compiler's message, or RuntimeError before activate().
     """
     device = Path(device_module().__file__)
     paths = [Path(source).resolve() for source in ([sources] if isinstance(sources, str | os.PathLike) else sources)]

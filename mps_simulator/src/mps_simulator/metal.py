@@ -8,8 +8,8 @@
         e.set_bytes(2.0, 1)
         e.dispatch_threads((tensor.numel(), 1, 1), (64, 1, 1))
 
-`encoder()` is the encoder of PyTorch's own stream, on the stream's queue, as an op uses it: no torch op may run inside
-the block. Buffer, CommandQueue and stream_encoder() are for what an op should not do.
+`encoder()` gives the encoder of PyTorch's own stream, on the stream's queue, as an op uses it. No torch op may run
+inside the block. Buffer, CommandQueue and stream_encoder() are for code that does what an op should not do.
 """
 
 from __future__ import annotations

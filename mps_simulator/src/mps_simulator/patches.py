@@ -9,7 +9,7 @@ import torch
 
 
 def _patch_storages() -> None:
-    """Adds `torch.UntypedStorage(n, device="mps")` for pickling and deepcopy. The CPU build knows no such device."""
+    """Adds `torch.UntypedStorage(n, device="mps")`, which pickle and deepcopy need. The CPU build has no mps device."""
     original = torch.UntypedStorage.__new__
 
     def new(cls: type, *args: Any, **keywords: Any) -> Any:

@@ -33,11 +33,11 @@ _DETAILED_COLUMNS = (
 
 
 class Profile:
-    """kernels: name -> figures; fallbacks: aten op -> times it ran on the CPU; allocated_bytes: newly asked for;
-    copies: direction -> number of PyTorch's copies; waits: how often the host waited for the device.
+    """The figures of a `with mps_simulator.profile()` block. They are filled in when the block ends.
 
-    Filled in when the `with mps_simulator.profile()` block ends. KernelFigures in engine/engine.h says what the fields
-    of a kernel's figures count.
+    kernels: each kernel's figures, by name; KernelFigures in engine/engine.h says what the fields count. fallbacks: how
+    often each aten op ran on the CPU. allocated_bytes: the device memory that was allocated. copies: the number of
+    PyTorch's copies in each direction. waits: how often the host waited for the device.
     """
 
     def __init__(self, detailed: bool = False) -> None:
@@ -70,12 +70,12 @@ class Profile:
 
 @contextmanager
 def profile(detailed: bool = False) -> Iterator[Profile]:
-    """Waits for the device at both ends and reports what ran in between. May be nested.
+    """Waits for the device at both ends, and reports what ran in between. You can nest these blocks.
 
     detailed: combines the accesses of single threads into accesses of simdgroups, and counts their bytes, cache lines
-    and bank conflicts, and scalar operations by kind. simdgroup_access.h and operations.h in engine/count say how,
-    and where a GPU differs. It is several times slower, and compiles each kernel once more. An outer profile then has
-    these figures for the inner part.
+    and bank conflicts. It also counts scalar operations by kind. simdgroup_access.h and operations.h in engine/count
+    say how, and where a GPU differs. A detailed profile is several times slower, and compiles each kernel once more. If
+    it is nested, the outer profile has these figures for the inner part.
     """
     if detailed and not settings.watch:
         raise ValueError(

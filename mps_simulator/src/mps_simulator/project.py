@@ -1,4 +1,4 @@
-"""Reads from a project's pyproject.toml what to load on the simulated device:
+"""Reads what to load on the simulated device from a project's pyproject.toml:
 
     [[tool.mps_simulator.load]]
     name = "my_ops_metal"
@@ -27,7 +27,7 @@ KEYS = ("name", "sources", "exclude", "include", "extensions", "flags")
 
 @dataclass(frozen=True)
 class Entry:
-    """Arguments of mps_simulator.load(), and `extensions`, the names of modules."""
+    """The arguments of mps_simulator.load(), and `extensions`, the names of extension modules."""
 
     name: str
     sources: list[Path]
@@ -37,7 +37,7 @@ class Entry:
 
 
 class ProjectError(ValueError):
-    """Raised for a table that is not as described above."""
+    """Raised if the table does not have the form described above."""
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

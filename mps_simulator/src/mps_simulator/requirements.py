@@ -1,4 +1,4 @@
-"""Lists what builds need from the system: clang, the Objective-C and blocks run times, Boost.
+"""Lists what a build needs from the system: clang, the Objective-C and blocks run times, and Boost.
 
 `python -m mps_simulator.requirements` prints the command that installs what is missing, if anything is.
 .ci/system-packages runs this file before anything is installed, so it imports nothing but Python's own modules.
@@ -13,10 +13,10 @@ import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 
-OLDEST, NEWEST = 19, 30  # versions of clang to look for; 19 was tested
+OLDEST, NEWEST = 19, 30  # versions of clang to look for; we tested 19
 GCC_DIRECTORIES = ("/usr/lib/gcc", "/usr/lib64/gcc", "/usr/local/lib/gcc")
 HEADERS = {"blocks": "Block.h", "boost": "boost/context/fiber.hpp"}
-PACKAGES = {  # Debian's were tested, Fedora's and Arch's were not
+PACKAGES = {  # we tested Debian's names, but not those of Fedora and Arch
     "apt-get install": {
         "c++": "g++",
         "venv": "python3-venv",
@@ -71,7 +71,7 @@ def gcc_directory() -> Path | None:
 
 
 def missing_headers() -> list[str]:
-    """Asks a compiler, which also looks outside /usr/include (CPATH)."""
+    """Asks a compiler for the header, because it also looks outside /usr/include (CPATH)."""
     compiler = clang() or shutil.which("g++")
     if not compiler:
         return list(HEADERS)
@@ -81,7 +81,7 @@ def missing_headers() -> list[str]:
 
 
 def missing() -> list[str]:
-    """Returns what is missing, by the names in PACKAGES."""
+    """Returns the missing requirements, by their names in PACKAGES."""
     there = {
         "c++": shutil.which("g++"),
         "venv": importlib.util.find_spec("ensurepip"),
@@ -93,11 +93,11 @@ def missing() -> list[str]:
 
 
 def install_command(kinds: Iterable[str]) -> str:
-    """Returns the command for this system's package manager, with Debian's names if it is an unknown one."""
+    """Returns the command for this system's package manager. If it is unknown, uses Debian's command."""
     manager = next((each for each in PACKAGES if shutil.which(each.split()[0])), "apt-get install")
     gcc = major_version("g++")
     names = dict.fromkeys(PACKAGES[manager][kind] for kind in kinds)
-    # libobjc's name has g++'s version. If g++ is missing too, the command asks for libobjc once g++ is there.
+    # libobjc's name contains g++'s version. If g++ is missing too, a second run names libobjc once g++ is installed.
     return " ".join([manager, *(name.format(gcc=gcc) for name in names if gcc or "{gcc}" not in name)])
 
 

@@ -1,5 +1,5 @@
-// The interface between a compiled Metal kernel and the engine. compile/ generates code for it, and run/ and watch/
-// implement it. It has C linkage, so that a kernel's shared library resolves these names when it is loaded.
+// The interface between a compiled Metal kernel and the engine. compile/ generates code that uses it, and run/ and
+// watch/ implement it. It has C linkage, so that a kernel's shared library resolves these names when it is loaded.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -22,22 +22,22 @@ struct simulator_parameter {
   const char* name;  // as the shader spells it
   simulator_parameter_kind kind;
   uint32_t index;       // [[buffer(index)]] or [[threadgroup(index)]]
-  uint32_t value_size;  // sizeof what the pointer or reference names
+  uint32_t value_size;  // sizeof the type that the pointer or reference names
   uint32_t value_alignment;
-  bool is_constant_space;  // `constant` rather than `device`
+  bool is_constant_space;  // the address space is `constant`, not `device`
   bool is_const;           // the shader may not write it
   bool is_reference;       // a reference reads exactly one value
-  bool is_present;         // false if a [[function_constant]] gate may leave it out: then a buffer need not be set
+  bool is_present;         // false if a [[function_constant]] gate leaves it out; a buffer then need not be set
 };
 
-// Runs one thread. arguments[i] belongs to parameters[i]: it is the address of the data, and null for a builtin.
+// Runs one thread. arguments[i] belongs to parameters[i]. It is the address of the data, or null for a builtin.
 typedef void (*simulator_run)(void* const* arguments, const simulator_thread* thread);
 
 struct simulator_kernel {
   const char* name;  // [[host_name]] if there is one, else the function's name
   const simulator_parameter* parameters;
   uint32_t parameter_count;
-  uint32_t max_total_threads;  // [[max_total_threads_per_threadgroup]], 0 if absent
+  uint32_t max_total_threads;  // [[max_total_threads_per_threadgroup]], or 0 if absent
   simulator_run run;
 };
 
@@ -65,34 +65,36 @@ enum simulator_memory_scope : uint32_t {
 void simulator_threadgroup_barrier(uint32_t memory_scope);
 void simulator_simdgroup_barrier(uint32_t memory_scope);
 
-// Runs every simd_* and simdgroup_* operation. Each lane passes the address of its own slot, which holds its operands
-// and then its result, and waits. The last lane to arrive runs `combine` over all slots (slots[i] is null if the
-// simdgroup has no lane i), and all lanes continue. `operation` is a string literal, and `site` is the return address
-// in the kernel. Lanes have diverged if they arrive at different operations, or at one operation in different places.
+// Runs every simd_* and simdgroup_* operation. Each lane passes the address of its own slot and waits. The slot first
+// holds the lane's operands, then its result. The last lane to arrive runs `combine` over all slots, and then all lanes
+// continue. slots[i] is null if the simdgroup has no lane i. `operation` is a string literal, and `site` is the return
+// address in the kernel. Lanes have diverged if they arrive at different operations, or at the same operation in
+// different places.
 typedef void (*simulator_combine)(void* const slots[32]);
 void simulator_collective(const char* operation, const void* site, void* slot, simulator_combine combine);
 
-// Returns an order of the 32 lanes for a reduction whose order Metal leaves open: 0..31 unless the perturbing mode
-// shuffles it.
+// Returns an order of the 32 lanes for a reduction whose order Metal does not specify. It is 0..31 unless the
+// perturbing mode shuffles it.
 const uint8_t* simulator_reduction_order(void);
 
-// Returns threadgroup memory that a kernel's body declares. The same name gives the same address in all threads of a
-// threadgroup.
+// Returns the threadgroup memory of an array that a kernel's body declares. The same name gives the same address in all
+// threads of a threadgroup.
 void* simulator_threadgroup_array(const char* name, size_t size, size_t alignment);
 
-// Reports a component that a vector of `count` does not have.
+// Reports an index of a component that a vector of `count` components does not have.
 [[noreturn]] void simulator_vector_index(int index, uint32_t count);
 
-// Reports a NaN that only an unwritten private variable has, in a function that would ignore it.
+// Reports a NaN that only an unwritten private variable has. The caller is a function that would ignore the NaN.
 [[noreturn]] void simulator_unwritten(void);
 
 // In the perturbing mode, moves `value` by up to `ulps` float ULPs and flushes denormals. Returns it unchanged
 // otherwise.
 float simulator_perturb(float value, float ulps);
 
-// Counts 8x8x8 matrix multiplications. `combine` calls it once for each simdgroup operation.
+// Counts 8x8x8 matrix multiplications. `combine` calls this once per simdgroup operation.
 void simulator_count_multiply(void);
 
-// Loads and stores arrive through the __tsan_* names that clang's -fsanitize=thread emits; see watch/tsan_hooks.cpp.
-// Private memory and the constants of a program are checked in the kernel's code; see watch/private_memory.cpp.
+// Kernels report loads and stores through the __tsan_* names that clang's -fsanitize=thread emits
+// (watch/tsan_hooks.cpp). The kernel's own code checks private memory and the constants of a program
+// (watch/private_memory.cpp).
 }

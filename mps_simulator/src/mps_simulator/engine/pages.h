@@ -1,4 +1,4 @@
-// Gets memory from the operating system. The memory is zero, and only written pages take room.
+// Gets memory from the operating system. The memory is zero, and only pages that are written use physical memory.
 #pragma once
 #include <sys/mman.h>
 
@@ -18,7 +18,7 @@ inline std::byte* new_pages(size_t length) {
 
 inline void free_pages(std::byte* data, size_t length) { munmap(data, length); }
 
-// Zeros the memory again, and returns whole pages to the system.
+// Sets the memory to zero again, and returns whole pages to the system.
 inline void forget_pages(std::byte* data, size_t length) {
   constexpr uintptr_t kPage = 4096;
   const auto start = reinterpret_cast<uintptr_t>(data);

@@ -1,4 +1,4 @@
-// Serial queues: dispatch_sync runs the block on the caller's thread, one block at a time.
+// Serial queues. dispatch_sync runs the block on the caller's thread, one block at a time.
 #import <Foundation/Foundation.h>
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// NSObject, the autorelease pool, and zombies of deallocated objects. Any message to a zombie is a fault.
+// NSObject, the autorelease pool, and zombies, which replace deallocated objects. Any message to a zombie is a fault.
 #import <Foundation/Foundation.h>
 
 #include <objc/message.h>
@@ -15,7 +15,7 @@
 using simulator::fault;
 using simulator::fault_unless_unwinding;
 
-// The class of deallocated objects. It answers no message, so every message arrives at unknown_message().
+// The class of zombies. It implements no method, so every message goes to unknown_message().
 __attribute__((objc_root_class))
 @interface SimZombie {
   Class isa;
@@ -69,7 +69,7 @@ std::string describe(id object, SEL selector) {
 }
 
 id fail_message(id object, SEL selector, ...) {
-  // The release of a zombie may come from the cleanup of another exception.
+  // The cleanup of another exception may release a zombie.
   fault_unless_unwinding(describe(object, selector));
   return nil;
 }

@@ -1,5 +1,5 @@
-// The thread's stack of autorelease pools. If an exception left a pool open, it is drained with the next outer pool, or
-// by the dispatch queue after the block, as on a Mac.
+// The thread's stack of autorelease pools. If an exception leaves a pool open, the next outer pool drains it, or the
+// dispatch queue does after the block, as on a Mac.
 #pragma once
 #include <objc/objc.h>
 

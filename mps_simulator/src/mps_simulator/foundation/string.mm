@@ -61,7 +61,8 @@
 }
 @end
 
-// clang emits this for @"...": {isa, characters, length}. It has no reference count, so it cannot derive from NSObject.
+// clang emits objects of this layout for @"...": {isa, characters, length}. They have no reference count, so the class
+// cannot derive from NSObject.
 __attribute__((objc_root_class))
 @interface NSConstantString {
   Class isa;

@@ -25,10 +25,10 @@ uint64_t register_buffer(const void* object) {
   return live_buffers()[object] = ++last_serial;
 }
 
-// A buffer of this size takes memory only for the pages that are used, and it has no poison.
+// A buffer of at least this size uses memory only for the pages that are written, and has no poison.
 bool is_sparse(size_t capacity) { return capacity >= size_t{1} << 30; }
 
-// Returns memory aligned to 256 bytes, as Metal aligns buffers, or null if there is no memory.
+// Returns memory with Metal's alignment of buffers, 256 bytes, or null if there is not enough memory.
 std::byte* new_memory(size_t capacity) {
   if (is_sparse(capacity)) return new_pages(capacity);
   const size_t size = std::max<size_t>((capacity + 255) / 256 * 256, 256);
@@ -89,9 +89,9 @@ using simulator::fault;
 }
 - (void*)contents {
   if (state->pending)
-    fault("-[MTLBuffer contents]: the host reaches for a buffer of " + std::to_string(state->length) +
+    fault("-[MTLBuffer contents]: the host accesses a buffer of " + std::to_string(state->length) +
           " bytes that a command buffer uses which has not completed: wait for it first");
-  // From now on, the caller may write through the pointer without our notice.
+  // From now on, the caller may write through the pointer, and we do not see it.
   simulator::memory_written(state->data, state->length);
   return state->data;
 }

@@ -1,5 +1,5 @@
-// Command queues and command buffers. Commands run when the host waits for them, or at commit if so set. They never run
-// while they are encoded, so that the device notices mistakes between encoding and running.
+// Command queues and command buffers. Commands run when the host waits for them, or at commit if `run_at_commit` is
+// set. They never run while they are encoded, so that the device notices mistakes between encoding and running.
 #import <MetalPerformanceShadersGraph/MetalPerformanceShadersGraph.h>
 
 #include <chrono>
@@ -19,7 +19,7 @@ bool is_concurrent = false;
 
 namespace {
 
-// There is one GPU. A completion handler may wait for another command buffer.
+// There is one GPU. The mutex is recursive because a completion handler may wait for another command buffer.
 std::recursive_mutex gpu_mutex;
 
 double seconds_now() {
@@ -228,7 +228,7 @@ using simulator::fault;
   for (MTLCommandBufferHandler handler : state->handlers) handler(self);
 }
 - (void)letGo {
-  // Each buffer leaves its list first, because its release throws if it was over-released.
+  // Each buffer is removed from the list first, because its release throws if it was over-released.
   while (!state->buffers.empty()) {
     const auto [object, serial] = *state->buffers.begin();
     state->buffers.erase(state->buffers.begin());

@@ -1,4 +1,4 @@
-// The compute encoder. What Metal's validation layer rejects is a fault here, at the call that is wrong.
+// The compute encoder. Errors that Metal's validation layer would report are faults here, at the call that is wrong.
 #include <cstring>
 
 #include "mps_simulator/engine/kernel_abi.h"
@@ -75,7 +75,7 @@ using simulator::Setting;
   if (!bytes || length == 0) fault("setBytes:length:atIndex: no bytes, index " + std::to_string(index));
   if (length > 4096)
     fault("setBytes:length:atIndex: " + std::to_string(length) + " bytes, index " + std::to_string(index) +
-          ": 4096 is the most, a buffer takes more");
+          ": 4096 is the most; use a buffer for more");
   const auto* first = static_cast<const std::byte*>(bytes);
   auto copy = std::make_shared<std::vector<std::byte>>(first, first + length);
   simulator::BoundArgument bound{simulator::BoundArgument::bytes, copy->data(), length, 0};
@@ -111,8 +111,8 @@ using simulator::Setting;
       [dispatch = std::move(dispatch), kept = std::move(kept)] { simulator::execute(dispatch); });
   if (state->dispatch_type == MTLDispatchTypeSerial) [self order];
 }
-// Metal may run the dispatches of a concurrent encoder in any order. Here the last one runs first, so that a dispatch
-// which needs another one finds nothing that it wrote.
+// Metal may run the dispatches of a concurrent encoder in any order. Here the last one runs first. A dispatch that
+// needs the result of another one then finds nothing.
 - (void)order {
   for (; !state->unordered.empty(); state->unordered.pop_back())
     [command_buffer push:std::move(state->unordered.back()) bookkeeping:NO];

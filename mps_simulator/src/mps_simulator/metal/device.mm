@@ -50,7 +50,8 @@
   simulator::CompileOptions settings;
   if (options) {
     settings.language_version = static_cast<uint32_t>(options.languageVersion);
-    // Safe mathematics with fast functions is not safe, so a host that forgets the second setting gets noticed.
+    // Safe mathematics with fast functions is not safe. Treating it as fast lets a host notice that it forgot the
+    // second setting.
     settings.fast_math =
         options.fastMathEnabled || options.mathFloatingPointFunctions == MTLMathFloatingPointFunctionsFast;
     for (NSString* name in [options.preprocessorMacros allKeys])

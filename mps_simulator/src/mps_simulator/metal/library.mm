@@ -190,7 +190,8 @@ using simulator::FunctionConstants;
 - (NSUInteger)threadExecutionWidth {
   return 32;
 }
-// The length is known only after the kernel has run, because the engine sees threadgroup arrays when they are declared.
+// The length is known only after the kernel has run, because the engine sees threadgroup arrays when the kernel
+// declares them.
 - (NSUInteger)staticThreadgroupMemoryLength {
   const auto figures = simulator::figures();
   const auto found = figures.find((*function)->name);

@@ -1,4 +1,4 @@
-// The classes behind Metal's protocols, and what they do beyond them. Objective-C++ only.
+// The classes behind Metal's protocols, with the methods that the protocols do not have. For Objective-C++ only.
 #pragma once
 #import <Metal/Metal.h>
 #import <MetalPerformanceShaders/MetalPerformanceShaders.h>
@@ -20,10 +20,10 @@ namespace simulator {
 
 struct BufferState {
   std::byte* data;
-  size_t length;  // as requested, which may be less than the block: the bounds that the watch checks
+  size_t length;  // as requested; the block may be larger, but the watch checks this bound
   size_t capacity;
-  uint64_t serial;              // no two buffers share one, even at the same address
-  std::atomic<int> pending{0};  // command buffers that name it and have not completed
+  uint64_t serial;              // unique per buffer, even if two buffers have the same address
+  std::atomic<int> pending{0};  // command buffers that use it and have not completed
   std::atomic<int> owners{0};   // retains by the allocator and by command buffers
 };
 
@@ -38,12 +38,12 @@ struct CommandBufferState {
   MTLCommandBufferStatus status = MTLCommandBufferStatusNotEnqueued;
   bool retained_references = true;
   std::vector<Command> commands;
-  std::unordered_map<id, uint64_t> buffers;  // a command names them; with their serials
+  std::unordered_map<id, uint64_t> buffers;  // the buffers that commands use, with their serials
   std::vector<id> others;                    // pipelines
   std::vector<MTLCommandBufferHandler> handlers;
   id open_encoder = nil;
   std::string error;
-  double start_time = 0, end_time = 0;  // in seconds; 0 before it ran
+  double start_time = 0, end_time = 0;  // in seconds; 0 before the command buffer runs
 };
 
 // An argument is valid until the end of the block that set it, because the next op on PyTorch's stream may end the
@@ -64,7 +64,7 @@ struct Argument {
 struct ComputeEncoderState {
   bool ended = false;
   MTLDispatchType dispatch_type = MTLDispatchTypeSerial;
-  std::vector<std::function<void()>> unordered;  // dispatches of a concurrent encoder since its last barrier
+  std::vector<std::function<void()>> unordered;  // dispatches of a concurrent encoder after its last barrier
   Setting<id> pipeline;
   std::array<Setting<Argument>, kMaxBuffers> arguments;
   std::array<Setting<size_t>, kMaxBuffers> threadgroup_lengths;
@@ -84,8 +84,8 @@ extern std::atomic<uint64_t> commands_encoded, commands_completed;
 }
 @property(copy, atomic) NSString* label;
 - (instancetype)initWithLength:(size_t)length capacity:(size_t)capacity;
-- (void)own;     // retain, and count it
-- (void)disown;  // release
+- (void)own;     // retains, and counts the owner
+- (void)disown;  // releases, and removes the owner
 @end
 
 @interface SimFunction : NSObject <MTLFunction> {
@@ -117,7 +117,8 @@ extern std::atomic<uint64_t> commands_encoded, commands_completed;
 @interface SimCommandQueue : NSObject <MTLCommandQueue> {
  @public
   std::deque<SimCommandBuffer*>* submitted;
-  dispatch_queue_t serial_queue;  // PyTorch's: encoding is allowed in its blocks only. Null for other queues
+  // The queue of PyTorch's stream; only its blocks may encode. Null for other command queues.
+  dispatch_queue_t serial_queue;
   NSString* _label;
 }
 @property(copy, atomic) NSString* label;
@@ -136,7 +137,7 @@ extern std::atomic<uint64_t> commands_encoded, commands_completed;
 - (instancetype)initWithQueue:(SimCommandQueue*)queue retainedReferences:(BOOL)retained;
 - (void)push:(std::function<void()>)work bookkeeping:(BOOL)bookkeeping;
 - (void)use:(SimBuffer*)buffer;
-- (void)requireIdle:(const char*)action;  // not committed, and no encoder is open
+- (void)requireIdle:(const char*)action;  // checks that it is not committed and no encoder is open
 - (void)run;
 - (void)abandon:(const std::string&)reason;
 @end
@@ -149,7 +150,7 @@ extern std::atomic<uint64_t> commands_encoded, commands_completed;
 }
 @property(copy, atomic) NSString* label;
 - (instancetype)initWithCommandBuffer:(SimCommandBuffer*)buffer dispatchType:(MTLDispatchType)type;
-- (void)order;  // earlier dispatches run before later ones
+- (void)order;  // makes earlier dispatches run before later ones
 @end
 
 @interface SimBlitEncoder : NSObject <MTLBlitCommandEncoder> {

@@ -1,5 +1,5 @@
-// The Metal objects in Python (mps_simulator/metal.py). They make no checks of their own, so that tests can make every
-// mistake that Objective-C++ code can.
+// The Metal objects in Python (mps_simulator/metal.py). They check nothing, so that tests can make every mistake that
+// Objective-C++ code can make.
 #include "mps_simulator/pytorch/bindings.h"
 
 #include <ATen/mps/MPSStream.h>
@@ -21,12 +21,12 @@ class Handle {
   ~Handle() {
     try {
       if (mine_) [object_ release];
-    } catch (...) {  // a misuse, which was reported before
+    } catch (...) {  // a misuse, which has already been reported
     }
   }
   Object get() const { return object_; }
   void retain() { [object_ retain]; }
-  void release() {  // one release message, whatever Python still holds
+  void release() {  // sends one release message, even if Python still holds references
     mine_ = false;
     [object_ release];
   }

@@ -1,4 +1,4 @@
-// We simulate the least capable Mac that has Metal 3.
+// The properties of the simulated Mac: the least capable Mac that has Metal 3.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -42,7 +42,7 @@ MPSDevice* MPSDevice::getInstance() {
 
 std::string MPSDevice::getName() const { return simulator::kDeviceName; }
 unsigned MPSDevice::getCoreCount() const { return simulator::kCoreCount; }
-// macOS 15.0 is second in the enumeration. Its names differ from torch 2.14 on.
+// macOS 15.0 is the second value of the enumeration. torch 2.14 renamed the values.
 bool MPSDevice::isMacOS13Plus(MacOSVersion version) const { return static_cast<int>(version) <= 1; }
 
 bool is_available() { return true; }
@@ -103,7 +103,7 @@ void MPSStream::flush() {
 void MPSStream::commitAndWait() {
   if (!_commandBuffer) return;
   ++simulator::waits_for_stream;
-  // Forget it first, so that the stream gets a new one if a command fails.
+  // The stream forgets the command buffer first, so that it gets a new one if a command fails.
   MPSCommandBuffer_t buffer = _commandBuffer;
   _commandBuffer = nil;
   @autoreleasepool {
@@ -189,7 +189,7 @@ void MPSStream::checkLastError() {
   auto* messages = reinterpret_cast<c10::metal::ErrorMessages*>(((SimBuffer*)_errorBuffer)->state->data);
   if (messages->count == 0) return;
   messages->count = 0;
-  static c10::metal::ErrorMessage last;  // the exception points to its names
+  static c10::metal::ErrorMessage last;  // the exception keeps pointers to its names
   last = messages->msg[0];
   throw c10::AcceleratorError({last.func, last.file, last.line}, 1,
                               std::string(last.message) + " (kernel " + last.func + ")");
@@ -215,7 +215,7 @@ at::mps::MPSStream& stream() { return *at::mps::getDefaultMPSStream(); }
 
 SimBuffer* as_buffer(const void* buffer) { return (SimBuffer*)const_cast<void*>(buffer); }
 
-// A block of the queue may call PyTorch's allocator (to make a tensor while encoding), but not a copy.
+// A block of the queue may call PyTorch's allocator (to make a tensor while encoding), but it may not copy.
 void on_stream_queue(void (^work)()) {
   if (on_queue(stream().queue()))
     work();

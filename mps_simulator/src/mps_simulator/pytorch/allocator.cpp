@@ -17,7 +17,7 @@ constexpr size_t kGranule = 512;  // PyTorch rounds sizes up to this
 
 size_t rounded(size_t size) { return (size + kGranule - 1) / kGranule * kGranule; }
 
-// Runs in stream order, so commands that were queued before still see the old content.
+// Runs in stream order, so that commands queued earlier still see the old content.
 void forget_content_of(void* buffer) {
   std::byte* data = buffer_data(buffer);
   const size_t capacity = buffer_capacity(buffer);
@@ -40,7 +40,7 @@ Allocator& Allocator::instance() {
 
 void* Allocator::take_from_pool(size_t size) {
   std::lock_guard lock(mutex_);
-  // Takes the smallest block that is large enough, unless more than half of it would be idle.
+  // Takes the smallest block that is large enough, unless more than half of it would stay unused.
   auto found = pool_.lower_bound(rounded(size));
   if (found == pool_.end() || found->first > 2 * rounded(size)) return nullptr;
   void* buffer = found->second;
@@ -69,7 +69,7 @@ c10::DataPtr Allocator::allocate(size_t size) {
   if (size == 0) return {nullptr, nullptr, raw_deleter(), device};
   void* buffer = take_from_pool(size);
   if (buffer) {
-    forget_content_of(buffer);  // this may wait for the stream's queue, so it must not hold the lock
+    forget_content_of(buffer);  // may wait for the stream's queue, so it must not hold the lock
     set_buffer_length(buffer, size);
   } else {
     buffer = make(size);
@@ -89,7 +89,8 @@ void Allocator::free(void* buffer) {
   current_ -= found->second;
   used_.erase(found);
   shapes_.erase(buffer);
-  // Goes before its equals. Queued commands most likely still use the block freed last, so it leaves the pool first.
+  // Inserts the block before blocks of equal size. Queued commands most likely still use the block that was freed last,
+  // so it is the first to leave the pool.
   const size_t capacity = buffer_capacity(buffer);
   pool_.emplace_hint(pool_.lower_bound(capacity), capacity, buffer);
 }
@@ -116,7 +117,7 @@ void Allocator::emptyCache(c10::MempoolId_t) {
   release_pool();
 }
 
-// Queued commands retain what they use, so a busy block is freed when they are done.
+// Queued commands retain the blocks that they use, so a busy block is freed after these commands.
 void Allocator::release_pool() {
   std::lock_guard lock(mutex_);
   for (auto& [capacity, buffer] : pool_) {
@@ -201,14 +202,14 @@ size_t Allocator::total_requested() const {
 }
 
 std::pair<const void*, uint32_t> Allocator::getSharedBufferPtr(const void* buffer) const {
-  if (is_buffer_busy(buffer)) fault("getSharedBufferPtr: the host reaches for a buffer with pending work");
+  if (is_buffer_busy(buffer)) fault("getSharedBufferPtr: the host accesses a buffer with pending work");
   return {buffer_data(buffer), buffer_retain_count(buffer)};
 }
 
 c10::Storage Allocator::getHostAliasStorage(const c10::Storage& storage) const {
   const void* buffer = storage.data();
-  if (is_buffer_busy(buffer)) fault("getHostAliasStorage: the host reaches for a buffer with pending work");
-  memory_written(buffer_data(buffer), buffer_length(buffer));  // from now on the host may write without our notice
+  if (is_buffer_busy(buffer)) fault("getHostAliasStorage: the host accesses a buffer with pending work");
+  memory_written(buffer_data(buffer), buffer_length(buffer));  // from now on the host may write, and we do not see it
   auto* keep = new c10::Storage(storage);
   auto drop = [](void* context) { delete static_cast<c10::Storage*>(context); };
   c10::DataPtr data(buffer_data(buffer), keep, drop, c10::Device(c10::DeviceType::CPU));
@@ -220,7 +221,7 @@ bool Allocator::waitForEvents(c10::ArrayRef<const void*>) const {
   return true;
 }
 
-// ---- pinned memory is ordinary host memory that we remember ----
+// ---- pinned memory: ordinary host memory that we keep a list of ----
 
 namespace {
 

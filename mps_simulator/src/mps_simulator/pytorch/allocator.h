@@ -1,5 +1,5 @@
-// Device memory for tensors. As in PyTorch's MPSAllocator, a block returns to the pool when its tensor is freed, even
-// while queued commands use it, because its next use comes later on the same stream.
+// Allocates device memory for tensors. As in PyTorch's MPSAllocator, a block returns to the pool when its tensor is
+// freed, even while queued commands use it. Its next use comes later on the same stream.
 #pragma once
 #include <ATen/mps/MPSAllocatorInterface.h>
 
@@ -53,17 +53,17 @@ class Allocator final : public at::mps::IMPSAllocator {
   size_t total_requested() const;  // bytes of all allocations so far
 
  private:
-  void* take_from_pool(size_t size);  // null: nothing fits
+  void* take_from_pool(size_t size);  // null if no block fits
   void* make(size_t size);
   void free(void* buffer);
   void release_pool();
 
   mutable std::mutex mutex_;
-  std::multimap<size_t, void*> pool_;  // by capacity
+  std::multimap<size_t, void*> pool_;  // sorted by capacity
   mutable std::unordered_map<const void*, std::vector<int64_t>> shapes_;
   std::unordered_map<const void*, size_t> used_;
   size_t current_ = 0, peak_ = 0, reserved_ = 0, requested_ = 0;
-  mutable double high_watermark_ = 1.7;  // of the working set, as PyTorch's default
+  mutable double high_watermark_ = 1.7;  // as a multiple of the working set; PyTorch's default
 };
 
 at::Allocator& pinned_allocator();

@@ -17,7 +17,7 @@
 namespace simulator {
 namespace {
 
-// Returns what was counted since `before`. The largest threadgroup memory of any dispatch is not a difference.
+// Returns what was counted since `before`. The largest threadgroup memory of a dispatch is not a difference.
 KernelFigures since(const KernelFigures& now, const KernelFigures& before) {
   KernelFigures difference = now;
   for (const Count& count : kCounts) difference.*count.value -= before.*count.value;

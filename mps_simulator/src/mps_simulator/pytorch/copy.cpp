@@ -42,7 +42,7 @@ void report_runs(const std::byte* first, const Dimension* dimension, const Dimen
   for (int64_t i = 0; i < dimension->size; i++) report_runs(first + i * dimension->stride, dimension + 1, end, run);
 }
 
-// Runs without the dispatch modes and transforms of the thread that waits for the stream.
+// Copies without the dispatch modes and transforms of the thread that waits for the stream.
 void copy_on_host(at::Tensor& destination, const at::Tensor& source) {
   const c10::impl::ExcludeDispatchKeyGuard guard(
       c10::autograd_dispatch_keyset | c10::autocast_dispatch_keyset | c10::python_ks |
@@ -96,7 +96,7 @@ void copy_between(const at::Tensor& source, const at::Tensor& destination, bool 
   std::vector<const void*> buffers;
   if (from_device) buffers.push_back(buffer_of(source));
   if (to_device) buffers.push_back(buffer_of(destination));
-  // Host memory lives as long as the command. The command buffer retains the device's memory.
+  // The command keeps the host memory alive. The command buffer retains the device memory.
   c10::Storage host = from_device ? to_device ? c10::Storage() : destination.storage() : source.storage();
   enqueue([work = std::move(work), host]() mutable { work(); }, buffers);
   if (from_device != to_device) commit_stream();

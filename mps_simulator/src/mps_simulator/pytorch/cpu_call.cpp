@@ -44,7 +44,7 @@ c10::IValue cpu_tensor(const c10::IValue& value, bool is_out) {
   return value;
 }
 
-// Runs after the op. Reports what the op wrote to the watch, or copies it to the out= tensor.
+// Runs after the op. Tells the watch what the op wrote, or copies it to the out= tensor.
 void take_written(const at::Tensor& original, const at::Tensor& used, bool is_out) {
   if (!original.defined() || !original.is_mps()) return;
   if (!is_out) return report_written(used);
@@ -69,7 +69,7 @@ c10::IValue result_on_device(const c10::IValue& value) {
   return value;
 }
 
-// Returns the argument that the schema says a result is, or null if the result is new.
+// Returns the argument that a result aliases according to the schema, or null if the result is new.
 const c10::IValue* argument_returned(const c10::FunctionSchema& schema, const c10::Argument& result,
                                      const std::vector<c10::IValue>& arguments) {
   if (!is_written(result)) return nullptr;

@@ -1,4 +1,4 @@
-// An event is a point of the stream, and the time when commands reach it.
+// An event marks a point of the stream, and records the time when commands reach it.
 #pragma once
 #include <memory>
 
@@ -7,7 +7,7 @@ namespace simulator {
 class Event {
  public:
   void record();       // marks this point of the stream, and commits
-  bool query() const;  // returns whether it was reached; true if nothing was recorded
+  bool query() const;  // returns whether it was reached; true if no point was recorded
   void synchronize() const;
   double milliseconds_until(const Event& later) const;
 

@@ -1,4 +1,4 @@
-// Handles ops that have no Metal kernel here. aten's ops run on the CPU, and all others raise an error, as on a Mac.
+// Handles ops that have no Metal kernel here. aten's ops run on the CPU. All other ops raise an error, as on a Mac.
 #include "fallback.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -46,7 +46,7 @@ class DefaultEngineScope {
   at::Tensor saved_;
 };
 
-// Replaces the op's generator by a CPU engine. Returns false if it takes none.
+// Replaces the op's generator by a CPU engine. Returns false if the op takes no generator.
 bool use_cpu_engine(const c10::FunctionSchema& schema, torch::jit::Stack* stack) {
   const auto& arguments = schema.arguments();
   for (size_t i = 0; i < arguments.size(); i++) {
@@ -96,8 +96,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(const at::Te
   return {to_device(input_grad), to_device(weight_grad), to_device(bias_grad)};
 }
 
-// The composite op looks for a kernel in a table of the CPU build, which has none for mps. Its plain form replaces it,
-// as on a Mac in inference.
+// The composite op looks up a kernel in a table that has no entry for mps in the CPU build. The plain form of the op
+// replaces it, as on a Mac in inference.
 at::Tensor scaled_dot_product_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                                         const std::optional<at::Tensor>& mask, double dropout, bool causal,
                                         std::optional<double> scale, bool enable_gqa) {

@@ -5,7 +5,7 @@
 
 namespace simulator {
 
-std::map<std::string, uint64_t> fallbacks();  // aten op -> times that it ran on the CPU
+std::map<std::string, uint64_t> fallbacks();  // number of times that each aten op ran on the CPU
 void count_fallback(const std::string& op);
 
 }  // namespace simulator

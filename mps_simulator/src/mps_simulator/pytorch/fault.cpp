@@ -1,4 +1,4 @@
-// Faults are exceptions that PyTorch's bindings turn into the Python class mps_simulator.Fault.
+// PyTorch's bindings turn these exceptions into the Python class mps_simulator.Fault.
 #include "fault.h"
 
 #include <torch/csrc/Exceptions.h>
@@ -10,8 +10,8 @@ namespace {
 
 PyObject* fault_class = nullptr;
 
-// It derives from PyTorch's error and not from the engine's, because two paths to std::exception would hide it from
-// handlers.
+// This class derives from PyTorch's error, and not from the engine's too. Two paths to std::exception would hide it
+// from handlers of std::exception.
 struct DeviceFault final : torch::PyTorchError {
   using torch::PyTorchError::PyTorchError;
   PyObject* python_type() override { return fault_class ? fault_class : PyExc_RuntimeError; }

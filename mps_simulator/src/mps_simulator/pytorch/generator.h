@@ -6,6 +6,6 @@ namespace simulator {
 
 const at::Generator& default_generator();
 at::Generator new_generator();
-at::Generator cpu_engine(const at::Generator& generator);  // the generator itself, if it is not on mps
+at::Generator cpu_engine(const at::Generator& generator);  // returns the generator itself if it is not on mps
 
 }  // namespace simulator

@@ -1,5 +1,5 @@
-// The rest of PyTorch finds a backend through two tables, MPSHooks and the device guard. It must find none through
-// CUDA's hooks.
+// The rest of PyTorch finds the device through two tables, MPSHooks and the device guard. It must not find a device
+// through CUDA's hooks.
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/detail/MPSHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -146,8 +146,8 @@ C10_REGISTER_CLASS(MPSHooksRegistry, MPSHooks, simulator_Hooks)
 
 namespace simulator {
 
-// PyTorch makes its one hooks object when something first asks whether mps is available, which may be before this
-// library is loaded. No class of hooks has data, so we replace the object's vtable.
+// PyTorch makes its only hooks object when something first asks whether mps is available. This may happen before this
+// library is loaded. No class of hooks has data members, so we replace the object's vtable.
 template <typename Ours, typename Interface>
 static void take_over(const Interface& theirs) {
   static const Ours ours;
@@ -155,8 +155,9 @@ static void take_over(const Interface& theirs) {
   memcpy(const_cast<void*>(static_cast<const void*>(&theirs)), static_cast<const void*>(&ours), sizeof(void*));
 }
 
-// PyTorch refuses two accelerators ("Cannot have both MPS and cuda", in opcheck and torch.compile). The hooks of the
-// usual Linux wheel report CUDA as built in even without a GPU, so they become those of a build without CUDA.
+// PyTorch refuses two accelerators ("Cannot have both MPS and cuda", in opcheck and torch.compile). In the usual Linux
+// wheel, CUDA's hooks report that CUDA is built in, even without a GPU. We replace them by the hooks of a build without
+// CUDA.
 struct NoCuda final : at::CUDAHooksInterface {};
 
 [[maybe_unused]] static const bool kInstalled = [] {

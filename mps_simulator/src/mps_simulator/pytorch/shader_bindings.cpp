@@ -64,7 +64,7 @@ void launch(MetalKernelFunction& kernel, const py::args& arguments, const py::ob
     kernel.startEncoding();
     for (unsigned i = 0; i < arguments.size(); i++) {
       set_argument(kernel, i, arguments[i], cast_of(casts, i));
-      // If there is no grid, runs a thread for each element of the first tensor.
+      // If no grid is given, runs one thread per element of the first tensor.
       if (grid.empty() && THPVariable_Check(arguments[i].ptr()))
         grid.push_back(THPVariable_Unpack(arguments[i].ptr()).numel());
     }

@@ -1,4 +1,4 @@
-// Makes tensors and views of them, which cannot fall back on the CPU.
+// Makes tensors and views. These ops cannot fall back to the CPU.
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/native/Resize.h>
@@ -48,7 +48,7 @@ at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, s
                                            &Allocator::instance(), kKeys, c10::dtype_or_default(dtype));
 }
 
-// Grows the storage. Its content moves in stream order.
+// Grows the storage. Its content is moved in stream order.
 void grow(c10::Storage storage, size_t bytes) {
   const size_t old_bytes = storage.nbytes();
   c10::DataPtr grown = Allocator::instance().allocate(bytes);

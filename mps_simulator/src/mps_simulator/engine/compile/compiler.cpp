@@ -23,8 +23,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Used if the host sets no version: the default of the oldest supported macOS. It has no bfloat, so you notice a
-// forgotten languageVersion.
+// Used if the host sets no version. This is the default of the oldest supported macOS. It has no bfloat, so you notice
+// if you forgot languageVersion.
 constexpr uint32_t kDefaultVersion = 2u << 16;
 
 struct Directories {
@@ -59,7 +59,8 @@ std::string machine_key() {
   return key;
 }
 
-// Hashes everything that a compiled kernel depends on: the language's headers, and the code that turns Metal into C++.
+// Hashes everything that a compiled kernel depends on: the headers of the language, and the code that turns Metal into
+// C++.
 std::string engine_key() {
   const fs::path& root = directories().engine;
   if (root.empty()) throw std::logic_error("set_directories() was not called");
@@ -79,20 +80,20 @@ const std::vector<std::string>& common_flags() {
       "-ffp-contract=fast", "-fno-math-errno", "-fno-strict-aliasing",
       // The sanitizer's pass misses accesses of more than 16 bytes. Vectorising would hide the shader's own accesses.
       "-fno-vectorize", "-fno-slp-vectorize", "-mllvm", "-disable-vector-combine",
-      // A kernel variant runs for milliseconds and takes about a second to compile. These passes took a third of that
-      // and made no kernel measurably faster. -O1 alone would not unroll loops of a constant length in full, but the
-      // checks of private arrays see more in unrolled loops.
+      // A kernel variant runs for milliseconds and takes about a second to compile. The passes that are turned off here
+      // took a third of that second, and made no kernel measurably faster. -O1 alone would not fully unroll loops of a
+      // constant length, but the checks of private arrays find more in unrolled loops.
       "-funroll-loops", "-mllvm", "-unroll-runtime=0", "-mllvm", "-unroll-allow-partial=0", "-mllvm", "-disable-lsr",
-      // These three passes of the code generator took a sixth of the rest.
+      // These three passes of the code generator took a sixth of the rest of the time.
       "-mllvm", "-regalloc=basic", "-mllvm", "-disable-cgp", "-mllvm", "-disable-x86-domain-reassignment",
       "-fsanitize=thread", "-mllvm", "-tsan-instrument-func-entry-exit=0", "-mllvm", "-tsan-handle-cxx-exceptions=0",
-      // These flags check private arrays and constant tables (watch/private_memory.cpp): first the indices of arrays,
-      // then what a pointer reaches once loops are unrolled, and at run time the rest. The handlers do not return, but
-      // clang must believe that they do. Otherwise each check guards all code after it, and GVN and IndVarSimplify take
-      // most of the time of a large kernel (6.0 s instead of 0.8 s).
+      // These flags check private arrays and constant tables (watch/private_memory.cpp). The first checks array
+      // indices. The second checks, once loops are unrolled, what a pointer reaches. The third checks the rest at run
+      // time. The handlers do not return, but clang must believe that they do. Otherwise each check guards all code
+      // after it, and GVN and IndVarSimplify take most of the compile time of a large kernel (6.0 s instead of 0.8 s).
       "-fsanitize=array-bounds,object-size,local-bounds", "-fsanitize-recover=array-bounds,object-size",
       "-fsanitize-trap=local-bounds",
-      // A private variable that was never written is a NaN.
+      // A private variable that was never written is NaN.
       "-ftrivial-auto-var-init=pattern",
       // Without this flag, `x += 1` would count only as a write.
       "-mllvm", "-tsan-instrument-read-before-write=1",
@@ -107,8 +108,8 @@ std::vector<std::string> math_flags(const CompileOptions& options) {
   return {"-ffast-math"};
 }
 
-// With -O1 a kernel variant compiles in two thirds of the time that it takes with -O2, and runs as fast. Operations are
-// counted in code of -O2, which is closer to what a GPU's compiler makes.
+// With -O1, a kernel variant compiles in two thirds of the time that -O2 takes, and runs as fast. Operations are
+// counted in -O2 code, which is closer to the output of a GPU's compiler.
 std::string optimisation(bool is_counted) { return is_counted ? "-O2" : "-O1"; }
 
 void append(std::vector<std::string>& list, const std::vector<std::string>& more) {
@@ -156,8 +157,8 @@ std::string run(const std::string& program, const std::vector<std::string>& argu
 
 std::string run_clang(const std::vector<std::string>& arguments) { return run(tools().clang, arguments); }
 
-// Compiles with the given arguments and links the object. Asked for both, clang would start itself a second time, which
-// takes 20 ms: a tenth of the time of a kernel.
+// Compiles with the given arguments, and links the object. If clang did both, it would start itself a second time,
+// which takes 20 ms: a tenth of a kernel's compile time.
 void make_library(std::vector<std::string> arguments, const fs::path& directory, const fs::path& library) {
   TemporaryFile object(directory, ".o");
   append(arguments, {"-c", "-o", object.path().string()});
@@ -207,7 +208,7 @@ fs::path prelude(const CompileOptions& options, const std::string& engine, const
   std::vector<std::string> arguments = {"-x", "cl-header"};
   append(arguments, common_flags());
   append(arguments, math_flags(options));
-  // The cache's key has the headers' content. A new checkout changes only their times.
+  // The cache's key covers the headers' content. A new checkout changes only their times.
   append(arguments, {"-Xclang", "-fno-pch-timestamp", "-isystem", (library / "host").string(), "-o",
                      output.path().string(), (library / "prelude.h").string()});
   run_clang(arguments);
@@ -232,7 +233,7 @@ void build(const std::string& source, const CompileOptions& options, bool is_cou
   std::vector<std::string> arguments = {"-x", "cl", optimisation(is_counted)};
   append(arguments, common_flags());
   append(arguments, math_flags(options));
-  // Metal 3.1 is C++14. clang's C++ for OpenCL is C++17, and warns about what C++14 lacks.
+  // Metal 3.1 is C++14. clang's C++ for OpenCL is C++17, and warns about features that C++14 lacks.
   if (options.strict) arguments.push_back("-Werror=pre-c++17-compat");
   append(arguments, {"-include-pch", prelude(options, engine, directory).string(), input.path().string()});
   if (is_counted) {
@@ -263,7 +264,7 @@ std::shared_ptr<const Program> build_and_load(const std::string& source, const C
     try {
       return load_program(path, seconds(), counted);
     } catch (const CompileError&) {
-      // The library is damaged, perhaps by a full disk, and is rebuilt below.
+      // The library is damaged, perhaps because the disk was full. It is rebuilt below.
     }
   }
   build(source, options, is_counted, engine, directory, path);

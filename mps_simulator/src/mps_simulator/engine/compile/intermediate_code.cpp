@@ -39,7 +39,7 @@ struct Instruction {
   bool is_float() const {
     return type.ends_with("float") || type.ends_with("half") || type.ends_with("float>") || type.ends_with("half>");
   }
-  // Returns the number of scalars: four for <4 x float>.
+  // Returns the number of scalars, which is four for <4 x float>.
   uint32_t width() const {
     uint32_t count = 1;
     if (type.starts_with('<')) std::from_chars(type.data() + 1, type.data() + type.size(), count);
@@ -97,7 +97,7 @@ std::string function_name(const std::string& callee) {
 
 typedef std::unordered_map<std::string_view, OperationKind> Kinds;
 
-// For doubles, these are only the functions that the simulator computes in double for a float.
+// For doubles, the list has only the functions that the simulator computes in double for a float.
 const Kinds& functions_of_any_type() {
   static const Kinds kinds = {
       {"exp", operation_exp},    {"exp2", operation_exp},    {"exp10", operation_exp},   {"log", operation_log},
@@ -165,7 +165,7 @@ class BlockCount {
     counts_[from] -= width;
     counts_[to] += width;
   }
-  // A product becomes part of the sum if nothing else uses it.
+  // Makes a product part of a sum if nothing else uses the product.
   void contract(const Instruction& instruction) {
     if (instruction.opcode == "fmul" && uses_.at(instruction.result) == 1) products_.insert(instruction.result);
     if (instruction.opcode != "fadd" && instruction.opcode != "fsub") return;
@@ -192,7 +192,7 @@ class ShaderFunction {
     }
   }
 
-  // Appends the function with its calls to `text`, and the blocks' operations to `table`.
+  // Appends the function with its added calls to `text`, and the blocks' operations to `table`.
   void count(std::string& text, std::vector<BlockOperations>& table) const {
     text += *begin_ + '\n';
     auto line = begin_ + 1;

@@ -9,7 +9,7 @@
 namespace simulator {
 namespace {
 
-// Maps an attribute to its place in simulator_thread.
+// Maps an attribute to its field in simulator_thread.
 const std::map<std::string, std::string>& builtins() {
   static const std::map<std::string, std::string> names = {
       {"thread_position_in_grid", "t->thread_position_in_grid"},
@@ -45,7 +45,7 @@ uint32_t to_index(const Tokens& tokens, const Attribute& attribute, uint32_t lim
   return static_cast<uint32_t>(value);
 }
 
-// Returns the end of the parameter that starts at `i`: its comma or the closing parenthesis.
+// Returns the end of the parameter that starts at `i`: the next comma or the closing parenthesis.
 size_t parameter_end(const Tokens& tokens, size_t i, size_t close) {
   int angles = 0;
   for (; i < close; ++i) {

@@ -1,4 +1,4 @@
-// Kernels in the source transformation, and the code that is generated for each entry point.
+// Describes the kernels that the source transformation finds, and generates the code of each entry point.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -12,7 +12,7 @@ namespace simulator {
 struct Attribute {
   std::string name;
   size_t argument_begin = 0, argument_end = 0;  // tokens of the argument
-  std::string argument;                         // as output
+  std::string argument;                         // output text of the argument
   size_t at = 0;
 };
 
@@ -22,7 +22,7 @@ std::vector<Attribute> take_attributes(Tokens& tokens, size_t begin, size_t end)
 struct KernelParameter {
   enum Kind { buffer, threadgroup_memory, builtin } kind = buffer;
   std::string name;
-  std::string source;  // where the builtin is read from
+  std::string source;  // expression that the builtin is read from
   std::string gate;    // its [[function_constant]], or empty
   uint32_t index = 0;
   size_t at = 0;
@@ -34,7 +34,7 @@ struct Kernel {
   std::string template_header;  // `template <...>`, empty for a plain function
   std::string max_threads;      // name of the function that returns it; empty if the attribute is absent
   std::vector<KernelParameter> parameters;
-  std::vector<size_t> required_constants;  // among the program's function constants
+  std::vector<size_t> required_constants;  // indices into the program's function constants
 };
 
 std::vector<KernelParameter> take_parameters(Tokens& tokens, size_t open);

@@ -12,7 +12,7 @@
 namespace simulator {
 namespace {
 
-// Kernels call simulator_* and __tsan_* of this library, and Python may have loaded it with RTLD_LOCAL.
+// Kernels call functions simulator_* and __tsan_* of this library, and Python may have loaded it with RTLD_LOCAL.
 void publish_own_symbols() {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -90,7 +90,7 @@ class LoadedProgram : public Program, public std::enable_shared_from_this<Loaded
   std::span<const BlockOperations> blocks() const override { return blocks_; }
 
  private:
-  // Like simulator::gate and simulator::requirement of metal/library/entry.h.
+  // Has the layout of simulator::gate and simulator::requirement in metal/library/entry.h.
   struct Gate {
     uint32_t kernel, parameter;
     bool (*is_open)();
@@ -126,7 +126,7 @@ class LoadedProgram : public Program, public std::enable_shared_from_this<Loaded
     }
   }
 
-  // Returns the kernel with the gates of its parameters decided.
+  // Returns the kernel after deciding the gates of its parameters.
   const simulator_kernel* specialise(uint32_t number, const FunctionConstants& constants) const {
     const std::lock_guard lock(mutex_);
     bool is_gated = false;

@@ -7,7 +7,7 @@
 
 namespace simulator {
 
-// Loads the shared library at `path`. Compiling it took `seconds`. `counted` compiles the version with counters.
+// Loads the shared library at `path`, whose compilation took `seconds`. `counted` compiles the version with counters.
 std::shared_ptr<const Program> load_program(const std::filesystem::path& path, double seconds,
                                             std::function<std::shared_ptr<const Program>()> counted);
 

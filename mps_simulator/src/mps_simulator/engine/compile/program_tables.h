@@ -1,4 +1,4 @@
-// Generates the tables of kernel_abi.h, which end a program.
+// Generates the tables of kernel_abi.h, which are appended to a program.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -15,7 +15,7 @@ struct FunctionConstant {
   uint32_t index = 0;
 };
 
-// `initialisers` names functions to call when function constants have changed.
+// `initialisers` names functions to call after function constants have changed.
 std::string program_tables(const std::vector<Entry>& entries, const std::vector<FunctionConstant>& constants,
                            const std::vector<std::string>& initialisers);
 

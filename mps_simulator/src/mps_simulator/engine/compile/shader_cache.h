@@ -1,4 +1,4 @@
-// Keeps files between runs. A hash of a file's inputs names it.
+// Keeps files between runs. The name of a file is a hash of its inputs.
 #pragma once
 #include <filesystem>
 #include <string>
@@ -9,8 +9,8 @@ std::string content_hash(const std::string& content);
 
 std::string read_file(const std::filesystem::path& path);
 
-// The file is deleted unless it is published. If processes build the same file at once, each writes its own, and the
-// last rename wins.
+// The file is deleted unless it is published. If several processes build the same file at once, each writes its own
+// file, and the last rename wins.
 class TemporaryFile {
  public:
   TemporaryFile(const std::filesystem::path& directory, const std::string& suffix);

@@ -24,17 +24,18 @@ class Transformer {
     rewrite_is_defined();
     scope(0, tokens_.size(), "");
     refuse_threadgroup_variables();
-    take_attributes(tokens_, 0, tokens_.size());  // takes those of other functions' parameters, where they mean nothing
+    // Also takes attributes of other functions' parameters, which have no meaning there.
+    take_attributes(tokens_, 0, tokens_.size());
     for (Kernel& kernel : kernels_) require_constants(kernel);
     return tokens_.output() + program_tables(entries_, constants_, initialisers_);
   }
 
  private:
-  // One declaration of a namespace: tokens [begin, end). `end` is after the semicolon or the body.
+  // One declaration in a namespace: tokens [begin, end). `end` is after the semicolon or the body.
   struct Declaration {
     size_t begin = 0, end = 0;
-    size_t open = 0;      // parenthesis of a function's parameters
-    size_t body = 0;      // brace of a function's body
+    size_t open = 0;      // opening parenthesis of a function's parameters
+    size_t body = 0;      // opening brace of a function's body
     size_t assigned = 0;  // '=' of an initialiser
     bool is_class = false;
     size_t class_body = 0;
@@ -59,7 +60,7 @@ class Transformer {
     }
   }
 
-  // Returns the parenthesis of the parameters of the operator at `i`.
+  // Returns the opening parenthesis of the parameters of the operator at `i`.
   size_t operator_parameters(size_t i) const {
     if (is(i + 1, "(") && is(i + 2, ")")) return i + 3;
     while (i < tokens_.size() && !is(i, "(")) ++i;
@@ -164,7 +165,8 @@ class Transformer {
     choose_checks(d);
   }
 
-  // Checking what pointers reach doubles the compile time, so only programs with a pointer to private memory do it.
+  // Checking what pointers reach doubles the compile time, so only programs that point to private memory get this
+  // check.
   void choose_checks(const Declaration& d) {
     for (size_t i = d.begin; i < d.end; ++i) {
       if (!is(i, "thread")) continue;
@@ -191,8 +193,8 @@ class Transformer {
     }
   }
 
-  // Returns true for a member function that is defined outside its class, `T A::f() {` or `T A<B>::f() {`, but no
-  // constructor.
+  // Returns true for a member function that is defined outside its class, `T A::f() {` or `T A<B>::f() {`, but false
+  // for a constructor.
   bool is_member(const Declaration& d) const {
     return d.body && is(d.open - 2, "::") && !is(d.open - 3, tokens_[d.open - 1].spelling.c_str());
   }
@@ -233,7 +235,7 @@ class Transformer {
     std::string result;
     for (size_t i = attribute.argument_begin; i < attribute.argument_end; ++i) {
       const std::string& piece = tokens_[i].spelling;
-      if (tokens_[i].kind != Token::text) tokens_.error(i, "[[host_name]] needs a text");
+      if (tokens_[i].kind != Token::text) tokens_.error(i, "[[host_name]] needs a string literal");
       result += piece.substr(1, piece.size() - 2);
     }
     return result;
@@ -248,7 +250,7 @@ class Transformer {
     FunctionAttributes trailing = take_function_attributes(close + 1, behind);
     if (!trailing.max_threads.empty()) attributes.max_threads = trailing.max_threads;
     if (!d.body) {
-      take_attributes(tokens_, d.open, close);  // this is a declaration; the definition says what the parameters are
+      take_attributes(tokens_, d.open, close);  // a declaration; only the definition says what the parameters are
       return;
     }
     std::vector<KernelParameter> parameters = take_parameters(tokens_, d.open);
@@ -277,8 +279,9 @@ class Transformer {
     return entry_code(entries_.back(), callee, signature);
   }
 
-  // template [[host_name("x")]] [[kernel]] decltype(f<a>) f<a>;   or   template [[host_name("x")]] kernel void
-  // f<a>(...);
+  // Handles these forms:
+  //     template [[host_name("x")]] [[kernel]] decltype(f<a>) f<a>;
+  //     template [[host_name("x")]] kernel void f<a>(...);
   void explicit_instantiation(const Declaration& d, const std::string& path) {
     if (!is_kernel(d.begin, d.end)) return;
     const FunctionAttributes attributes = take_function_attributes(d.begin, d.open ? d.open : d.end);
@@ -377,8 +380,8 @@ class Transformer {
       for (;;) {
         size_t stop = at + 1;
         while (is(stop, "[")) stop = tokens_[stop].match + 1;
-        if (is(stop, "=")) tokens_.error(stop, "a threadgroup variable has no initialiser");
-        if (!is(stop, ",") && !is(stop, ";")) tokens_.error(stop, "expected ';' behind a threadgroup variable");
+        if (is(stop, "=")) tokens_.error(stop, "a threadgroup variable cannot have an initialiser");
+        if (!is(stop, ",") && !is(stop, ";")) tokens_.error(stop, "expected ';' after a threadgroup variable");
         const std::string& spelled = tokens_[at].spelling;
         const int copies = used[spelled]++;
         const std::string key = copies == 0 ? spelled : spelled + "#" + std::to_string(copies + 1);
@@ -442,7 +445,7 @@ class Transformer {
   }
 
   // Metal overloads constructors by the address space of the object. Here one constructor reaches all spaces, so the
-  // first of such overloads stands for all.
+  // first of such overloads stands for all of them.
   void constructor(const Declaration& d, std::set<std::string>& seen) {
     const size_t close = tokens_[d.open].match;
     const bool is_new = seen.insert(tokens_.output(d.begin, close + 1)).second;
@@ -455,8 +458,9 @@ class Transformer {
     if (is_qualified && !is_new) tokens_.erase(d.begin, d.end);
   }
 
-  // A member function reaches objects in thread memory unless it names another address space. `threadgroup` has no
-  // spelling that clang takes there: such a function reaches all spaces, and the more exact overloads come first.
+  // A member function reaches objects in thread memory unless it names another address space. clang accepts no spelling
+  // of `threadgroup` in that position. Such a function reaches all spaces, and overload resolution prefers the more
+  // exact ones.
   void member_function(const Declaration& d) {
     for (size_t i = d.begin; i < d.open; ++i) {
       if (is(i, "static")) return;
@@ -474,7 +478,7 @@ class Transformer {
     if (!is_qualified) tokens_[tokens_[d.open].match].output += " __private";
   }
 
-  // Metal allows static variables only for constants.
+  // Metal allows static variables only if they are constants.
   void refuse_static_variables(size_t body) const {
     for (size_t i = body + 1; i < tokens_[body].match; ++i) {
       if (!is(i, "static") || !starts_statement(i)) continue;
@@ -524,7 +528,7 @@ class Transformer {
     return type;
   }
 
-  // The program reads a constant reference; Program::bind writes what it refers to.
+  // The program reads a constant reference. Program::bind writes the value that it refers to.
   void function_constant(const Declaration& d, const Attribute& attribute, const std::string& path) {
     const size_t at = attribute.argument_begin;
     if (attribute.argument_end != at + 1 || tokens_[at].kind != Token::number) {
@@ -548,7 +552,7 @@ class Transformer {
     return false;
   }
 
-  // A program-scope constant computed from function constants is recomputed when these change.
+  // A program-scope constant that is computed from function constants is recomputed when they change.
   void derived_constant(const Declaration& d, const std::string& path) {
     const size_t name = d.assigned - 1;
     const std::string& spelled = tokens_[name].spelling;

@@ -26,13 +26,13 @@ Words builtin_types() {
   return types;
 }
 
-// The range in which a name means a type: the whole program, or one template.
+// The range in which a name is a type: the whole program, or one template.
 struct TypeName {
   std::string name;
   size_t begin, end;
 };
 
-// Returns the end of the declaration whose template header is closed by `angle`.
+// Returns the end of the declaration whose template header ends at `angle`.
 size_t template_end(const Tokens& tokens, size_t angle) {
   for (size_t i = angle; i < tokens.size(); ++i) {
     if (tokens[i].is(";")) return i;
@@ -128,7 +128,7 @@ bool has_bfloat_suffix(const Token& token) {
   return suffix == "bf" || suffix == "BF";
 }
 
-// Returns the components of a swizzle of two to four letters, or nothing for another word.
+// Returns the components of a swizzle of two to four letters, or an empty vector for another word.
 std::vector<int> swizzle_components(const std::string& word) {
   if (word.size() < 2 || word.size() > 4) return {};
   for (const char* letters : {"xyzw", "rgba"}) {
@@ -152,7 +152,7 @@ bool is_assigned(const Tokens& tokens, size_t i) {
 }
 
 void rewrite_swizzles(Tokens& tokens) {
-  Words own;  // words that the program declares as members or variables of its own
+  Words own;  // words that the program itself declares as members or variables
   for (size_t i = 0; i < tokens.size(); ++i) {
     bool is_access = i > 0 && (tokens[i - 1].is(".") || tokens[i - 1].is("->"));
     if (tokens[i].kind == Token::identifier && !is_access) own.insert(tokens[i].spelling);
@@ -168,8 +168,8 @@ void rewrite_swizzles(Tokens& tokens) {
   }
 }
 
-// A string literal that is passed, returned or assigned to a pointer lies in constant memory. Initialisers of arrays,
-// static_assert and attributes stay as they are.
+// Returns whether a string literal is passed, returned or assigned to a pointer; it then lies in constant memory.
+// Initialisers of arrays, static_assert and attributes stay as they are.
 bool is_text_pointer(const Tokens& tokens, size_t i) {
   if (tokens[i].spelling[0] != '"' || i == 0) return false;
   if (tokens[i - 1].is("return") || (i > 1 && tokens[i - 1].is("=") && !tokens[i - 2].is("]"))) return true;
@@ -238,7 +238,7 @@ void rewrite_words(Tokens& tokens) {
     if (has_bfloat_suffix(token)) token.output = "bfloat(" + token.spelling.substr(0, token.spelling.size() - 2) + "f)";
     if (token.kind == Token::identifier && opencl_only.count(token.spelling)) token.output += "_";
     if (token.kind == Token::identifier && atomics.count(token.spelling)) token.output = "simulator_" + token.spelling;
-    // Metal 3.1 accepts this feature of C++17, and we know of no other (MLX compiles so).
+    // Metal 3.1 accepts this feature of C++17; MLX compiles with it. We know of no other such feature.
     if (token.is("constexpr") && i > 0 && tokens[i - 1].is("if")) {
       token.output =
           "_Pragma(\"clang diagnostic push\") _Pragma(\"clang diagnostic ignored \\\"-Wpre-c++17-compat\\\"\") "

@@ -8,7 +8,7 @@ namespace simulator {
 
 bool is_address_space(const Token& token);
 
-// Rejects what Metal lacks and clang's C++ for OpenCL accepts.
+// Rejects what clang's C++ for OpenCL accepts and Metal does not.
 void check_words(const Tokens& tokens, uint32_t language_version);
 
 // Rewrites address spaces, literals, swizzles, names that are keywords only in OpenCL, and string literals.

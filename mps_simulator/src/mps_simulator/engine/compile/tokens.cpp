@@ -55,7 +55,7 @@ class Tokenizer {
     return true;
   }
 
-  // Reads a line marker or a pragma; the preprocessor has handled all others.
+  // Reads a line marker or a pragma. The preprocessor has already handled all other directives.
   void take_directive() {
     std::string directive;
     while (position_ < source_.size() && at() != '\n') advance(directive);
@@ -188,7 +188,7 @@ size_t Tokens::closing_angle(size_t open) const {
   size_t depth = 0;
   for (size_t i = open; i < list.size(); ++i) {
     const Token& token = list[i];
-    // After any token but a name, it is a comparison: `sizeof(T) < 8`.
+    // After a token that is not a name, '<' is a comparison: `sizeof(T) < 8`.
     if (token.is("<") && (i == open || list[i - 1].kind == Token::identifier)) ++depth;
     if (token.is(">") && --depth == 0) return i;
     if (token.is("(") || token.is("[") || token.is("{")) i = token.match;

@@ -21,16 +21,16 @@ struct Tokens {
   std::vector<Token> list;
   std::vector<std::string> files;
   std::string after;                   // white space after the last token
-  bool includes_metal_header = false;  // a <metal_...> header was included
+  bool includes_metal_header = false;  // whether a <metal_...> header was included
 
   const Token& operator[](size_t i) const { return list[i]; }
   Token& operator[](size_t i) { return list[i]; }
   size_t size() const { return list.size(); }
   bool is(size_t i, const char* word) const { return i < list.size() && list[i].is(word); }
 
-  // Throws a CompileError in clang's format for a token.
+  // Throws a CompileError at a token, in the format of clang's messages.
   [[noreturn]] void error(size_t at, const std::string& message) const;
-  // Removes tokens [begin, end) from the output, but not their white space, so that lines keep their numbers.
+  // Removes tokens [begin, end) from the output. Keeps their white space, so that lines keep their numbers.
   void erase(size_t begin, size_t end);
   // Returns the output of tokens [begin, end) on one line.
   std::string output(size_t begin, size_t end) const;
@@ -39,8 +39,8 @@ struct Tokens {
   size_t closing_angle(size_t open) const;
 };
 
-// Brackets must match, or it throws a CompileError. closing_angle finds the end of a template argument list. Each '<'
-// and '>' is its own token.
+// Throws a CompileError if brackets do not match. closing_angle finds the end of a template argument list. Each '<' and
+// each '>' is its own token.
 Tokens tokenize(const std::string& preprocessed);
 
 }  // namespace simulator

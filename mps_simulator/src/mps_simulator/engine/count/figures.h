@@ -15,7 +15,7 @@ class Stopwatch {
   Clock::time_point start_ = Clock::now();
 };
 
-// Adds counts, and keeps the larger of the threadgroup memories.
+// Adds counts, and keeps the larger of the two threadgroup memory sizes.
 void add_figures(KernelFigures& sum, const KernelFigures& more);
 void record_figures(const std::string& kernel, const KernelFigures& more);
 

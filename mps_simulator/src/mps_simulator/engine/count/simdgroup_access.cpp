@@ -6,10 +6,10 @@
 namespace simulator {
 namespace {
 
-constexpr size_t kLine = 128;      // bytes of a cache line
+constexpr size_t kLine = 128;      // bytes in a cache line
 constexpr size_t kBanks = 32;      // banks of threadgroup memory
-constexpr size_t kWord = 4;        // bytes of a bank's word
-constexpr uintptr_t kWritten = 1;  // separates a site's writes from its reads; sites are further apart than this
+constexpr size_t kWord = 4;        // bytes in a bank's word
+constexpr uintptr_t kWritten = 1;  // distinguishes a site's writes from its reads; sites are further apart than this
 
 size_t quotient_rounded_up(size_t value, size_t divisor) { return (value + divisor - 1) / divisor; }
 
@@ -35,7 +35,7 @@ void SimdgroupAccesses::add(uint32_t thread, const Segment& segment, const LaneA
   whole.parts[whole.part_count++] = {access.address, uint8_t(access.size)};
 }
 
-// If lanes use different buffers or arrays through one pointer, they make one access for each.
+// If lanes use different buffers or arrays through one pointer, each of these counts as one access.
 SimdgroupAccesses::Access& SimdgroupAccesses::access_of(Simdgroup& simdgroup, Site& site, uint32_t number,
                                                         const Segment& segment, const LaneAccess& access) {
   if (number < site.accesses.size()) {
@@ -87,7 +87,7 @@ void SimdgroupAccesses::settle(Simdgroup& simdgroup) {
 void SimdgroupAccesses::count_device(const Access& access) {
   const Segment& segment = *access.segment;
   size_t bytes = 0, lines = 0;
-  uintptr_t next = 0, next_line = 0;  // after what is counted
+  uintptr_t next = 0, next_line = 0;  // the end of what is already counted
   for (uint32_t i = 0; i < access.part_count; ++i) {
     const uintptr_t end = access.parts[i].address + access.parts[i].size;
     const uintptr_t begin = std::max<uintptr_t>(access.parts[i].address, next);

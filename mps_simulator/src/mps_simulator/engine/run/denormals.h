@@ -1,4 +1,4 @@
-// Metal may flush denormals. The perturbing mode always does, with a control register of the processor.
+// Metal may flush denormals. The perturbing mode always flushes them, through a control register of the processor.
 #pragma once
 #include <cstdint>
 
@@ -11,7 +11,7 @@ namespace simulator {
 // Returns the previous setting.
 inline bool flush_denormals(bool on) {
 #if defined(__x86_64__)
-  constexpr uint32_t kFlush = 0x8040;  // results and operands
+  constexpr uint32_t kFlush = 0x8040;  // flushes results and operands
   const uint32_t present = _mm_getcsr();
   const uint32_t wanted = on ? present | kFlush : present & ~kFlush;
   if (wanted != present) _mm_setcsr(wanted);

@@ -18,10 +18,10 @@
 namespace simulator {
 namespace {
 
-// A worker's stacks alone take 130 MB of address space and up to 2,048 of the 65,530 mappings that Linux allows.
+// The stacks of one worker take 130 MB of address space, and up to 2,048 of the 65,530 mappings that Linux allows.
 constexpr unsigned kMaxWorkers = 16;
 
-// The first worker runs on the thread that calls execute(), the others on their own threads.
+// The first worker runs on the thread that calls execute(). The others run on their own threads.
 class Team {
  public:
   // Runs one dispatch at a time. Returns the text of the first fault, or "".
@@ -89,7 +89,8 @@ class Team {
   uint64_t generation_ = 0;
 };
 
-// It is never destroyed: its threads sleep until the process ends. A forked child has none of its parent's threads.
+// The team is never destroyed. Its threads sleep until the process ends. A forked child has none of its parent's
+// threads.
 Team& team() {
   static Team* instance = nullptr;
   static pid_t owner = 0;

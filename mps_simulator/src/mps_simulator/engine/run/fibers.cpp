@@ -14,8 +14,8 @@ constexpr size_t kGuardSize = 4096;
 constexpr size_t kStackSize = 131072;
 constexpr size_t kSlotSize = kGuardSize + kStackSize;
 
-// Spreads the tops over one page. Tops at the same offset in their pages would share a few sets of the first-level
-// cache.
+// Spreads the stack tops over one page. Tops at the same offset in their pages would share a few sets of the
+// first-level cache.
 constexpr size_t kColours = 12;
 constexpr size_t kColourStride = 320;
 
@@ -74,8 +74,8 @@ simulator_switch_stacks:
 .size simulator_switch_stacks, . - simulator_switch_stacks
 )");
 
-// Lays out what the switch pops: six registers, the return address, and a null return address for that function. At a
-// function's entry the stack is 8 bytes below a multiple of 16.
+// Lays out the values that the switch pops: six registers, the return address, and a null return address for the
+// function there. At a function's entry, the stack pointer is 8 bytes below a multiple of 16.
 void FiberPool::prepare(Fiber& fiber) {
   constexpr size_t kSavedRegisters = 6;
   auto** frame = reinterpret_cast<void**>(fiber.top) - (kSavedRegisters + 2);

@@ -1,5 +1,5 @@
-// The stacks on which Metal threads run, one pool for each worker, and the switch between them. Kernels own nothing but
-// their stack, so the stacks are reused after a fault without unwinding.
+// The stacks on which Metal threads run, one pool per worker, and the switch between them. A kernel owns only its
+// stack, so the stacks are reused after a fault without unwinding.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -20,10 +20,10 @@ struct Fiber {
 #if defined(__x86_64__)
 
 // Saves the callee-saved registers, and returns on the other stack. Boost's switch ends in a jump, after which the
-// processor mispredicts returns: a rendezvous of 32 lanes takes 630 ns instead of 240.
+// processor mispredicts returns. With it, a rendezvous of 32 lanes takes 630 ns instead of 240 ns.
 extern "C" void simulator_switch_stacks(void** from, void* to);
 
-// Continues in `to`; returns when something switches back to `from`.
+// Continues in `to`. Returns when another fiber switches back to `from`.
 inline void switch_fiber(Fiber& from, Fiber& to) { simulator_switch_stacks(&from.context, to.context); }
 
 #else
@@ -36,7 +36,7 @@ inline void switch_fiber(Fiber& from, Fiber& to) {
 
 #endif
 
-// Each new or renewed fiber runs this function, in worker.cpp.
+// Each new or renewed fiber runs this function (worker.cpp).
 [[noreturn]] void fiber_entry();
 
 class FiberPool {
@@ -46,7 +46,7 @@ class FiberPool {
   FiberPool(const FiberPool&) = delete;
   FiberPool& operator=(const FiberPool&) = delete;
 
-  // Makes at least `count` fibers in all, so that take() cannot fail.
+  // Makes fibers until there are at least `count`, so that take() cannot fail.
   void reserve(size_t count);
 
   Fiber* take() {
@@ -58,7 +58,7 @@ class FiberPool {
 
   void renew();
 
-  // Kernels use this memory in addition to their arguments: stacks and scratch.
+  // Kernels use this memory for their stacks and scratch, in addition to their arguments.
   uintptr_t start() const { return reinterpret_cast<uintptr_t>(mapping_); }
   size_t length() const;
   std::byte* scratch() const { return mapping_; }

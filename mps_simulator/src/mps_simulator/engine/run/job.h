@@ -1,4 +1,4 @@
-// One dispatch, as the workers see it. Only the two atomics change while it runs.
+// One dispatch, as workers see it. Only its two atomics change while it runs.
 #pragma once
 #include <atomic>
 #include <string>
@@ -13,10 +13,10 @@ struct Job {
   const Dispatch& dispatch;
   const simulator_kernel& kernel;
   Settings settings;
-  Size threadgroups, threads;  // threads: the whole grid
+  Size threadgroups, threads;  // `threads` is the size of the whole grid
   unsigned workers = 1;
-  const Layout* layout = nullptr;  // null when not watched
-  std::atomic<uint64_t> next{0};   // threadgroup; see Settings::parts
+  const Layout* layout = nullptr;  // null without watch
+  std::atomic<uint64_t> next{0};   // next threadgroup; see Settings::parts
   std::atomic<bool> stopped{false};
 
   explicit Job(const Dispatch& dispatch);
@@ -26,7 +26,7 @@ struct Job {
     return {uint32_t(index % threadgroups.width), uint32_t(row % threadgroups.height),
             uint32_t(row / threadgroups.height)};
   }
-  // Returns the size of a threadgroup. It is smaller at the edges of a grid that dispatchThreads gave.
+  // Returns the size of a threadgroup. It is smaller at the edges of a grid that dispatchThreads defined.
   simulator_uint3 group_size(simulator_uint3 position) const;
 };
 

@@ -1,5 +1,5 @@
-// The places where threads wait for each other, with the functions of kernel_abi.h that make them wait. They are in one
-// file so that all of them are inlined: this runs 32 times for every simd operation.
+// Makes threads wait for each other, with the functions of kernel_abi.h that do so. They are all in one file so that
+// they are inlined: this code runs 32 times for every simd operation.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -41,7 +41,7 @@ bool Wait::same_as(const Wait& other) const {
   return simdgroup.arrived == simdgroup.lanes;
 }
 
-// Does what the lanes that arrived wait for, and lets them go on.
+// Does the work that the lanes have arrived for, and lets them continue.
 [[gnu::always_inline]] inline void Worker::complete_simdgroup(uint32_t index) {
   Simdgroup& simdgroup = simdgroups_[index];
   if (simdgroup.combine) {
@@ -57,8 +57,8 @@ bool Wait::same_as(const Wait& other) const {
   if (seed_ != 0 && random_.next() % 2 == 0) leave_simdgroup();
 }
 
-// Called when no thread can continue. Returns whether some now can: those of one simdgroup, if the settings allow an
-// operation without the lanes that wait elsewhere or have returned.
+// Called when no thread can continue. If the settings allow it, completes the operation of one simdgroup without the
+// lanes that wait elsewhere or have returned. Returns whether a thread can now continue.
 bool Worker::complete_with_active_lanes() {
   if (settings().all_lanes) return false;
   for (uint32_t index = 0; index * 32 < lane_count_; ++index) {

@@ -17,9 +17,9 @@ void* simulator_threadgroup_array(const char* name, size_t size, size_t alignmen
   return current_worker->threadgroup_array(name, size, alignment);
 }
 
-// A value always moves by the same amount, so that you can repeat a result.
+// Moves a given value always by the same amount, so that you can repeat a result.
 float simulator_perturb(float value, float ulps) {
-  if (!current_worker) return value;  // a constant of the program, computed while it is loaded
+  if (!current_worker) return value;  // computes a constant of the program while it is loaded
   const simulator::Settings& settings = current_worker->settings();
   if (!settings.perturb || !std::isfinite(value) || value == 0) return value;
   const auto bits = std::bit_cast<uint32_t>(value);

@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kSlotSize = 3 * kMaxThreadgroupMemory;
 static_assert((ThreadgroupMemory::kMaxArrays & (ThreadgroupMemory::kMaxArrays - 1)) == 0, "place() exchanges slots");
-// Spreads the arrays over so many bytes. Arrays at the same offset in their pages would share a few sets of the
+// Spreads the arrays over this many bytes. Arrays at the same offset in their pages would share a few sets of the
 // first-level cache.
 constexpr size_t kSpread = 4096;
 
@@ -38,7 +38,7 @@ void ThreadgroupMemory::begin_dispatch(uint64_t seed) {
   seed_ = seed;
 }
 
-// Returns an odd multiple of the alignment in the array's slot.
+// Returns an address in the array's slot, at an odd multiple of the alignment.
 std::byte* ThreadgroupMemory::place(size_t alignment) {
   const size_t slot = (count_ ^ mix(seed_)) % kMaxArrays;
   const size_t multiples = std::max<size_t>(kSpread / (2 * alignment), 1);
@@ -49,7 +49,7 @@ std::byte* ThreadgroupMemory::place(size_t alignment) {
 const ThreadgroupArray& ThreadgroupMemory::add(const char* name, size_t size, size_t alignment, size_t element,
                                                int32_t index) {
   alignment = std::max<size_t>(alignment, 1);
-  // If the host sets the length, Metal gives memory in units of 16 bytes.
+  // If the host sets the length, Metal allocates memory in units of 16 bytes.
   std::byte* data = place(index < 0 ? alignment : std::max<size_t>(alignment, 16));
   std::memset(data, 0xFF, size);
   total_ += (size + 15) / 16 * 16;

@@ -1,6 +1,7 @@
-// The threadgroup memory of one worker. A GPU packs a kernel's arrays in its own order, so one array says nothing about
-// where another lies. Here each array lies in a slot that the seed chooses, with only the alignment that its type
-// requires. Arrays are so far apart that an index out of bounds by less than 32 KB hits none of them.
+// The threadgroup memory of one worker. A GPU packs a kernel's arrays in an order of its own, so the address of one
+// array says nothing about that of another. Here each array lies in a slot that the seed chooses, with only the
+// alignment that its type requires. The arrays are so far apart that an index that is out of bounds by less than 32 KB
+// does not reach another array.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -11,8 +12,8 @@ namespace simulator {
 struct ThreadgroupArray {
   const char* name;
   std::byte* data;
-  size_t size, alignment, element;  // element: the size of one value, if it is known
-  int32_t index;                    // of [[threadgroup(index)]]; -1: declared in the kernel's body
+  size_t size, alignment, element;  // element: the size of one value, if known
+  int32_t index;                    // index in [[threadgroup(index)]]; -1 if the kernel's body declares the array
 };
 
 class ThreadgroupMemory {
@@ -25,11 +26,12 @@ class ThreadgroupMemory {
   ThreadgroupMemory& operator=(const ThreadgroupMemory&) = delete;
 
   void begin_dispatch(uint64_t seed);
-  // Fills the memory with NaN in every format: what the last threadgroup left has no value.
+  // Fills the memory with a pattern that is NaN in every format, because a threadgroup must not read what the last one
+  // left.
   void poison();
   const ThreadgroupArray& add(const char* name, size_t size, size_t alignment, size_t element, int32_t index);
   const ThreadgroupArray* find(const char* name,
-                               size_t size) const;  // among the arrays that the kernel's body declares
+                               size_t size) const;  // searches the arrays that the kernel's body declares
   size_t total() const { return total_; }
   bool is_full() const { return count_ == kMaxArrays; }
 

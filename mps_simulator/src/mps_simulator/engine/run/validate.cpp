@@ -69,7 +69,7 @@ class Validation {
     }
     if (bound.kind == BoundArgument::buffer) {
       if (bound.length == 0) fail(argument + ": offset " + std::to_string(bound.offset) + " is not inside its buffer");
-      // Apple GPUs require 4 in constant space, even if the argument has a smaller type.
+      // Apple GPUs require an alignment of 4 in constant space, even if the argument's type is smaller.
       const size_t alignment = std::max<size_t>(parameter.value_alignment, parameter.is_constant_space ? 4 : 1);
       if (bound.offset % alignment != 0) {
         fail(argument + ": offset must be a multiple of " + std::to_string(alignment) + ", got " +

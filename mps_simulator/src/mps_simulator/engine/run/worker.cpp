@@ -101,7 +101,7 @@ void Worker::run_threadgroup(uint64_t index) {
 
 void fiber_entry() { current_worker->run_lanes(); }
 
-// Every fiber runs this function. It runs one thread after the other, until the next one to run is in another fiber.
+// Every fiber runs this function. It runs one thread after another, until the next thread to run is in another fiber.
 void Worker::run_lanes() {
   for (;;) {
     Lane& lane = lanes_[current_];
@@ -143,7 +143,7 @@ void Worker::run_kernel(uint32_t index) {
   thread.simdgroup_index_in_threadgroup = index / 32;
   thread.simdgroups_per_threadgroup = (lane_count_ + 31) / 32;
   thread.threads_per_simdgroup = 32;
-  flush_denormals(settings().perturb);  // for each thread, because the switch between fibers may keep this register
+  flush_denormals(settings().perturb);  // for each thread, because the switch between fibers may preserve this register
   job_->kernel.run(scratch().arguments, &thread);
 }
 
@@ -166,7 +166,7 @@ void* Worker::threadgroup_array(const char* name, size_t size, size_t alignment)
   return array.data;
 }
 
-// All lanes of a simdgroup get the same order until its next rendezvous, in whatever order they run.
+// All lanes of a simdgroup get the same order until their next rendezvous, whatever order they run in.
 const uint8_t* Worker::reduction_order() {
   uint8_t* order = scratch().order;
   std::iota(order, order + 32, uint8_t{0});

@@ -1,8 +1,8 @@
-// One operating-system thread's share of a dispatch. It runs whole threadgroups, one Metal thread per fiber.
+// One operating-system thread's share of a dispatch. It runs whole threadgroups, with one Metal thread per fiber.
 //
-// A thread runs until it waits. Then a ready thread is chosen: the lowest for seed 0, else a random one. The worker
-// leaves a simdgroup only if none of its lanes is ready or, at random, when a rendezvous is complete. If no thread is
-// ready and some wait, the threads have diverged.
+// A thread runs until it waits. The worker then chooses a ready thread: the lowest one for seed 0, otherwise a random
+// one. It leaves a simdgroup only if none of its lanes is ready or, at random, when a rendezvous is complete. If no
+// thread is ready and some wait, the threads have diverged.
 #pragma once
 #include <array>
 #include <bit>
@@ -23,7 +23,7 @@ struct Wait {
   enum Kind : uint8_t { none, threadgroup_barrier, simdgroup_barrier, collective };
   Kind kind = none;
   const char* operation = nullptr;
-  const void* site = nullptr;  // where the kernel calls from: barriers in two branches are two barriers
+  const void* site = nullptr;  // the kernel's call site: barriers in two branches are two barriers
   uint32_t scope = 0;
 
   bool same_as(const Wait& other) const;
@@ -35,7 +35,7 @@ class Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  // Runs threadgroups of the job until none is left or one fails. A failure stops the job, and fault() has it.
+  // Runs threadgroups of the job until none is left or one fails. A failure stops the job, and fault() returns it.
   void run(Job& job);
   const std::string& fault() const { return fault_; }
   const KernelFigures& figures() const { return figures_; }
@@ -51,7 +51,7 @@ class Worker {
 
   // Ends the threadgroup and abandons its fibers.
   [[noreturn]] void fail(std::string text);
-  // Does the same, and names the kernel and the thread that runs.
+  // Does the same, and also names the kernel and the thread that runs.
   [[noreturn]] void fail_in_kernel(const std::string& what);
   // Returns "thread (0, 0, 0) of threadgroup (0, 0, 0)".
   std::string name_thread(uint32_t index) const;
@@ -62,17 +62,17 @@ class Worker {
 
  private:
   struct Lane {
-    Fiber* fiber = nullptr;  // null: not begun
+    Fiber* fiber = nullptr;  // null before the thread begins
     bool returned = false;
   };
   struct Simdgroup {
     uint32_t lanes = 0, ready = 0, arrived = 0;  // one bit for each lane
     LaneOrder order;
     Wait wait;
-    simulator_combine combine = nullptr;  // what the lanes wait for, if it is not a barrier
+    simulator_combine combine = nullptr;  // the operation that the lanes wait for, unless it is a barrier
     uint64_t rendezvous = 0;
   };
-  // Memory that kernels reach through the runtime's pointers: inside the fiber pool's mapping.
+  // Memory that kernels reach through the runtime's pointers. It lies inside the fiber pool's mapping.
   struct Scratch {
     void* slots[32][32];
     void* arguments[256];
@@ -119,7 +119,7 @@ class Worker {
     return true;
   }
 
-  const Wait* waits_at(uint32_t lane) const;  // null if it has returned
+  const Wait* waits_at(uint32_t lane) const;  // null if the lane has returned
   std::string diverged(const Wait& here, const Wait& there, uint32_t other) const;
   std::string stuck() const;
 
@@ -134,7 +134,7 @@ class Worker {
   std::array<Lane, kMaxThreads> lanes_;
   std::array<Simdgroup, kMaxThreads / 32> simdgroups_;
   uint32_t lane_count_ = 0, returned_ = 0, at_barrier_ = 0;
-  uint32_t current_ = 0;  // the lane that runs, or the one chosen to run
+  uint32_t current_ = 0;  // the lane that runs or is chosen to run next
   uint32_t current_simdgroup_ = 0;
   uint32_t ready_simdgroups_ = 0;  // one bit for each simdgroup with a ready lane
   Wait barrier_;
@@ -144,7 +144,7 @@ class Worker {
   Random random_;
 };
 
-// The worker whose threadgroup this operating-system thread is running, or null.
+// The worker whose threadgroup runs on this operating-system thread, or null.
 extern constinit thread_local Worker* current_worker __attribute__((tls_model("initial-exec")));
 
 }  // namespace simulator

@@ -47,8 +47,8 @@ const Wait* Worker::waits_at(uint32_t lane) const {
   return simdgroup.arrived >> lane % 32 & 1 ? &simdgroup.wait : &barrier_;
 }
 
-// Describes why no thread can continue: where threads wait, and which have returned. If a rendezvous of one simdgroup
-// is incomplete, it reports that, and not the barrier that others have reached.
+// Describes why no thread can continue: where threads wait, and which threads have returned. If a rendezvous of one
+// simdgroup is incomplete, it reports that one, and not the barrier that other threads have reached.
 std::string Worker::stuck() const {
   const uint32_t simdgroup_count = (lane_count_ + 31) / 32;
   uint32_t simdgroup = 0;

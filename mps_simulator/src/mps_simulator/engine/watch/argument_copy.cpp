@@ -12,7 +12,7 @@ ArgumentCopy::ArgumentCopy(std::shared_ptr<const Memory> memory, uintptr_t start
       first_(start - memory_->start),
       length_(length),
       pages_(new_pages(length_ + 2 * kChunk)),
-      data_(pages_ + start % kChunk),  // cache lines begin where they did
+      data_(pages_ + start % kChunk),  // keeps the offset within a cache line
       is_here_(new bool[memory_->length / kChunk + 1]()),
       read_(memory_->length),
       written_(memory_->length) {}

@@ -1,9 +1,9 @@
-// Finds arguments that alias. Metal forbids them, and its compiler assumes that no byte which a kernel writes through
-// one argument is read or written through another.
+// Finds arguments that alias. Metal forbids aliases. Its compiler assumes that if a kernel writes a byte through one
+// argument, it neither reads nor writes that byte through another.
 //
 // Views of one storage overlap in a buffer, because each is bound from its offset to the buffer's end. An address then
 // does not tell which argument an access goes through. While the kernel runs, such arguments are therefore copies in
-// separate memory. A chunk is copied when it is first used, and what the kernel wrote is copied back.
+// separate memory. A chunk is copied when it is first used. What the kernel wrote is copied back.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -18,15 +18,15 @@ namespace simulator {
 
 class ArgumentCopy {
  public:
-  // Copies `length` bytes at `start`, which lie in `memory`.
+  // Copies `length` bytes at address `start`, which lies in `memory`.
   ArgumentCopy(std::shared_ptr<const Memory> memory, uintptr_t start, size_t length);
   ~ArgumentCopy();
   ArgumentCopy(const ArgumentCopy&) = delete;
   ArgumentCopy& operator=(const ArgumentCopy&) = delete;
 
   uintptr_t start() const { return reinterpret_cast<uintptr_t>(data_); }
-  size_t first() const { return first_; }  // in bytes of the memory
-  // Returns the address at which the argument lies in the memory.
+  size_t first() const { return first_; }  // offset of the argument in the memory, in bytes
+  // Returns the offset between the copy's addresses and the addresses in the memory.
   uintptr_t distance() const { return start() - (memory_->start + first_); }
 
   // Called before each access. Several workers may call it at once.
@@ -40,12 +40,12 @@ class ArgumentCopy {
     if (is_write) written_.set(first, size);
   }
 
-  // Call it after the kernel.
+  // Call this after the kernel.
   void write_back() const;
 
-  // A byte of the memory that the kernel used through both arguments and wrote through at least one of them.
+  // Describes a byte of the memory that the kernel used through both arguments, and wrote through at least one of them.
   struct Clash {
-    size_t offset;  // in the memory
+    size_t offset;  // offset in the memory
     bool is_written_here, is_written_there;
   };
   std::optional<Clash> clash_with(const ArgumentCopy& other) const;
@@ -55,16 +55,16 @@ class ArgumentCopy {
   struct Range {
     size_t first, end;
   };
-  Range range_of(size_t chunk) const;  // of the argument's bytes, as offsets in the memory
+  Range range_of(size_t chunk) const;  // range of the argument's bytes in a chunk, as offsets in the memory
   void fetch(size_t chunk);
 
   std::shared_ptr<const Memory> memory_;
-  size_t first_, length_;  // of the argument, in the memory
+  size_t first_, length_;  // the argument's bytes in the memory
   std::byte *pages_, *data_;
-  std::unique_ptr<bool[]> is_here_;  // by chunk of the memory
-  std::vector<size_t> chunks_;       // that are here
+  std::unique_ptr<bool[]> is_here_;  // indexed by the chunk of the memory
+  std::vector<size_t> chunks_;       // chunks that are copied
   std::mutex mutex_;
-  ByteBits read_, written_;  // as in the memory
+  ByteBits read_, written_;  // indexed by offset in the memory
 };
 
 }  // namespace simulator

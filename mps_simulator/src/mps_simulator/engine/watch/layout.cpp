@@ -12,7 +12,7 @@ namespace {
 
 uintptr_t address(const void* data) { return reinterpret_cast<uintptr_t>(data); }
 
-// Returns the constants of a kernel's shared library: what the shader declares at program scope.
+// Returns the constants of a kernel's shared library, which are those that the shader declares at program scope.
 Segment module_segment(const void* code) {
   Dl_info info;
   Segment segment;
@@ -58,7 +58,7 @@ struct Group {
 
 bool overlap(const Window& a, const Window& b) { return a.start < b.start + b.length && b.start < a.start + a.length; }
 
-// Returns whether data written through one of the arguments could be used through another.
+// Returns whether data that is written through one of the arguments may be used through another.
 bool may_alias(const Group& group, const Window& window) {
   return std::any_of(group.windows.begin(), group.windows.end(), [&](const Window& other) {
     const bool is_written = !window.parameter->is_const || !other.parameter->is_const;
@@ -79,7 +79,7 @@ Segment segment_of(const Group& group, SharedCell* cells, Touched* touched) {
   return segment;
 }
 
-// Cuts the memory at each place where a window begins or ends. Windows that are copies are separate.
+// Splits the memory at each place where a window begins or ends. Windows that are copies stay separate.
 void add_segments(const std::vector<Window>& windows, const Segment& common, std::vector<Segment>& segments) {
   std::vector<uintptr_t> cuts;
   for (const Window& window : windows) cuts.insert(cuts.end(), {window.start, window.start + window.length});
@@ -108,7 +108,7 @@ Segment segment_of_copy(const Window& window, Segment segment) {
   return segment;
 }
 
-// Describes the kernel's use of a byte of the memory.
+// Describes how the kernel uses a byte of the memory.
 std::string use_text(const Window& window, size_t offset, bool is_written) {
   const simulator_parameter& parameter = *window.parameter;
   const size_t element = (offset - window.copy->first()) / std::max<size_t>(parameter.value_size, 1);
@@ -193,7 +193,7 @@ std::string Layout::end_copies() const {
       if (!clash) continue;
       return "arguments alias: " + use_text(one, clash->offset, clash->is_written_here) + ", and in the same memory " +
              use_text(other, clash->offset, clash->is_written_there) +
-             "; Metal's compiler assumes that what is written through one argument is used through no other";
+             "; Metal's compiler assumes that memory written through one argument is not used through another";
     }
   }
   return {};

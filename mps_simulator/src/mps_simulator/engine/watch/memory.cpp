@@ -37,7 +37,7 @@ void with_range(const void* data, size_t length, Action action) {
 
 }  // namespace
 
-// With calloc, pages that are never written stay unmapped.
+// calloc leaves pages unmapped until they are written.
 ByteBits::ByteBits(size_t length) : words_(static_cast<uint32_t*>(std::calloc(length / 32 + 1, 4))) {
   if (!words_) throw std::bad_alloc();
 }
@@ -62,7 +62,7 @@ size_t ByteBits::count_range(size_t first, size_t count) const {
 
 void ByteBits::fill_range(size_t first, size_t count, bool value) {
   if (!value && count > kManyBytes) {
-    // Sets all words except those at the ends, which it may share with others.
+    // Sets all words except those at the ends, which it may share with other threads.
     const size_t begin = first / 32 + 1, end = (first + count) / 32;
     forget_pages(reinterpret_cast<std::byte*>(&words_[begin]), (end - begin) * 4);
     fill_range(first, begin * 32 - first, false);

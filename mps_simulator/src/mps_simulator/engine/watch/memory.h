@@ -1,4 +1,4 @@
-// Knows where each device buffer lies, and which of its bytes were ever written.
+// Records where each device buffer lies, and which of its bytes were ever written.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace simulator {
 
-// One bit for each byte. Several workers set bits at once. Relaxed order is enough, because two threads of one dispatch
-// that read and set the same bit are reported as a race.
+// One bit per byte. Several workers set bits at once. Relaxed order is enough: if two threads of a dispatch read and
+// set the same bit, they are reported as a race.
 class ByteBits {
  public:
   explicit ByteBits(size_t length);
@@ -24,7 +24,7 @@ class ByteBits {
   void set(size_t first, size_t count) {
     if (!test(first, count)) set_range(first, count);
   }
-  // Writes nothing if all bits are set, so that workers which set the same bytes do not contend.
+  // Writes nothing if all bits are already set, so that workers that set the same bytes do not contend.
   void set_range_once(size_t first, size_t count) {
     if (!test_range(first, count)) set_range(first, count);
   }

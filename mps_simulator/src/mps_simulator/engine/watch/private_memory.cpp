@@ -1,5 +1,6 @@
-// clang's checks of private memory call these functions. Registers, private arrays and the constants of a program never
-// reach the watch: the compiler puts the comparisons into the kernel's own code (compile/compiler.cpp has the flags).
+// clang's checks of private memory call these functions. Accesses to registers, private arrays and the constants of a
+// program never reach the watch. The compiler puts the comparisons into the kernel's own code (compile/compiler.cpp has
+// the flags).
 #include "private_memory.h"
 
 #include <signal.h>
@@ -16,13 +17,13 @@
 namespace simulator {
 namespace {
 
-// clang lays them out like this for the handlers of -fsanitize=undefined.
+// These are the layouts that clang passes to the handlers of -fsanitize=undefined.
 struct SourceLocation {
   const char* file;
   uint32_t line, column;
 };
 struct TypeDescriptor {
-  uint16_t kind, info;  // for an integer: bit 0 is signed, and the bits above it are the logarithm of its bits
+  uint16_t kind, info;  // info of an integer: bit 0 says whether it is signed, the rest is log2 of its number of bits
   char name[1];
 };
 struct OutOfBounds {
@@ -46,7 +47,7 @@ std::string place_of(const SourceLocation& at) {
          std::to_string(at.column);
 }
 
-// Returns float[4] for 'const __global float[4]'.
+// For 'const __global float[4]', returns float[4].
 std::string name_of(const TypeDescriptor& type) {
   std::string name = type.name;
   for (const char* word :
@@ -57,7 +58,7 @@ std::string name_of(const TypeDescriptor& type) {
   return name;
 }
 
-// The source transformation makes each such declaration a type.
+// The source transformation makes a type for each such declaration.
 bool is_threadgroup_array(const TypeDescriptor& type) {
   return std::string(type.name).find("simulator_type_") != std::string::npos;
 }
@@ -69,11 +70,11 @@ int64_t value_of(const TypeDescriptor& type, uint64_t bits) {
 
 [[noreturn]] void fail_at_trap() { fail("out of bounds access to a private variable or to a constant of the program"); }
 
-// If the checks that are left to the run find an access out of bounds, the kernel executes an illegal instruction. It
-// then continues in fail_at_trap(), as if it had called that.
+// A check at run time that finds an access out of bounds executes an illegal instruction in the kernel. The kernel then
+// continues in fail_at_trap(), as if it had called that function.
 void handle_trap(int signal, siginfo_t*, void* context) {
   if (!current_worker) {
-    ::signal(signal, SIG_DFL);  // not a kernel's instruction: it happens again, and ends the process
+    ::signal(signal, SIG_DFL);  // not an instruction of a kernel; it traps again, and ends the process
     return;
   }
   mcontext_t& registers = static_cast<ucontext_t*>(context)->uc_mcontext;
@@ -105,8 +106,8 @@ void handle_traps_of_kernels() {
 
 extern "C" {
 
-// Returns for a threadgroup array, because the watch sees and names its accesses. It does not return for a row of such
-// an array, which the watch does not know.
+// Returns if the array is in threadgroup memory, because the watch sees and names the access. Does not return for a row
+// of such an array, because the watch does not know rows.
 void __ubsan_handle_out_of_bounds(const simulator::OutOfBounds* data, uint64_t index) {
   if (simulator::is_threadgroup_array(*data->array)) return;
   simulator::fail("index " + std::to_string(simulator::value_of(*data->index, index)) + " is out of bounds of " +

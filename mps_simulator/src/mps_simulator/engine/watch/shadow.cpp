@@ -7,7 +7,7 @@
 namespace simulator {
 namespace {
 
-// A dispatch that needs more than this returns its cells at once instead of keeping them for the next one.
+// A dispatch that needs more than this frees its cells at once, and does not keep them for the next dispatch.
 constexpr size_t kKeptLength = size_t{1} << 31;
 
 }  // namespace

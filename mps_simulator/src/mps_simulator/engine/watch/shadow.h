@@ -1,11 +1,12 @@
-// The record of each unit of memory that finds data races.
+// A record for each unit of memory. It is used to find data races.
 //
-// Time within a threadgroup is counted in ticks, one for each barrier of the threadgroup or of one of its simdgroups.
-// Two accesses of one threadgroup are ordered if one thread made both, if the earlier one's tick is not after the last
-// threadgroup barrier, or if one simdgroup made both and the earlier one's tick is not after its last barrier.
+// Time within a threadgroup is counted in ticks. Each barrier of the threadgroup or of one of its simdgroups is a tick.
+// Two accesses of one threadgroup are ordered in three cases: one thread made both; the earlier access's tick is not
+// after the last threadgroup barrier; or one simdgroup made both, and the earlier access's tick is not after that
+// simdgroup's last barrier.
 //
-// A cell keeps the last writer. It also keeps whether one thread, several threads of one simdgroup, or several
-// simdgroups have read since. This is enough to check the next write exactly.
+// A cell stores the last writer. It also stores who has read since: one thread, several threads of one simdgroup, or
+// several simdgroups. This is enough to check the next write exactly.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -20,8 +21,8 @@ struct Cell {
 
   Readers readers = one;
   bool written_atomically = false;
-  uint32_t reader = 0, writer = 0;         // threads; with no write to remember, `writer` is the reader before
-  uint32_t read_tick = 0, write_tick = 0;  // 0: never
+  uint32_t reader = 0, writer = 0;         // threads; if no write is remembered, `writer` is the previous reader
+  uint32_t read_tick = 0, write_tick = 0;  // 0 means never
 
   static Cell unpack(uint64_t word) {
     return {Readers(word & 3),
@@ -37,14 +38,14 @@ struct Cell {
   }
 };
 
-// For device memory: which threadgroups used it, and the cell of the threadgroup if there is only one. Several
-// threadgroups may only read (or all use atomics), so they need no cell. Runs number threadgroups through all
-// dispatches. A cell with an older run is empty, so nothing is ever cleared.
+// The record for a unit of device memory. It says which threadgroups used it, and has the threadgroup's cell if there
+// is only one. Several threadgroups may only read (or all use atomics), so they need no cell. Threadgroups are numbered
+// through all dispatches; such a number is called a run. A cell with an older run is empty, so nothing is ever cleared.
 struct SharedCell {
   enum Flags : uint64_t { read = 1, write = 2, atomic = 4, many = 8, split = 16, busy = 32 };
 
-  std::atomic<uint64_t> owner;  // run << 32 | thread << 8 | flags; with `many`, the first
-  std::atomic<uint64_t> cell;   // a packed Cell; with `many`, the second, for the error message
+  std::atomic<uint64_t> owner;  // run << 32 | thread << 8 | flags; with `many`, those of the first threadgroup
+  std::atomic<uint64_t> cell;   // a packed Cell; with `many`, the second threadgroup, for the error message
 
   static uint64_t pack(uint32_t run, uint32_t thread, uint64_t flags) {
     return uint64_t{run} << 32 | uint64_t{thread} << 8 | flags;
@@ -52,7 +53,7 @@ struct SharedCell {
   static uint32_t run(uint64_t owner) { return uint32_t(owner >> 32); }
   static uint32_t thread(uint64_t owner) { return uint32_t(owner >> 8 & 1023); }
 
-  // No packed Cell has the highest bit.
+  // The highest bit is not set in any packed Cell.
   static uint64_t pack_second(uint32_t threadgroup, uint32_t thread, uint64_t flags) {
     return pack(threadgroup | 1u << 31, thread, flags);
   }
@@ -65,7 +66,8 @@ class ShadowArena {
  public:
   ~ShadowArena();
   uint32_t claim_runs(uint64_t count);
-  // Returns cells for a dispatch. They are all older than its runs. Invalidates the cells of the last dispatch.
+  // Returns cells for a dispatch. All of them are older than the dispatch's runs. Invalidates the cells of the last
+  // dispatch.
   SharedCell* claim_cells(size_t count);
 
  private:

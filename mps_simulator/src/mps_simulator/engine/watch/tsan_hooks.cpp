@@ -1,5 +1,5 @@
-// clang's -fsanitize=thread calls these functions before each load and store of a kernel. They replace the sanitizer's
-// own runtime.
+// Code compiled with clang's -fsanitize=thread calls these functions before each load and store of a kernel. They
+// replace the sanitizer's own runtime.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>

@@ -15,7 +15,7 @@ constinit thread_local Watch* current_watch __attribute__((tls_model("initial-ex
 
 namespace {
 
-// Each array has the cells of its units, and those of its bytes.
+// Each array has cells for its units and cells for its bytes.
 constexpr size_t kCellsPerArray = 2 * kMaxThreadgroupMemory;
 constexpr size_t kCellsLength = ThreadgroupMemory::kMaxArrays * kCellsPerArray * sizeof(uint64_t);
 
@@ -133,7 +133,7 @@ Segment* Watch::find(uintptr_t address, size_t size) {
   return nullptr;
 }
 
-// Copies a unit's cell to the cells of its bytes, once in an interval.
+// Copies a unit's cell to the cells of its bytes, once per interval.
 void Watch::split(uint64_t& word, uint64_t* bytes, size_t count) {
   const Cell cell = Cell::unpack(word);
   const bool is_open = cell.read_tick > ordered_[threadgroup_space] || cell.write_tick > ordered_[threadgroup_space];

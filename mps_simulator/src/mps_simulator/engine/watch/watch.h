@@ -1,8 +1,8 @@
 // Checks every load and store of a kernel. Each worker has one watch.
 //
 // Accesses to the fiber's own stack pass. The watch first tries the segment that the same instruction used last time,
-// because an instruction nearly always stays within one argument. It then checks alignment, written bits, and the cells
-// of shadow.h.
+// because an instruction nearly always stays within one argument. It then checks the alignment, the written bits, and
+// the cells of shadow.h.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -40,7 +40,7 @@ struct Access {
 struct Rival {
   Action action = Action::read;
   uint32_t thread = 0;
-  bool is_known = true;  // false: the cell has forgotten which of several readers
+  bool is_known = true;  // false if the cell no longer says which of several readers it was
 };
 
 class Watch {
@@ -57,7 +57,7 @@ class Watch {
   void set_thread(uint32_t thread) { thread_ = thread; }
   void threadgroup_barrier(uint32_t scope);
   void simdgroup_barrier(uint32_t simdgroup, uint32_t scope);
-  // The lanes of the simdgroup meet at an operation or at a barrier of their own.
+  // Call this when the lanes of the simdgroup meet at an operation or at a barrier of the simdgroup.
   void simdgroup_together(uint32_t simdgroup, const char* operation, const void* site) {
     if (is_detailed_) [[unlikely]]
       settle(simdgroup, operation, site);
@@ -69,7 +69,7 @@ class Watch {
     if (is_detailed_) operations_.enter(thread_, block);
   }
 
-  // `size` is at most 16. `is_natural` says that the type's alignment is its size. `site` is the instruction.
+  // `size` is at most 16. `is_natural` says that the alignment of the type is its size. `site` is the instruction.
   template <Action action>
   void access(uintptr_t address, size_t size, bool is_natural, const void* site);
   template <Action action>
@@ -128,11 +128,11 @@ class Watch {
   uint32_t tick_ = 1;
   uint32_t ordered_[2] = {};  // the tick of the last threadgroup barrier, for each space
   uint32_t simdgroup_ordered_[kMaxThreads / 32][2] = {};
-  uint32_t run_ = 0, first_run_ = 0;  // of this threadgroup, of this dispatch; see SharedCell
-  bool keeps_order_ = true;           // false in a threadgroup that has used up the ticks
+  uint32_t run_ = 0, first_run_ = 0;  // run of this threadgroup, and first run of this dispatch; see SharedCell
+  bool keeps_order_ = true;           // false in a threadgroup that has used all ticks
   bool is_alone_ = true;              // no other worker uses the shared cells
   std::array<Segment*, kSites> last_at_;
-  uint64_t bytes_[4][2] = {};  // by kind of segment; read, written
+  uint64_t bytes_[4][2] = {};  // indexed by kind of segment, and by read or write
   bool is_detailed_ = false;   // the next two are used only if it is true
   SimdgroupAccesses accesses_;
   OperationCounts operations_;
@@ -145,12 +145,12 @@ class Watch {
     ThreadgroupArray array;
     ByteBits written{kMaxThreadgroupMemory};
   };
-  std::vector<std::unique_ptr<ArrayRecord>> arrays_;  // the first array_count_ belong to this dispatch
+  std::vector<std::unique_ptr<ArrayRecord>> arrays_;  // the first array_count_ records belong to this dispatch
   size_t array_count_ = 0;
   uint64_t* cells_;
 };
 
-// The watch of the threadgroup that this operating-system thread is running; null when not watched.
+// The watch of the threadgroup that runs on this operating-system thread, or null without watch.
 extern constinit thread_local Watch* current_watch __attribute__((tls_model("initial-exec")));
 
 }  // namespace simulator

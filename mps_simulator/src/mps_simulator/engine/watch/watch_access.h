@@ -1,4 +1,4 @@
-// The checks of one access. Only tsan_hooks.cpp includes it, so that all of it is inlined.
+// Checks one access. Only tsan_hooks.cpp includes this file, so that everything in it is inlined.
 #pragma once
 #include "watch.h"
 
@@ -53,8 +53,8 @@ template <Action action>
     accesses_.add(thread_, segment, {site, address, size, reads(action), writes(action)});
 }
 
-// Handles an access that is not inside one segment. It goes byte by byte if it crosses into another segment; otherwise
-// it is out of bounds.
+// Handles an access that is not inside one segment. If it crosses into another segment, it is checked byte by byte.
+// Otherwise it is out of bounds.
 template <Action action>
 void Watch::access_elsewhere(uintptr_t address, size_t size, const void* site) {
   for (size_t i = 0; i < size; ++i) {
@@ -114,7 +114,7 @@ template <Action action>
   return true;
 }
 
-// Handles a read that leaves the cell unchanged, as most reads of a shared tile do.
+// Handles a read that leaves the cell unchanged. Most reads of a shared tile do.
 inline bool Watch::is_noted(uint64_t word, Space space) const {
   const Cell cell = Cell::unpack(word);
   if (cell.write_tick > ordered_[space]) return false;
@@ -123,7 +123,7 @@ inline bool Watch::is_noted(uint64_t word, Space space) const {
   return cell.readers == Cell::one && cell.read_tick == tick_ && cell.reader == thread_;
 }
 
-// The cells of a vector are mostly equal. Then one check is enough for all.
+// Checks the cells of a vector. They are mostly equal; one check is then enough for all of them.
 template <Action action>
 [[gnu::always_inline]] inline void Watch::order(const Segment& segment, uintptr_t address, size_t size) {
   if (!keeps_order_) [[unlikely]]
@@ -188,7 +188,7 @@ template <Action action>
     } else if (run == run_ && !(owner & SharedCell::many)) {
       if (!(owner & kind) && !replace(shared.owner, owner, owner | kind)) continue;
       cell = shared.cell.load(std::memory_order_relaxed);
-      if (SharedCell::is_second(cell)) {  // another threadgroup was faster
+      if (SharedCell::is_second(cell)) {  // another threadgroup has changed the cell meanwhile
         owner = shared.owner.load(std::memory_order_relaxed);
         continue;
       }

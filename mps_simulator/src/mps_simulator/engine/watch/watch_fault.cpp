@@ -7,7 +7,7 @@
 
 namespace simulator {
 
-// Finds the argument or array at an address, or the nearest one.
+// Finds the argument or array that contains an address, or the nearest one.
 struct Watch::Place {
   std::string name;
   int64_t offset = 0;
@@ -49,7 +49,7 @@ Watch::Place Watch::place_of(const Access& access) const {
   Place best;
   best.name = "memory of no argument";
   size_t nearest = SIZE_MAX;
-  // If several arguments cover one address, this prefers the one that begins last, and among those a writable one.
+  // If several arguments contain the address, this prefers the one that begins last, and among equals a writable one.
   const auto precedes = [&](const Window& window, size_t far) {
     if (far != nearest) return far < nearest;
     if (far > 0 || window.start != best.window->start) return far == 0 && window.start > best.window->start;
@@ -87,7 +87,7 @@ void Watch::fail_outside(const Access& access) {
     std::string names;
     for (const simulator_parameter* parameter : job_->layout->absent)
       names += (names.empty() ? "" : ", ") + argument_name(*parameter);
-    fail(std::string(verb(access.action)) + " through a null pointer: not set is " + names + "; " + here());
+    fail(std::string(verb(access.action)) + " through a null pointer: nobody set " + names + "; " + here());
   }
   const Place place = place_of(access);
   const size_t count = place.length / place.element;

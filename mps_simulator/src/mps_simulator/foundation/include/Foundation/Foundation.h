@@ -1,5 +1,5 @@
-// The part of Apple's Foundation that Objective-C++ host code for Metal uses, for clang with libobjc of GCC and manual
-// retain and release. It declares only what a Mac has, so code that compiles with it finds the same names there.
+// The part of Apple's Foundation that Objective-C++ host code for Metal uses, for clang with GCC's libobjc and manual
+// retain and release. It declares only names that a Mac has, so code that compiles with it finds the same names there.
 #pragma once
 #include <Availability.h>
 #include <Block.h>
@@ -10,7 +10,7 @@
 #include <sys/types.h>
 #include <time.h>
 
-// Apple's own headers include these, and the wheel's MPS headers rely on that.
+// Apple's own headers include these headers, and the MPS headers of PyTorch's wheel rely on that.
 #include <condition_variable>
 #include <functional>
 #include <mutex>

@@ -18,7 +18,8 @@ const char *dispatch_queue_get_label(dispatch_queue_t queue);
 void dispatch_sync_f(dispatch_queue_t queue, void *context, dispatch_function_t work);
 void dispatch_assert_queue(dispatch_queue_t queue);
 
-// Apple's versions are macros, in Objective-C too, which send messages. Here a queue lives as long as the process.
+// In Apple's headers, these are macros that send messages, in Objective-C too. Here a queue lives as long as the
+// process.
 #ifdef __OBJC__
 #define dispatch_retain(object) ((void)(object))
 #define dispatch_release(object) ((void)(object))

@@ -1,4 +1,4 @@
-// The part of Apple's Metal that compute host code uses. Names, selectors and enum values are Apple's.
+// The part of Apple's Metal that compute host code uses. The names, selectors and enum values are Apple's.
 #pragma once
 #import <Metal/MTLBlitCommandEncoder.h>
 #import <Metal/MTLBuffer.h>

@@ -12,7 +12,7 @@ struct atomic {
                 "atomic: int, uint, bool, float or ulong");
   T simulator_value;
 };
-// OpenCL predeclares atomic_int and the like, so the source transformation replaces them with these.
+// OpenCL predeclares names such as atomic_int. The source transformation replaces them with these names.
 typedef atomic<int> simulator_atomic_int;
 typedef atomic<uint> simulator_atomic_uint;
 typedef atomic<bool> simulator_atomic_bool;

@@ -1,5 +1,5 @@
-// The generated code of each kernel uses these. The compiler gives the types of the parameters, and the source
-// transformation gives their attributes.
+// The code that is generated for each kernel uses these definitions. The compiler knows the types of the parameters,
+// and the source transformation knows their attributes.
 #pragma once
 
 #define SIMULATOR_ENTRY __attribute__((disable_sanitizer_instrumentation, no_sanitize("thread")))
@@ -51,20 +51,20 @@ struct layout<const void> : layout<void> {};
 template <typename P>
 struct layout_of : layout<typename pointee<P>::type> {};
 
-// Tells whether the function constant of a parameter's [[function_constant(...)]] is true.
+// Returns whether the function constant in a parameter's [[function_constant(...)]] is true.
 typedef bool (*gate_function)();
 struct gate {
   uint32_t kernel_number, parameter_number;
   gate_function is_open;
 };
 
-// A kernel needs a value for a function constant; both are positions in the program's tables.
+// Says that a kernel needs a value for a function constant. Both are indices into the program's tables.
 struct requirement {
   uint32_t kernel_number, constant_number;
 };
 
-// A reference points here if a false function constant leaves it out, because the optimiser may read it before it tests
-// the constant.
+// A reference points here if a false function constant leaves it out, because the optimiser may read through the
+// reference before it tests the constant.
 template <size_t size>
 struct absent {
   alignas(16) static uchar bytes[size];

@@ -1,4 +1,4 @@
-// The compiler intrinsics that Apple's own headers are written in. MLX's bf16_math.h calls them to give bfloat the
+// The compiler intrinsics that Apple's own headers call. MLX's bf16_math.h also calls them, to give bfloat the
 // functions of the library.
 #pragma once
 

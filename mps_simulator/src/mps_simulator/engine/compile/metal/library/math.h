@@ -1,26 +1,28 @@
 // <metal_math>, <metal_common>, <metal_relational> and <metal_geometric>.
 //
-// Error bounds are those of the Metal Shading Language Specification (section "Relative Error as ULPs"): the table of
-// single-precision functions for metal::precise, the table for fast math for metal::fast. A bound given as an absolute
-// error or a formula is taken in ULPs at a typical argument. Functions are computed in double and rounded once, so that
-// the perturbed result keeps the bound too; those of half are computed in float and rounded again.
+// Error bounds are those of the Metal Shading Language Specification (section "Relative Error as ULPs"). metal::precise
+// follows the table of single-precision functions, and metal::fast the table for fast math. If the specification gives
+// a bound as an absolute error or a formula, we use its value in ULPs at a typical argument. Functions are computed in
+// double and rounded once, so that the perturbed result keeps the bound too. The functions of half are computed in
+// float and rounded again.
 #pragma once
 
 namespace simulator {
 
-// Computes in double and rounds once. This is correctly rounded except for ties, which no float argument has.
+// Computes in double and rounds once. The result is correctly rounded except for ties, which no float argument has.
 METAL_FUNC float reciprocal_root(float x) {
   return static_cast<float>(static_cast<double>(1) / __builtin_sqrt(static_cast<double>(x)));
 }
 
-// Takes the remainder by 2, which is exact, so that sin(pi x) and cos(pi x) of large arguments keep their digits.
+// Takes the remainder of a division by 2, which is exact. sin(pi x) and cos(pi x) of large arguments then keep their
+// digits.
 METAL_FUNC double half_turns(float x) {
   return static_cast<double>(3.14159265358979323846L) * static_cast<double>(x - 2.0f * __builtin_rintf(0.5f * x));
 }
 METAL_FUNC float sine_pi(float x) { return static_cast<float>(__builtin_sin(half_turns(x))); }
 METAL_FUNC float cosine_pi(float x) { return static_cast<float>(__builtin_cos(half_turns(x))); }
 METAL_FUNC float fraction(float x) { return __builtin_fminf(x - __builtin_floorf(x), 0x1.fffffep-1f); }
-// fmin and fmax ignore a NaN. An unwritten variable has all bits set, also if it is half or bfloat.
+// fmin and fmax ignore a NaN. A variable that was never written has all bits set, and so do half and bfloat variables.
 METAL_FUNC float written(float x) {
   if (__builtin_bit_cast(uint, x) >= 0xffff0000u) simulator_unwritten();
   return x;
@@ -53,7 +55,7 @@ namespace metal {
     typedef decltype(name(T())) Result;                                                            \
     return simulator::each<Result, simulator_each_##name, N>(simulator::make_indices<N>(), {}, x); \
   }
-// The second and later arguments may be scalars, which convert to the vector type.
+// The second and later arguments may be scalars. They convert to the vector type.
 #define SIMULATOR_VECTOR_2(name)                                                                       \
   SIMULATOR_EACH(name)                                                                                 \
   template <typename T, int N>                                                                         \

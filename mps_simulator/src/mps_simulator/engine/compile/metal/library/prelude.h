@@ -1,11 +1,12 @@
-// The Metal library as a precompiled header. Metal programs are compiled as C++ for OpenCL, clang's only mode whose
-// address spaces work with templates, overloads and member functions, for the host's processor, where all address
-// spaces are one memory:
+// The Metal library as a precompiled header. Metal programs are compiled as C++ for OpenCL for the host's processor.
+// This is clang's only mode in which address spaces work with templates, overloads and member functions. On the host,
+// all address spaces are one memory:
 //   thread       __private
 //   device       __local
 //   threadgroup  __global_device
-//   constant     const __global     the only one that program-scope variables may live in and `this` may point to
-// No space converts to another, but for one case: a threadgroup pointer becomes a constant one unnoticed.
+//   constant     const __global     the only space for program-scope variables, and the only one that `this` may point
+//   to
+// No space converts to another, with one exception: a threadgroup pointer becomes a constant pointer unnoticed.
 #pragma once
 #pragma clang system_header
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable
@@ -17,7 +18,7 @@
 #define threadgroup __attribute__((opencl_global_device))
 #define constant const __global
 
-// clang-format off: each header builds on those before it
+// clang-format off: each header uses those before it
 #include "scalars.h"
 #include "traits.h"
 #include "vector.h"

@@ -33,17 +33,17 @@ struct when<true, T> {
 };
 
 METAL_FUNC constexpr ushort round_to_bfloat(uint bits) {
-  // Rounds to nearest, ties to even. A NaN stays a (quiet) NaN instead of being rounded to infinity.
+  // Rounds to nearest, ties to even. A NaN becomes a quiet NaN, while rounding could turn it into infinity.
   return (bits & 0x7fffffffu) > 0x7f800000u ? static_cast<ushort>((bits >> 16) | 0x40u)
                                             : static_cast<ushort>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
 }  // namespace simulator
 
-// In Metal Shading Language 3.1, bfloat converts implicitly to float only, and nothing converts implicitly to bfloat.
+// In Metal Shading Language 3.1, bfloat implicitly converts only to float, and nothing implicitly converts to bfloat.
 // Each operation on two bfloats rounds to bfloat.
 struct bfloat {
-  __bf16 simulator_value;  // clang's own type: only such a variable is a NaN until it is written
+  __bf16 simulator_value;  // clang's own type, because only a variable of it is NaN until it is written
 
   bfloat() = default;
   template <typename T, typename = typename simulator::when<__is_arithmetic(T)>::type>

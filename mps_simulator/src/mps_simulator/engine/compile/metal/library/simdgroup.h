@@ -69,8 +69,8 @@ METAL_FUNC value_slot<T>* slot_of(void* const* slots, uint lane) {
   return static_cast<value_slot<T>*>(slots[lane]);
 }
 
-// Adds neighbours first, then pairs of pairs, as a shuffle-xor reduction does. Metal leaves the order open, and the
-// perturbing mode shuffles it.
+// Adds neighbours first, then pairs of pairs, like a reduction by simd_shuffle_xor. Metal does not specify the order,
+// and the perturbing mode shuffles it.
 template <typename T, typename Operation, uint width>
 SIMULATOR_UNWATCHED inline void reduce(void* const slots[32]) {
   const uint8_t* order = simulator_reduction_order();
@@ -91,7 +91,7 @@ SIMULATOR_UNWATCHED inline void reduce(void* const slots[32]) {
   }
 }
 
-// Goes lane by lane. The perturbing mode takes the lanes up to each one in its own order.
+// Goes through the lanes in order. For each lane, the perturbing mode adds the lanes up to it in its own order.
 template <typename T, typename Operation, bool inclusive, uint width>
 SIMULATOR_UNWATCHED inline void scan(void* const slots[32]) {
   const uint8_t* order = simulator_reduction_order();
@@ -109,7 +109,7 @@ SIMULATOR_UNWATCHED inline void scan(void* const slots[32]) {
   }
 }
 
-// Each lane's result is the value of another lane. Source::lane gives its number, and a negative number means the
+// Gives each lane the value of another lane. Source::lane returns the index of that lane; a negative index means the
 // filling.
 template <typename T, typename Source, uint width>
 SIMULATOR_UNWATCHED inline void exchange(void* const slots[32]) {
@@ -135,7 +135,7 @@ struct from_first {
 struct from_xor {
   METAL_FUNC static int lane(int own, int operand, int) { return own ^ operand; }
 };
-// A shuffle up or down does not wrap: a lane without a source keeps its own value, which is the filling here.
+// A shuffle up or down does not wrap. A lane without a source keeps its own value, which is the filling here.
 struct from_below {
   METAL_FUNC static int lane(int own, int operand, int) { return own - operand; }
 };
@@ -149,7 +149,7 @@ struct from_above_around {
   METAL_FUNC static int lane(int own, int operand, int width) { return (own + operand) & (width - 1); }
 };
 
-// In shuffle_and_fill, a lane without a source takes a value of `filling`, as if filling continued the data.
+// In shuffle_and_fill, a lane without a source takes a value of `filling`, as if the filling continued the data.
 template <typename T, bool up, uint width>
 SIMULATOR_UNWATCHED inline void exchange_and_fill(void* const slots[32]) {
   T values[32], fillings[32];
@@ -167,7 +167,7 @@ SIMULATOR_UNWATCHED inline void exchange_and_fill(void* const slots[32]) {
   }
 }
 
-// One lane's part of an operation on values.
+// One lane's part in an operation on values.
 template <typename T>
 SIMULATOR_UNWATCHED inline T combined(const char* operation, simulator_combine combine, T value, T filling = T(),
                                       ushort operand = 0, ushort modulo = 32) {

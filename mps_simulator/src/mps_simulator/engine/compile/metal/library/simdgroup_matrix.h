@@ -1,7 +1,7 @@
-// <metal_simdgroup_matrix>. A simdgroup holds an 8x8 matrix as two elements a lane: lane l holds row
-// (l / 16) * 4 + (l / 2) % 4, columns c and c + 1 with c = (l / 8 % 2) * 4 + (l % 2) * 2 (the layout that MLX's
-// BaseMMAFrag::get_coord and llama.cpp rely on). Products are accumulated in float whatever the element types are and
-// rounded to the result's type once.
+// <metal_simdgroup_matrix>. A simdgroup holds an 8x8 matrix as two elements per lane. Lane l holds row (l / 16) * 4 +
+// (l / 2) % 4, columns c and c + 1, with c = (l / 8 % 2) * 4 + (l % 2) * 2. MLX's BaseMMAFrag::get_coord and llama.cpp
+// rely on this layout. Products are accumulated in float, whatever the element types are, and rounded once to the
+// result's type.
 #pragma once
 
 namespace metal {
@@ -95,8 +95,8 @@ METAL_FUNC simdgroup_matrix<T, Cols, Rows> make_filled_simdgroup_matrix(T value)
   return matrix;
 }
 
-// Element (row, column) lies at source[(origin.y + row) * elements_per_row + origin.x + column]. A transposed load or
-// store exchanges row and column. Each lane reads or writes its own two elements.
+// Element (row, column) is source[(origin.y + row) * elements_per_row + origin.x + column]. A transposed load or store
+// exchanges row and column. Each lane reads or writes its own two elements.
 #define SIMULATOR_LOAD(space)                                                                                       \
   template <typename T, int Cols, int Rows>                                                                         \
   METAL_FUNC void simdgroup_load(thread simdgroup_matrix<T, Cols, Rows>& matrix, space T* source,                   \

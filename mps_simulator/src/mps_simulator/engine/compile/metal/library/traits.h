@@ -157,7 +157,8 @@ struct numeric_limits<bool> {
   static constexpr bool lowest() { return false; }
 };
 
-// bits of: smallest normal, largest finite, one ULP above 1 minus 1, infinity, quiet NaN, smallest subnormal
+// The arguments are the bits of the smallest normal number, the largest finite number, the ULP of 1, infinity, a quiet
+// NaN, and the smallest subnormal number.
 #define SIMULATOR_FLOATING_POINT(T, bits_type, precision, precision10, smallest, largest, step, infinite, nan, tiny) \
   template <>                                                                                                        \
   struct numeric_limits<T> : simulator_limits::of_floating_point {                                                   \

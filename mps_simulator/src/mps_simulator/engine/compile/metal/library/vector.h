@@ -1,9 +1,9 @@
-// vec<T, 2>, vec<T, 3>, vec<T, 4>, their packed forms and their operators. The source transformation rewrites a
-// swizzle of more than one letter: `v.xz` to v.swizzle<0, 2>(), and to v.swizzle_reference<0, 2>() where it is
+// vec<T, 2>, vec<T, 3>, vec<T, 4>, their packed forms and their operators. The source transformation rewrites a swizzle
+// of more than one letter. It turns `v.xz` into v.swizzle<0, 2>(), or into v.swizzle_reference<0, 2>() if it is
 // assigned to.
 //
-// Function templates take their arguments by value or name the address space: a plain `const T&` would deduce a T that
-// carries the argument's address space.
+// Function templates take their arguments by value or name the address space. A plain `const T&` would deduce a T that
+// includes the argument's address space.
 #pragma once
 
 namespace simulator {
@@ -61,7 +61,7 @@ METAL_FUNC int checked_index(int i, int count) {
   return i;
 }
 
-// Loads and stores a vector of up to 16 bytes whole, so that the watch sees one access, as on a GPU.
+// Loads and stores a vector of up to 16 bytes as a whole, so that the watch sees one access, as on a GPU.
 template <typename T>
 struct native_element {
   typedef T type;
@@ -247,7 +247,7 @@ struct vec : simulator::members<T, N> {
 
 namespace simulator {
 
-// Converts a scalar operand of a vector operation to the vector's type, if it converts implicitly.
+// Converts a scalar operand of a vector operation to the vector's type if an implicit conversion exists.
 template <typename S, typename T>
 struct is_operand {
   static constexpr bool value = is_number<S>::value && __is_convertible(S, T);
@@ -331,7 +331,7 @@ SIMULATOR_UNARY(~, T, complement)
 SIMULATOR_UNARY(!, bool, logical_not)
 #undef SIMULATOR_UNARY
 
-// packed_float3 and the like have no padding, and are aligned as one component.
+// packed_float3 and similar types have no padding, and the alignment of one component.
 template <typename T, int N>
 struct packed_vec {
   T simulator_data[N];
@@ -410,7 +410,7 @@ struct from_bits<metal::vec<T, N>> {
 
 template <typename To, typename From>
 METAL_FUNC constexpr To as_type(From value) {
-  static_assert(sizeof(To) == sizeof(From), "as_type: the two types must be of one size");
+  static_assert(sizeof(To) == sizeof(From), "as_type: the two types must have the same size");
   typedef typename simulator::bits_of<From>::type FromBits;
   typedef typename simulator::bits_of<To>::type ToBits;
   return simulator::from_bits<To>::make(__builtin_bit_cast(ToBits, static_cast<const FromBits&>(value)));
