@@ -1,4 +1,4 @@
-"""The end-to-end op against attention in float64 to the decoded keys and values."""
+"""Tests that the end-to-end op equals float64 attention to the decoded keys and values."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "sinks": (False, True),
     "starts": (False, True),
     "block_size": (None, 16, 64, 512),
-    "exact": ((0, 0), (3, 3), (132, 4), (260, 0)),  # exact rows, and how many precede the codes
+    "exact": ((0, 0), (3, 3), (132, 4), (260, 0)),  # the number of exact rows, and how many of them precede the codes
 }
 CASES = pairwise(FACTORS)
 Call = dict[str, Any]
@@ -63,7 +63,7 @@ def make_call(case: dict[str, Any], B: int = 2, HK: int = 2) -> Call:
 
 
 def exact_rows(exact: tuple[int, int], sizes: tuple[int, int, int], dtype: torch.dtype) -> Call:
-    """In a layout of their own, with two rows behind them that must not be read."""
+    """Returns exact rows in a layout of their own. The two rows after them must not be read."""
     (length, sinks), (B, HK, D) = exact, sizes
     if length == 0:
         return {}
@@ -101,7 +101,7 @@ def test_every_pair_of_options(device: torch.device, case: dict[str, Any]) -> No
 @pytest.mark.parametrize("L", [1, 7])
 @pytest.mark.parametrize("D", [80, 512])
 def test_exact_rows_alone(device: torch.device, D: int, L: int) -> None:
-    """Without codes attention is that to the rows, which are odd in number and not aligned."""
+    """Without codes, the result is attention to the exact rows. Their number is odd, and they are not aligned."""
     options = {"D": D, "L": L, "T": 0, "tile_means": True, "exact": (131, 5)}
     call = make_call(PLAIN | options) | {"starts": torch.tensor([2, 0])}
     for name in ("exact_keys", "exact_values"):
@@ -113,7 +113,7 @@ def test_exact_rows_alone(device: torch.device, D: int, L: int) -> None:
 
 
 def check_long_cache(device: torch.device, T: int, bits: tuple[int, int], D: int, HK: int, ratio: int, L: int) -> None:
-    """PyTorch's own attention in float64 is the oracle."""
+    """Compares with PyTorch's own attention in float64."""
     cache = make_cache(Codec(D, bits[0]), Codec(D, bits[1], 4), 1, HK, T)
     call: Call = {"q": torch.randn(1, HK * ratio, L, D)} | cache.parts(True)
     k, v = (
@@ -150,7 +150,7 @@ def test_scale(device: torch.device) -> None:
 
 @pytest.mark.parametrize("L", [1, 7, 40])
 def test_a_window_begins_within_a_tile_of_means(device: torch.device, L: int) -> None:
-    """A block holds three tiles, and keys that kernels read together must not be of two."""
+    """A block holds three tiles. Kernels must not read keys of two tiles together."""
     options = {"L": L, "T": 300, "tile_means": True, "mask": "window of 50", "block_size": 512}
     call = make_call(PLAIN | options)
     assert_close("o", attend(device, call), exact(call), BOUND[torch.float32], head_dim=1)
@@ -173,7 +173,7 @@ def test_queries_that_see_nothing_give_zeros(device: torch.device, L: int) -> No
 @pytest.mark.parametrize("L", [1, 7])
 @pytest.mark.parametrize("which", ["key_norms", "value_norms"])
 def test_what_is_not_finite_reaches_those_that_see_it(device: torch.device, L: int, which: str) -> None:
-    """Row 0, KV head 1, a token that only the last query sees; and another that is padding."""
+    """Two tokens of row 0 and KV head 1 have NaN. Only the last query sees the first, and the second is padding."""
     call = make_call(PLAIN | {"L": L}) | {"starts": torch.tensor([3, 0])}
     before = attend(device, call)
     call[which][0, 1, 127] = torch.nan
@@ -194,7 +194,7 @@ def test_no_keys_or_no_queries(device: torch.device, L: int, T: int) -> None:
 @pytest.mark.parametrize("length", [0, 1, 63, 128])
 @pytest.mark.parametrize("L", [1, 40])
 def test_length(device: torch.device, L: int, length: int) -> None:
-    """The first tokens of a cache: the bits of a slice, and what is behind them is not read."""
+    """With `length`, the result has the bits of a sliced cache. The tokens after `length` are not read."""
     call = make_call(PLAIN | {"L": L, "T": 128, "tile_means": True, "block_size": None})
     cached = ("key_codes", "key_norms", "value_codes", "value_norms")
     sliced = call | {name: call[name][:, :, :length].clone() for name in cached}

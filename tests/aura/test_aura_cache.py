@@ -1,4 +1,4 @@
-"""AuraCache in transformers' models: their logits are those of the model whose keys and values are decoded codes."""
+"""Tests AuraCache in transformers' models: the logits equal those of a model with decoded keys and values."""
 
 from __future__ import annotations
 
@@ -67,16 +67,16 @@ def model_of(kind: str) -> PreTrainedModel:
         model = Qwen3NextForCausalLM(Qwen3NextConfig(**COMMON, num_hidden_layers=4, **linear, **sizes))
     for name, weight in model.named_parameters():
         if name.endswith(("q_proj.weight", "k_proj.weight")):
-            weight.data *= 8  # else every score is about 0, and attention a mean whatever the keys
+            weight.data *= 8  # otherwise every score is about 0, and attention is a mean of the values
     for module in model.modules():
         if hasattr(module, "scaling"):
-            module.scaling = 0.2  # no default's
+            module.scaling = 0.2  # no default has this value
     return model.eval()
 
 
 class Decoded:
-    """A layer whose keys and values have gone through the references' codes, but for the sinks and the tail: of the
-    tokens behind the sinks, whole tiles leave the tail where more than it and a tile are exact."""
+    """A layer that encodes and decodes its keys and values with the references, except the sinks and the tail. A whole
+    tile leaves the tail when more tokens after the sinks are exact than the tail and one tile hold."""
 
     def __init__(
         self, scheme: Scheme, index: int, sinks: int, tail: int, *, exact_prompt: bool, **options: Any
@@ -112,13 +112,13 @@ class DecodedLayer(Decoded, DynamicLayer): ...
 class DecodedWindow(Decoded, DynamicSlidingWindowLayer): ...
 
 
-EXACT = {"tail": 1, "sinks": 1}  # of 11 tokens 8 become codes
+EXACT = {"tail": 1, "sinks": 1}  # 8 of 11 tokens become codes
 
 
 def decoded_cache(
     model: PreTrainedModel, scheme: str, tail: int = 1, sinks: int = 1, *, exact_prompt: bool = False
 ) -> DynamicCache:
-    """exact_prompt: where the first one has no padding."""
+    """Pass exact_prompt if the first prompt has no padding."""
     prompt = {"exact_prompt": exact_prompt}
     cache = DynamicCache(config=model.config)
     for i, layer in enumerate(cache.layers):
@@ -136,7 +136,7 @@ def aura_cache(model: PreTrainedModel, scheme: str, **options: Any) -> AuraCache
 
 @torch.no_grad()
 def logits_of(model: PreTrainedModel, cache: Any, mask: Tensor | None = None) -> Tensor:
-    """Prefill of 8, continuation by 2, decode of 1: the logits of what is not padding, on the CPU."""
+    """Prefills 8 tokens, continues with 2 and decodes 1. Returns the logits of all tokens but padding, on the CPU."""
     device = model.device
     prompt, found = PROMPT.to(device), []
     mask = PADDED if mask is None else mask
@@ -162,7 +162,7 @@ def test_logits_are_those_of_decoded_keys_and_values(kind: str, scheme: str) -> 
 @pytest.mark.parametrize(("tail", "sinks"), [(0, 0), (3, 0), (0, 2), (2, 3)])
 @pytest.mark.parametrize("kind", ["qwen3_next", "window"])
 def test_logits_without_padding(kind: str, tail: int, sinks: int) -> None:
-    tail = min(tail, 1) if kind == "window" else tail  # a longer one would be all that the window of 4 sees
+    tail = min(tail, 1) if kind == "window" else tail  # a longer tail would be all that the window of 4 sees
     model = model_of(kind)
     everything = torch.ones_like(PADDED)
     expected = logits_of(model, decoded_cache(model, "4v4", tail, sinks, exact_prompt=True), everything)
@@ -173,7 +173,7 @@ def test_logits_without_padding(kind: str, tail: int, sinks: int) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["qwen3", "window", "gpt_oss"])
 def test_a_first_prompt_without_padding_is_exact(kind: str) -> None:
-    """Though all but one of its tokens are codes when it attends, 2 bits each; a padded one sees them."""
+    """This holds although 9 of its 11 tokens are 2-bit codes when it attends. A padded prompt sees the codes."""
     model, device = model_of(kind), ready("mps")
     model.set_attn_implementation("eager")
     expected = model(PROMPT, past_key_values=DynamicCache(config=model.config)).logits
@@ -195,7 +195,7 @@ def test_a_short_conversation_is_exact() -> None:
 
 @pytest.mark.parametrize("device_name", ["cpu", "mps"])
 def test_all_of_a_hybrid_on_torch_gdn(device_name: str) -> None:
-    """Its attention on codes, its other layers through the switch for transformers."""
+    """Attention layers run on codes. The other layers run on torch_gdn through the switch for transformers."""
     device = ready(device_name)
     model = model_of("qwen3_next")
     expected = logits_of(model, decoded_cache(model, "8v4"))
@@ -230,7 +230,7 @@ def test_8_bits_change_the_logits_little() -> None:
 @pytest.mark.parametrize("kind", ["qwen3_next", "qwen3", "llama"])
 @pytest.mark.parametrize("beams", [1, 3])
 def test_generate(kind: str, beams: int) -> None:
-    """A batch with left padding, greedily and by beam search; the cache grows twice on the way."""
+    """Generates from a batch with left padding, greedily and by beam search. The cache grows twice."""
     model = model_of(kind)
     options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "num_beams": beams, "eos_token_id": None}
     expected = model.generate(PROMPT, attention_mask=PADDED, past_key_values=decoded_cache(model, "4v4t"), **options)
@@ -242,7 +242,7 @@ def test_generate(kind: str, beams: int) -> None:
 
 
 def test_a_second_turn() -> None:
-    """The prompt of the second holds the answer to the first, whose codes are not made again."""
+    """The second prompt contains the answer to the first, whose tokens are not encoded again."""
     model = model_of("qwen3_next")
     options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
 
@@ -256,7 +256,7 @@ def test_a_second_turn() -> None:
 
 
 def test_looking_drafts_up_in_the_prompt() -> None:
-    """Assisted generation: what was guessed wrong is cropped."""
+    """Assisted generation crops tokens that were guessed wrong."""
     model, prompt = model_of("qwen3"), torch.cat([PROMPT[1:], PROMPT[1:]], 1)
     options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": 64}
     expected = model.generate(prompt, past_key_values=decoded_cache(model, "8v4t", exact_prompt=True), **options)
@@ -265,7 +265,7 @@ def test_looking_drafts_up_in_the_prompt() -> None:
 
 
 def test_bfloat16() -> None:
-    """As close to the float32 model as the same model with decoded keys and values, which rounds elsewhere."""
+    """The logits are as close to the float32 model's as those with decoded keys and values, which round elsewhere."""
     exact = logits_of(model_of("llama"), decoded_cache(model_of("llama"), "8v8"))
     model = model_of("llama").bfloat16()
     theirs = relative_error(logits_of(model, decoded_cache(model, "8v8")), exact)
@@ -303,7 +303,7 @@ def test_aura_attention_without_an_aura_cache_is_sdpa(padded: bool) -> None:
 
 @torch.no_grad()
 def test_packed_sequences_without_a_cache_are_sdpas() -> None:
-    """transformers finds them in the positions and passes a mask function."""
+    """transformers finds packed sequences by their positions, and passes a mask function."""
     model = model_of("llama")
     options = {"position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6]]), "use_cache": False}
     expected = model(PROMPT[:1], **options).logits
@@ -323,7 +323,7 @@ def test_a_window_over_codes() -> None:
 
 def test_cropping_the_cache() -> None:
     model = model_of("qwen3")
-    cache = aura_cache(model, "8v4", tail=0)  # with one, what was its newest token stays a code
+    cache = aura_cache(model, "8v4", tail=0)  # with a tail, the newest token after a crop would stay a code
     expected = logits_of(model, cache)[-1]
     cache.crop(-2)
     assert cache.get_seq_length() == 9
@@ -388,7 +388,7 @@ def test_what_the_attention_does_not_do_is_an_error() -> None:
 
 
 def test_a_model_that_computes_with_cached_keys_is_an_error() -> None:
-    """Its attention is set aside: eager's repeat_kv wants a tensor."""
+    """Such a model does not use our attention: eager's repeat_kv needs a tensor."""
     model = model_of("llama")
     cache = aura_cache(model, "8v4")
     keys, _ = cache.update(torch.randn(2, 2, 3, 64), torch.randn(2, 2, 3, 64), 0)
@@ -412,7 +412,7 @@ def test_a_model_that_has_nothing_to_hold_as_codes_is_an_error() -> None:
             AuraCache(config)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt_oss"])  # full attention, and a sliding window
+@pytest.mark.parametrize("kind", ["llama", "gpt_oss"])  # one with full attention, one with a sliding window
 def test_a_used_cache_without_new_tokens_is_an_error(kind: str) -> None:
     model = model_of(kind)
     cache = aura_cache(model, "8v4")
@@ -426,7 +426,7 @@ def test_a_used_cache_without_new_tokens_is_an_error(kind: str) -> None:
 
 @torch.no_grad()
 def test_attention_without_the_cache_warns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once, and not of layers that an AuraCache leaves as they are."""
+    """It warns once, and not for layers that an AuraCache does not encode."""
     warn_of_tensors.cache_clear()
     model = model_of("llama")
     model.set_attn_implementation("aura")
@@ -439,7 +439,7 @@ def test_attention_without_the_cache_warns(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(model.config, "attention_chunk_size", 4, raising=False)
         model(PROMPT)
         call(model_of("gpt_oss"), None)
-    assert could_be_codes(torch.nn.Module(), None, None)  # a layer that does not say what it is
+    assert could_be_codes(torch.nn.Module(), None, None)  # a layer that does not say what kind it is
 
 
 def test_the_example_runs() -> None:

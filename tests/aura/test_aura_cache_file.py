@@ -1,4 +1,4 @@
-"""An AuraCache is saved and loaded bit by bit; a file that does not fit the model is refused by name."""
+"""Tests that saving and loading an AuraCache keeps all bits, and that errors name what does not fit the model."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_round_trip(kind: str, device_name: str, tmp_path: Path) -> None:
 
 
 def test_a_long_conversation(tmp_path: Path) -> None:
-    """Its keys have means. Attention to codes equals attention to what they decode to, before and after a file."""
+    """The keys have means. Attention to codes equals attention to the decoded codes, also in a loaded cache."""
     model, tokens, found = model_of("qwen3"), torch.randint(1, 50, (2, 430)), []
     for implementation in ("aura", "sdpa"):
         model.set_attn_implementation(implementation)
@@ -68,7 +68,7 @@ def test_a_long_conversation(tmp_path: Path) -> None:
             found += [model(tokens[:, 400:], past_key_values=each).logits for each in (cache, loaded)]
         assert loaded.layers[0].cache.keys.tile_means.any()
     assert torch.equal(found[0], found[1]) and torch.equal(found[2], found[3])
-    assert relative_error(found[0], found[2]) < 1e-3  # a code may be rounded the other way
+    assert relative_error(found[0], found[2]) < 1e-3  # a code may round the other way
 
 
 def test_scheme_and_capacity(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_an_empty_cache(tmp_path: Path) -> None:
 
 
 def changed(path: Path, **metadata: str | None) -> Path:
-    """The file with other metadata."""
+    """Replaces metadata of the file. None removes an entry."""
     from safetensors import safe_open
     from safetensors.torch import load_file, save_file
 
@@ -105,7 +105,7 @@ def changed(path: Path, **metadata: str | None) -> Path:
 
 
 def test_a_file_of_version_1(tmp_path: Path) -> None:
-    """As it was written before there were tails and sinks: all of it is codes, with norms in float32."""
+    """Such files were written before there were tails and sinks. All tokens are codes, and norms are float32."""
     from safetensors import safe_open
     from safetensors.torch import load_file, save_file
 

@@ -1,4 +1,4 @@
-"""Sliding windows held as codes: no longer than they are seen, cropped where that can be, with and without padding."""
+"""Tests sliding windows held as codes, with and without padding: how long they are kept, and what crop can remove."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.helpers.errors import assert_close, relative_error
 from torch_gdn.aura import Scheme
 from torch_gdn.integrations.transformers.aura_layers import Options, WindowLayer
 
-WINDOW = 4  # of model_of("window"), whose second layer has it
+WINDOW = 4  # the window of the second layer of model_of("window")
 OPTIONS: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
 
 
@@ -36,7 +36,7 @@ def test_a_window_is_coded_and_holds_what_is_seen() -> None:
 
 @pytest.mark.parametrize("implementation", ["aura", "sdpa"])
 def test_a_long_answer(implementation: str) -> None:
-    """The window passes over its tokens many times, and takes no more memory."""
+    """The answer is many times as long as the window, and the window takes no more memory."""
     model = model_of("window")
     plain = decoded_cache(model, "8v4", exact_prompt=implementation == "sdpa")
     expected = model.generate(PROMPT, attention_mask=PADDED, past_key_values=plain, max_new_tokens=30, **OPTIONS)
@@ -49,7 +49,7 @@ def test_a_long_answer(implementation: str) -> None:
 
 
 def test_codes_of_a_window_leave_in_whole_tiles() -> None:
-    """A mask has as many keys as the update returns."""
+    """The mask has as many keys as update() returns."""
     config = model_of("window").config
     config._attn_implementation = "sdpa"
     layer, window = WindowLayer(config, Options(Scheme("8v8"), 128, 4), 0, 200), 200
@@ -63,7 +63,7 @@ def test_codes_of_a_window_leave_in_whole_tiles() -> None:
 
 
 def test_drafts_are_taken_back() -> None:
-    """By prompt lookup: a window that is recorded loses nothing before `crop`."""
+    """Prompt lookup makes the drafts. A recording window loses no token before `crop`."""
     model, prompt = model_of("window"), torch.cat([PROMPT[1:], PROMPT[1:]], 1)
     expected = model.generate(
         prompt, past_key_values=decoded_cache(model, "8v4", exact_prompt=True), max_new_tokens=20, **OPTIONS
@@ -75,9 +75,9 @@ def test_drafts_are_taken_back() -> None:
 
 
 def test_a_recording_window_keeps_what_several_calls_brought() -> None:
-    """As of a draft model, all of whose tokens may be taken back at once."""
+    """A draft model needs this, because all of its tokens may be taken back at once."""
     model, rest = model_of("window"), [(8, 9), (9, 10), (10, 11)]
-    cache = aura_cache(model, "8v4", tail=0)  # with one, what was its newest token stays a code
+    cache = aura_cache(model, "8v4", tail=0)  # with a tail, the newest token after a crop would stay a code
     with torch.no_grad():
         model(PROMPT[:, :8], past_key_values=cache)
         cache.layers[1].activate_past_recording()
@@ -107,7 +107,7 @@ def test_a_window_that_is_not_full_is_cropped_anywhere() -> None:
         cache.crop(-2)
         found = model(PROMPT[:, 3:8], past_key_values=cache).logits
         expected = model(PROMPT[:, [0, 3, 4, 5, 6, 7]], past_key_values=aura_cache(model, "8v4", tail=0)).logits[:, 1:]
-    assert relative_error(found, expected) < 1e-3  # a code may be rounded the other way
+    assert relative_error(found, expected) < 1e-3  # a code may round the other way
     cache.reset()
     assert (cache.layers[1].get_seq_length(), held(cache)) == (0, 0)
 
@@ -132,7 +132,7 @@ def test_layers_of_windows_alone() -> None:
 
 
 def test_sinks_and_windows_of_gpt_oss() -> None:
-    """As OpenAI's: every other layer has a window, and all have sinks."""
+    """As in OpenAI's models, every second layer has a window, and all layers have sinks."""
     from transformers import GptOssConfig, GptOssForCausalLM
 
     torch.manual_seed(1)

@@ -1,4 +1,4 @@
-"""The centroids are the best ones, by an integration of the tests' own and by the errors that they leave."""
+"""Tests that the centroids are optimal, by an independent integration and by the errors of encoded vectors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EVERY = list(itertools.product(codebooks.DIMENSIONS, codebooks.BITS))
 
 
 def means_of_cells(centroids: Tensor, D: int) -> Tensor:
-    """The mean of each cell of the positive centroids, by the trapezoid rule on a grid of a million points."""
+    """Returns the mean of each positive centroid's cell, by the trapezoid rule on a grid of a million points."""
     centroids = centroids.double()
     x = torch.linspace(0, 1, 2**20 + 1, dtype=torch.float64)
     density = (1 - x * x) ** ((D - 3) / 2)
@@ -34,7 +34,7 @@ def means_of_cells(centroids: Tensor, D: int) -> Tensor:
 
 @pytest.mark.parametrize(("D", "bits"), EVERY)
 def test_centroids_are_the_means_of_their_cells(D: int, bits: int) -> None:
-    """The condition that one set of centroids alone meets; float32 rounding is 6e-8 of a value."""
+    """Only one set of centroids meets this condition. float32 rounding is 6e-8 of a value."""
     half = codebooks.codebook(bits, D)[2 ** (bits - 1) :]
     largest = ((means_of_cells(half, D) - half) * D**0.5).abs().max().item()
     assert largest < 3e-7
@@ -42,14 +42,14 @@ def test_centroids_are_the_means_of_their_cells(D: int, bits: int) -> None:
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_the_origin_table_is_not(bits: int) -> None:
-    """The condition is not vacuous."""
+    """Another table does not meet the condition, so the test above can fail."""
     half = codebooks.codebook(bits, 128, "origin")[2 ** (bits - 1) :]
     largest = ((means_of_cells(half, 128) - half) * 128**0.5).abs().max().item()
     assert largest > 2e-3
 
 
 def test_the_file_is_what_the_script_writes() -> None:
-    """To 2e-9: its means can stay the same in float32 while the centroids are far from converged."""
+    """They agree to 2e-9. The means may be equal in float32 while the centroids are far from converged."""
     committed, computed = tables.read("codebooks.json"), lloyd_max.tables()
     assert committed.keys() == computed.keys()
     for (D, of_D), bits in itertools.product(computed.items(), codebooks.BITS):
@@ -58,7 +58,7 @@ def test_the_file_is_what_the_script_writes() -> None:
 
 
 def test_lloyds_own_iteration_comes_to_the_same() -> None:
-    """Slowly: 800 rounds for 16 levels, from the origin table."""
+    """It needs 800 rounds for 16 levels, from the origin table on."""
     half = codebooks.codebook(4, 128, "origin")[8:].double()
     for _ in range(800):
         half = lloyd_max.lloyd_step(half, 128)

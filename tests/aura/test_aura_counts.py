@@ -1,4 +1,4 @@
-"""Device bytes of AURA's attention by the simulated device's counts, compared with what each kernel has to read."""
+"""Compares the device bytes that the simulated device counts for AURA's attention with what each kernel must read."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def test_a_simdgroup_asks_for_codes_once(scheme: str, ratio: int) -> None:
     assert least <= first.device_bytes_issued_read <= 1.03 * least
     partials = blocks * HK * ratio * (D + 2) * 4
     assert first.device_bytes_issued_written == partials
-    vectors = -(-HK * ratio // 4) * 4  # in whole threadgroups; each reads the largest scores twice, and signs
+    vectors = -(-HK * ratio // 4) * 4  # whole threadgroups; each reads the largest scores twice, and the signs
     assert second.device_bytes_issued_read <= vectors * (blocks * (D + 3) * 4 + D * 4)
 
 
 @pytest.mark.parametrize(("ratio", "most"), [(1, 1.05), (4, 1.08), (8, 1.08)])
 def test_means_of_tiles_cost_little(ratio: int, most: float) -> None:
-    """A launch reads each tile's means once, and pass 1 reads a product for each row and group of keys."""
+    """One launch reads each tile's means once. Pass 1 reads one product for each row and group of keys."""
     cache = make_cache(Codec(D, 4, 3), Codec(D, 4, 4), 1, HK, T)
     call = {"q": torch.randn(1, HK * ratio, 1, D), "block_size": 512} | cache.parts(True)
     call["key_tile_means"] = torch.randn(1, HK, T // 128, D).half()

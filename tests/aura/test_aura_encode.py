@@ -26,7 +26,7 @@ def encode(device: torch.device, codec: Codec, x: Tensor) -> Encoded:
 def encode_into(
     device: torch.device, codec: Codec, x: Tensor, slots: Tensor, cache: Encoded, tile_means: Tensor | None = None
 ) -> Encoded:
-    """Into the cache, which is on the device; returned on the CPU."""
+    """Encodes into the cache, which is on the device. Returns the cache's parts on the CPU."""
     means = None if tile_means is None else tile_means.to(device)
     arguments = (x.to(device), slots.to(device), *codec.to(device).tables, *cache, means)
     launched(device, "aura_encode", torch_gdn.aura_encode_, *arguments)
@@ -34,19 +34,19 @@ def encode_into(
 
 
 def coordinates(codec: Codec, x: Tensor) -> Tensor:
-    """Those that are quantised, in float64."""
+    """Returns the coordinates that are quantised, in float64."""
     x = x.double()
     return reference.aura_rotate(x / x.norm(dim=-1, keepdim=True), codec.signs)
 
 
 def ulps(norms: Tensor, exact: Tensor) -> float:
-    """In float16's spacing."""
+    """Returns the largest error in units of float16's spacing."""
     spacing = torch.nextafter(exact.half(), torch.tensor(torch.inf, dtype=torch.float16)) - exact.half()
     return ((norms.double() - exact).abs() / spacing.double()).max().item()
 
 
 def assert_encodes(codec: Codec, x: Tensor, codes: Tensor, norms: Tensor) -> None:
-    """The float64 reference's codes, except next to a boundary, and the norm of these codes."""
+    """Expects the codes of the float64 reference, except next to a boundary, and the norm for these codes."""
     y = coordinates(codec, x)
     exact, indices = quantise(y, codec.boundaries.double()), unpack(codes, codec.bits, codec.D)
     near = (y[..., None] - codec.boundaries).abs().amin(-1) <= 2e-6 / codec.D**0.5
@@ -77,7 +77,7 @@ def test_the_same_bits_each_time(device: torch.device) -> None:
 @pytest.mark.parametrize("D", [80, 128])
 def test_tokens_go_to_their_slots_and_nowhere_else(device: torch.device, D: int, bits: int) -> None:
     codec = Codec(D, bits)
-    x = torch.randn(2, 4, 3, D).transpose(1, 2)  # as a projection returns it
+    x = torch.randn(2, 4, 3, D).transpose(1, 2)  # the layout that a projection returns
     slots = torch.tensor([[4, -1, 0, 7], [1, 2, 5, -7]], dtype=torch.int32 if bits < 4 else torch.int64)
     before, tile_means = poisoned_cache(codec, 2, 3, 8, torch.device("cpu")), torch.randn(2, 3, 1, D).half()
     cache = encode_into(device, codec, x, slots, poisoned_cache(codec, 2, 3, 8, device), tile_means)
@@ -118,7 +118,7 @@ def test_zeros_have_norm_zero_and_the_codes_of_zero(device: torch.device, bits: 
 
 @pytest.mark.parametrize("exponent", [-110, -70, -10, 11, 70, 115])
 def test_any_magnitude(device: torch.device, exponent: int) -> None:
-    """Squares overflow f32 long before the vector does. A norm that float16 cannot hold is 0 or infinite."""
+    """Squares overflow float32 long before the vector does. A norm that float16 cannot hold becomes 0 or infinite."""
     codec, x = Codec(128, 4), torch.randn(9, 128)
     codes, norms = encode(device, codec, x)
     scaled_codes, scaled_norms = encode(device, codec, x * 2.0**exponent)

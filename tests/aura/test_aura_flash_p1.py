@@ -30,7 +30,7 @@ def make_call(
 
 
 def both(device: torch.device, call: dict[str, Any]) -> list[tuple[str, Tensor, Tensor]]:
-    """Name, ours, exact."""
+    """Returns the name, our result and the exact result of each output."""
     ours = launched(device, "aura_flash_p1", torch_gdn.aura_flash_p1, **to_device(call, device))
     expected = reference.aura_flash_p1(**(call | {"q_rot": call["q_rot"].double()}))
     return list(zip(NAMES, (x.cpu() for x in ours), expected, strict=True))
@@ -49,7 +49,7 @@ def test_each_block_by_itself(
         assert_close(name, ours.nan_to_num(neginf=0), exact.nan_to_num(neginf=0), 1e-6, head_dim=None)
 
 
-@pytest.mark.parametrize("L", [1, 5, 9])  # of L = 5, rows of one threadgroup where some see a block and some do not
+@pytest.mark.parametrize("L", [1, 5, 9])  # with L = 5, only some rows of a threadgroup see a block
 def test_a_block_without_a_visible_key(device: torch.device, L: int) -> None:
     call = make_call(64, L, 2, True, block_size=16, window=20, starts=torch.tensor([0, 160]))
     parts = {name: (ours, exact) for name, ours, exact in both(device, call)}

@@ -1,4 +1,4 @@
-"""KVCache: exact attention over its content, which is what was appended, in order."""
+"""Tests that a KVCache holds what was appended, in order, and that its attention is exact over this content."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCHEMES = ("8v8", "8v4", "5v5", "4v4", "4v2", "3v3", "2v2", "8v4t", "4v2t", "3v5
 
 
 def coded_cache(*args: Any, **options: Any) -> KVCache:
-    """Every token is a code: `test_aura_tail.py` is about those that are not."""
+    """Returns a cache whose tokens are all codes. `test_aura_tail.py` tests exact tokens."""
     return KVCache(*args, tail=0, sinks=0, **options)
 
 
@@ -43,7 +43,7 @@ def filled(
 
 
 def exact(cache: KVCache, q: Tensor, mask: Tensor, **options: Any) -> Tensor:
-    """PyTorch's float64 attention over the cache, decoded in float64."""
+    """Returns PyTorch's float64 attention over the cache, decoded in float64."""
     q, k, v = q.cpu().double(), *(decoded(coded, cache.length) for coded in (cache.keys, cache.values))
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True, **options)
 
@@ -90,7 +90,7 @@ def test_options_of_attend(device: torch.device) -> None:
 
 
 def test_sinks_of_attend(device: torch.device) -> None:
-    """A sink is a key of its own logit and a value of zeros."""
+    """A sink acts as a key with the sink's logit and a value of zeros."""
     cache, _, _ = filled("8v8", device)
     q, sinks = torch.randn(2, 2, 1, 64).to(device), torch.tensor([0.5, 2.0])
     o = cache.attend(q, sinks=sinks.to(device))
@@ -128,7 +128,7 @@ def test_appending_in_parts_is_appending_at_once(device: torch.device) -> None:
 
 
 def test_the_layout_of_the_model_need_not_be_the_caches() -> None:
-    """Keys as a projection leaves them, [B, T, HK, D], seen as [B, HK, T, D]."""
+    """The keys have the layout that a projection returns, [B, T, HK, D], and are views [B, HK, T, D] of it."""
     cache, k, v = filled("4v4")
     other = coded_cache("4v4", 2, 2, 64, 32, dtype=torch.float32, seed=3)
     other.append(k.transpose(1, 2).contiguous().transpose(1, 2), v.transpose(1, 2).contiguous().transpose(1, 2))
@@ -230,7 +230,7 @@ def test_saving_and_loading(device: torch.device, tmp_path: Path, scheme: Scheme
 
 
 def test_a_file_holds_its_own_tables(tmp_path: Path) -> None:
-    """So it stays readable when tables or signs change."""
+    """A file therefore stays readable when tables or signs change."""
     from safetensors.torch import load_file, save_file
 
     cache, _, _ = filled("4v4")
@@ -246,7 +246,7 @@ def test_a_file_holds_its_own_tables(tmp_path: Path) -> None:
 
 
 def test_a_file_of_version_1(tmp_path: Path) -> None:
-    """Its norms are in float32, and it says nothing of a tail or sinks."""
+    """Its norms are float32, and it does not say how long the tail is or how many sinks there are."""
     from safetensors.torch import load_file, save_file
 
     cache, _, _ = filled("4v4")
@@ -261,7 +261,7 @@ def test_a_file_of_version_1(tmp_path: Path) -> None:
 
 
 def test_a_file_of_version_2(tmp_path: Path) -> None:
-    """It has no means: its codes are those of whole keys."""
+    """It has no means: codes stand for whole keys."""
     from safetensors.torch import load_file, save_file
 
     cache = KVCache("4v4", 1, 2, 64, 400, dtype=torch.float32)
@@ -278,7 +278,7 @@ def test_a_file_of_version_2(tmp_path: Path) -> None:
     loaded.append(torch.randn(1, 2, 200, 64) + 1, torch.randn(1, 2, 200, 64))
     assert loaded.keys.tile_means is not None
     has_means = loaded.keys.tile_means.any(-1).all(1)[0, :4]
-    assert has_means.tolist() == [False, False, True, False]  # the new tile has some
+    assert has_means.tolist() == [False, False, True, False]  # the new tile has means
 
 
 def metadata_of(path: Path) -> dict[str, str]:
@@ -346,7 +346,7 @@ def test_a_file_that_is_no_safetensors_file_or_larger_than_asked_for(tmp_path: P
 
 
 def test_a_decoding_step_compiles_without_a_graph_break(device: torch.device) -> None:
-    """Three times: for the first step, for one that makes codes, and for all others."""
+    """It compiles three times: for the first step, for a step that makes codes, and for all other steps."""
     torch._dynamo.reset()
     cache, plain = (KVCache("8v4", 2, 2, 64, 32, device, torch.float32, tail=3, sinks=2) for _ in range(2))
     k, v = (torch.randn(2, 2, 20, 64).to(device) for _ in range(2))

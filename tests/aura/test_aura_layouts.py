@@ -1,4 +1,4 @@
-"""AURA's parts with strides of their own."""
+"""Tests AURA's ops with inputs of unusual strides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The AURA references: the packed layout by hand, the rotation's algebra, attention against PyTorch's own."""
+"""Tests AURA's references: the packed layout by hand, the algebra of the rotation, and attention against PyTorch's."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def words(*unsigned: int) -> Tensor:
     return torch.tensor([word - 2**32 if word >= 2**31 else word for word in unsigned], dtype=torch.int32)
 
 
-# By hand: code d takes bits [d * bits, (d + 1) * bits) of a stream whose bit 0 is the lowest of word 0.
+# These words were packed by hand. Code d has bits [d * bits, (d + 1) * bits) of a stream that begins at the lowest bit.
 PACKED = [
-    (2, [1, 2, 3, 0, *[0] * 12, 2], words(0b00_11_10_01, 0b10)),  # the seventeenth code starts word 1
-    (3, [0] * 10 + [0b110, 0b101], words(0b10 << 30, 0b1 | 0b101 << 1)),  # the eleventh: two bits, then one
-    (3, [0] * 21 + [0b011], words(0, 0b1 << 31, 0b01)),  # the twenty-second: one bit, then two
+    (2, [1, 2, 3, 0, *[0] * 12, 2], words(0b00_11_10_01, 0b10)),  # code 16 starts word 1
+    (3, [0] * 10 + [0b110, 0b101], words(0b10 << 30, 0b1 | 0b101 << 1)),  # code 10: two bits in word 0, one in word 1
+    (3, [0] * 21 + [0b011], words(0, 0b1 << 31, 0b01)),  # code 21: one bit in word 1, two in word 2
     (3, [7] * 11, words(0xFFFFFFFF, 0b1)),
     (4, [1, 2, 3, 4, 5, 6, 7, 8, 9], words(0x87654321, 9)),
     (8, [0x01, 0x02, 0x03, 0xFF, 0x80], words(0xFF030201, 0x80)),
@@ -58,7 +58,7 @@ def test_sizes_without_a_hadamard_matrix(D: int) -> None:
 
 
 def test_hadamard_matrix_of_order_12_by_hand() -> None:
-    """Row 2 of Paley's: -1, then 1 where j - 1 is 0 or a square modulo 11 (1, 3, 4, 5, 9), else -1."""
+    """Row 2 of Paley's matrix is -1, then 1 if j - 1 is 0 or a square modulo 11 (1, 3, 4, 5, 9), and -1 otherwise."""
     row = hadamard(12)[2]
     expected = [-1] + [1 if (j - 1) % 11 in (0, 1, 3, 4, 5, 9) else -1 for j in range(11)]
     assert row.tolist() == expected
@@ -77,13 +77,13 @@ def test_rotation_is_orthogonal_and_undone(D: int) -> None:
 
 
 def test_rotation_is_signs_then_hadamard() -> None:
-    """D = 2, by hand: (x0 s0 + x1 s1, x0 s0 - x1 s1) / sqrt(2)."""
+    """For D = 2, the result by hand is (x0 s0 + x1 s1, x0 s0 - x1 s1) / sqrt(2)."""
     y = reference.aura_rotate(torch.tensor([3.0, 4.0], dtype=torch.float64), torch.tensor([1.0, -1.0]))
     assert y.tolist() == pytest.approx([-1 / 2**0.5, 7 / 2**0.5])
 
 
 def test_signs_are_those_of_splitmix64() -> None:
-    """The first draws from seed 1234567 are those that Rosetta Code publishes."""
+    """Rosetta Code publishes the first numbers for seed 1234567."""
     draws = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
     assert reference.aura_signs(5, 1234567).tolist() == [-1.0 if draw >> 63 else 1.0 for draw in draws]
     both = torch.cat([reference.aura_signs(512, seed) for seed in range(8)])
@@ -172,7 +172,8 @@ def test_attention_is_pytorchs_on_what_is_decoded(L: int, causal: bool, window: 
 
 
 def test_a_sink_takes_its_share() -> None:
-    """By hand: a sink whose logit is the only key's score halves the output; none but padding is seen: zeros."""
+    """If the sink's logit equals the score of the only key, the output is halved. Queries that see only padding give
+    zeros."""
     cache = a_cache(1, HK=1)
     q = torch.randn(2, 1, 1, 64, dtype=torch.float64)
     scores = 0.125 * (q * decoded(cache, "key")).sum(-1)

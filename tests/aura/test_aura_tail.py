@@ -1,4 +1,4 @@
-"""A cache keeps its first and newest tokens exact: attention after any history equals float64 over a list."""
+"""Tests that a cache keeps its first and newest tokens exact: attention after any history equals a float64 model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ D, SEED, SCHEME = 64, 3, Scheme("4v3t")
 
 
 class History:
-    """Holds the appended keys and values, and knows which of them are codes by now."""
+    """Holds the appended keys and values, and knows which of them are codes now."""
 
     def __init__(self, tail: int, sinks: int) -> None:
         self.tail, self.sinks, self.tile = tail, sinks, min(tail, 128)
@@ -43,7 +43,7 @@ class History:
         self.k, self.v = self.k[rows], self.v[rows]
 
     def vectors(self, cache: KVCache) -> tuple[Tensor, Tensor]:
-        """The keys and values, those that are codes as the cache's codes have them, which must be near them."""
+        """Returns keys and values. Coded tokens have the cache's decoded codes, which must be close to them."""
         coded, found = torch.tensor(self.coded), []
         for x, of in ((self.k.double(), cache.keys), (self.v.double(), cache.values)):
             parts = (part.cpu() for part in (*of.filled(cache.coded), *of.tables))
@@ -55,14 +55,14 @@ class History:
 
 
 class Both:
-    """Returns a cache and its history."""
+    """A cache and its history."""
 
     def __init__(self, device: torch.device, tail: int, sinks: int, capacity: int) -> None:
         self.device, self.history = device, History(tail, sinks)
         self.cache = KVCache(SCHEME, 2, 2, D, capacity, device, torch.float32, seed=SEED, tail=tail, sinks=sinks)
 
     def append(self, tokens: int) -> None:
-        """Keys have channels whose mean changes with the position."""
+        """Appends keys whose channels have means that change with the position."""
         place, before = torch.arange(len(self.cache), len(self.cache) + tokens), self.cache.coded
         means = (place[:, None] / 100 + torch.arange(D)).cos()
         k, v = torch.randn(2, 2, tokens, D) + means, torch.randn(2, 2, tokens, D)
@@ -72,7 +72,7 @@ class Both:
             self.check_means(self.cache.keys.tile_means.cpu(), before)
 
     def check_means(self, tile_means: Tensor, before: int) -> None:
-        """A tile's means are those of its tokens that became codes at once with the first one."""
+        """A tile's means cover its tokens that became codes together with its first token."""
         rows = [i for i, coded in enumerate(self.history.coded) if coded]
         for slot in range(-(-before // 128) * 128, len(rows), 128):
             means = self.history.k[:, :, rows[slot : slot + 128]].double().mean(2)
@@ -83,7 +83,7 @@ class Both:
         self.history.keep(0, length)
 
     def check(self, L: int = 1, window: int = 0) -> None:
-        """Row 1 has a token of left padding."""
+        """Compares attention with float64. Row 1 has one token of left padding."""
         T = len(self.history.coded)
         assert len(self.cache) == T and self.cache.coded == sum(self.history.coded)
         k, v = self.history.vectors(self.cache)
@@ -107,7 +107,7 @@ def test_lengths_around_the_sinks_the_tail_and_a_tile(device: torch.device) -> N
 
 @pytest.mark.parametrize("tokens", [2, 3, 17, 140, 300])
 def test_a_prompt_at_once(device: torch.device, tokens: int) -> None:
-    """New tokens that leave the tail at once are encoded directly. 17 queries take the matrix kernel."""
+    """New tokens that leave the tail immediately are encoded directly. 17 queries use the matrix kernel."""
     both = Both(device, tail=32, sinks=3, capacity=400)
     both.append(tokens)
     both.check(L=min(tokens, 17), window=50)
@@ -128,14 +128,14 @@ def test_a_step_of_decoding_encodes_once_per_tile(device: torch.device) -> None:
             both.append(1)
             both.cache.attend(torch.randn(2, 4, 1, D).to(device))
         found.append(sum(figures.dispatches for figures in profile.kernels.values()))
-    step = 1 + 4  # the token's key and value; rotate, both passes, exact rows
-    tile = step + 2 + 1  # codes of keys and of values; the tail moves
+    step = 1 + 4  # one for the token's key and value; then rotation, both passes, exact rows
+    tile = step + 2 + 1  # codes of keys and of values; then the tail moves
     assert found == [tile, step, step, step, tile, step, step, step]
 
 
 @pytest.mark.parametrize("length", [26, 20, 12, 3, 1, 0])
 def test_going_on_after_a_crop(device: torch.device, length: int) -> None:
-    """Crops into the tail, the codes and the sinks. Codes stay codes, and the tail fills up again."""
+    """Crops within the tail, the codes and the sinks. Codes stay codes, and the tail fills up again."""
     both = Both(device, tail=3, sinks=2, capacity=40)
     for tokens in (5, 1, 1, 1, 20):
         both.append(tokens)
@@ -147,7 +147,7 @@ def test_going_on_after_a_crop(device: torch.device, length: int) -> None:
         both.check(L=2)
 
 
-@pytest.mark.parametrize("length", [3, 9, 20])  # without codes, with a full tail, and cropped into the codes
+@pytest.mark.parametrize("length", [3, 9, 20])  # without codes, with a full tail, and with a crop within the codes
 def test_going_on_after_other_rows_more_memory_and_a_file(device: torch.device, tmp_path: Path, length: int) -> None:
     both = Both(device, tail=3, sinks=2, capacity=length if length < 20 else 30)
     both.append(length if length < 20 else 30)
@@ -174,7 +174,7 @@ def test_going_on_after_other_rows_more_memory_and_a_file(device: torch.device, 
     ],
 )
 def test_a_window_forgets_codes_first(device: torch.device, tail: int, tokens: int, cuts: dict[int, int]) -> None:
-    """4 tokens come after each cut."""
+    """Appends 4 tokens after each cut."""
     both = Both(device, tail=tail, sinks=0, capacity=tokens)
     both.append(tokens)
     for wanted, kept in cuts.items():
@@ -188,7 +188,7 @@ def test_a_window_forgets_codes_first(device: torch.device, tail: int, tokens: i
         both.check(L=2, window=6)
 
 
-@pytest.mark.parametrize("length", [204, 260, 300])  # within a tile of codes, at its end, behind codes
+@pytest.mark.parametrize("length", [204, 260, 300])  # within a tile of codes, at its end, after the codes
 def test_a_tile_of_codes_keeps_its_means(device: torch.device, tmp_path: Path, length: int) -> None:
     both = Both(device, tail=128, sinks=4, capacity=900)
     both.append(500)

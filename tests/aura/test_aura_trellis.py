@@ -1,4 +1,4 @@
-"""Trellis codes in the ops: how near the encoder comes, and every window of the decoder."""
+"""Tests trellis codes in the ops: the error of the encoder, and every window of the decoder."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ FROM_WINDOWS_OF_6 = {2: 0.0847, 3: 0.0242, 4: 0.0072}  # mean squared errors; Ll
 
 
 def directions(codec: Codec, codes: Tensor) -> Tensor:
-    """The decoded vectors, before any norm, in float64."""
+    """Returns the decoded vectors before any norm, in float64."""
     ones = torch.ones(codes.shape[:-1], dtype=torch.float64)
     return reference.aura_decode(codes, ones, codec.codebook, codec.signs, dtype=torch.float64)
 
 
 @pytest.mark.parametrize(("D", "bits"), EVERY)
 def test_the_encoder_comes_as_near_as_the_exact_one(device: torch.device, D: int, bits: int) -> None:
-    """Errors are compared, and not codes: where two paths cost nearly the same, rounding chooses."""
+    """This compares errors, not codes, because rounding decides between two paths that cost nearly the same."""
     codec = Codec(D, bits, trellis=True)
-    x = torch.randn(2, 5, 7, D) * torch.randn(2, 5, 7, 1).exp()  # fills no whole group of vectors
+    x = torch.randn(2, 5, 7, D) * torch.randn(2, 5, 7, 1).exp()  # does not fill whole groups of vectors
     there = codec.to(device)
     codes, norms = (
         part.cpu()

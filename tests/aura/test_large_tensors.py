@@ -1,4 +1,4 @@
-"""Queries of attention beyond 2**31 elements. Codes and norms are of 32 bits: no buffer holds so many."""
+"""Tests attention with more than 2**31 elements in the queries. No buffer holds that many 32-bit codes and norms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch_gdn.aura.trellis: streams against their definition, encoding against every stream, tables against bounds."""
+"""Tests torch_gdn.aura.trellis: streams by their definition, encoding against all streams, tables against bounds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch_gdn.aura import tables, trellis, trellis_training
 from torch_gdn.reference.trellis import windows
 
 EVERY = [(window, bits) for window, rates in trellis.RATES.items() for bits in rates]
-SQUARED_ERRORS = {  # the bounds of a table of so many bits; Lloyd-Max has 0.1175, 0.03455, 0.0095 and 0.0025
+SQUARED_ERRORS = {  # bounds for (window, bits) of a table; Lloyd-Max has 0.1175, 0.03455, 0.0095 and 0.0025
     (6, 2): 0.0825,
     (6, 3): 0.0238,
     (6, 4): 0.0069,
@@ -26,7 +26,7 @@ SQUARED_ERRORS = {  # the bounds of a table of so many bits; Lloyd-Max has 0.117
 
 
 def by_definition(stream: list[int], table: Tensor, bits: int) -> list[float]:
-    """Value by value, from the stream's bits, in float64."""
+    """Decodes value by value from the stream's bits, in float64."""
     ring = [byte >> i & 1 for byte in stream for i in range(8)]
     L, values = len(table).bit_length() - 1, []
     for i in range(len(ring) // bits):
