@@ -32,12 +32,12 @@ TEXT = """\
 # A second machine
 
 The simulated device is our own work, so it may share our mistakes. As an independent check, the same shaders run on an
-NVIDIA GPU. nvcc compiles their Metal text with a small `metal_stdlib` and a few changes of words (`lab/cuda`). The
-launches are recordings of those that the host code made on the simulated device.
+NVIDIA GPU. nvcc compiles their Metal source with a small `metal_stdlib`, after some replacements in the text
+(`lab/cuda`). The launches were recorded when the host code ran on the simulated device.
 
 - {kernels} kernels in {variants} variants gave the values below, in {cases} cases, on one {gpu} ({versions}).
-- {wrong_calls} of the cases are wrong calls with indices or boundaries out of range. The kernels report each of them,
-  and touch nothing else.
+- {wrong_calls} of the cases are wrong calls with indices or boundaries out of range. The kernels report each of these
+  errors, and access no memory out of bounds.
 - {too_far}
 - This says nothing about Apple's compiler or about speed on a Mac.
 
@@ -52,8 +52,8 @@ python -m lab.cuda page found.json              # writes this page
 
 ## Values
 
-Each case runs twice, once with threadgroup memory full of zeros and once full of NaN. The results are
-bit-identical. The error is the distance from float64, and the table has the largest one of an op's cases:
+Each case runs twice, with threadgroup memory full of zeros and full of NaN. The results are bit-identical. The
+error is the distance from float64. For each op, the table has the largest error of all cases:
 
 {values}
 
@@ -66,21 +66,23 @@ so that `initcheck` notices a kernel that reads it.
 
 ## Times
 
-The kernels run in one graph, over more buffers than the cache holds. The floor is the time to move the least
-possible bytes, at the rate of a copy within the device, {rate:.2f} TB/s:
+The kernels run in one graph, with more buffers than the cache holds. The floor is the time that it takes to move the
+fewest possible bytes at the rate of a copy within the device, {rate:.2f} TB/s:
 
 {times}
 
 The next table has the same cases with other projects' kernels, in the same run: FLA's Triton kernels, and MLX's
 Metal kernels through the same `metal_stdlib` ({peer_versions}). Our goal is at most 1.2 times the better one for
-decoding, and less than 1 for linear layers:
+decoding, and less than 1 times for linear layers:
 
 {peers}
 
 ## Bank conflicts
 
-The table has the share of accesses to threadgroup memory that conflicts add, for kernels with more than {share:.0%}.
-The figures are the GPU's counters (Nsight Compute, one launch per kernel and element type), of the worst variant:
+The table has the share of accesses to threadgroup memory that bank conflicts add, for kernels with more than
+{share:.0%}.
+The figures come from the GPU's counters (Nsight Compute, one launch per kernel and element type). Each is that of the
+worst variant:
 
 {conflicts}
 
@@ -106,17 +108,17 @@ registers leave room for only four simdgroups per scheduler. These changes did n
 - With that, advancing addresses by a step instead of multiplying takes 35 us for `4v4`, but 38 for `4v4t` and 45 to 57
   for `8v4`, which spill.
 
-With 8 rows the pass multiplies 8 x 8 matrices, and 24 shuffles emulate each product here. The pass takes 86 us. It
-takes 55 us if the shuffles are left out, which makes its values wrong.
+With 8 rows the pass multiplies 8 x 8 matrices, and takes 86 us. On this GPU, 24 shuffles emulate each product. Without
+the shuffles the pass takes 55 us, but its values are wrong.
 
 `quantized_linear` issues 6.7 instructions per code of 4 bits for one row of x. Decoding takes 2.5 of them: two codes
 need two logical instructions, a multiply-add of halves, and two conversions, which on Apple's GPUs are part of the
-product. For 8,192 x 8,192 all instructions take about 14 us, and memory takes 12.5 us. These changes made it slower
-there: loading the next codes before the products, 8 rows for a simdgroup, and 2 or 4 simdgroups for the columns of the
-same rows. With 8 rows of x, the multiply-adds of the product alone take about 17 us.
+product. For 8,192 x 8,192, all instructions take about 14 us, and memory accesses 12.5 us. We tried three changes, and
+each made it slower: loading the next codes before the products, 8 rows per simdgroup, and 2 or 4 simdgroups for the
+columns of the same rows. With 8 rows of x, the multiply-adds of the product alone take about 17 us.
 
-A threadgroup of the experts' kernels is a chain of waits: find the expert, load codes, multiply, add up. Two
-threadgroups of 256 threads instead of one of 512 on a core take 57 us instead of 68 for gate and up of 8 tokens.
+A threadgroup of the experts' kernels runs a chain of dependent steps: find the expert, load codes, multiply, add up.
+For gate and up of 8 tokens, two threadgroups of 256 threads per core take 57 us, and one of 512 threads takes 68 us.
 
 Decoding one sequence is a chain of dependent steps: find the sequence and its state, load S, sum over K, store.
 FLA's kernel is compiled for a call without packed sequences, slots and checkpoints. Ours looks for them at run
@@ -124,10 +126,10 @@ time, which takes a tenth to a fifth of the time for 64 sequences.
 
 ## What it cannot show
 
-- It cannot show Apple's compiler, registers and clocks, or bank conflicts on Apple's GPUs. A time here is a hint only
-  if its reason is not NVIDIA's, such as loads in a row, their width, or too few threadgroups.
+- It tells us nothing about Apple's compiler, registers and clocks, or about bank conflicts on Apple's GPUs. A time here
+  is only a hint if Apple's GPUs have the same cause, such as dependent loads, narrow loads, or too few threadgroups.
 - It cannot show the speed of prefill, because shuffles emulate the 8 x 8 matrices here.
-- It cannot show a missing barrier that only a weaker memory order than NVIDIA's needs.
+- It cannot find a missing barrier that matters only with a weaker memory order than NVIDIA's.
 """
 
 

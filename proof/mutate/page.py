@@ -32,11 +32,11 @@ broken file until one fails.
     python -m proof.mutate --sample 10      # a fixed sample of every kind and part, as in `make proof`
     python -m proof.mutate --write          # records the verdicts, and writes this page
 
-`proof/mutate/verdicts.tsv` names each fault and the test that found it first. A fault in `proof/mutate/faults/` is a
-file, a text that occurs in it once, and its replacement. It must change what a program can see. A test that also
-fails without the fault does not count. A test that takes two minutes of processors, where it takes seconds without the
-fault, is a catch. The tests run with a sample of their sweeps first. Only what passes then runs the sweeps with every
-case. A run is a fork of a process that has imported PyTorch and transformers (`proof/mutate/forks.py`).
+`proof/mutate/verdicts.tsv` names each fault and the test that found it first. A fault in `proof/mutate/faults/` names a
+file, a text that occurs in it once, and the text that replaces it. It must change what a program can see. A test that
+also fails without the fault does not count. If a test takes seconds without the fault and two minutes of processor time
+with it, the fault counts as caught. The tests first run with a sample of their sweeps. If they pass, they run again
+with every case. A run is a fork of a process that has imported PyTorch and transformers (`proof/mutate/forks.py`).
 `build/mutate/` keeps the verdicts, so you can stop a run and continue it.
 """
 

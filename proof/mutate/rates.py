@@ -17,17 +17,17 @@ SECONDS = 600  # for one run of the tests; only a mutant that never ends takes s
 EQUIVALENT = "equivalent"  # begins a person's judgement that no program can see the mutant
 CAUGHT_SINCE = "caught since"  # begins one that names a newer test, or one that the mutant's selection omitted
 TEXT = """
-## Mutants that nobody chose
+## Random mutants
 
-`python -m proof.mutate.drawn 20 --seed 7` draws mutants. It applies the rules in `proof/mutate/rules/` to
+`python -m proof.mutate.drawn 20 --seed 7` draws random mutants. It applies the rules in `proof/mutate/rules/` to
 the shaders, the Python code and `csrc/`: another comparison, a bound off by one, a dropped barrier, a dropped guard,
 swapped strides, a wrong constant. A mutant runs the tests that can see it. `make proof` draws {count} new ones each
-time, and prints their seed. `proof/mutate/drawn.tsv` has each mutant, and a judgement of each that no test caught.
+time, and prints their seed. `proof/mutate/drawn.tsv` has each mutant, and an assessment of each that no test caught.
 
 {rates}
 
-The rate is that of mutants that build, that a program can see, and whose tests end in {minutes} minutes. New tests
-were written for those of seed 40 that passed. The mutants of other seeds were drawn afterwards.
+The rate counts mutants that build, that a program can see, and whose tests end in {minutes} minutes. For the mutants of
+seed 40 that no test caught, we wrote new tests. The mutants of other seeds were drawn afterwards.
 The tests caught {seeds}.
 """
 
