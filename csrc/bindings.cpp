@@ -1,4 +1,4 @@
-// Defines torch_gdn._C, which has everything but the ops. No other file includes Python.
+// Defines torch_gdn._C, which has everything except the ops. Only this file includes Python.
 #include <ATen/Parallel.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -83,8 +83,8 @@ py::list recorded(const torch_gdn::Recorder& recorder) {
   return result;
 }
 
-// Reads one binding: a tensor, None for an absent one, the bytes of a parameter block or of a host array, or "errors"
-// for the error log.
+// Reads one binding. It is a tensor, None for an absent tensor, the bytes of a parameter block or of a host array, or
+// "errors" for the error log.
 py::object bound_object(const torch_gdn::Bindings& bindings, const torch_gdn::Binding& binding) {
   using Kind = torch_gdn::Binding::Kind;
   switch (binding.kind) {
@@ -121,7 +121,7 @@ torch_gdn::Binding binding_of(const py::object& object, std::vector<std::byte>& 
   return torch_gdn::Binding(tensor);
 }
 
-// Keeps names alive, because a launch holds pointers to them.
+// Keeps names alive, because a launch holds pointers to their characters.
 const char* kept(const std::string& name) {
   static auto* names = new std::set<std::string>;
   return names->insert(name).first->c_str();
@@ -153,7 +153,7 @@ torch_gdn::Tracer::Callback tracing_callback(const py::function& function) {
   };
 }
 
-// Recordings nest: the inner one takes the launches.
+// Recordings nest. The innermost one takes the launches.
 class Recording {
  public:
   void start() { outer_ = torch_gdn::set_recorder(&recorder_); }
@@ -257,7 +257,7 @@ void exclude_prefill_algorithms(const Words& algorithms, bool channel_decays) {
   torch_gdn::exclude_prefill_algorithms(channel_decays, excluded);
 }
 
-// PyTorch's headers define parallel_for inline. Without OpenMP's flag it is a plain loop.
+// PyTorch's headers define parallel_for inline. Without the OpenMP flag it is a plain loop.
 int64_t cpu_threads() {
 #ifdef INTRA_OP_PARALLEL
   return at::get_num_threads();

@@ -8,7 +8,7 @@
 
 namespace torch_gdn::cpu {
 
-static const RowKernels& kernels = row_kernels();  // Rows asks for them row by row
+static const RowKernels& kernels = row_kernels();  // looked up once, because Rows asks for them for every row
 
 std::vector<Sequence> sequences_of(const ChunkShape<>& s, const optional<Tensor>& cu_seqlens) {
   std::vector<Sequence> sequences(s.N);
@@ -175,7 +175,7 @@ bool StateIo::has_vector_rows(const ChunkShape<>& s) const {
 
 float* StateIo::rows(const Tensor& states, int64_t slot, int64_t head, int64_t column, int64_t& stride) const {
   stride = states.stride(-2);
-  auto* data = const_cast<float*>(states.const_data_ptr<float>());  // a pool or a new tensor is never copy-on-write
+  auto* data = const_cast<float*>(states.const_data_ptr<float>());  // neither a pool nor a new tensor is copy-on-write
   return data + slot * states.stride(0) + head * states.stride(1) + column * (v_first ? stride : 1);
 }
 

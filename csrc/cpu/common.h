@@ -1,5 +1,6 @@
-// What the CPU kernels share: chunks, rows of f32 read from and written to tensors of any strides, and matrices in
-// tiles. A tile holds one chunk of one head: [rows, K], [rows, V] or [rows, rows]. It is f32 and zero past the chunk.
+// The CPU kernels share these parts: chunks, rows of f32 that are read from and written to tensors with any strides,
+// and matrices in tiles. A tile holds one chunk of one head: [rows, K], [rows, V] or [rows, rows]. It is f32, and zero
+// past the chunk.
 #pragma once
 #include <ATen/Parallel.h>
 #include <ATen/ops/bmm.h>
@@ -19,28 +20,28 @@
 
 namespace torch_gdn::cpu {
 
-// The number of tiles processed at once: with K = V = 128 they take 4 MB per matrix, which the caches of a core still
-// hold.
+// The number of tiles that are processed at once. With K = V = 128 they take 4 MB per matrix, which still fits in the
+// caches of a core.
 constexpr int64_t kTilesAtOnce = 128;
 
 struct Chunk {
-  int64_t sequence;      // 0 .. N-1
+  int64_t sequence;      // from 0 to N - 1
   int64_t batch, first;  // its tokens start at x[batch, first]
-  int64_t length;        // 1 .. C
+  int64_t length;        // from 1 to C
   int64_t row;           // h[batch, row]
 };
 
-// Chunks in the order of h, sequence by sequence.
+// Returns the chunks in the order of h, sequence by sequence.
 std::vector<Chunk> chunks_of(const ChunkShape<>& s, const optional<Tensor>& cu_seqlens);
 
-// Returns the start and length of each sequence, whether packed or a batch.
+// The batch row, start and length of a sequence, packed or not.
 struct Sequence {
   int64_t batch, first, length;
 };
 std::vector<Sequence> sequences_of(const ChunkShape<>& s, const optional<Tensor>& cu_seqlens);
 
 // A block of sequences, longest first, whose states advance together. Step i takes the i-th chunk of each sequence that
-// has one: chunks[steps[i]] up to chunks[steps[i + 1]]. These belong to the first sequences of the block.
+// has one. These are chunks[steps[i]] up to chunks[steps[i + 1]], and they belong to the first sequences of the block.
 struct Block {
   std::vector<int64_t> sequences;
   std::vector<Chunk> chunks;
@@ -52,7 +53,7 @@ inline int64_t key_head_of(const ChunkShape<>& s, int64_t head) { return s.tiled
 // Divides sequences into blocks of at most kTilesAtOnce states.
 std::vector<Block> blocks_of(const ChunkShape<>& s, const optional<Tensor>& cu_seqlens);
 
-// Returns the height of the tiles: what the longest chunk needs, rounded up to 8 rows.
+// Returns the height of the tiles: the length of the longest chunk, rounded up to a multiple of 8.
 int64_t tile_rows(std::span<const Chunk> chunks);
 
 // Calls f with a null pointer to the element type, for the three dtypes of activations.
@@ -63,24 +64,24 @@ void with_element(at::ScalarType dtype, const F& f) {
   f(static_cast<c10::Half*>(nullptr));
 }
 
-// A tensor [B, T, heads, D] (or [B, T, heads], with D = 1) of any strides except that the last one is 1.
+// A tensor [B, T, heads, D], or [B, T, heads] with D = 1. Its strides are arbitrary, except that the last one is 1.
 class Rows {
  public:
   explicit Rows(const Tensor& x);
   // Reads or writes columns first .. first + count of one token and head, as f32.
   void read(int64_t batch, int64_t token, int64_t head, int64_t first, int64_t count, float* out) const;
   void write(int64_t batch, int64_t token, int64_t head, int64_t first, int64_t count, const float* in) const;
-  // Reads a whole tile, with zeros below the chunk.
+  // Reads a whole tile. Rows after the chunk are zeros.
   void read_tile(const Chunk& chunk, int64_t head, int64_t rows, float* out) const;
   // Writes only the rows of the chunk.
   void write_tile(const Chunk& chunk, int64_t head, const float* in) const;
-  // Reads the chunk's block of [B, T, heads, chunk_size] as [rows, rows], with zeros above its diagonal and around it.
+  // Reads the chunk's block of [B, T, heads, chunk_size] as [rows, rows], with zeros above its diagonal and outside it.
   void read_lower(const Chunk& chunk, int64_t head, int64_t rows, float* out) const;
-  // Returns one head's rows from one token on, also for [B, T, heads].
+  // Returns one head's rows from one token on. Also takes [B, T, heads].
   HeadRows head(int64_t batch, int64_t token, int64_t head, int64_t column) const {
     return {at(batch, token, head, column), token_stride_ * item_size_, dtype_};
   }
-  // Reads one f32 value per token from [B, T, heads]. Below the chunk it repeats the last value (`last`) or writes 0.
+  // Reads one f32 value per token from [B, T, heads]. After the chunk it repeats the last value (`last`) or writes 0.
   float value(int64_t batch, int64_t token, int64_t head) const {
     return *reinterpret_cast<const float*>(at(batch, token, head, 0));
   }
@@ -116,13 +117,13 @@ class States {
   int64_t batch_stride_, row_stride_, head_stride_, key_stride_, value_stride_, K_;
 };
 
-// Returns x, or x as f32 if Rows and States do not read its dtype.
+// Returns x, or x in f32 if Rows and States cannot read its dtype.
 Tensor as_activation(const Tensor& x);
 
-// Says where states are read and written: in two tensors, with one state per sequence, or in a pool.
+// Says where states are read and written: either in two tensors, with one state per sequence, or in a pool.
 struct StateIo {
   optional<Tensor> source;
-  Tensor target;            // one-dimensional if not requested
+  Tensor target;            // one-dimensional if it was not requested
   std::vector<Slot> slots;  // where a sequence's state is read, and written unless there are token_slots
   TokenSlots token_slots;   // where the state after each token is written
   std::vector<Checkpoint> checkpoints;
@@ -132,24 +133,24 @@ struct StateIo {
                               bool v_first);
   static StateIo in_place(const ChunkShape<>& s, const StatePool& pool, bool v_first);
   bool has_null() const;
-  // Returns whether all states are f32 rows, of V or (v_first) K, that whole vectors cover without a remainder.
+  // Returns whether all states are f32 and have rows (of V, or of K if v_first) that are a whole number of vectors.
   bool has_vector_rows(const ChunkShape<>& s) const;
-  // Returns the first of a state's rows, from one column of V on, in one of the two tensors, and the distance between
+  // Returns the first row of a state in one of the two tensors, from one column of V on. Sets the distance between
   // rows.
   float* rows(const Tensor& states, int64_t slot, int64_t head, int64_t column, int64_t& stride) const;
-  // Reads columns of V of one state, or zeros if it has no past. The other function writes them back if the state is
+  // Reads columns of V of one state, or zeros if there is no earlier state. write() writes them back if the state is
   // kept.
   void read(int64_t sequence, int64_t head, int64_t first, int64_t columns, int64_t K, float* tile,
             int64_t tile_stride) const;
   void write(int64_t slot, int64_t head, int64_t first, int64_t columns, const float* tile, int64_t tile_stride) const;
 };
 
-// Reads the states [sequences * HV, K, V] of a block. The other function writes them back.
+// Reads the states [sequences * HV, K, V] of a block. write_final_states() writes them back.
 Tensor initial_states(const ChunkShape<>& s, const Block& block, const StateIo& state_io);
 void write_final_states(const ChunkShape<>& s, const Block& block, const Tensor& states, const StateIo& state_io);
 
-// Says what lies below the chunk in a tile of one value per token: the gate's cumulative sum stays constant, and beta
-// is 0.
+// Says what follows the chunk in a tile of one value per token. The gate's cumulative sum stays constant, and beta is
+// 0.
 enum class Below { kLast, kZero };
 void read_values(const Rows& values, const Chunk& chunk, int64_t head, int64_t rows, Below below, float* out);
 
@@ -159,7 +160,7 @@ inline Tensor f32_tiles(int64_t tiles, int64_t rows, int64_t columns) {
 
 inline float* tile(const Tensor& tiles, int64_t i) { return tiles.mutable_data_ptr<float>() + i * tiles.stride(0); }
 
-// Calls f(chunk index, head) for all of them, spread over the cores.
+// Calls f(chunk index, head) for every pair of them. The calls are spread over the cores.
 template <typename F>
 void for_each_tile(int64_t chunks, int64_t heads, const F& f) {
   at::parallel_for(0, chunks * heads, 1, [&](int64_t begin, int64_t end) {
@@ -167,8 +168,8 @@ void for_each_tile(int64_t chunks, int64_t heads, const F& f) {
   });
 }
 
-// Calls f(next) on as many threads as there is work for. next() gives each work item 0 .. count - 1 to one thread, and
-// then returns `count`. Items may differ in length.
+// Calls f(next) on as many threads as there is work for. next() hands out the work items 0 .. count - 1, each to one
+// thread, and then returns `count`. Items may differ in length.
 template <typename F>
 void share_work_items(int64_t count, int64_t threads, const F& f) {
   std::atomic<int64_t> taken = 0;
@@ -176,18 +177,18 @@ void share_work_items(int64_t count, int64_t threads, const F& f) {
   at::parallel_for(0, std::min(count, threads), 1, [&](int64_t, int64_t) { f(next); });
 }
 
-// Floats aligned for vectors.
+// An array of floats with the alignment of vectors.
 struct Aligned {
   struct Delete {
     void operator()(float* x) const { operator delete(x, std::align_val_t(64)); }
   };
   static std::unique_ptr<float[], Delete> floats(int64_t count) {
-    void* memory = operator new(count * sizeof(float), std::align_val_t(64));  // not new[], which macOS may lack
+    void* memory = operator new(count * sizeof(float), std::align_val_t(64));  // macOS may lack the form for new[]
     return std::unique_ptr<float[], Delete>(static_cast<float*>(memory));
   }
 };
 
-// Calls f with spans of chunks, kTilesAtOnce tiles at a time.
+// Calls f with spans of chunks. Each span makes at most kTilesAtOnce tiles.
 template <typename F>
 void for_each_group(const std::vector<Chunk>& chunks, int64_t heads, const F& f) {
   const size_t most = std::max<int64_t>(1, kTilesAtOnce / heads);
@@ -200,7 +201,7 @@ inline std::span<const Chunk> chunks_of_steps(const Block& block, int64_t first,
   return std::span(block.chunks).subspan(block.steps[first], block.steps[last] - block.steps[first]);
 }
 
-// Calls f(first step, last step) over the steps of a block, in groups whose chunks make kTilesAtOnce tiles.
+// Calls f(first step, last step) over the steps of a block. The chunks of each group of steps make kTilesAtOnce tiles.
 template <typename F>
 void for_each_steps(const Block& block, int64_t heads, const F& f) {
   const int64_t count = static_cast<int64_t>(block.steps.size()) - 1, most = kTilesAtOnce / heads;

@@ -1,4 +1,5 @@
-// Defines an op with its CPU kernel, which every op has: define<Op, run>(m) in TORCH_LIBRARY_FRAGMENT(gdn, m).
+// Defines an op together with its CPU kernel, which every op has. Use define<Op, run>(m) in TORCH_LIBRARY_FRAGMENT(gdn,
+// m).
 #pragma once
 #include "cpu/outputs.h"
 #include "ops/op.h"

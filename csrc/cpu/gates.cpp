@@ -10,8 +10,8 @@ namespace torch_gdn::cpu {
 
 namespace {
 
-// Returns the elements in order. It has its own loop because decoding has few elements: x.to(at::kDouble) takes 2 us
-// for one.
+// Returns the elements in order. Decoding has few elements, and x.to(at::kDouble) takes 2 us for a single one, so this
+// has its own loop.
 std::vector<double> values_of(const Tensor& x_any) {
   const bool is_narrow = x_any.element_size() == 1;  // 8-bit floats
   const Tensor x = (is_narrow ? x_any.to(at::kFloat) : x_any).contiguous();
@@ -23,7 +23,7 @@ std::vector<double> values_of(const Tensor& x_any) {
   return values;
 }
 
-// Returns f(i, x[i]) for all of x, computed in f64 and rounded once to f32.
+// Returns f(i, x[i]) for each element of x. f is computed in f64, and its result is rounded once to f32.
 template <typename F>
 Tensor transformed(const Tensor& x, const F& f) {
   const Tensor out = at::empty(x.sizes(), x.options().dtype(at::kFloat));

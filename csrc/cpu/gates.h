@@ -1,4 +1,4 @@
-// Makes log decays and betas in the form that the CPU kernels read: contiguous f32.
+// Converts log decays and betas to contiguous f32, the form that the CPU kernels read.
 #pragma once
 #include "cpu/common.h"
 #include "cpu/simd/channel_kernels.h"
@@ -7,30 +7,30 @@
 
 namespace torch_gdn::cpu {
 
-// Returns [B, T, HV]: g itself, -exp(A_log) softplus(g + dt_bias), or zeros.
+// Returns the log decays [B, T, HV]: g itself, -exp(A_log) softplus(g + dt_bias), or zeros.
 Tensor log_decays_of(const ChunkShape<>& s, const optional<Tensor>& g, const GateOptions& options);
 
-// Returns beta, its sigmoid or twice that, in beta's shape; or ones [B, T, HV].
+// Returns beta, its sigmoid or twice its sigmoid, with beta's shape. Without beta, returns ones [B, T, HV].
 Tensor betas_of(const ChunkShape<>& s, const optional<Tensor>& beta, const GateOptions& options);
 
-// The parameters of a gate of key channels, as the kernels read them.
+// The parameters of a gate of key channels, in the form that the kernels read.
 class ChannelGateValues {
  public:
   ChannelGateValues(int64_t HV, int64_t K, const ChannelGateOptions& options);
-  // Returns the gates of one value head without beta. Its raw or final g starts at `g`.
+  // Returns the gates of one value head, without beta. `g` points to the head's raw or final g.
   ChannelGates of_head(int64_t head, const HeadRows& g) const;
 
  private:
   int64_t K_;
   bool use_gate_;
-  float lower_bound_;                  // 0 if there is none
-  std::vector<float> rates_, biases_;  // one per value head; rows of padded_channels(K), or empty
+  float lower_bound_;                  // 0 if there is no lower bound
+  std::vector<float> rates_, biases_;  // one rate per value head; rows of padded_channels(K), or empty
 };
 
-// Returns [B, T, HV, K]: g itself, or the log decays that the gate makes of it. A value does not depend on its
+// Returns [B, T, HV, K]: g itself, or the log decays that the gate computes from g. A value does not depend on its
 // position.
 Tensor channel_decays_of(const Tensor& g, const ChannelGateOptions& options);
-// Writes the gate's log decays of g, rounded to the dtype of `out`, whose last stride is 1.
+// Writes the log decays that the gate computes from g. They are rounded to the dtype of `out`, whose last stride is 1.
 void write_channel_decays(const Tensor& g, const ChannelGateOptions& options, const Tensor& out);
 
 }  // namespace torch_gdn::cpu

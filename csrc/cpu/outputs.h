@@ -3,7 +3,7 @@
 
 namespace torch_gdn::cpu {
 
-// Makes the first touch of a large output cheap.
+// Makes the first access to a large output cheap.
 void prepare_output(const Tensor& output);
 
 }  // namespace torch_gdn::cpu

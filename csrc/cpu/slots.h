@@ -1,4 +1,4 @@
-// The slots of a pool that each sequence, or each of its tokens, has. check_slots() has passed them.
+// The slot in a pool for each sequence, or for each of its tokens. check_slots() must have accepted them.
 #pragma once
 #include <vector>
 
@@ -8,11 +8,11 @@
 namespace torch_gdn::cpu {
 
 struct Slot {
-  int64_t index;   // -1 for no slot: the sequence gives zeros and leaves the pool alone
-  bool has_state;  // if false, it starts from zeros
+  int64_t index;   // -1 means no slot: the sequence gives zeros and does not change the pool
+  bool has_state;  // if false, the state starts from zeros
 };
 
-// state_indices [N, tokens], with -1 for a token without a slot. Empty if a sequence has one slot.
+// state_indices [N, tokens], with -1 for a token without a slot. It is empty if each sequence has one slot.
 struct TokenSlots {
   int64_t tokens = 0;
   std::vector<int64_t> index;
@@ -20,7 +20,7 @@ struct TokenSlots {
   int64_t of(int64_t n, int64_t token) const { return index[n * tokens + token]; }
 };
 
-// Returns counts of tokens, 1 if there are none.
+// Returns the number of accepted tokens of each sequence. It is 1 without num_accepted_tokens.
 inline std::vector<int64_t> accepted_counts(int64_t N, const StatePool& pool) {
   std::vector<int64_t> counts(N, 1);
   if (!pool.num_accepted_tokens.has_value()) return counts;
@@ -41,7 +41,7 @@ inline TokenSlots token_slots_of(int64_t N, const StatePool& pool) {
   return slots;
 }
 
-// The state after this many tokens of a sequence also goes to its own slot.
+// A checkpoint stores the state after some tokens of a sequence in a slot of its own.
 struct Checkpoint {
   int64_t tokens, index;  // tokens is 0 if there is no checkpoint
 };
@@ -56,7 +56,7 @@ inline std::vector<Checkpoint> checkpoints_of(int64_t N, const StatePool& pool) 
   return checkpoints;
 }
 
-// Returns the slot from which each sequence resumes.
+// Returns the slot that each sequence resumes from.
 inline std::vector<Slot> slots_of(int64_t N, const StatePool& pool) {
   std::vector<Slot> slots(N);
   for (int64_t n = 0; n < N; ++n) slots[n] = {n, true};

@@ -106,7 +106,7 @@ bool has_launcher() { return registered_launcher != nullptr; }
 
 void set_launcher(Launcher* launcher) { registered_launcher = launcher; }
 
-// A tracer's launches run and write their outputs.
+// A tracer does not count: its launches run and write their outputs.
 bool is_recording() { return recorder_of_thread && !dynamic_cast<Tracer*>(recorder_of_thread); }
 
 Launcher* set_recorder(Launcher* recorder) { return std::exchange(recorder_of_thread, recorder); }

@@ -1,4 +1,4 @@
-// A kernel launch as plain data: ops make launches and encoder.mm encodes them. This file has no Objective-C, so any
+// A kernel launch as plain data. Ops make launches, and encoder.mm encodes them. This file has no Objective-C, so any
 // machine can record launches.
 #pragma once
 #include <ATen/core/Tensor.h>
@@ -15,8 +15,8 @@
 
 namespace torch_gdn {
 
-// A template argument in one word: a dtype, a bool, or a non-negative number. Building a launch and finding its
-// pipeline needs no string and no allocation.
+// A template argument in one word: a dtype, a bool, or a non-negative number. No string and no allocation is needed to
+// build a launch and find its pipeline.
 class TemplateArgument {
  public:
   TemplateArgument() = default;  // no argument
@@ -35,7 +35,7 @@ class TemplateArgument {
 
   bool is_none() const { return word_ == kNone; }
   int32_t word() const { return word_; }
-  std::string spelled() const;                                  // as Metal does
+  std::string spelled() const;                                  // in Metal's spelling
   static TemplateArgument spelled_as(const std::string& text);  // the inverse
   bool operator==(const TemplateArgument&) const = default;
 
@@ -48,19 +48,19 @@ class TemplateArgument {
 constexpr size_t kMostTemplateArguments = 8;
 using TemplateArguments = std::array<TemplateArgument, kMostTemplateArguments>;  // absent ones come last
 
-constexpr size_t kMostOfSetBytes = 4096;  // bytes, by Metal's documentation
+constexpr size_t kMostOfSetBytes = 4096;  // bytes, according to Metal's documentation
 
 struct Binding {
   enum class Kind : uint8_t { kAbsent, kTensor, kHostArray, kParameterBlock, kErrorLog };
 
   Kind kind = Kind::kAbsent;
-  // One binding. A tensor on the device is bound at its storage offset; a tensor on the host is copied into the
+  // One binding. A tensor on the device is bound at its storage offset. A tensor on the host is copied into the
   // command.
   at::Tensor tensor;
 
   Binding() = default;
   explicit Binding(Kind kind) : kind(kind) {}
-  // A tensor that is undefined or has no elements has no buffer; it counts as absent.
+  // A tensor that is undefined or has no elements has no buffer, and counts as absent.
   Binding(at::Tensor value) {
     if (!value.defined() || value.numel() == 0) return;
     kind = value.is_cpu() ? host_array(value) : Kind::kTensor;
@@ -69,7 +69,7 @@ struct Binding {
   Binding(const std::optional<at::Tensor>& value) : Binding(value.value_or(at::Tensor())) {}
   static Binding error_log() { return Binding(Kind::kErrorLog); }
 
-  // A struct defined in shaders/. Bindings copies it.
+  // A struct that is defined in shaders/. Bindings copies it.
   template <typename Parameters>
   struct Values {
     const Parameters& parameters;
@@ -89,7 +89,7 @@ template <typename... Part>
 constexpr size_t kBindingsOf<std::tuple<Part...>> = sizeof...(Part);
 
 // The bindings of a launch, in the order of [[buffer(i)]]: tensors, which may be absent, small host arrays, the error
-// log, and one parameter block. A tuple stands for its parts.
+// log, and one parameter block. A tuple adds each of its elements.
 class Bindings {
  public:
   static constexpr size_t kMost = 31;        // Metal's own limit
@@ -102,8 +102,8 @@ class Bindings {
     (add(std::forward<Each>(each)), ...);
   }
 
-  // Takes bindings that are known only when the launch is made. It does not copy the block: keep it until the launch
-  // has run.
+  // Takes bindings that are known only when the launch is made. It does not copy the parameter block, so keep the block
+  // until the launch has run.
   static Bindings of(c10::ArrayRef<Binding> bindings, c10::ArrayRef<std::byte> block);
 
   const Binding* begin() const { return bindings_.data(); }
@@ -135,22 +135,22 @@ class Bindings {
   std::array<std::byte, kMostBytes> block_;
 };
 
-// A kernel with its template arguments, spelled out.
+// A kernel with its template arguments as text.
 struct Variant {
   std::string kernel;                  // the function template
   std::string file;                    // "gdn/solve_tril.metal"
-  std::vector<std::string> arguments;  // as Metal spells them
+  std::vector<std::string> arguments;  // in Metal's spelling
 
   std::string name() const;  // "solve_tril_64"
 };
 
 struct Launch {
-  const char* kernel;  // string literals; the address of its name identifies a kernel
+  const char* kernel;  // both are string literals; the address of the name identifies a kernel
   const char* file;
   TemplateArguments arguments;
   Bindings bindings;
   std::array<size_t, 3> threadgroups;
-  size_t threads;  // per threadgroup, a multiple of 32
+  size_t threads;  // threads per threadgroup, a multiple of 32
 
   bool is_empty() const { return threadgroups[0] * threadgroups[1] * threadgroups[2] == 0; }
   Variant variant() const { return variant_of(kernel, file, arguments); }
@@ -170,32 +170,33 @@ struct DeviceFacts {
   std::string name;
   size_t core_count, max_threadgroup_memory_length, max_buffer_length, recommended_max_working_set_size;
   uint64_t registry_id;               // distinguishes devices of the same name
-  std::vector<std::string> families;  // "Apple7", "Metal3": those that the device supports
+  std::vector<std::string> families;  // "Apple7", "Metal3", ...: the families that the device supports
 };
 
 class Launcher {
  public:
   virtual ~Launcher() = default;
-  virtual void run(Launches launches) = 0;  // encodes; does not wait; skips those without threadgroups
-  // Compiles variants of one file from one source. If some fail, it still compiles the others, then raises the first
-  // error.
+  virtual void run(Launches launches) = 0;  // encodes without waiting; skips launches without threadgroups
+  // Compiles variants of one file from one source. If some fail, it still compiles the others, and then raises the
+  // first error.
   virtual std::vector<PipelineFacts> compile(c10::ArrayRef<Variant> variants) = 0;
   virtual std::vector<PipelineFacts> pipelines() const = 0;
   virtual void clear_pipelines() = 0;
   virtual const DeviceFacts& device() const = 0;
-  // Waits for everything that was encoded. Returns the seconds that the GPU worked on the command buffer in progress,
+  // Waits for everything that was encoded. Returns how many seconds the GPU worked on the command buffer in progress,
   // by the GPU's own clock.
   virtual double wait_and_time() = 0;
 };
 
-// Both raise an error if there is no encoder (Linux without the simulated device). The encoder registers itself when
-// loaded.
-Launcher& launcher();         // the calling thread's recorder, else the device's
-Launcher& device_launcher();  // the device's, even while the thread records
+// Both functions raise an error if there is no encoder (on Linux without the simulated device). The encoder registers
+// itself when it is loaded.
+Launcher& launcher();         // the calling thread's recorder, or the device's launcher if there is no recorder
+Launcher& device_launcher();  // the device's launcher, even while the thread records
 bool has_launcher();
 
-// The number of threadgroups that leaves no core idle: 3 per core, an assumption that no Mac has confirmed. Attention
-// splits its keys until it has this many; more would only write and read more partial results.
+// Returns the number of threadgroups that leaves no core idle. It is 3 per core, an assumption that no Mac has
+// confirmed. Attention splits its keys until it has this many threadgroups. More would only write and read more partial
+// results.
 int64_t busy_threadgroups();
 
 void set_launcher(Launcher* launcher);

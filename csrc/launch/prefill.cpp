@@ -22,7 +22,7 @@ std::mutex mutex;
 std::map<std::string, std::vector<TuningRow>> measured;  // guarded by mutex
 constexpr std::array kStandIns = {PrefillAlgorithm::kFusedChunk, PrefillAlgorithm::kChunked,
                                   PrefillAlgorithm::kRecurrent};
-std::array<std::atomic<unsigned>, 2> excluded;  // a bit per algorithm, for each rule
+std::array<std::atomic<unsigned>, 2> excluded;  // one bit per algorithm, for each rule
 
 double distance(double a, double b) { return std::abs(std::log2(std::max(a, 1.0) / std::max(b, 1.0))); }
 
@@ -36,8 +36,8 @@ PrefillChoice nearest(const PrefillShape& shape, const std::vector<TuningRow>& r
       ->choice;
 }
 
-// The first matching row decides. The rows come from the simulated device's counts and published rates
-// (lab/studies/prefill_choice.py); nobody has measured them on a Mac.
+// The first row that matches decides. The rows come from the simulated device's counts and from published rates
+// (lab/studies/prefill_choice.py). Nobody has measured them on a Mac.
 struct Suited {
   int64_t least_tokens;
   double most_threadgroups_a_core;
@@ -49,7 +49,7 @@ struct HeuristicRow {
 constexpr std::array<HeuristicRow, 3> kHeuristic = {{
     {{384, 0.5},
      {256, 4.0},
-     PrefillAlgorithm::kChunked},  // too few threadgroups for the cores: runs chunks in parallel
+     PrefillAlgorithm::kChunked},  // too few threadgroups for the cores, so run chunks in parallel
     {{9, INFINITY}, {5, INFINITY}, PrefillAlgorithm::kFusedChunk},
     {{0, INFINITY}, {0, INFINITY}, PrefillAlgorithm::kRecurrent},  // chunks would be mostly padding
 }};
@@ -83,7 +83,7 @@ PrefillChoice measured_or_heuristic(const PrefillShape& shape, const std::string
                                                         : nearest(shape, rows->second);
 }
 
-// Returns whether `wanted` tokens fit threadgroup memory, at row_bytes each.
+// Returns whether `wanted` tokens with row_bytes each fit in threadgroup memory.
 bool is_possible(int64_t wanted, int64_t row_bytes) { return wanted > 0 && wanted * row_bytes <= 32768; }
 
 }  // namespace
@@ -133,8 +133,8 @@ void force_prefill_algorithm(std::optional<PrefillChoice> choice) { forced = cho
 std::optional<PrefillChoice> forced_prefill_algorithm() { return forced; }
 
 int64_t fused_chunk_size(int64_t K, int64_t element_bytes, int64_t wanted) {
-  const int64_t key_bytes = (K + 7) / 8 * 8 * element_bytes + 16;                // a row of q or k, padded
-  const int64_t row_bytes = 2 * key_bytes + 36 * 4 + 2 * (wanted + 4) * 4 + 16;  // q, k, v, both matrices, gates
+  const int64_t key_bytes = (K + 7) / 8 * 8 * element_bytes + 16;                // one padded row of q or k
+  const int64_t row_bytes = 2 * key_bytes + 36 * 4 + 2 * (wanted + 4) * 4 + 16;  // q, k, v, both matrices, and gates
   if (is_possible(wanted, row_bytes)) return wanted;
   return K * element_bytes <= 256 ? 16 : 8;
 }

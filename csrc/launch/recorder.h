@@ -1,5 +1,5 @@
-// A launcher that runs nothing and keeps the launches. The host code itself thereby says which kernel variants a model
-// needs.
+// A launcher that runs nothing and stores the launches. With it, the host code itself says which kernel variants a
+// model needs.
 #pragma once
 #include <functional>
 #include <utility>
@@ -9,19 +9,19 @@
 
 namespace torch_gdn {
 
-// Holds no tensors: their memory would stay allocated for a whole forward pass.
+// Holds no tensors, because their memory would then stay allocated for a whole forward pass.
 struct RecordedLaunch {
   const char *kernel, *file;
   TemplateArguments arguments;
   size_t bindings;
-  std::vector<std::pair<size_t, size_t>> overlaps;  // bindings with bytes in common
+  std::vector<std::pair<size_t, size_t>> overlaps;  // pairs of bindings that have bytes in common
   std::array<size_t, 3> threadgroups;
   size_t threads;
 
   Variant variant() const { return Launch::variant_of(kernel, file, arguments); }
 };
 
-// Stands in for the device's launcher, and asks it for facts: the heuristics need them.
+// Replaces the device's launcher, but asks it for facts, because the heuristics need them.
 class StandIn : public Launcher {
  public:
   std::vector<PipelineFacts> compile(c10::ArrayRef<Variant> variants) override {
@@ -42,8 +42,8 @@ class Recorder final : public StandIn {
   std::vector<RecordedLaunch> launches_;
 };
 
-// Hands each launch and its tensors to `before`, runs it on the device unless told not to, and hands it to `after`. The
-// callbacks can store what a launch read and what it wrote.
+// Passes each launch and its tensors to `before`, runs the launch on the device unless told not to, and passes it to
+// `after`. The callbacks can store what a launch read and what it wrote.
 class Tracer final : public StandIn {
  public:
   using Callback = std::function<void(const Launch&)>;

@@ -10,7 +10,7 @@ namespace torch_gdn {
 
 namespace {
 
-// Returns "name" of `#include "name"`, or nothing for another line.
+// Returns the name in `#include "name"`, or an empty string for another line.
 std::string included_file(const std::string& line) {
   const std::string directive = "#include \"";
   if (line.compare(0, directive.size(), directive) != 0) return "";
@@ -48,7 +48,7 @@ std::string instantiation(const Variant& variant) {
 }  // namespace
 
 std::string shader_source(c10::ArrayRef<Variant> variants) {
-  // Metal 3.1 is C++14: Apple's compiler accepts `if constexpr`, but warns about it in every variant.
+  // Metal 3.1 is C++14. Apple's compiler accepts `if constexpr`, but would warn about it in every variant.
   std::string text = "#pragma clang diagnostic ignored \"-Wc++17-extensions\"\n";
   std::set<std::string> seen;
   append_file(variants.front().file, seen, text);

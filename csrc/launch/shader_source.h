@@ -1,4 +1,5 @@
-// Makes the Metal source of kernel variants. Run-time compilation has no include path, so the host inlines includes.
+// Generates the Metal source of kernel variants. Run-time compilation has no include path, so the host inlines
+// includes.
 #pragma once
 #include <string>
 
@@ -6,8 +7,9 @@
 
 namespace torch_gdn {
 
-// Returns the shader file with each `#include "..."` inlined once (relative to shader_directory()), #line directives
-// for the compiler's messages, and one instantiating line per variant. All variants must be of one file.
+// Returns the shader file with each `#include "..."` inlined once (relative to shader_directory()). Adds #line
+// directives for the compiler's messages, and one line per variant that instantiates it. All variants must be in one
+// file.
 std::string shader_source(c10::ArrayRef<Variant> variants);
 
 }  // namespace torch_gdn

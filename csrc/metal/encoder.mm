@@ -1,5 +1,5 @@
-// Encodes launches on PyTorch's stream with PyTorch's encoder, without commit or wait, so that they run in order with
-// other ops. The command buffer retains bound buffers: tensors may be freed on return.
+// Encodes launches on PyTorch's stream with PyTorch's encoder. It neither commits nor waits, so launches run in order
+// with other ops. The command buffer retains bound buffers, so tensors may be freed on return.
 #import <Foundation/Foundation.h>
 #import <Metal/Metal.h>
 
@@ -25,8 +25,8 @@ static_assert(sizeof(ErrorLog) == sizeof(c10::metal::ErrorMessages) &&
                   offsetof(ErrorLog::Message, line) == offsetof(c10::metal::ErrorMessage, line),
               "shaders/core/error.h must have the layout of PyTorch's error buffer");
 
-// Metal needs a buffer for every argument. This one stands for all absent tensors, which kernels neither read nor
-// write. It has room for an element of any type and lives as long as the process.
+// Metal needs a buffer for every argument. This buffer stands for all absent tensors, which kernels neither read nor
+// write. It has room for one element of any type, and lives as long as the process.
 id<MTLBuffer> dummy_buffer() {
   static id<MTLBuffer> buffer =
       [at::mps::MPSDevice::getInstance()->device() newBufferWithLength:256 options:MTLResourceStorageModePrivate];
@@ -43,7 +43,7 @@ void bind(id<MTLComputeCommandEncoder> encoder, at::mps::MPSStream* stream, cons
       return [encoder setBuffer:__builtin_bit_cast(id<MTLBuffer>, tensor.storage().data())
                          offset:NSUInteger(tensor.storage_offset() * tensor.element_size())
                         atIndex:index];
-    case Binding::Kind::kHostArray:  // copied now, because the caller may write it as soon as the op returns
+    case Binding::Kind::kHostArray:  // copied now, because the caller may write to it as soon as the op returns
       return [encoder setBytes:tensor.const_data_ptr() length:tensor.nbytes() atIndex:index];
     case Binding::Kind::kParameterBlock:
       return [encoder setBytes:bindings.block() length:bindings.block_bytes() atIndex:index];
@@ -62,13 +62,13 @@ void encode(id<MTLComputeCommandEncoder> encoder, at::mps::MPSStream* stream, co
           threadsPerThreadgroup:MTLSizeMake(launch.threads, 1, 1)];
 }
 
-// A launch reads what the previous one wrote. PyTorch uses a serial encoder so far, in which Metal keeps that order. In
+// A launch reads what the previous one wrote. PyTorch so far uses a serial encoder, in which Metal keeps that order. In
 // a concurrent encoder, which PyTorch is considering, dispatches overlap unless a barrier separates them.
 void wait_for_launches_before(id<MTLComputeCommandEncoder> encoder) {
   if ([encoder dispatchType] == MTLDispatchTypeConcurrent) [encoder memoryBarrierWithScope:MTLBarrierScopeBuffers];
 }
 
-// Lists families by number, because the SDK of macOS 14 does not name the latest ones.
+// Tests families by number, because the SDK of macOS 14 does not name the latest ones.
 std::vector<std::string> families_of(id<MTLDevice> device) {
   static constexpr std::pair<const char*, NSInteger> known[] = {{"Apple7", 1007},  {"Apple8", 1008}, {"Apple9", 1009},
                                                                 {"Apple10", 1010}, {"Metal3", 5001}, {"Metal4", 5002}};
@@ -82,7 +82,7 @@ std::vector<std::string> families_of(id<MTLDevice> device) {
 class MetalLauncher final : public Launcher {
  public:
   void run(Launches launches) override {
-    // Finds the pipelines first, outside the stream's queue. Skips empty grids, which Metal refuses.
+    // Finds the pipelines first, outside the stream's queue. Skips empty grids, because Metal refuses them.
     c10::SmallVector<std::pair<const Launch*, SharedPipeline>, 8> ready;
     for (const auto& launch : launches) {
       if (!launch.is_empty()) ready.emplace_back(&launch, library_.pipeline(launch));
@@ -125,7 +125,7 @@ class MetalLauncher final : public Launcher {
     return seconds->load();
   }
 
-  // Cached, because every prefill asks and the I/O registry takes microseconds.
+  // This is cached, because every prefill asks, and the I/O registry takes microseconds.
   const DeviceFacts& device() const override {
     static const DeviceFacts facts = [] {
       at::mps::MPSDevice* device = at::mps::MPSDevice::getInstance();
@@ -146,7 +146,7 @@ class MetalLauncher final : public Launcher {
   Library library_;
 };
 
-// Never destroyed, because streams outlive static destructors.
+// The launcher is never destroyed, because streams outlive static destructors.
 const bool registered = [] {
   set_launcher(new MetalLauncher);
   return true;

@@ -1,4 +1,4 @@
-// Binds g and beta of any strides and float dtype, final or raw.
+// Binds g and beta with any strides and float dtype, final or raw.
 #pragma once
 #include "metal/parameters.h"
 #include "ops/channel_gate.h"
@@ -18,7 +18,7 @@ int32_t element_type(const optional<Tensor>& x);
 
 Gates gates_of(const optional<Tensor>& g, const optional<Tensor>& beta, const GateOptions& options);
 
-// g is [B, T, HV, K], one value per channel, final or raw.
+// Binds g [B, T, HV, K], which has one value per channel, final or raw.
 struct ChannelGates {
   optional<Tensor> g, A_log, dt_bias;
   ChannelGateParameters parameters{};

@@ -1,11 +1,11 @@
-// Implements an op on Metal: implement<Op, run>(m) in TORCH_LIBRARY_IMPL(gdn, MPS, m).
+// Implements an op on Metal. Use implement<Op, run>(m) in TORCH_LIBRARY_IMPL(gdn, MPS, m).
 #pragma once
 #include "metal/parameters.h"
 #include "ops/op.h"
 
 namespace torch_gdn::metal {
 
-// Under a recorder no kernel writes the outputs. Zeros keep a model's forward pass finite.
+// Under a recorder, no kernel writes the outputs. Zeros keep a model's forward pass finite.
 inline void prepare_output(const Tensor& output) {
   if (is_recording()) output.zero_();
 }

@@ -1,4 +1,4 @@
-// Keeps pipelines: one per kernel variant, compiled at first use and kept for the process.
+// Keeps one pipeline per kernel variant. It is compiled at first use and kept until the process ends.
 #pragma once
 #import <Metal/Metal.h>
 
@@ -15,7 +15,7 @@ namespace torch_gdn {
 
 class Source;
 
-// A compiled kernel variant, released with its last owner.
+// A compiled kernel variant. Its last owner releases it.
 class Pipeline {
  public:
   Pipeline(const Source& source, const Variant& variant);
@@ -34,16 +34,16 @@ class Pipeline {
   size_t most_threads_;
 };
 
-// Hold a reference while you encode the pipeline; after that the command buffer retains it.
+// Hold a reference while you encode the pipeline. After that, the command buffer retains it.
 using SharedPipeline = std::shared_ptr<const Pipeline>;
 
-// Safe to call from any thread. Threads compile different variants at the same time; each variant is compiled once, and
-// other threads that need it wait. A launch compiles only its own variant, so that it does not wait for others.
+// Any thread may call this. Threads compile different variants at the same time. Each variant is compiled once, and
+// other threads that need it wait. A launch compiles only its own variant, so it does not wait for others.
 class Library {
  public:
-  // May compile: do not call it on the stream's queue, where it would block all encoding.
+  // This may compile. Do not call it on the stream's queue, because it would block all encoding.
   SharedPipeline pipeline(const Launch& launch);
-  std::vector<PipelineFacts> compile(c10::ArrayRef<Variant> variants);  // all in one file; see Launcher
+  std::vector<PipelineFacts> compile(c10::ArrayRef<Variant> variants);  // all variants are in one file; see Launcher
   std::vector<PipelineFacts> facts() const;
   void clear();
 
@@ -69,7 +69,7 @@ class Library {
   void compile_together(c10::ArrayRef<Variant> variants);
 
   mutable std::mutex mutex_;                            // never held while Metal compiles
-  std::map<std::string, std::shared_ptr<Slot>> slots_;  // by name
+  std::map<std::string, std::shared_ptr<Slot>> slots_;  // keyed by name
   std::unordered_map<Key, std::shared_ptr<Slot>, KeyHash> launched_;
 };
 

@@ -17,8 +17,8 @@ namespace {
 
 const char* message(NSError* error) { return error ? [[error localizedDescription] UTF8String] : "no error given"; }
 
-// Sets what the defaults get wrong: the host's language version may lack bfloat, and fast math may drop infinities and
-// NaN. From macOS 15 on, precise functions are a separate setting from safe math.
+// Sets what the defaults get wrong. The host's language version may have no bfloat, and fast math may drop infinities
+// and NaN. From macOS 15 on, precise functions and safe math are separate settings.
 MTLCompileOptions* compile_options() {
   MTLCompileOptions* options = [[MTLCompileOptions new] autorelease];
   options.languageVersion = MTLLanguageVersion3_1;
@@ -47,7 +47,7 @@ std::string names_of(id<MTLLibrary> library) {
 
 }  // namespace
 
-// A Metal library of several kernel variants of one file.
+// A Metal library with several kernel variants of one file.
 class Source {
  public:
   explicit Source(c10::ArrayRef<Variant> variants) {
@@ -81,7 +81,7 @@ class Source {
     }
   }
 
-  std::string warnings;  // of the compiler
+  std::string warnings;  // warnings of the compiler
   double seconds_of_each;
 
  private:
@@ -121,7 +121,7 @@ SharedPipeline Library::pipeline(const Launch& launch) {
   return found;
 }
 
-// Compiles the variants one by one if one source fails for all: the error then names the wrong variant.
+// If the source of all variants fails, compiles them one by one, because the error would name the wrong variant.
 std::vector<PipelineFacts> Library::compile(c10::ArrayRef<Variant> variants) {
   if (variants.size() > 1) compile_together(variants);
   std::vector<PipelineFacts> facts;
@@ -137,7 +137,7 @@ std::vector<PipelineFacts> Library::compile(c10::ArrayRef<Variant> variants) {
   return facts;
 }
 
-// Skips variants that another thread compiles. Raises nothing: a variant that fails here is tried again by itself.
+// Skips variants that another thread compiles. Raises nothing: a variant that fails here is compiled again by itself.
 void Library::compile_together(c10::ArrayRef<Variant> variants) {
   std::vector<Variant> missing;
   std::vector<std::shared_ptr<Slot>> slots;
@@ -156,7 +156,7 @@ void Library::compile_together(c10::ArrayRef<Variant> variants) {
     const Source source(missing);
     for (size_t i = 0; i < missing.size(); ++i) {
       keep(*slots[i], std::make_shared<const Pipeline>(source, missing[i]));
-      compiling[i].unlock();  // a launch may wait for this one
+      compiling[i].unlock();  // a launch may wait for this variant
     }
   } catch (const c10::Error&) {
   }
@@ -207,7 +207,7 @@ std::vector<PipelineFacts> Library::facts() const {
   return facts;
 }
 
-// A pipeline that is still being compiled ends up in a slot that only its callers hold.
+// A pipeline that is still being compiled ends in a slot that only its callers hold.
 void Library::clear() {
   const std::lock_guard<std::mutex> guard(mutex_);
   launched_.clear();

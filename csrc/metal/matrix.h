@@ -1,4 +1,4 @@
-// Binds matrices of weights as kernels read them.
+// Binds matrices of weights in the form that kernels read.
 #pragma once
 #include "metal/parameters.h"
 #include "ops/quantized/packed.h"
@@ -10,7 +10,7 @@ namespace torch_gdn {
 MatrixParameters matrix_parameters(const Tensor& weight, const std::optional<Tensor>& scales,
                                    const std::optional<Tensor>& biases, const Packing& packing);
 
-// Returns the template argument Bits of a kernel; weights that are not packed have none.
+// Returns the template argument Bits of a kernel. Weights that are not packed have no such argument.
 inline TemplateArgument bits_of(const Packing& packing) {
   return packing.bits == 0 ? TemplateArgument() : TemplateArgument(packing.bits);
 }

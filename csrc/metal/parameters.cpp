@@ -59,8 +59,8 @@ int32_t int32_count(int64_t count, const char* argument, const char* what) {
   return int32_t(count);
 }
 
-// An array too long for setBytes is copied to the device, which waits for all work encoded before. A server therefore
-// keeps such arrays on the device.
+// An array that is too long for setBytes is copied to the device. The copy waits for all work that was encoded before.
+// A server therefore keeps such arrays on the device.
 Tensor index_array(at::Device device, const Tensor& x) {
   if (!x.is_cpu()) return x;
   const Tensor numbers = x.contiguous();

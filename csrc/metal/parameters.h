@@ -22,17 +22,18 @@ inline HeadGroups head_groups(const ChunkShape<>& shape) { return head_groups(sh
 // Returns 4 if every row starts and ends on a multiple of 4 elements, else 1.
 int vector_width(std::initializer_list<std::reference_wrapper<const Tensor>> tensors);
 
-// Checks what kernels count in 32 bits (shaders/core/rows.h). `argument` and `what` go into the error.
+// Checks a number that kernels store in 32 bits (shaders/core/rows.h). `argument` and `what` are the words of the
+// error.
 int32_t int32_count(int64_t count, const char* argument, const char* what);
 
-// Returns indices as a launch binds them: on the device with their strides, or as a small host array.
+// Returns indices in the form that a launch binds: on the device with their strides, or as a small host array.
 Tensor index_array(at::Device device, const Tensor& x);
 std::optional<Tensor> index_array(at::Device device, const std::optional<Tensor>& x);
 
-// Returns contiguous f32, for g and beta, which are small.
+// Returns contiguous f32. It is for g and beta, which are small.
 Tensor as_f32(const Tensor& x);
 
-// Returns a contiguous intermediate. Our ops already return them contiguous; any other is copied, with one warning.
+// Returns a contiguous intermediate. Our ops already return contiguous ones. Any other is copied, with one warning.
 Tensor as_contiguous(const Tensor& x, const char* name);
 
 std::optional<Tensor> contiguous(const std::optional<Tensor>& x);

@@ -8,7 +8,7 @@ namespace torch_gdn {
 
 namespace {
 
-// Up to a simdgroup's width every threadgroup searches for duplicates itself.
+// With at most as many indices as a simdgroup has lanes, every threadgroup searches for duplicates itself.
 constexpr int64_t kSearchedByEach = 32;
 
 Tensor located(const Tensor& indices, const SlotParameters& parameters) {

@@ -14,10 +14,10 @@ namespace torch_gdn {
 namespace {
 
 struct Dimension {
-  int64_t size, stride;  // in bytes
+  int64_t size, stride;  // stride in bytes
 };
 
-// Returns the dimensions of more than one element, the largest stride first.
+// Returns the dimensions that have more than one element, the largest stride first.
 c10::SmallVector<Dimension, 6> dimensions_of(const at::Tensor& x) {
   c10::SmallVector<Dimension, 6> dimensions;
   for (int64_t d = 0; d < x.dim(); ++d) {
@@ -27,8 +27,8 @@ c10::SmallVector<Dimension, 6> dimensions_of(const at::Tensor& x) {
   return dimensions;
 }
 
-// Returns whether each dimension steps over everything within it. Other layouts without overlap exist, but no allocator
-// makes them.
+// Returns whether a dimension's stride does not step over everything within it. Other layouts without overlap exist,
+// but no allocator makes them.
 bool overlaps_itself(const at::Tensor& x) {
   int64_t within = x.element_size();
   for (const auto& [size, stride] : dimensions_of(x) | std::views::reverse) {
@@ -41,9 +41,9 @@ bool overlaps_itself(const at::Tensor& x) {
 enum class Sharing { kNone, kSome, kUndecided };
 
 // Decides whether an element of one tensor shares a byte with an element of another. The distance between two elements
-// is the distance between the first elements plus a sum of stride times difference of indices. Views of one layout have
-// the same strides, so each stride gives one term. If each stride steps over everything within it, few of its multiples
-// come near a sum. Other layouts are not worth a long search.
+// is the distance between the first elements plus a sum over dimensions of stride times index difference. Views with
+// the same layout have the same strides, so each stride gives one term. If each stride steps over everything within it,
+// few of its multiples come close to a given sum. Other layouts are not worth a long search.
 class Distances {
  public:
   Distances(const at::Tensor& a, const at::Tensor& b) {
@@ -52,12 +52,12 @@ class Distances {
     std::ranges::sort(terms_, std::greater{}, &Term::stride);
   }
 
-  // Returns whether some sum lies from `least` to `most`.
+  // Returns whether some sum is between `least` and `most`.
   Sharing reach(int64_t least, int64_t most) { return reach(least, most, 0); }
 
  private:
   struct Term {
-    int64_t stride, least, most;  // for the difference of indices
+    int64_t stride, least, most;  // least and most are bounds of the index difference
   };
 
   void add(const Term& term) {
@@ -93,7 +93,7 @@ class Distances {
   static int64_t ceil_div_signed(int64_t a, int64_t b) { return a / b + (a % b > 0 ? 1 : 0); }
 
   c10::SmallVector<Term, 12> terms_;
-  int64_t left_ = 100'000;  // steps, about a millisecond
+  int64_t left_ = 100'000;  // steps, which take about a millisecond
 };
 
 Sharing sharing_of(const at::Tensor& a, const at::Tensor& b) {
@@ -122,7 +122,8 @@ void check_required(const char* op, const std::vector<Argument>& arguments, Tens
   }
 }
 
-// A lazy clone shares its memory until somebody writes to it. PyTorch's mps allocator cannot copy at that moment.
+// A lazy clone shares its memory until somebody writes to it. PyTorch's mps allocator cannot make the copy at that
+// moment.
 static void make_own(const char* op, const std::string& argument, const at::Tensor& tensor) {
   if (!c10::impl::cow::is_cow_data_ptr(tensor.storage().data_ptr())) return;
   TORCH_CHECK_VALUE(tensor.is_cpu(), op, ": ", argument, ": expected memory of its own, got a lazy clone on ",

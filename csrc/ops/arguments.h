@@ -1,4 +1,4 @@
-// Checks what every op needs of its tensors: required ones exist, and written ones have memory of their own.
+// Checks what every op requires of its tensors: required ones exist, and written ones have memory of their own.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -15,16 +15,16 @@ struct Argument {
   bool is_written;
 };
 
-// Returns them in the order of the schema.
+// Returns the arguments in the order of the schema.
 std::vector<Argument> arguments_of(const std::string& schema);
 
-// There is one pointer per argument, which is nullptr for an argument that is not a tensor.
+// Has one pointer per argument. It is nullptr for an argument that is not a tensor.
 using TensorPointers = c10::ArrayRef<const at::Tensor*>;
 
 void check_required(const char* op, const std::vector<Argument>& arguments, TensorPointers tensors);
 bool share_memory(const at::Tensor& a, const at::Tensor& b);
 
-// A written tensor overlaps neither itself nor another argument.
+// Checks that a written tensor overlaps neither itself nor another argument.
 void check_written(const char* op, const std::vector<Argument>& arguments, TensorPointers tensors);
 
 template <typename... Member>

@@ -1,5 +1,5 @@
-// Turns raw g of key channels into final g: -exp(A_log) softplus(g + dt_bias), or lower_bound sigmoid(exp(A_log) (g +
-// dt_bias)).
+// Turns raw g of key channels into final g:
+//     -exp(A_log) softplus(g + dt_bias)  or  lower_bound sigmoid(exp(A_log) (g + dt_bias))
 #pragma once
 #include "ops/chunk_shape.h"
 
@@ -7,7 +7,7 @@ namespace torch_gdn {
 
 struct ChannelGateOptions {
   bool use_gate = false;            // if false, the other members are not read
-  optional<Tensor> A_log, dt_bias;  // HV and HV * K values of any shape; absent ones count as zeros
+  optional<Tensor> A_log, dt_bias;  // HV and HV * K values of any shape; an absent one counts as zeros
   optional<double> lower_bound;
 };
 
@@ -30,7 +30,7 @@ void check_channel_gate(const Check<Int>& check, const Int& HV, const Int& K, co
   check.value(!bound.has_value() || *bound < 0, "lower_bound", "None or a number below 0", bound.value_or(0));
 }
 
-// Checks the gate of a rule that computes it when use_gate is set.
+// Checks the gate of a rule that computes g if use_gate is set.
 template <typename Int>
 void check_channel_gate_in_kernel(const Check<Int>& check, const ChunkShape<Int>& s, const ChannelGateOptions& gate) {
   if (!gate.use_gate) return;

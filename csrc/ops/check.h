@@ -1,5 +1,5 @@
 // Errors read "<op>: <argument>: expected <what>, got <what>". They are ValueErrors, or TypeErrors for a wrong dtype.
-// Sizes are int64_t when an op runs and SymInt when torch.compile asks for its outputs.
+// Sizes are int64_t when an op runs, and SymInt when torch.compile asks for its outputs.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymInt.h>
@@ -22,7 +22,7 @@ inline bool holds(bool condition) { return condition; }
 // Adds a guard, or an assertion if the size is known only at run time.
 inline bool holds(const c10::SymBool& condition) { return condition.expect_true(__FILE__, __LINE__); }
 
-// True if the op runs, so that index tensors can be read. False if only its outputs are wanted.
+// True if the op runs, so that index tensors can be read. False if the caller only wants its outputs.
 template <typename Int>
 constexpr bool is_run = std::is_same_v<Int, int64_t>;
 
@@ -63,7 +63,7 @@ Sizes<Int> with_last(Sizes<Int> sizes, const Int& last) {
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline c10::SymInt ceil_div(const c10::SymInt& a, const c10::SymInt& b) { return (a + b - 1) / b; }
 
-// PyTorch passes on any number as a dtype.
+// PyTorch accepts any number as a dtype.
 inline std::string dtype_name(at::ScalarType dtype) {
   const int number = static_cast<int>(dtype);
   const bool is_one = number >= 0 && number < static_cast<int>(at::ScalarType::Undefined);
@@ -71,7 +71,7 @@ inline std::string dtype_name(at::ScalarType dtype) {
                 : "no known dtype (number " + std::to_string(number) + ")";
 }
 
-// The checks of one call. The first tensor gives the device.
+// The checks of one call. The first tensor decides the device.
 template <typename Int>
 class Check {
  public:
@@ -187,7 +187,7 @@ class Check {
     TORCH_CHECK_TYPE(condition, op_, ": ", argument, ": expected ", expected, ", got ", dtype_name(got));
   }
 
-  // Other libraries lay tensors out as [B, H, T, ...]. T then appears where the number of heads belongs, and is usually
+  // Other libraries lay tensors out as [B, H, T, ...]. T then has the place of the number of heads, and is usually
   // larger.
   static const char* layout_hint(const std::string& pattern, c10::ArrayRef<Int> sizes, c10::ArrayRef<Int> got) {
     if constexpr (is_run<Int>) {
@@ -205,7 +205,7 @@ class Check {
   at::Device device_;
 };
 
-// Checks tensors that are too large to copy.
+// Checks that the last stride is 1. This is for tensors that are too large to copy.
 template <typename Int>
 void check_unit_stride(const Check<Int>& check, const char* argument, const Tensor& x,
                        const char* expected = "a last stride of 1") {

@@ -14,8 +14,8 @@ void check_chunk_rows(const char* op, const ChunkShape<>& s, int64_t chunks) {
 }  // namespace
 
 void check_cu_seqlens(const char* op, const ChunkShape<>& s, const Tensor& cu_seqlens) {
-  if (s.C > 0) check_chunk_rows(op, s, ceil_div(s.T, s.C));  // without rows, no kernel runs that could report it
-  // Without sequences, no kernel runs that could report it either.
+  if (s.C > 0) check_chunk_rows(op, s, ceil_div(s.T, s.C));  // without rows, no kernel runs that could report this
+  // Without sequences, no kernel runs that could report this either.
   TORCH_CHECK_VALUE(s.N > 0 || s.T == 0, op, ": cu_seqlens: expected shape [N + 1] with N >= 1 for ", s.T,
                     " tokens, got [1]");
   if (!cu_seqlens.is_cpu()) return;

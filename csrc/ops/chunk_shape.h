@@ -1,4 +1,4 @@
-// The sizes of ops over tokens, batched or packed. Checks cu_seqlens and chunk_indices.
+// The sizes of ops over tokens, batched or packed. This also checks cu_seqlens and chunk_indices.
 #pragma once
 #include "ops/check.h"
 
@@ -6,12 +6,12 @@ namespace torch_gdn {
 
 template <typename Int = int64_t>
 struct ChunkShape {
-  Int B = 0, T = 0, H = 0, HV = 0, K = 0, V = 0;  // 0 if the op has none
-  Int N = 0;                                      // sequences: B, or len(cu_seqlens) - 1 when packed
-  Int NT = 0;                                     // rows of h: chunks of a batch row, or an upper bound when packed
+  Int B = 0, T = 0, H = 0, HV = 0, K = 0, V = 0;  // 0 if the op has no such size
+  Int N = 0;                                      // number of sequences: B, or len(cu_seqlens) - 1 when packed
+  Int NT = 0;                                     // rows of h: chunks per batch row, or an upper bound when packed
   Int C = 0;                                      // tokens per chunk
   bool packed = false;
-  bool tiled = false;  // key head h serves value heads h, h + H, ...; if false, HV / H neighbours
+  bool tiled = false;  // if true, key head h serves value heads h, h + H, ...; if false, HV / H neighbours
 };
 
 constexpr int64_t kLargestK = 256, kLargestV = 512;
@@ -49,7 +49,7 @@ void check_heads(const Check<Int>& check, const char* key, const Int& key_heads,
                     key_heads, " of ", key, ", got ", value_heads);
 }
 
-// The shape of an op over keys [B, T, H, K] and values [B, T, HV, V], which have these names.
+// Returns the shape of an op over keys [B, T, H, K] and values [B, T, HV, V], whose names are given.
 template <typename Int>
 ChunkShape<Int> shape_of(const Check<Int>& check, const char* key, const Tensor& k, const char* value, const Tensor& v,
                          const Int& chunk_size) {
@@ -62,7 +62,7 @@ ChunkShape<Int> shape_of(const Check<Int>& check, const char* key, const Tensor&
   return s;
 }
 
-// Checks the content of a cu_seqlens on the CPU. The kernels check one on the device.
+// Checks the contents of cu_seqlens on the CPU. If cu_seqlens is on the device, the kernels check it.
 void check_cu_seqlens(const char* op, const ChunkShape<>& s, const Tensor& cu_seqlens);
 
 // Derives N, NT and packed from B, T and C. C is 0 for ops without chunks.
@@ -92,7 +92,7 @@ void check_sequences(const Check<Int>& check, ChunkShape<Int>& s, const optional
   if constexpr (is_run<Int>) check_cu_seqlens(check.op(), s, *cu_seqlens);
 }
 
-// Checks that sequences have at most `most` tokens. The kernels check a cu_seqlens on the device.
+// Checks that sequences have at most `most` tokens. If cu_seqlens is on the device, the kernels check it.
 void check_sequence_lengths(const char* op, const char* argument, const char* expected, const ChunkShape<>& s,
                             const optional<Tensor>& cu_seqlens, int64_t most);
 
@@ -106,7 +106,7 @@ void check_tokens_of_sequences(const Check<Int>& check, const char* argument, co
   }
 }
 
-// Copies a tensor whose last stride is not 1, with one warning. Kernels take any other strides.
+// Copies a tensor whose last stride is not 1, with one warning. Kernels accept any other strides.
 Tensor unit_last_stride(const Tensor& x, const char* name);
 
 inline double scale_or_default(optional<double> scale, int64_t K) {

@@ -1,4 +1,4 @@
-// Turns raw gates into final ones: g = -exp(A_log) softplus(g + dt_bias), beta = sigmoid(beta) or twice that.
+// Turns raw gates into final ones: g = -exp(A_log) softplus(g + dt_bias), and beta = sigmoid(beta) or twice that.
 #pragma once
 #include "ops/check.h"
 

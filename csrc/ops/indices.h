@@ -3,8 +3,8 @@
 
 namespace torch_gdn {
 
-// Reads the numbers of an index tensor on the CPU, int32 or int64, [N] or [N, M], in place. A conversion by PyTorch
-// takes a microsecond, as long as a whole step of the convolution for one sequence.
+// Reads the numbers of an index tensor on the CPU in place. It is int32 or int64, and [N] or [N, M]. A conversion by
+// PyTorch takes a microsecond, as long as a whole step of the convolution for one sequence.
 class Indices {
  public:
   explicit Indices(const at::Tensor& x)

@@ -1,10 +1,11 @@
-// An op's contract is a struct template over the integer of its sizes (int64_t when it runs, SymInt when torch.compile
-// asks for its outputs), in ops/<family>/<op>.h:
-//   kSchema      as torch.library reads it
+// An op's contract is a struct template in ops/<family>/<op>.h. Its parameter is the integer type of sizes: int64_t
+// when the op runs, and SymInt when torch.compile asks for its outputs.
+//   kSchema      the schema that torch.library reads
 //   arguments()  a tie of its members in the schema's order
-//   check()      raises for wrong arguments and derives the sizes
+//   check()      raises errors for wrong arguments, and derives the sizes
 //   outputs()    allocates the results
-// A device adds void run(const Op<int64_t>&, const outputs&): the CPU's file defines the op, Metal's implements it.
+// A device adds void run(const Op<int64_t>&, const outputs&). The CPU's file defines the op, and Metal's file
+// implements it.
 #pragma once
 #include <ATen/core/stack.h>
 #include <ATen/ops/empty.h>
@@ -34,10 +35,10 @@ Tensor empty(std::initializer_list<Int> sizes, const at::TensorOptions& options)
   return empty(c10::ArrayRef<Int>(sizes.begin(), sizes.size()), options);
 }
 
-// Makes required a member that a base class leaves optional.
+// Returns a member that a base class leaves optional but this op requires.
 inline Tensor& required(optional<Tensor>& member) { return member.has_value() ? *member : member.emplace(); }
 
-// Stands for an output that was not requested.
+// Returns a tensor for an output that was not requested.
 inline Tensor no_output(const at::TensorOptions& options) { return at::empty({0}, options); }
 
 template <template <typename> class Op>
@@ -55,7 +56,7 @@ void for_each_output(const Outputs& outputs, const F& f) {
   }
 }
 
-// The op that the calling thread runs. Kernels name their errors after it.
+// The op that the calling thread runs. Kernels put its name into their errors.
 class RunningOp {
  public:
   explicit RunningOp(const char* name);
@@ -69,7 +70,7 @@ class RunningOp {
 
 namespace detail {
 
-// The op as a function for the dispatcher. `prepare` sees each output before `run` does.
+// The function of an op for the dispatcher. `prepare` sees each output before `run` does.
 template <template <typename> class Op, auto run, auto prepare, typename Arguments>
 struct Kernel;
 
@@ -122,7 +123,7 @@ void implement(torch::Library& m, c10::DispatchKey device) {
   m.impl(name_of<Op>().c_str(), torch::dispatch(device, &detail::KernelOf<Op, run, prepare>::call));
 }
 
-// Replaces the arguments on the stack by empty outputs, by op name. Fake tensors give fake outputs.
+// Replaces the arguments on the stack by empty outputs. The key is the op's name. Fake tensors give fake outputs.
 using Infer = void (*)(torch::jit::Stack&);
 std::map<std::string, Infer>& inferences();
 

@@ -1,4 +1,5 @@
-// What all ops of torch.ops.gdn share: autograd, which refuses (they are forward only), and outputs for fake tensors.
+// All ops of torch.ops.gdn share this code. It refuses autograd, because the ops are forward only, and makes outputs
+// for fake tensors.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 
@@ -22,8 +23,8 @@ std::string without_namespace(const c10::OperatorHandle& op) {
 
 bool is_strided(const Tensor& x) { return x.layout() == at::kStrided && !x.is_quantized() && !x.is_nested(); }
 
-// Raises if an input needs a gradient or is not dense; else redispatches below autograd. Mutated tensors get a new
-// version, so that autograd refuses them if it saved them.
+// Raises an error if an input needs a gradient or is not dense. Otherwise it redispatches below autograd. Mutated
+// tensors get a new version, so that autograd refuses them if it saved them.
 void forward_only(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto& arguments = op.schema().arguments();
   const auto values = torch::jit::last(*stack, arguments.size());
@@ -45,7 +46,7 @@ void forward_only(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
   op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
 }
 
-// Describes a view whose values differ from its memory; nullptr for any other tensor.
+// Describes a view whose values differ from its memory. Returns nullptr for any other tensor.
 const char* lazy_view(const Tensor& x) {
   return x._is_zerotensor() ? "a zero tensor without memory"
          : x.is_conj()      ? "a conjugated view"
@@ -53,8 +54,8 @@ const char* lazy_view(const Tensor& x) {
                             : nullptr;
 }
 
-// Kernels read memory. An input whose negation or conjugation is still pending is therefore computed first, and a
-// written argument with one is refused.
+// Kernels read memory. If the negation or conjugation of an input is still pending, it is therefore computed first. A
+// written argument with a pending one is refused.
 void resolve_lazy_views(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto& arguments = op.schema().arguments();
   for (size_t i = 0; i < arguments.size(); ++i) {

@@ -12,7 +12,7 @@ struct Queries {
   int64_t sequence, first, count;
 };
 
-// Returns the queries of each sequence that has some.
+// Returns the queries of each sequence that has queries.
 std::vector<Queries> queries_of(const char* op, const PagedShape<>& s, const Tensor& cu_seqlens) {
   const Indices at(cu_seqlens);
   TORCH_CHECK_VALUE(at[0] == 0, op, ": cu_seqlens: expected the first boundary to be 0, got ", at[0]);

@@ -1,4 +1,5 @@
-// A cache of pages: blocks of `block_size` tokens in any order. A block table lists them in the order of a sequence.
+// A cache of pages, which are blocks of `block_size` tokens in any order. A block table lists the blocks of a sequence
+// in order.
 #pragma once
 #include "ops/chunk_shape.h"
 
@@ -8,19 +9,20 @@ constexpr int64_t kMostKeys = INT32_MAX / 2;
 
 template <typename Int = int64_t>
 struct PagedShape {
-  Int T = 0, HQ = 0, HK = 0, D = 0;  // T: queries of all sequences, padding included
-  Int N = 0;                         // sequences
+  Int T = 0, HQ = 0, HK = 0, D = 0;  // T: queries of all sequences, with padding
+  Int N = 0;                         // number of sequences
   Int blocks = 0, block_size = 0;    // size of the pool
-  Int table_blocks = 0;              // per sequence, at most
+  Int table_blocks = 0;              // most blocks per sequence
 };
 
-// Sequence n has queries [cu_seqlens[n], cu_seqlens[n + 1]) and seq_lens[n] keys; its queries are the last of them.
+// Sequence n has queries [cu_seqlens[n], cu_seqlens[n + 1]) and seq_lens[n] keys. The queries belong to the last of
+// these keys.
 template <typename Int>
 struct PagedSequences {
   Tensor block_table, cu_seqlens, seq_lens;  // [N, table_blocks], [N + 1], [N], int32 or int64
-  Int max_query_len, max_seq_len;            // per sequence: the maxima that the host plans for
+  Int max_query_len, max_seq_len;            // the maxima per sequence that the host plans for
   bool causal;
-  int64_t window;  // 0 sees all keys
+  int64_t window;  // with 0, a query sees all keys
 };
 
 template <typename Int>
@@ -36,7 +38,7 @@ void check_queries(const Check<Int>& check, PagedShape<Int>& s, const Tensor& ou
   check_unit_stride(check, "out", out);
 }
 
-// pages: [blocks, block_size, HK, ..].
+// Takes pages [blocks, block_size, HK, ..].
 template <typename Int>
 void check_blocks(const Check<Int>& check, PagedShape<Int>& s, const char* argument, const Tensor& pages) {
   s.blocks = size_of<Int>(pages, 0), s.block_size = size_of<Int>(pages, 1), s.HK = size_of<Int>(pages, 2);
@@ -51,7 +53,7 @@ void check_sinks(const Check<Int>& check, const PagedShape<Int>& s, const option
   check.shape("sinks", *sinks, "[HQ]", {s.HQ});
 }
 
-// The content of tensors on the CPU; the kernels check that of those on the device.
+// Checks the contents of tensors on the CPU. If a tensor is on the device, the kernels check it.
 void check_pages(const char* op, const PagedShape<>& shape, const PagedSequences<int64_t>& sequences);
 
 template <typename Int>

@@ -8,7 +8,7 @@ namespace torch_gdn {
 
 namespace {
 
-// Bytes [first, last) that range n writes.
+// The bytes [first, last) that range n writes.
 struct Written {
   int64_t first, last, n;
 };

@@ -12,7 +12,7 @@ namespace torch_gdn {
 
 namespace {
 
-// Returns the slots of the sequences, as far as the host can read them.
+// Returns those slots of the sequences that the host can read.
 std::unordered_set<int64_t> slots_on_cpu(const StatePool& pool, int64_t N) {
   std::unordered_set<int64_t> taken;
   if (!pool.indices.has_value()) {
@@ -28,7 +28,7 @@ std::unordered_set<int64_t> slots_on_cpu(const StatePool& pool, int64_t N) {
 void check_state_indices(const char* op, const StatePool& pool) {
   if (!pool.indices->is_cpu()) return;
   const int64_t slots = pool.states.size(0);
-  c10::SmallVector<std::pair<int64_t, int64_t>, 32> taken;  // each slot and its position
+  c10::SmallVector<std::pair<int64_t, int64_t>, 32> taken;  // each slot with its position
   for_each_index(*pool.indices, [&](int64_t slot, int64_t i) {
     TORCH_CHECK_VALUE(slot < slots, op, ": state_indices: expected indices below the number of slots, got ", slot,
                       " for ", slots, " slots");

@@ -1,5 +1,5 @@
-// A pool of states, updated in place, with one slot per sequence or one per token. An index up to null_index means "no
-// slot"; servers use -1 or 0.
+// A pool of states, which is updated in place. There is one slot per sequence or one per token. An index up to
+// null_index means "no slot"; servers use -1 or 0.
 #pragma once
 #include "ops/chunk_shape.h"
 
@@ -9,17 +9,17 @@ struct StatePool {
   Tensor states;  // [slots, ...]
   optional<Tensor> indices, has_initial_state;
   int64_t null_index = -1;
-  // Counts of accepted tokens of the previous step: decoding resumes from the state after the last accepted one.
+  // The number of accepted tokens of the previous step. Decoding resumes from the state after the last accepted one.
   optional<Tensor> num_accepted_tokens;
 
-  // The state after this many tokens of a sequence (0 for none) goes to this slot too.
+  // The state after this many tokens of a sequence (0 for none) also goes to this slot.
   optional<Tensor> checkpoint_offsets, checkpoint_indices;
 
   auto slots() { return std::tie(states, indices, has_initial_state, null_index); }
   bool has_slot_per_token() const { return indices.has_value() && indices->dim() == 2; }
 };
 
-// Checks the content of tensors on the CPU. The kernels check tensors on the device.
+// Checks the contents of tensors on the CPU. If a tensor is on the device, the kernels check it.
 void check_state_indices(const char* op, const StatePool& pool);
 void check_accepted_counts(const char* op, const StatePool& pool, int64_t most);
 
@@ -27,7 +27,7 @@ void check_accepted_counts(const char* op, const StatePool& pool, int64_t most);
 void check_checkpoint_contents(const char* op, const StatePool& pool, const ChunkShape<>& s,
                                const optional<Tensor>& cu_seqlens, int64_t multiple);
 
-// `most` is the largest count after which a state can be resumed.
+// `most` is the largest count after which a sequence can resume.
 template <typename Int>
 void check_num_accepted_tokens(const Check<Int>& check, const Int& N, const StatePool& pool, const Int& most) {
   if (!pool.num_accepted_tokens.has_value()) return;
@@ -42,7 +42,7 @@ void check_num_accepted_tokens(const Check<Int>& check, const Int& N, const Stat
 template <typename Int>
 void check_slots(const Check<Int>& check, const Int& N, const StatePool& pool, bool slot_per_token = false) {
   const Int slots = size_of<Int>(pool.states, 0);
-  if constexpr (!is_run<Int>) {  // a call that runs has the whole check of what is written
+  if constexpr (!is_run<Int>) {  // a call that runs makes the whole check of written tensors
     for (int64_t d = 0; d < pool.states.dim(); ++d) {
       if (pool.states.sym_stride(d) != 0) continue;
       check.value(sym_le(pool.states.sym_size(d), Int(1)), "state_pool", "elements that do not overlap", "strides ",
@@ -67,7 +67,7 @@ void check_slots(const Check<Int>& check, const Int& N, const StatePool& pool, b
   if constexpr (is_run<Int>) check_state_indices(check.op(), pool);
 }
 
-// Returns the columns of slots, one per token, or nothing if there is one slot per sequence.
+// Returns the number of columns of slots, one per token, or nothing if there is one slot per sequence.
 template <typename Int>
 optional<Int> check_columns_of_slots(const Check<Int>& check, const StatePool& pool, const ChunkShape<Int>& s,
                                      const optional<Tensor>& cu_seqlens) {

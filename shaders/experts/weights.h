@@ -83,8 +83,7 @@ struct Weights {
   device const uint* data;
   device const uchar* scales;
   device const uchar* biases;
-  int stride, scales_stride,
-      biases_stride;  // 32 bits, because 32-bit products are cheap; the host checks that they fit
+  int stride, scales_stride, biases_stride;  // 32-bit products are cheap; the host checks that they fit
   int scale_type, group_shift;
   bool has_zero_points;
   int rows;  // rows past these repeat the last row

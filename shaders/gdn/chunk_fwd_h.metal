@@ -189,8 +189,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
       }
       threadgroup const T* rows = key_tile + i % kRows * kKeyStride;
       UNROLL for (int depth = 0; depth < kDepths; ++depth) {
-        float2 update =
-            float2(0.0f);  // the sum over 8 tokens, rounded once, because each term may be small compared with S
+        float2 update = float2(0.0f);  // over 8 tokens, rounded once: each term may be small compared with S
         multiply_add(update, load_transposed(rows + depth * 8, kKeyStride, at), weighted[0]);
         state[depth] += update;
       }

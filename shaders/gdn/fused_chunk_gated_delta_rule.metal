@@ -241,8 +241,7 @@ template <typename T, int K, int C, int Width, typename P>
   constexpr int kTileFloats = (1 + kKeyTiles) * C * kStride * int(sizeof(T)) / 4;
   constexpr int kScratchFloats = kTileFloats > 8 * kStateColumns ? kTileFloats : 8 * kStateColumns;
   constexpr int kKeys = staged_keys(kScratchFloats);
-  alignas(16)
-      threadgroup float scratch[kScratchFloats];  // q and k of a chunk; S before the first chunk and after the last
+  alignas(16) threadgroup float scratch[kScratchFloats];  // q and k of a chunk; S before the first and after the last
   threadgroup T* query_tile = (threadgroup T*)scratch;
   threadgroup T* all_keys = query_tile + C * kStride;
   alignas(16) threadgroup float value_tile[C * kValueStride];  // v, then o

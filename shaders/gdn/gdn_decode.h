@@ -21,7 +21,6 @@ struct GdnDecodeParameters {
   int32_t has_state_vectors;                    // if 1, a load or store takes 4 elements of the inner dimension
   int32_t z_type, weight_type;                  // ElementType
   int32_t has_sigmoid;                          // if 0, the gate is silu
-  int32_t round_norm,
-      round_product;  // if 1, values are rounded to o's type before and after the product with the weight
+  int32_t round_norm, round_product;            // 1 to round to o's type before and after the product with the weight
   float scale, eps;
 };

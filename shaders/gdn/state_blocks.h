@@ -7,7 +7,7 @@
 GDN_CONSTANT int kSimdgroups = kStateThreads / 32;
 
 // Returns the position of an element of S. The key decides how pairs of its values are exchanged, so that four rows of
-// a fragment lie in 32 banks, and a column of 16 keys lies in 16. 8 keys further, the pair's index changes by 16.
+// a fragment lie in 32 banks, and a column of 16 keys lies in 16. 8 keys further, the pair has moved by 16 values.
 METAL_FUNC int state_place(int key, int value) { return key * kStateColumns + (value ^ (key * 10 & 30)); }
 
 // Returns the position of a lane's two elements in the 8 rows from `row` on. `first` is their position in rows 0 to 7.

@@ -218,8 +218,7 @@ template <typename T, int K, int C, int Width, typename P>
   constexpr int kTile = C * kStride;
   constexpr int kKeys = staged_keys(3 * kTile);
   static_assert(3 * kTile >= 8 * kStateColumns, "the tiles hold 8 keys of S");
-  alignas(16) threadgroup float
-      query_tile[3 * kTile];  // q, k and the decays of a chunk; S before the first chunk and after the last
+  alignas(16) threadgroup float query_tile[3 * kTile];  // q, k, decays of a chunk; S before the first, after the last
   threadgroup float* key_tile = query_tile + kTile;
   threadgroup float* decay_tile = key_tile + kTile;
   alignas(16) threadgroup float value_tile[C * kValueStride];  // v, then o
@@ -303,8 +302,7 @@ template <typename T, int K, int C, int Width, typename P>
       }
       UNROLL for (int depth = 0; depth < kDepths; ++depth) {
         const float2 decay = kept[block * kPadded + depth * 8 + at.row];
-        float2 change =
-            decay.y * state[depth];  // rounded once together with the update, because both may be small compared with S
+        float2 change = decay.y * state[depth];  // rounded once with the update, because both may be small
         multiply_add(change, load_transposed(decay_tile + corner + depth * 8, kStride, at), v_new);
         state[depth] = decay.x * state[depth] + change;
       }

@@ -147,8 +147,8 @@ METAL_FUNC void store_diagonals(
     }
   }
   const int column = int(lane / 4);
-  for (int n = int(lane % 4); n < 7;
-       n += 4) {  // the rows above the diagonal: c in the low block, 7 - c in the high block
+  // The rows above the diagonal: c in the low block, 7 - c in the high block.
+  for (int n = int(lane % 4); n < 7; n += 4) {
     const int i = n < column ? low + n : high + n - column;
     const int j = n < column ? low + column : high + 7 - column;
     if (i < tokens) scores[i * score_stride + j] = 0.0f;
@@ -193,8 +193,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
   constexpr int kTile = C * kStride;
   constexpr int kResultFloats = C * tile_stride<Intermediate>(kColumns) * int(sizeof(Intermediate)) / 4;
   constexpr int kTileFloats = kResultFloats > 3 * kTile ? kResultFloats : 3 * kTile;
-  alignas(16)
-      threadgroup float query_tile[kTileFloats];  // q, k and decays of a slice of channels; then a slice of v, u or w
+  alignas(16) threadgroup float query_tile[kTileFloats];  // q, k and decays of 16 channels; then a slice of v, u or w
   threadgroup Intermediate* results = (threadgroup Intermediate*)query_tile;
   alignas(16) threadgroup float triangle[triangle_floats<C>()];
   alignas(16) threadgroup float block_decays[kBlocks * kSlice];

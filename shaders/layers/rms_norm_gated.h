@@ -8,7 +8,6 @@ struct RmsNormGatedParameters {
   int32_t rows, tokens, heads;  // the rows are [B, T, H]
   RowStrides x, gate;
   float eps;
-  int32_t has_weight, has_sigmoid;  // if has_sigmoid is 0, the gate is silu
-  int32_t round_norm,
-      round_product;  // if 1, rounds to x's type before (norm) or after (product) multiplying by the weight
+  int32_t has_weight, has_sigmoid;    // if has_sigmoid is 0, the gate is silu
+  int32_t round_norm, round_product;  // 1 to round to x's type before and after the product with the weight
 };

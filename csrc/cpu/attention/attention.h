@@ -1,4 +1,4 @@
-// Computes attention of packed sequences to pages, for any contents of the pages.
+// Computes attention of packed sequences to pages. `Cache` decides what the pages contain.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -13,7 +13,7 @@
 namespace torch_gdn::cpu::paged {
 
 constexpr int64_t kRows = 32;           // query rows of one KV head that share keys and values in f32
-constexpr int64_t kKeysOfBlock = 2048;  // for a sequence with one tile of rows
+constexpr int64_t kKeysOfBlock = 2048;  // keys per block, for a sequence with one tile of rows
 constexpr int64_t kColumns = 32;        // rows in f32 are padded to a multiple of this
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
@@ -23,7 +23,7 @@ struct WorkItem {
   int64_t first_row, rows;
   int64_t first_key, last_key;
   int64_t blocks;   // the number of blocks of keys for this tile of rows
-  int64_t partial;  // where the result goes if there are several blocks
+  int64_t partial;  // index of the partial result if there are several blocks
 };
 
 struct QueriesAndKeys {
@@ -36,7 +36,7 @@ struct Token {
   int64_t block, offset;
 };
 
-// The state that the rows of a work item carry from tile to tile of keys.
+// The state that the rows of a work item carry from one tile of keys to the next.
 struct Scratch {
   std::vector<float> q, keys, values, o;
   alignas(64) float scores[kRows * kTileKeys];
@@ -48,7 +48,7 @@ struct Scratch {
 };
 
 // `Cache` has read_query() and write_result() for a row of q and a head, and read_key() and read_value() for a Token
-// and a KV head. Each gives a vector, and returns the factor of that vector.
+// and a KV head. Each of the readers gives a vector, and returns a factor for that vector.
 template <typename Cache>
 class Attention {
  public:
@@ -89,7 +89,8 @@ class Attention {
             of_call_.causal ? position + 1 : sequence.keys};
   }
 
-  // If a sequence has one tile of rows, its keys are divided among work items: there are few rows and then many keys.
+  // If a sequence has only one tile of rows, its keys are divided among work items, because it has few rows and often
+  // many keys.
   std::vector<WorkItem> work_items() {
     std::vector<WorkItem> items;
     int64_t partials = 0;
@@ -202,7 +203,7 @@ class Attention {
       factor = state.l == 0.0f ? 0.0f : std::exp(state.m - largest);
       sum = factor * state.l + std::exp(sink - largest);
     }
-    const float inverse = sum == 0.0f ? 0.0f : factor / sum;  // a row that saw no key has the result 0
+    const float inverse = sum == 0.0f ? 0.0f : factor / sum;  // the result is 0 for a row that saw no key
     for (int64_t d = 0; d < s_.D; ++d) o[d] *= inverse;
     cache_.write_result(sequences_[item.sequence].first + row / ratio_, head, o);
   }

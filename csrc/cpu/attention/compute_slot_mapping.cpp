@@ -6,7 +6,7 @@ namespace torch_gdn {
 
 namespace {
 
-// A batch has at most some thousands of tokens, so one thread writes them all.
+// A batch has at most some thousands of tokens, so one thread writes all slots.
 template <typename Slot>
 void write_slots(const ComputeSlotMapping<int64_t>& op) {
   const Indices boundary(op.cu_seqlens), position(op.positions), block(op.block_table);

@@ -1,11 +1,11 @@
-// Copies rows between f32 and pages or packed tokens. The last stride of these is 1; the others are arbitrary.
+// Copies rows between f32 and pages or packed tokens. The last stride of these tensors is 1. The others are arbitrary.
 #pragma once
 #include "cpu/common.h"
 #include "ops/indices.h"
 
 namespace torch_gdn::cpu {
 
-// [T, H, D].
+// Packed tokens [T, H, D].
 class Tokens : Rows {
  public:
   explicit Tokens(const Tensor& x) : Rows(x.unsqueeze(0)) {}
@@ -15,7 +15,7 @@ class Tokens : Rows {
   }
 };
 
-// [blocks, block_size, H, D].
+// Pages [blocks, block_size, H, D].
 class Pages : Rows {
  public:
   explicit Pages(const Tensor& x) : Rows(x), block_size_(x.size(1)) {}

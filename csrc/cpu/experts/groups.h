@@ -11,7 +11,7 @@
 
 namespace torch_gdn::cpu {
 
-// Pairs t k + j of topk_ids [T, k], by expert in ascending order. Pairs with a negative id are skipped.
+// Returns pairs t k + j of topk_ids [T, k], grouped by expert in ascending order. Pairs with a negative id are skipped.
 inline std::map<int64_t, Tensor> pairs_of_experts(const Tensor& topk_ids) {
   std::map<int64_t, std::vector<int64_t>> pairs;
   for_each_index(topk_ids, [&](int64_t id, int64_t pair) {
@@ -25,7 +25,7 @@ inline std::map<int64_t, Tensor> pairs_of_experts(const Tensor& topk_ids) {
   return found;
 }
 
-// Returns the f32 weights of one expert, or of the shared one if `expert` is absent.
+// Returns the f32 weights of one expert, or of the shared expert if `expert` is absent.
 inline Tensor weights_of(const Tensor& weight, const optional<Tensor>& scales, const optional<Tensor>& biases,
                          const Packing& packing, optional<int64_t> expert = {}) {
   const auto own = [&](const Tensor& x) { return expert.has_value() ? x.select(0, *expert) : x; };
@@ -33,7 +33,7 @@ inline Tensor weights_of(const Tensor& weight, const optional<Tensor>& scales, c
   return dequantized(own(weight), own(*scales), own(*biases), packing);
 }
 
-// Returns x W^T in f32. PyTorch has no product of 16-bit matrices with an f32 result on the CPU.
+// Returns x W^T in f32. On the CPU, PyTorch has no product of 16-bit matrices with an f32 result.
 inline Tensor multiply(const Tensor& x, const Tensor& weight) { return at::mm(x.to(at::kFloat), weight.t()); }
 
 }  // namespace torch_gdn::cpu

@@ -45,7 +45,7 @@ class Router {
       return;
     }
     float largest = -std::numeric_limits<float>::infinity();
-    double sum = 0.0;  // of up to 1,024 scores, one after another
+    double sum = 0.0;  // sums up to 1,024 scores in order
     for (int64_t e = 0; e < op_.E; ++e) largest = std::max(largest, logits[e]);
     for (int64_t e = 0; e < op_.E; ++e) sum += scores_[e] = std::exp(logits[e] - largest);
     for (int64_t e = 0; e < op_.E; ++e) scores_[e] = float(scores_[e] / sum);

@@ -129,7 +129,7 @@ void run_chunks(const ChunkedRule<int64_t>& op, const cpu::ChunkedWork& work, co
     const cpu::ChannelGateValues gate_values(s.HV, s.K, gate);
     return cpu::run_chunks(work, state_io, outputs, [&] { return ChannelDecayRule(in, s.K, gate_values); });
   }
-  // Products of bf16 pairs would round a v of another dtype.
+  // Pairs of bf16 would round a v of another dtype.
   const bool is_bfloat16 = op.has_one_dtype() && q.scalar_type() == at::kBFloat16;
   const auto* of_pairs = is_bfloat16 ? cpu::chunk_kernels_of_pairs() : nullptr;
   if (of_pairs) {

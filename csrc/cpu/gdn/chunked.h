@@ -1,10 +1,10 @@
-// The loop of the chunked ops: chunks of a sequence one after the other, panels of its states on one core. A rule fills
-// the tiles and does the arithmetic; each core has its own. It defines:
-//   Operand                      what a product multiplies; unless it is float, a state has a second form
-//   padded_keys(K)               rows of a panel
-//   read_keys, make_head         reads a chunk's tokens of a key head, then prepares them for a value head
-//   advance                      a chunk of a panel: o, and the state after it
-//   make_operand                 the second form
+// The loop of the chunked ops. It takes the chunks of a sequence one after the other, and computes the panels of its
+// states on one core. A rule fills the tiles and does the arithmetic. Each core has its own rule, which defines:
+//   Operand                      the type that a product multiplies; unless it is float, a state has a second form
+//   padded_keys(K)               the number of rows in a panel
+//   read_keys, make_head         read a chunk's tokens of a key head, then prepare them for a value head
+//   advance                      computes o of a chunk and panel, and the state after the chunk
+//   make_operand                 makes the second form of a state
 #pragma once
 #include <algorithm>
 #include <functional>
@@ -14,23 +14,23 @@
 namespace torch_gdn::cpu {
 
 struct ChunkedOutputs {
-  Tensor o, h;  // h has no elements if not requested
+  Tensor o, h;  // h has no elements if it was not requested
 };
 
-// Each sequence and key head has panels, those of its value heads one after the other. A work item is some of these
-// panels for a whole sequence, on one core. Panels share the products of the key head's q and k, so items are only as
-// small as the number of cores requires.
+// Each sequence and key head has panels: those of its value heads, one after the other. A work item is some of these
+// panels for a whole sequence, and runs on one core. Panels share the products of the key head's q and k, so items are
+// only as small as the number of cores requires.
 struct ChunkedWork {
   ChunkShape<> s;
-  int64_t step;            // tokens at a time, at most a chunk: NaN may spread from its start
+  int64_t step;            // tokens at a time, at most a chunk; NaN may spread from the start of a step
   int64_t panels_of_head;  // ceil(V / 32)
-  int64_t panels;          // per key head
+  int64_t panels;          // panels per key head
   int64_t panels_of_item;
   int64_t items_of_key_head;
   std::vector<Sequence> sequences;
-  std::vector<int64_t> first_rows;  // rows of h, for each sequence
+  std::vector<int64_t> first_rows;  // first row of h for each sequence
   std::vector<int64_t> order;       // sequences with more than `few` tokens, longest first
-  std::vector<int64_t> short_ones;  // the others; the recurrence takes them
+  std::vector<int64_t> short_ones;  // the other sequences, which the recurrence processes
 
   ChunkedWork(const ChunkShape<>& s, const optional<Tensor>& cu_seqlens, int64_t few);
   int64_t work_items() const { return std::ssize(order) * s.H * items_of_key_head; }
@@ -41,7 +41,7 @@ struct ChunkedWork {
   }
 };
 
-// A work item has at most so many panels: with K = 128 their state fills half of a second-level cache of 1 MB.
+// The most panels in a work item. With K = 128, their state fills half of a 1 MB second-level cache.
 constexpr int64_t kMostPanels = 32;
 
 inline ChunkedWork::ChunkedWork(const ChunkShape<>& shape, const optional<Tensor>& cu_seqlens, int64_t few)
@@ -65,7 +65,7 @@ inline ChunkedWork::ChunkedWork(const ChunkShape<>& shape, const optional<Tensor
   }
 }
 
-// Starting another thread costs some microseconds, so it must have at least that much work.
+// Starting another thread takes some microseconds, so each thread must have at least that much work.
 inline int64_t ChunkedWork::threads() const {
   const int64_t tokens = s.B * s.T + s.N;
   return std::clamp<int64_t>(tokens * s.HV * s.K * s.V >> 18, 1, at::get_num_threads());
@@ -151,12 +151,12 @@ class Core {
   decltype(Aligned::floats(0)) states_;
 };
 
-// make_rule() makes a rule for a core.
+// make_rule() makes a rule for one core.
 template <typename MakeRule>
 void run_chunks(const ChunkedWork& work, const StateIo& state_io, const ChunkedOutputs& outputs,
                 const MakeRule& make_rule) {
-  if (state_io.has_null()) outputs.o.zero_();  // nothing is written for a sequence without a slot
-  outputs.h.zero_();                           // its rows and the surplus ones
+  if (state_io.has_null()) outputs.o.zero_();  // a sequence without a slot writes nothing
+  outputs.h.zero_();                           // covers the rows of such a sequence and the surplus rows
   share_work_items(work.work_items(), work.threads(), [&](const auto& next) {
     Core core(work, make_rule(), state_io, outputs);
     for (int64_t i; (i = next()) < work.work_items();) core.run(i);

@@ -18,7 +18,7 @@ struct Inputs {
   float scale;
   bool has_vector_beta, normalise;
 
-  // Columns `column` .. `column` + `columns` of a value head, from one token on.
+  // Returns columns `column` .. `column` + `columns` of a value head, from one token on.
   cpu::RecurrentHead head(const ChunkShape<>& s, const cpu::Sequence& sequence, int64_t head, int64_t column,
                           int64_t columns, const cpu::Rows& o) const {
     const auto& [batch, first, length] = sequence;
@@ -42,8 +42,8 @@ struct Inputs {
   }
 };
 
-// Columns of V are independent of each other. A work item is a sequence and value head, or a slice of its columns if
-// there are fewer heads than cores.
+// Columns of V are independent of each other. A work item is one value head of one sequence, or a slice of its columns
+// if there are fewer heads than cores.
 class Work {
  public:
   Work(const ChunkShape<>& s, const Inputs& in, const cpu::StateIo& state_io, const Tensor& o,
@@ -60,8 +60,8 @@ class Work {
     slices_ = ceil_div(s.V, slice_);
   }
 
-  // Each core takes neighbouring heads, and the same ones at the next token: its second-level cache may still hold
-  // their states. It uses one more core for every 256 KB of state, which takes one core 8 us.
+  // Each core takes neighbouring heads, and takes the same heads for the next token, because its second-level cache may
+  // still hold their states. One more core is used for every 256 KB of state, which takes one core 8 us.
   void run() const {
     const int64_t work_items = s_.N * s_.HV * slices_, values = (s_.B * s_.T + s_.N) * s_.HV * s_.K * s_.V;
     const int64_t threads = std::clamp<int64_t>(values >> 16, 1, at::get_num_threads());
@@ -93,14 +93,15 @@ class Work {
     return {i / slices_ / s_.HV, i / slices_ % s_.HV, column, std::min(slice_, s_.V - column)};
   }
 
-  // Returns the rows of the old state, or nullptr if there was none.
+  // Returns the rows of the old state, or nullptr if there is no old state.
   const float* old_rows(const WorkItem& item, int64_t& stride) const {
     const auto& [index, has_state] = state_io_.slots[item.n];
     if (!state_io_.source || index < 0 || !has_state) return nullptr;
     return state_io_.rows(*state_io_.source, index, item.head, item.column, stride);
   }
 
-  // Takes states whose rows can be read as vectors: in place, or from the old place to the new one.
+  // Takes states whose rows can be read as vectors. They are updated in place, or read from the old place and written
+  // to the new one.
   void run_rows(const cpu::RecurrentHead& work, const WorkItem& item, const WorkItem& next, float* scratch) const {
     const auto& kernels = cpu::recurrent_kernels();
     const int64_t rows = state_io_.v_first ? work.columns : s_.K, width = state_io_.v_first ? s_.K : work.columns;
@@ -132,7 +133,7 @@ class Work {
     state.from_stride = state.to_stride;
   }
 
-  // Takes any other state, and works on a copy of its columns as f32.
+  // Takes any other state. It works on an f32 copy of the state's columns.
   void run_panel(const cpu::RecurrentHead& work, const WorkItem& item, float* panel) const {
     const auto& [n, head, column, columns] = item;
     if (columns < cpu::kColumns) std::fill(panel, panel + s_.K * cpu::kColumns, 0.0f);
@@ -173,7 +174,7 @@ class Work {
     }
   }
 
-  // A state continues as rounded to the pool's dtype, also after a token without a slot.
+  // After each token, the state is rounded to the pool's dtype, also if the token has no slot.
   void run_tokens_in_panel(const cpu::RecurrentHead& work, const WorkItem& item, float* panel) const {
     const auto& [n, head, column, columns] = item;
     if (columns < cpu::kColumns) std::fill(panel, panel + s_.K * cpu::kColumns, 0.0f);

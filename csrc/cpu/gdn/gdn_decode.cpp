@@ -9,7 +9,7 @@
 namespace torch_gdn {
 namespace {
 
-// The layer's projections: x [B, T, D], z [B, T, HV, V], b and a [B, T, HV].
+// The projections of the layer: x [B, T, D], z [B, T, HV, V], b and a [B, T, HV].
 struct Projections {
   Tensor x, z, b, a;
 };

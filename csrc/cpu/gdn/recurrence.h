@@ -5,8 +5,9 @@
 
 namespace torch_gdn::cpu {
 
-// For sequences of up to so many tokens the recurrence is faster: a chunk of 1 to 8 tokens costs as much as 8 of its
-// tokens. Each sequence is judged by itself, so that its bits do not depend on the sequences packed with it.
+// The recurrence is faster for sequences of up to this many tokens. A chunk of 1 to 8 tokens takes as long as 8 tokens
+// of the recurrence. The decision depends only on the sequence itself, so its bits do not depend on the sequences
+// packed with it.
 constexpr int64_t kFewTokens = 4;
 
 // The recurrence does not keep the states between chunks.
@@ -14,7 +15,7 @@ inline int64_t few_tokens_of(const ChunkedRule<int64_t>& op) { return op.return_
 
 void run_recurrence(const GatedDeltaRule<>& op, const StateIo& state_io, const Tensor& o);
 
-// Processes only these sequences of the call, on copies of their tokens.
+// Processes only these sequences of the call. It copies their tokens.
 void run_recurrence_of(const std::vector<int64_t>& sequences, const GatedDeltaRule<>& op, const StateIo& state_io,
                        const Tensor& o);
 

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kPiece = int64_t(256) << 10;  // bytes per core at a time
 
-// A range that overlaps itself is one piece, whatever its size.
+// A range that overlaps itself is one piece, however large it is.
 std::vector<ByteRange> pieces_of(const std::vector<ByteRange>& ranges) {
   std::vector<ByteRange> pieces;
   for (const auto& range : ranges) {

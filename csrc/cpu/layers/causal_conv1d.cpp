@@ -14,12 +14,12 @@ namespace {
 
 using cpu::kChannels, cpu::kLargestW, cpu::kTransposedChannels, cpu::kTransposedTokens;
 
-constexpr int64_t kTokens = 4;  // at a time; each is a stream in and out of memory
-// The number of elements that is worth a thread. In a decoding step the states count too.
+constexpr int64_t kTokens = 4;  // tokens at a time; each is a stream to and from memory
+// The number of elements that justifies another thread. In a decoding step, elements of the states count too.
 constexpr int64_t kTokenGrain = 32768, kStepGrain = 4096;
-constexpr int64_t kFewColumns = 8;  // in a state that moves as a whole
+constexpr int64_t kFewColumns = 8;  // most columns of a state that moves as a whole
 
-// What a work item keeps in f32. A work item is some channels of one sequence.
+// The f32 data of a work item. A work item is some channels of one sequence.
 struct Scratch {
   alignas(64) float weight[kLargestW * kChannels], bias[kChannels];
   alignas(64) float before[(kLargestW - 1) * kChannels];            // the tokens before the next one
@@ -27,10 +27,10 @@ struct Scratch {
   alignas(64) float rows[kTransposedTokens * kTransposedChannels];  // tokens, transposed or one by one
 };
 
-// Rows of channels of columns, of any strides: states, weights, or x. The tensor must outlive this object.
+// Rows of channels of columns with any strides. These are states, weights or x. The tensor must outlive this object.
 class Columns {
  public:
-  // The dimensions for rows, channels and columns; nullopt if there is only one row, or one column.
+  // Takes the dimensions of rows, channels and columns. A dimension is nullopt if there is only one row or column.
   Columns(const Tensor& x, optional<int64_t> row, int64_t channel, optional<int64_t> column)
       : data_(static_cast<char*>(const_cast<void*>(x.const_data_ptr()))),  // an output is never copy-on-write
         dtype_(x.scalar_type()),
@@ -58,7 +58,7 @@ class Columns {
     });
   }
 
-  // Reads or writes all columns; rows are kChannels apart.
+  // Reads or writes all columns. Their rows are kChannels apart.
   void read_all(int64_t row, int64_t channel, int64_t count, float* out) const {
     if (is_dense()) {
       return cpu::convolution_kernels().read_columns(at(row, channel), dtype_, count, columns_, out);
@@ -79,7 +79,7 @@ class Columns {
 
   // Returns whether a row is a dense [D, columns] of this dtype.
   bool is_dense_of(at::ScalarType dtype) const { return dtype_ == dtype && is_dense(); }
-  // Returns whether each of its columns is dense.
+  // Returns whether each column has dense channels.
   bool has_dense_channels_of(at::ScalarType dtype) const { return dtype_ == dtype && channel_ == 1 && !is_dense(); }
   int64_t column_stride() const { return column_; }
 
@@ -91,7 +91,7 @@ class Columns {
   int64_t item_size_, columns_, row_, channel_, column_;
 };
 
-// seq_idx [B, T]; undefined if there is none.
+// seq_idx [B, T]. Undefined without seq_idx.
 struct Segments {
   Tensor numbers;
 
@@ -108,7 +108,7 @@ struct Segments {
   const int64_t* row(int64_t batch) const { return numbers.const_data_ptr<int64_t>() + batch * numbers.size(1); }
 };
 
-// Returns x, or a copy if it is dense neither along D nor along T.
+// Returns x, or a copy of x if it is dense neither along D nor along T.
 Tensor as_dense_rows_or_columns(const Tensor& x) {
   const bool in_rows = x.size(2) <= 1 || x.stride(2) == 1, in_columns = x.size(1) <= 1 || x.stride(1) == 1;
   return in_rows || in_columns ? x : x.contiguous();
@@ -116,7 +116,7 @@ Tensor as_dense_rows_or_columns(const Tensor& x) {
 
 Tensor as_dense_rows(const Tensor& x) { return x.size(2) <= 1 || x.stride(2) == 1 ? x : x.contiguous(); }
 
-// [B, T, D] as raw memory.
+// A tensor [B, T, D] as raw memory.
 struct Elements {
   char* data;
   int64_t size, batch_stride, token_stride, channel_stride;
@@ -135,12 +135,12 @@ struct Elements {
 // One call. Channels are independent of each other, and so are sequences. A work item is some channels of one sequence.
 struct Call {
   const CausalConvolution<int64_t>& op;
-  Tensor x, residual;  // residual is undefined if the call has none
+  Tensor x, residual;  // residual is undefined if the call has no residual
   Elements in, out;
   Columns columns;  // columns of x
   optional<Columns> state, new_state;
   std::vector<cpu::Slot> slots;
-  std::vector<int64_t> accepted;  // per sequence; empty unless states keep each token
+  std::vector<int64_t> accepted;  // one count per sequence; empty unless states keep each token
   std::vector<cpu::Checkpoint> checkpoints;
   Columns weight;  // [1, D, W]
   optional<Columns> bias;
@@ -160,8 +160,8 @@ struct Call {
     }
   }
 
-  // Returns the columns of a sequence's state before its first token: all S, or fewer if some tokens of the last step
-  // were not accepted.
+  // Returns how many columns of a sequence's state precede its first token. It is S, or less if some tokens of the last
+  // step were not accepted.
   int64_t history_end(int64_t n) const { return accepted.empty() ? op.S : accepted[n] + op.W - 2; }
 
   // Loads the last W - 1 columns of the history, or zeros.
@@ -196,7 +196,7 @@ struct Call {
             .before = scratch.before};
   }
 
-  // Returns where a token's residual begins at `channel`, or null if the call has none.
+  // Returns the address of a token's residual at `channel`, or null if the call has no residual.
   const void* residual_at(const cpu::Sequence& sequence, int64_t token, int64_t channel) const {
     return residual.defined() ? Elements(residual).at(sequence.batch, token, channel) : nullptr;
   }
@@ -213,7 +213,7 @@ struct Call {
     }
   }
 
-  // Processes channel-first x.
+  // Processes an x whose tokens are neighbours.
   void convolve_columns(Scratch& scratch, const cpu::Sequence& sequence, int64_t channel, int64_t count) const {
     const auto convolve = kernel(true);
     const auto read_transposed = cpu::convolution_kernels().read_transposed(x.scalar_type());
@@ -255,8 +255,8 @@ struct Call {
     }
   }
 
-  // Returns whether one token and its states can stay in registers: all of one dtype, and the states dense in one
-  // order.
+  // Returns whether one token and its states can stay in registers. All must have one dtype, and the states must be
+  // dense in one order.
   bool has_step_kernel() const {
     const auto dtype = x.scalar_type();
     const auto both = [&](auto has) { return has(*new_state) && (!state || has(*state)); };
@@ -282,7 +282,7 @@ struct Call {
     cpu::convolution_kernels().convolve_step(dtype, op.S, op.has_silu(), dense_channels)(step);
   }
 
-  // Processes channels channel .. channel + count of sequence n, whose filter is loaded.
+  // Processes channels channel .. channel + count of sequence n. Their filter is already loaded.
   void run(Scratch& scratch, const cpu::Sequence& sequence, int64_t n, int64_t channel, int64_t count) const {
     const auto& slot = slots[n];
     const bool has_state = state.has_value() && slot.has_state;
@@ -312,7 +312,7 @@ struct Call {
     }
   }
 
-  // Copies from left to right, so that it may overwrite the state before.
+  // Copies from left to right, so that it may overwrite the old state.
   void write_state(Scratch& scratch, const cpu::Sequence& sequence, const cpu::Slot& slot, int64_t target,
                    bool has_state, int64_t channel, int64_t count) const {
     const bool moves_whole = op.S <= kFewColumns;

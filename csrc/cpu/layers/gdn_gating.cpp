@@ -18,7 +18,8 @@ void run(const GdnGating<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs
   const Tensor bias = op.dt_bias.has_value() ? op.dt_bias->to(at::kFloat).contiguous() : at::zeros_like(factor);
   const auto* factors = factor.const_data_ptr<float>();
   const auto* biases = bias.const_data_ptr<float>();
-  // These tensors are small compared with a layer's others: copying views of a fused projection costs next to nothing.
+  // These tensors are small compared with the layer's other tensors, so copying views of a fused projection costs
+  // almost nothing.
   const Tensor a = op.a.contiguous(), b = op.b.contiguous();
   const auto* a_in = static_cast<const char*>(a.const_data_ptr());
   const auto* b_in = static_cast<const char*>(b.const_data_ptr());

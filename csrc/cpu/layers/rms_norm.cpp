@@ -7,7 +7,7 @@
 namespace torch_gdn {
 namespace {
 
-constexpr int64_t kElements = 16384;  // a core takes at least this many
+constexpr int64_t kElements = 16384;  // least number of elements per core
 
 void run(const RmsNorm<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
   const auto& [y, residual_out] = outputs;

@@ -8,7 +8,7 @@
 namespace torch_gdn {
 namespace {
 
-constexpr int64_t kElements = 16384;  // a core takes at least this many
+constexpr int64_t kElements = 16384;  // least number of elements per core
 
 }  // namespace
 

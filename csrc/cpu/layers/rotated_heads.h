@@ -10,7 +10,7 @@
 
 namespace torch_gdn::cpu {
 
-// Adds the squares in f32, so that they overflow as on a GPU.
+// Adds the squares in f32, so that they overflow as they do on a GPU.
 inline float sum_of_squares(const float* x, int64_t count) {
   constexpr int64_t kSums = 16;
   std::array<float, kSums> sums{};
@@ -20,7 +20,7 @@ inline float sum_of_squares(const float* x, int64_t count) {
   return total;
 }
 
-// x * rsqrt(mean of x^2 + eps) * weight.
+// Computes x * rsqrt(mean of x^2 + eps) * weight.
 inline void normalise(float* x, const float* weight, float offset, float eps, int64_t D) {
   const float scale = 1.0f / std::sqrt(sum_of_squares(x, D) / float(D) + eps);
   for (int64_t i = 0; i < D; ++i) x[i] *= scale * (weight[i] + offset);
@@ -34,12 +34,12 @@ inline void rotate(float* x, const float* cos, const float* sin, int64_t pairs) 
   }
 }
 
-// Calls write(token, head, values) for each head of x [B, T, H, D], which is q or k. The tokens of all sequences are
-// numbered. Without a weight, there is no norm.
+// Calls write(token, head, values) for each head of x [B, T, H, D], which is q or k. `token` counts the tokens of all
+// sequences. Without a weight, there is no norm.
 template <typename Write>
 void rotated_heads(const QkNormRope<int64_t>& op, const Tensor& x_any, const optional<Tensor>& weight_any,
                    const Write& write) {
-  constexpr int64_t kElements = 16384;  // a core takes at least so many
+  constexpr int64_t kElements = 16384;  // least number of elements per core
   if (x_any.numel() == 0) return;
   const Tensor x = unit_last_stride(x_any, "q or k");
   const Tensor cos = op.cos.to(at::kFloat).contiguous(), sin = op.sin.to(at::kFloat).contiguous();
@@ -60,7 +60,7 @@ void rotated_heads(const QkNormRope<int64_t>& op, const Tensor& x_any, const opt
   });
 }
 
-// Writes such heads to out, [B, T, H, D] of any strides.
+// Writes these heads to out, [B, T, H, D] with any strides.
 inline void write_heads(const QkNormRope<int64_t>& op, const Tensor& x, const optional<Tensor>& weight,
                         const Tensor& out) {
   const Rows target(out);

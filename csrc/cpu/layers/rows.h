@@ -10,7 +10,7 @@ inline Tensor four_dimensions(const Tensor& x_any, const char* name) {
   return x.dim() > 4 ? x.reshape({1, -1, 1, x.size(-1)}) : x;
 }
 
-// Rows of [B, T, heads, D] in order, of any strides except that the last one is 1.
+// The rows of [B, T, heads, D] in order. Its strides are arbitrary, except that the last one is 1.
 class RowsOf {
  public:
   explicit RowsOf(const Tensor& x)
@@ -30,7 +30,7 @@ class RowsOf {
     return data_ +
            (token / tokens_ * batch_stride_ + token % tokens_ * token_stride_ + head * head_stride_) * item_size_;
   }
-  // Returns how many of `count` rows from `row` on lie `stride()` apart.
+  // Returns how many of `count` rows from `row` on are `stride()` apart.
   int64_t evenly_spaced(int64_t row, int64_t count) const {
     return dense_ ? count : std::min(count, heads_ - row % heads_);
   }

@@ -13,8 +13,8 @@ PackedRows::PackedRows(const Tensor& weight, const Tensor& scales, const Tensor&
       group_(group),
       columns_(weight.size(1) * 32 / bits) {}
 
-// Dequantises one group. Computes scale * code + bias as scale * (code - middle) + (bias + scale * middle). For
-// symmetric codes, the second term is exactly 0 and the first is rounded once.
+// Dequantises one group. scale * code + bias is computed as scale * (code - middle) + (bias + scale * middle). For
+// symmetric codes the second term is exactly 0, and the first is rounded once.
 template <int bits>
 static void dequantize_group(const uint32_t* words, int64_t group, float scale, float bias, float* target) {
   constexpr int per_word = 32 / bits;

@@ -4,7 +4,7 @@
 
 namespace torch_gdn::cpu {
 
-// Reads the rows of a packed matrix in f32. weight [N, words], scales and biases [N, groups].
+// Reads the rows of a packed matrix in f32. The weight is [N, words], and scales and biases are [N, groups].
 class PackedRows {
  public:
   PackedRows(const Tensor& weight, const Tensor& scales, const Tensor& biases, int64_t bits, int64_t group);
@@ -17,7 +17,7 @@ class PackedRows {
   int64_t bits_, group_, columns_;
 };
 
-// Returns all rows: [N, K], f32.
+// Returns all rows as [N, K] in f32.
 Tensor dequantized(const Tensor& weight, const Tensor& scales, const Tensor& biases, const Packing& packing);
 
 }  // namespace torch_gdn::cpu

@@ -10,7 +10,7 @@
 namespace torch_gdn {
 namespace {
 
-constexpr int64_t kSums = 16;  // the compiler keeps this many in vectors; K is a multiple of it
+constexpr int64_t kSums = 16;  // sums that the compiler keeps in vectors; K is a multiple of this
 
 float dot(const float* a, const float* b, int64_t K) {
   float sums[kSums] = {};

@@ -1,5 +1,5 @@
-// The causal convolution for one ISA variant. Each group of kLanes channels passes over all tokens. The last W tokens
-// and the weights stay in registers, so that each element is read and written once.
+// The causal convolution for one ISA variant. It takes each group of kLanes channels over all tokens. The last W tokens
+// and the weights stay in registers, so each element is read and written once.
 
 template <typename In, typename Out, int W, bool kSilu>
 TORCH_GDN_INLINE void convolve_lanes(const ConvolutionRows& rows, int64_t channel, int64_t count) {
@@ -90,7 +90,7 @@ TORCH_GDN_INLINE Floats step_output(const ConvolutionStep& step, int64_t channel
   return sum;
 }
 
-// The columns of a channel are neighbours.
+// The kernel for states in which the columns of a channel are neighbours.
 template <typename Element, int W, int S, bool kSilu>
 TORCH_GDN_INLINE void step_lanes(const ConvolutionStep& step, int64_t channel, int64_t count) {
   Floats state[S] = {};
@@ -104,7 +104,7 @@ TORCH_GDN_INLINE void step_lanes(const ConvolutionStep& step, int64_t channel, i
   store_columns(static_cast<Element*>(step.after) + channel * S, count, state);
 }
 
-// The channels of a column are neighbours: elements move as they are.
+// The kernel for states in which the channels of a column are neighbours. Elements move without a transposition.
 template <typename Element, int W, int S, bool kSilu>
 TORCH_GDN_INLINE void step_dense_lanes(const ConvolutionStep& step, int64_t channel, int64_t count) {
   using Lanes = typename Memory<Element>::Lanes;
@@ -161,7 +161,7 @@ ConvolveStep convolve_step_of(at::ScalarType dtype, int64_t S, bool silu, bool d
   return convolve_step_of<c10::BFloat16>(S, silu, dense_channels);
 }
 
-// Squares of kLanes channels and tokens are transposed in registers.
+// Squares of kLanes channels and kLanes tokens are transposed in registers.
 template <typename Element>
 void read_transposed(const void* in, int64_t stride, int64_t tokens, int64_t channels, float* out) {
   const auto* from = static_cast<const Element*>(in);

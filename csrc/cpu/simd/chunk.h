@@ -1,8 +1,8 @@
-// The kernels of ChunkKernels for one ISA variant. One core processes a chunk and a panel by itself. The panel of the
-// state, 16 KB, stays in its first-level cache while the chunk's rows pass over it.
+// The kernels of ChunkKernels for one ISA variant. One core processes each chunk and panel. The panel of the state, 16
+// KB, stays in the core's first-level cache while the rows of the chunk are processed.
 
-// A tile of kRows x (kVectors * kLanes) sums stays in registers: with 512-bit vectors 8 x 32 in 16 of 32 registers, so
-// that a multiplication needs 10 loads for its 16 multiply-adds.
+// A tile of kRows x (kVectors * kLanes) sums stays in registers. With 512-bit vectors it is 8 x 32 and takes 16 of 32
+// registers. A multiplication then needs 10 loads for its 16 multiply-adds.
 constexpr int64_t kRows = kRegisters / 4, kVectors = 2, kTileColumns = kVectors * kLanes;
 static_assert(kColumns % kTileColumns == 0 && kRowsAtOnce % kRows == 0);
 
@@ -16,7 +16,7 @@ struct Tile {
   Floats at[kRows][kVectors];
 };
 
-// tile += a b, where a(i, p) is a[i * row + p * step], and b [count, 32].
+// Computes tile += a b, where a(i, p) is a[i * row + p * step], and b is [count, 32].
 template <typename Operand>
 TORCH_GDN_INLINE void accumulate(Tile& tile, const Operand* a, int64_t row, int64_t step, const Operand* b,
                                  int64_t count) {
@@ -60,7 +60,7 @@ TORCH_GDN_INLINE Tile load_tile(const float* in) {
   return tile;
 }
 
-// Says whether the left operand of a product has the pairs of a row next to each other, even if it is k^T.
+// True if the left operand of a product has the pairs of a row next to each other, even if it is k^T.
 #if TORCH_GDN_ISA_HAS_AMX || TORCH_GDN_ISA_HAS_BFMMLA
 constexpr bool kHasRowsOfPairs = true;
 #else
@@ -68,12 +68,12 @@ constexpr bool kHasRowsOfPairs = false;
 #endif
 
 #if TORCH_GDN_ISA_HAS_AMX
-constexpr int64_t kLongStep = 16, kShortStep = 4;  // pairs that one product of AMX tiles sums over
+constexpr int64_t kLongStep = 16, kShortStep = 4;  // the number of pairs that one product of AMX tiles sums over
 static_assert(kRowsAtOnce % (2 * kShortStep) == 0 && kRows == 8 && kTileColumns == kColumns);
 
 enum AmxTile { kLeftSums, kRightSums, kLongA, kLongLeftB, kLongRightB, kShortA, kShortLeftB, kShortRightB };
 
-// Sets the shapes of a core's tiles while it uses them.
+// Sets the shapes of a core's AMX tiles while the core uses them.
 class AmxTiles {
  public:
   TORCH_GDN_INLINE AmxTiles() {
@@ -87,7 +87,7 @@ class AmxTiles {
   TORCH_GDN_INLINE ~AmxTiles() { asm volatile("tilerelease"); }
 };
 
-// g++ 12 has these as macros that take only literal numbers, and does not know what they read.
+// In g++ 12 these are macros that take only literal numbers, and the compiler does not know what they read.
 template <AmxTile To, typename T>
 TORCH_GDN_INLINE void load_amx(const T* from, int64_t row) {
   asm volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(To), "r"(from), "r"(row * sizeof(T)) : "memory");
@@ -114,7 +114,7 @@ TORCH_GDN_INLINE void multiply_add_amx(const Pair* a, int64_t row, const Pair* b
   multiply_add_amx<kRightSums, A, Right>();
 }
 
-// step is 1.
+// `step` is 1.
 TORCH_GDN_INLINE void accumulate(Tile& tile, const Pair* a, int64_t row, int64_t, const Pair* b, int64_t count) {
   zero_amx<kLeftSums>();
   zero_amx<kRightSums>();
@@ -140,7 +140,7 @@ TORCH_GDN_INLINE bfloat16x8_t join(uint32x2_t low, uint32x2_t high) {
   return vreinterpretq_bf16_u32(vcombine_u32(low, high));
 }
 
-// One instruction multiplies 2 rows by 2 columns over two pairs, giving 16 blocks of 2 x 2 sums. step is 1.
+// One instruction multiplies 2 rows by 2 columns over two pairs. The result is 16 blocks of 2 x 2 sums. `step` is 1.
 TORCH_GDN_INLINE void accumulate(Tile& tile, const Pair* a, int64_t row, int64_t, const Pair* b, int64_t count) {
   float32x4_t sums[kRows / 2][kTileColumns / 2] = {};
   for (int64_t p = 0; p < count; p += 2, a += 2, b += 2 * kColumns) {
@@ -170,7 +170,7 @@ TORCH_GDN_INLINE void accumulate(Tile& tile, const Pair* a, int64_t row, int64_t
 }
 #endif
 
-// Converts a tile, or numbers of a row, to the operand of a later product.
+// Converts a tile, or the numbers of a row, to the operand of a later product.
 TORCH_GDN_INLINE void store_operand(const Tile& tile, float* out) { store_tile(tile, out); }
 TORCH_GDN_INLINE void store_operand(const float* x, int64_t count, float* out) {
 #pragma omp simd
@@ -223,11 +223,11 @@ TORCH_GDN_INLINE void read_rows(const HeadRows& in, int64_t width, const KeyTile
   upcast_rows(in, tiles.tokens, tiles.rows, width, out, tiles.K);
 }
 
-// bf16 numbers that lie next to each other are pairs already.
+// Adjacent bf16 numbers are pairs already.
 TORCH_GDN_INLINE void read_rows(const HeadRows& in, int64_t width, const KeyTiles<Pair>& tiles, Pair* out) {
   const int64_t length = tiles.K / 2;
   for (int64_t i = 0; i < tiles.tokens; ++i) {
-    out[i * length + width / 2] = 0;  // half a pair if the width is odd
+    out[i * length + width / 2] = 0;  // if the width is odd, the last pair is half full
     for (int64_t j = ceil_div(width, 2); j < length; ++j) out[i * length + j] = 0;
     __builtin_memcpy(out + i * length, in.data + i * in.stride, width * 2);
   }
@@ -252,7 +252,7 @@ TORCH_GDN_INLINE void make_factors(const Operand* x, bool normalise, const KeyTi
   }
 }
 
-// [rows, length] -> [length, 32].
+// Transposes [rows, length] to [length, 32].
 template <typename Operand>
 TORCH_GDN_INLINE void transpose(const Operand* in, int64_t rows, int64_t length, Operand* out) {
   for (int64_t i = 0; i < rows; i += kRowsAtOnce) {
@@ -263,8 +263,8 @@ TORCH_GDN_INLINE void transpose(const Operand* in, int64_t rows, int64_t length,
   }
 }
 
-// Stores rows 2p and 2p + 1 of [rows, length] pairs of columns as pairs of rows: [rows / 2, 2 * length], or [2 *
-// length, 16] (kHasRowsOfPairs).
+// Stores rows 2p and 2p + 1 of [rows, length] pairs of columns as pairs of rows. The result is [rows / 2, 2 * length],
+// or [2 * length, 16] if kHasRowsOfPairs.
 TORCH_GDN_INLINE void pair_rows(const Pair* in, int64_t rows, int64_t length, Pair* out) {
   const int64_t row = kHasRowsOfPairs ? 1 : 2 * length, column = kHasRowsOfPairs ? kTokens / 2 : 1;
   for (int64_t i = 0; i < rows; i += 2, in += 2 * length, out += row) {
@@ -292,8 +292,8 @@ TORCH_GDN_INLINE void multiply_by_keys(const Operand* a, const KeyTiles<Operand>
 
 TORCH_GDN_INLINE int64_t item_size(at::ScalarType dtype) { return dtype == at::kFloat ? 4 : 2; }
 
-// Rows lie kilobytes apart, and no processor guesses which come next. Rows to read are fetched a chunk ahead, rows to
-// write when their chunk begins.
+// Rows are kilobytes apart, and processors do not predict which row comes next. Rows to read are therefore fetched one
+// chunk ahead. Rows to write are fetched when their chunk begins.
 TORCH_GDN_INLINE void prefetch_rows(const HeadRows& rows, int64_t first, int64_t count, int64_t columns) {
   const int64_t bytes = columns * item_size(rows.dtype);
   for (int64_t i = first; i < first + count; ++i) {
@@ -319,7 +319,7 @@ void read_keys(const HeadRows& q, const HeadRows& k, int64_t width, bool normali
   multiply_by_keys(tiles.q, tiles, tiles.q_k);
 }
 
-// The cumulative sum is in f64, so that exp(c_i - c_j) loses no digits to a large c. Past the chunk it stays constant,
+// The cumulative sum is in f64, so that exp(c_i - c_j) loses no digits to a large c. After the chunk it stays constant,
 // and beta is 0.
 template <typename Operand>
 void make_head(const KeyTiles<Operand>& keys, const HeadGates& gates, HeadTiles<Operand>& head) {
@@ -330,7 +330,7 @@ void make_head(const KeyTiles<Operand>& keys, const HeadGates& gates, HeadTiles<
     sums[i] = sum;
     head.beta[i] = inside ? gates.beta[i * gates.beta_stride] : 0.0f;
   }
-  for (int64_t i = keys.rows; i < kTokens; ++i) {  // read, but nothing depends on it
+  for (int64_t i = keys.rows; i < kTokens; ++i) {  // read, but no result depends on it
     sums[i] = sum;
     head.beta[i] = 0.0f;
   }
@@ -369,7 +369,8 @@ void make_head(const KeyTiles<Operand>& keys, const HeadGates& gates, HeadTiles<
   }
 }
 
-// Computes v_new of kRows rows from the state and the v_new of the rows before: forward substitution, in registers.
+// Computes v_new of kRows rows from the state and from the v_new of earlier rows. This is forward substitution, in
+// registers.
 template <typename Operand, typename Keys, typename Head>
 TORCH_GDN_INLINE Tile solve_rows(const Keys& keys, const Head& head, int64_t i, int64_t j, const Operand* state,
                                  const PanelTiles<Operand>& tiles) {
@@ -399,7 +400,7 @@ TORCH_GDN_INLINE Tile solve_rows(const Keys& keys, const Head& head, int64_t i, 
   return tile;
 }
 
-// Computes o of kRows rows: the state's part plus the part of the chunk's own tokens.
+// Computes o of kRows rows, which is the part from the state plus the part from the chunk's own tokens.
 template <typename Operand, typename Keys, typename Head>
 TORCH_GDN_INLINE Tile answer_rows(const Keys& keys, const Head& head, int64_t i, int64_t j, const Operand* state,
                                   const Operand* v_new) {

@@ -1,7 +1,7 @@
-// The kernels of ChannelKernels for one ISA variant. exp(-c) may be infinite, so the code only takes exp of a sum of
-// log decays between two tokens: nothing cancels, and no factor is above 1. It works in blocks of 8 tokens. Within a
-// block it computes each pair of tokens by itself. Between blocks it multiplies the decay of a key up to the start of
-// the block by the decay from there to the token that reads it.
+// The kernels of ChannelKernels for one ISA variant. exp(-c) may be infinite, so the code only takes exp of sums of log
+// decays between two tokens. Nothing then cancels, and no factor is above 1. It works in blocks of 8 tokens. Within a
+// block, it computes each pair of tokens separately. Between blocks, it multiplies the decay of a key up to the start
+// of a block by the decay from there to the token that reads the key.
 #include "cpu/simd/chunk.h"
 
 constexpr int64_t kBlock = kRowsAtOnce, kDots = 4;
@@ -54,7 +54,8 @@ void write_log_decays(const ChannelGates& gates, const HeadRows& out) {
   }
 }
 
-// Computes k_i . k_j and q_i . k_j of a block's token j and the tokens after it, decayed from j to i.
+// Computes k_i . k_j and q_i . k_j for token j of a block and each later token i of the block, with the decay from j to
+// i.
 TORCH_GDN_INLINE void multiply_by_key(const ChannelKeys& keys, ChannelTiles& tiles, int64_t first, int64_t j) {
   const int64_t K = keys.K, rows = first * K;
   Floats of_k[kBlock] = {}, of_q[kBlock] = {};
@@ -100,8 +101,8 @@ TORCH_GDN_INLINE void multiply_rows(const float* a, const float* b, int64_t K, f
   for (int64_t i = 0; i < kDots; ++i) __builtin_memcpy(out + i * kTokens, dots + i * kDots, kDots * sizeof(float));
 }
 
-// Computes q and k of a block, decayed from its start on and from the chunk's start on. `before` is the log decay from
-// the start of the chunk to the block.
+// Computes q and k of a block with the decay from the start of the block, and with the decay from the start of the
+// chunk. `before` is the log decay from the start of the chunk to the block.
 struct BlockRows {
   alignas(64) float q[kBlock * kLargestK], k[kBlock * kLargestK];
 };
@@ -123,7 +124,7 @@ TORCH_GDN_INLINE void decay_block(const ChannelKeys& keys, ChannelTiles& tiles, 
   }
 }
 
-// Computes the keys up to the end of a block, decayed up to there.
+// Computes the keys up to the end of a block, with their decay up to there.
 TORCH_GDN_INLINE void leave_block(const ChannelKeys& keys, ChannelTiles& tiles, int64_t first, float* before) {
   for (int64_t d = 0; d < keys.K; d += kLanes) {
     Floats passed{};

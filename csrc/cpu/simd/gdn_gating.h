@@ -1,4 +1,4 @@
-// The gates for one ISA variant, in place.
+// The gates for one ISA variant. They are computed in place.
 
 TORCH_GDN_INLINE void log_decay_lanes(float* a, const float* factor, const float* bias, int64_t count) {
   store(a, load(factor, count) * softplus(load(a, count) + load(bias, count)), count);

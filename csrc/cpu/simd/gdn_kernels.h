@@ -1,5 +1,6 @@
-// The inner loops of the two end-to-end ops, on raw memory, in the best ISA variant that this machine runs. A
-// panel is 32 columns (of V) of one head's state, [K, 32] contiguous: 16 KB with K = 128, half a first-level cache.
+// The inner loops of the two end-to-end ops. They work on raw memory, in the best ISA variant for this machine. A panel
+// is 32 columns (of V) of one head's state, [K, 32] and contiguous. With K = 128 it has 16 KB, half of a first-level
+// cache.
 #pragma once
 #include "cpu/simd/row_kernels.h"
 #include "ops/chunk_shape.h"
@@ -8,36 +9,36 @@
 
 namespace torch_gdn::cpu {
 
-constexpr int64_t kTokens = 32;     // per chunk, at most
-constexpr int64_t kColumns = 32;    // per panel
-constexpr int64_t kRowsAtOnce = 8;  // tiles have a multiple of this many rows, zero past the chunk and past K
+constexpr int64_t kTokens = 32;     // most tokens per chunk
+constexpr int64_t kColumns = 32;    // columns per panel
+constexpr int64_t kRowsAtOnce = 8;  // tiles have a multiple of this many rows; they are zero past the chunk and past K
 
-inline float clamped_log_decay(float g) { return g < kLowestLogDecay ? kLowestLogDecay : g; }  // NaN stays NaN
+inline float clamped_log_decay(float g) { return g < kLowestLogDecay ? kLowestLogDecay : g; }  // passes NaN on
 
 inline int64_t padded(int64_t rows) { return ceil_div(rows, kRowsAtOnce) * kRowsAtOnce; }
 
-// What a product multiplies: floats, or bf16 numbers in pairs. A pair's numbers are neighbours along the sum of a
-// product, the first in the low half. A product of pairs is still summed in f32.
+// The type that a product multiplies: floats, or bf16 numbers in pairs. The numbers of a pair are neighbours along the
+// sum of a product, and the first is in the low half. Products of pairs are also summed in f32.
 using Pair = uint32_t;
 template <typename Operand>
 constexpr int64_t kTogether = sizeof(float) / sizeof(Operand);
 template <>
 inline constexpr int64_t kTogether<Pair> = 2;
 
-// One key head's tokens of a chunk, and their products.
+// A chunk's tokens of one key head, and their products.
 template <typename Operand>
 struct KeyTiles {
-  int64_t tokens, rows, K;                            // rows and K as padded
+  int64_t tokens, rows, K;                            // rows and K after padding
   alignas(64) Operand q[kTokens * kLargestK];         // [rows, K]
   alignas(64) Operand k[kTokens * kLargestK];         // [rows, K]
   alignas(64) Operand k_across[kLargestK * kTokens];  // [K, 32]
-  alignas(64) Operand k_down[kTokens * kLargestK];    // pairs along the tokens (pair_rows); unused with floats
-  alignas(64) float k_k[kTokens * kTokens];           // k k^T and q k^T, [rows, 32]: up to the diagonal
+  alignas(64) Operand k_down[kTokens * kLargestK];    // pairs along the tokens (pair_rows); not used with floats
+  alignas(64) float k_k[kTokens * kTokens];           // k k^T and q k^T, [rows, 32], up to the diagonal
   alignas(64) float q_k[kTokens * kTokens];
-  alignas(64) float q_factor[kTokens], k_factor[kTokens];  // 1, or what makes the row's norm 1
+  alignas(64) float q_factor[kTokens], k_factor[kTokens];  // 1, or the factor that makes the row's norm 1
 };
 
-// A chunk's tokens for one value head, independent of the state. c is the cumulative sum of g.
+// A chunk's tokens of one value head. This does not depend on the state. c is the cumulative sum of g.
 template <typename Operand>
 struct HeadTiles {
   alignas(64) float update[kTokens * kTokens];    // -A, strictly lower: v_new = (I + A)^-1 beta (v - exp(c) k S)
@@ -46,23 +47,23 @@ struct HeadTiles {
   alignas(64) float reading[kTokens];   // beta exp(c)
   alignas(64) float querying[kTokens];  // scale exp(c)
   alignas(64) float writing[kTokens];   // exp(c_last - c)
-  float base, change;                   // their sum is exp(c_last)
+  float base, change;                   // the sum of both is exp(c_last)
 };
 
-// The scratch of one panel of one chunk.
+// The scratch memory of one panel of one chunk.
 template <typename Operand>
 struct PanelTiles {
   alignas(64) float v[kTokens * kColumns];  // [rows, 32]
   alignas(64) float o[kTokens * kColumns];
   alignas(64) float v_new[kTokens * kColumns];
-  alignas(64) Operand v_new_down[kTokens * kColumns];  // pairs along the tokens; unused with floats
+  alignas(64) Operand v_new_down[kTokens * kColumns];  // pairs along the tokens; not used with floats
   alignas(64) Operand writing[kTokens * kColumns];     // exp(c_last - c) v_new, along the tokens
 };
 
 // g and beta of a value head, token by token.
 struct HeadGates {
   const float *g, *beta;
-  int64_t g_stride, beta_stride;  // floats from token to token
+  int64_t g_stride, beta_stride;  // floats between tokens
   float scale;
 };
 
@@ -71,8 +72,8 @@ struct ChunkKernels {
   // Reads the tokens of a chunk (`tiles.tokens`, with K columns of `width`) and computes their products.
   void (*read_keys)(const HeadRows& q, const HeadRows& k, int64_t width, bool normalise, KeyTiles<Operand>& tiles);
   void (*make_head)(const KeyTiles<Operand>& keys, const HeadGates& gates, HeadTiles<Operand>& head);
-  // Advances one panel by one chunk: computes `columns` columns of o from those of v, and the state after the chunk.
-  // `operand` is the state as an operand; for floats it is the state itself.
+  // Advances one panel by one chunk. Computes `columns` columns of o from those of v, and the state after the chunk.
+  // `operand` is the state as an operand. With floats, it is the state itself.
   void (*advance)(const KeyTiles<Operand>& keys, const HeadTiles<Operand>& head, const HeadRows& v, const HeadRows& o,
                   int64_t columns, float* state, Operand* operand, PanelTiles<Operand>& tiles);
   void (*make_operand)(const float* state, int64_t K, Operand* operand);
@@ -81,35 +82,34 @@ struct ChunkKernels {
 // The inputs and outputs of the recurrence for some columns of V of one head of one sequence.
 struct RecurrentHead {
   HeadRows q, k, v, o;
-  HeadRows beta;    // one f32 per token, or (has_vector_beta) a row
-  HeadRows gk, gv;  // rows of further decays; data is nullptr if there are none
+  HeadRows beta;    // one f32 per token, or one row if has_vector_beta
+  HeadRows gk, gv;  // rows of further decays; data is nullptr if there are no such decays
   const float* g;
-  int64_t g_stride;  // floats from token to token
+  int64_t g_stride;  // floats between tokens
   int64_t tokens, K, columns;
   float scale;
   bool normalise, has_vector_beta;
 };
 
-// f32 rows of the old state, and where to write the new ones: in the same place or another.
+// f32 rows of the old state, and the address of the new ones, which may be the same.
 struct StateRows {
   const float* from;
   float* to;
   int64_t from_stride, to_stride;
-  int64_t to_next;  // floats from this state to the next one that this core reads, to fetch it meanwhile; or 0
+  int64_t to_next;  // floats to the next state of this core, which is fetched meanwhile; 0 if there is no next one
 };
 
 struct RecurrentKernels {
-  // Takes rows [K, columns]. It also reads and writes the columns up to the next multiple of 32. Only a panel may have
-  // gv.
+  // Takes rows [K, columns]. Also reads and writes the columns up to the next multiple of 32. Only a panel may have gv.
   void (*run_key_rows)(const RecurrentHead& head, const StateRows& state);
-  // Takes rows [columns, K]. K must be a multiple of 16 and `columns` of 4, and there must be no gv.
+  // Takes rows [columns, K]. K must be a multiple of 16, `columns` must be a multiple of 4, and there must be no gv.
   void (*run_value_rows)(const RecurrentHead& head, const StateRows& state);
 };
 
 const RecurrentKernels& recurrent_kernels();
 
 const ChunkKernels<float>& chunk_kernels();
-// The kernels for bf16, or nullptr if this machine has no instruction for it.
+// Returns the kernels for bf16, or nullptr if this machine has no instructions for bf16.
 const ChunkKernels<Pair>* chunk_kernels_of_pairs();
 
 }  // namespace torch_gdn::cpu

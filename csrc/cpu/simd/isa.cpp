@@ -21,7 +21,7 @@ namespace torch_gdn::cpu {
 namespace {
 
 #if TORCH_GDN_HAS_X86_ISAS
-// g++ 12 has no name for it that __builtin_cpu_supports accepts.
+// g++ 12 has no name for this feature that __builtin_cpu_supports accepts.
 bool has_amx_bf16() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & bit_AMX_BF16);
@@ -33,7 +33,7 @@ bool has_bfmmla() {
   size_t size = sizeof(has);
   return sysctlbyname("hw.optional.arm.FEAT_BF16", &has, &size, nullptr, 0) == 0 && has != 0;
 #else
-  constexpr unsigned long kBf16 = 1ul << 14;  // HWCAP2_BF16, which older headers lack
+  constexpr unsigned long kBf16 = 1ul << 14;  // HWCAP2_BF16, which older headers do not define
   return (getauxval(AT_HWCAP2) & kBf16) != 0;
 #endif
 }
@@ -51,7 +51,7 @@ Isa find_best_isa() {
   if (capability == "AVX512") {
     if (!__builtin_cpu_supports("avx512bf16")) return Isa::kAvx512;
     if (has_amx_bf16() && at::cpu::init_amx()) return Isa::kAmx;
-    // On one core of a Xeon, 2,048 tokens took 102 ms with vdpbf16ps, and 67 with products of f32.
+    // On one core of a Xeon, 2,048 tokens took 102 ms with vdpbf16ps, and 67 ms with products of f32.
     return __builtin_cpu_is("amd") ? Isa::kAvx512Bf16 : Isa::kAvx512;
   }
   if (capability == "AVX2") return Isa::kAvx2;

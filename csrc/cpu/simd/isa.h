@@ -1,4 +1,5 @@
-// The ISA variants for which the kernels of this folder are compiled, all in one library, and the choice among them.
+// The ISA variants for which the kernels of this folder are compiled, and the choice among them. One library has all
+// variants.
 #pragma once
 
 #if defined(__x86_64__) && defined(__linux__)
@@ -17,10 +18,10 @@ namespace torch_gdn::cpu {
 #if TORCH_GDN_HAS_ARM_ISAS
 enum class Isa { kBaseline, kBfmmla };
 #else
-enum class Isa { kBaseline, kAvx2, kAvx512, kAvx512Bf16, kAmx };  // each includes the previous ones
+enum class Isa { kBaseline, kAvx2, kAvx512, kAvx512Bf16, kAmx };  // each variant includes the previous ones
 #endif
 
-// Chooses as torch does, so that ATEN_CPU_CAPABILITY, which limits torch, limits these as well.
+// Chooses as torch does. ATEN_CPU_CAPABILITY, which limits torch, therefore also limits these kernels.
 Isa best_isa();
 
 #if TORCH_GDN_HAS_X86_ISAS
@@ -33,7 +34,7 @@ const Kernels& best_variant(const Kernels& baseline, const Kernels& avx2, const 
 
 }  // namespace torch_gdn::cpu
 
-// Returns a table of kernels, which each ISA variant has by this name, in the best variant for this machine.
+// Returns a table of kernels in the best variant for this machine. Each ISA variant has a table of this name.
 #if TORCH_GDN_HAS_X86_ISAS
 #define TORCH_GDN_BEST_VARIANT(kernels) best_variant(baseline::kernels, avx2::kernels, avx512::kernels)
 #else

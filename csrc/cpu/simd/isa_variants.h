@@ -1,8 +1,8 @@
-// Compiles the file TORCH_GDN_PER_ISA once for each ISA variant, in its own namespace, after vectors.h. It has no
-// include guard. That file has none either and may include nothing: a header's inline functions would be compiled for
-// that ISA, and the linker may keep that copy for everybody. The unnamed namespaces keep the variants of one file apart
-// from another file's. TORCH_GDN_HAS_BF16_VARIANTS adds AVX-512 with products of bf16, and AMX with it; bfmmla on
-// arm64.
+// Compiles the file TORCH_GDN_PER_ISA once per ISA variant, in a namespace of its own, after vectors.h. It has no
+// include guard. That file has no guard either, and may include nothing: the inline functions of a header would be
+// compiled for that ISA, and the linker may keep that copy for all callers. The unnamed namespaces keep the variants of
+// one file apart from those of another file. TORCH_GDN_HAS_BF16_VARIANTS adds AVX-512 with products of bf16, and AMX
+// with the same products; on arm64 it adds bfmmla.
 #include <c10/core/ScalarType.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
@@ -84,7 +84,7 @@ TORCH_GDN_END_ISA
 #undef TORCH_GDN_REGISTERS
 #endif
 
-// Every processor of its kind has these instructions.
+// Every processor of this kind has these instructions.
 #if defined(__x86_64__)
 #define TORCH_GDN_REGISTERS 16
 #else

@@ -1,4 +1,4 @@
-// The inner loops of the layers' ops, on raw memory, in the best ISA variant that this machine runs.
+// The inner loops of the layers' ops. They work on raw memory, in the best ISA variant for this machine.
 #pragma once
 #include <c10/core/ScalarType.h>
 
@@ -7,48 +7,48 @@
 namespace torch_gdn::cpu {
 
 constexpr int64_t kChannels = 512;            // per work item of a convolution, and per row of its weights and history
-constexpr int64_t kTransposedChannels = 128;  // per work item of channel-first x
-constexpr int64_t kTransposedTokens = 64;     // transposed at once: 32 KB with 128 channels
+constexpr int64_t kTransposedChannels = 128;  // per work item if the tokens of x are neighbours
+constexpr int64_t kTransposedTokens = 64;     // tokens transposed at once: 32 KB with 128 channels
 constexpr int64_t kLargestW = 4;
 
-// Some tokens and channels. Strides are elements from token to token.
+// Some tokens and channels. Strides are elements between tokens.
 struct ConvolutionRows {
   const void* in;
   int64_t in_stride;
   void* out;
   int64_t out_stride;
-  const void* residual;  // added last, of out's dtype; nullptr if there is none
+  const void* residual;  // added last, with the dtype of `out`; nullptr without a residual
   int64_t residual_stride;
   int64_t tokens, channels;
   const float *weight, *bias;  // [W, kChannels], [kChannels]
-  float* before;               // [W - 1, kChannels]: the tokens before the first; after the call, before the next one
+  float* before;  // [W - 1, kChannels]: the tokens before the first; after the call, those before the next one
 };
 using Convolve = void (*)(const ConvolutionRows&);
 
-// One token of some channels. x, states and y have one dtype, and W is 4. The state moves on by one column in
-// registers.
+// One token of some channels. x, states and y have one dtype, and W is 4. The state moves by one column, in registers.
 struct ConvolutionStep {
   const void* x;
   const float *weight, *bias;  // [W, kChannels], [kChannels]
   const void* before;          // [channels, S], or nullptr for zeros
   const void* residual;        // as in ConvolutionRows
   void *after, *y;             // `after` may be `before`
-  int64_t column_stride;       // of the states: elements from column to column of dense channels, or 1: the reverse
+  int64_t column_stride;       // of the states: elements between columns if channels are dense; 1 if columns are
   int64_t channels;
 };
 using ConvolveStep = void (*)(const ConvolutionStep&);
 
-// Reads channel-first x, `stride` elements from channel to channel, as rows of kTransposedChannels floats.
+// Reads an x whose tokens are neighbours and whose channels are `stride` elements apart. Writes rows of
+// kTransposedChannels floats.
 using ReadTransposed = void (*)(const void* in, int64_t stride, int64_t tokens, int64_t channels, float* out);
 
-// Rows of x, of the residual, and of the outputs, all of one dtype.
+// Rows of x, of the residual, and of the outputs. All have one dtype.
 struct NormRows {
   const void *x, *residual;           // residual may be nullptr
   void *out, *sum;                    // contiguous; sum = x + residual
-  int64_t x_stride, residual_stride;  // elements from row to row
+  int64_t x_stride, residual_stride;  // elements between rows
   int64_t rows, D;
   const float* weight;  // [D], or nullptr for ones
-  float weight_offset;  // added to it
+  float weight_offset;  // added to the weight
   float eps;
   bool round_norm;
 };
@@ -58,7 +58,7 @@ using NormaliseRows = void (*)(const NormRows&);
 struct GatedNormRows {
   const void *x, *gate;
   void* out;
-  int64_t x_stride, gate_stride;  // elements from row to row; `out` is contiguous
+  int64_t x_stride, gate_stride;  // elements between rows; `out` is contiguous
   int64_t rows, D;
   const float* weight;  // [D], or nullptr for ones
   float eps;
@@ -67,12 +67,12 @@ struct GatedNormRows {
 using NormaliseGatedRows = void (*)(const GatedNormRows&);
 
 struct ConvolutionKernels {
-  // Goes from rows of x, or of floats, to rows of x's dtype.
+  // Converts rows of x, or of floats, to rows of x's dtype.
   Convolve (*convolve)(at::ScalarType dtype, bool from_f32, int64_t W, bool silu);
-  // S is 3 or 4. `dense_channels`: whether the channels of each column of the states are dense.
+  // S is 3 or 4. Set `dense_channels` if the channels of each column of the states are dense.
   ConvolveStep (*convolve_step)(at::ScalarType dtype, int64_t S, bool silu, bool dense_channels);
   ReadTransposed (*read_transposed)(at::ScalarType dtype);
-  // Reads a dense [channels, S], S from 2 to 4, as S rows of kChannels floats, and writes it back.
+  // Reads a dense [channels, S], with S from 2 to 4, as S rows of kChannels floats. The other function writes it back.
   void (*read_columns)(const void* in, at::ScalarType dtype, int64_t channels, int64_t S, float* out);
   void (*write_columns)(const float* in, int64_t channels, int64_t S, at::ScalarType dtype, void* out);
 };
@@ -88,9 +88,9 @@ struct GatedNormKernels {
 };
 const GatedNormKernels& gated_norm_kernels();
 
-// Works in place.
+// These functions work in place.
 struct GatingKernels {
-  // Rows [tokens, HV]: computes factor softplus(a + bias), where factor is -exp(A_log).
+  // Computes factor softplus(a + bias) for rows [tokens, HV], where factor is -exp(A_log).
   void (*log_decays)(float* a, const float* factor, const float* bias, int64_t tokens, int64_t HV);
   // Computes scale sigmoid(b).
   void (*betas)(float* b, int64_t count, float scale);

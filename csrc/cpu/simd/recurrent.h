@@ -1,17 +1,17 @@
-// The recurrence token by token, for one ISA variant. Each token reads a state from memory once and writes it once: one
-// pass reads (S^T k); the next decays, writes and answers, from the core's caches. A pass keeps its sums in registers:
-// 8 vectors, or 128 columns of V with 512-bit vectors.
+// The recurrence, token by token, for one ISA variant. For each token, the state is read from memory once and written
+// once. The first pass computes S^T k. The second pass decays the state, writes it and computes the output, from the
+// core's caches. A pass keeps its sums in registers: 8 vectors, or 128 columns of V with 512-bit vectors.
 
-// Scratch for one token: rows as f32, zero past V.
+// The scratch memory for one token: rows as f32, zero past V.
 struct TokenRows {
   alignas(64) float q[kLargestK], k[kLargestK];
-  alignas(64) float base[kLargestK], change[kLargestK], decayed_k[kLargestK];  // used if channels of K decay
+  alignas(64) float base[kLargestK], change[kLargestK], decayed_k[kLargestK];  // used if channels of K have decays
   alignas(64) float v[kLargestV], beta[kLargestV], gv[kLargestV], o[kLargestV];
 };
 
-// A decay as two factors, S <- base S + change S. With g = -1e-3 the rounding of exp(g) is the same for each token and
-// adds up to 1e-6 over a thousand tokens. A weak decay is therefore subtracted, as exp(g) - 1, which leaves 2e-7. A
-// strong one must not be: the subtraction would cancel.
+// A decay as two factors: S <- base S + change S. With g = -1e-3, the rounding error of exp(g) is the same for each
+// token, and adds up to 1e-6 over a thousand tokens. A weak decay is therefore applied as exp(g) - 1, which leaves an
+// error of 2e-7. A strong decay must not be applied that way, because the sum would cancel.
 struct Decay {
   float base, change, whole;
 };
@@ -21,7 +21,7 @@ TORCH_GDN_INLINE Decay decay_from_log(float g) {
   return whole > 0.5f ? Decay{1.0f, __builtin_expm1f(g), whole} : Decay{0.0f, whole, whole};
 }
 
-// The factors that multiply the state: one pair, as in Decay, or a pair for each channel of K.
+// The kind of factors that multiply the state: one pair, as in Decay, or one pair per channel of K.
 enum class Factors { kWeak, kStrong, kChannels };
 
 template <Factors kFactors, typename Factor>
@@ -31,8 +31,8 @@ TORCH_GDN_INLINE Floats decayed(Floats before, Factor base, Factor change) {
   return base * before + change * before;
 }
 
-// Computes the factors of a token's channels, including g. S^T k of the decayed state equals that of the state and the
-// decayed k.
+// Computes the factors of a token's channels, including g. S^T k of the decayed state equals S^T k of the old state and
+// the decayed k.
 TORCH_GDN_INLINE void decay_keys(const RecurrentHead& head, int64_t t, TokenRows& token) {
   upcast_row(head.gk.data + t * head.gk.stride, head.gk.dtype, head.K, token.change);
   const float g = head.g[t * head.g_stride];
@@ -74,10 +74,10 @@ TORCH_GDN_INLINE void add_to(Sums<kCount>& total, const Sums<kCount>& part) {
   for (int64_t c = 0; c < kCount; ++c) total.at[c] += part.at[c];
 }
 
-// Sums over K run 32 rows at a time, which halves the rounding error of K terms.
+// Sums over K take 32 rows at a time, which halves the rounding error of a sum of K terms.
 constexpr int64_t kRowsOfPart = 32;
 
-// S^T k.
+// Computes S^T k.
 template <int64_t kCount>
 TORCH_GDN_INLINE Sums<kCount> read_state(const float* state, int64_t stride, const float* k, int64_t K) {
   Sums<kCount> total{};
@@ -95,8 +95,8 @@ TORCH_GDN_INLINE Sums<kCount> read_state(const float* state, int64_t stride, con
   return total;
 }
 
-// Computes S <- decay S + k u^T, in place or into another place, and returns S^T q of the new S. It starts with the
-// last rows: of 64 KB just read, the last are still in the first-level cache. Meanwhile it fetches the next head's
+// Computes S <- decay S + k u^T, in place or to another place, and returns S^T q of the new S. It starts with the last
+// rows: after a pass over 64 KB, the last rows are still in the first-level cache. Meanwhile it fetches the next head's
 // rows.
 template <Factors kFactors, int64_t kCount>
 TORCH_GDN_INLINE Sums<kCount> write_state(const StateRows& rows, int64_t column, const Decay& decay,
@@ -182,7 +182,7 @@ TORCH_GDN_INLINE void with_factors(const RecurrentHead& head, int64_t t, TokenRo
   f.template operator()<Factors::kStrong>(decay);
 }
 
-// States whose rows are those of K, [K, V].
+// Takes states whose rows are those of K, [K, V].
 void run_key_rows(const RecurrentHead& head, const StateRows& state) {
   TokenRows token;
   const int64_t columns = ceil_div(head.columns, kColumns) * kColumns;
@@ -225,7 +225,7 @@ TORCH_GDN_INLINE Four sums_of(const Sums<4>& x) {
   return __builtin_shufflevector(pairs01, pairs23, 0, 1, 4, 5) + __builtin_shufflevector(pairs01, pairs23, 2, 3, 6, 7);
 }
 
-// Processes four rows of a state [V, K], each read and written along K.
+// Processes four rows of a state [V, K]. Each is read and written along K.
 template <Factors kFactors>
 TORCH_GDN_INLINE void step_rows(const StateRows& rows, int64_t row, const Decay& decay, TokenRows& token, int64_t K,
                                 float scale) {
@@ -259,7 +259,7 @@ TORCH_GDN_INLINE void step_rows(const StateRows& rows, int64_t row, const Decay&
   *reinterpret_cast<FourInMemory*>(token.o + row) = scale * sums_of(answer);
 }
 
-// States whose rows are those of V, [V, K]; K is a multiple of 16 and the columns of 4.
+// Takes states whose rows are those of V, [V, K]. K is a multiple of 16, and the number of columns is a multiple of 4.
 void run_value_rows(const RecurrentHead& head, const StateRows& state) {
   TokenRows token;
   StateRows rows = state;

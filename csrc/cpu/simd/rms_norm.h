@@ -1,5 +1,5 @@
-// The norm for one ISA variant. It reads a row twice, for the sum of squares and for the values; the second time from
-// the first-level cache.
+// The norm for one ISA variant. It reads a row twice, once for the sum of squares and once for the values. The second
+// time, the row is in the first-level cache.
 
 template <typename Element, bool kResidual>
 TORCH_GDN_INLINE Floats row_values(const Element* x, const Element* residual, int64_t first, int64_t count) {

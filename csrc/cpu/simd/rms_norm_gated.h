@@ -1,5 +1,5 @@
-// The gated norm for one ISA variant. It reads a row twice, for the sum of squares and for the values; the second time
-// from the first-level cache.
+// The gated norm for one ISA variant. It reads a row twice, once for the sum of squares and once for the values. The
+// second time, the row is in the first-level cache.
 
 template <typename Element, typename Gate>
 TORCH_GDN_INLINE void gate_lanes(const GatedNormRows& rows, const Element* x, const Gate* gate, Element* out,

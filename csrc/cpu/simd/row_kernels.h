@@ -1,4 +1,4 @@
-// Loops over rows of f32 that ops of all families share, in the best ISA variant that this machine runs.
+// Loops over rows of f32 that ops of all families share, in the best ISA variant for this machine.
 #pragma once
 #include <c10/core/ScalarType.h>
 
@@ -6,15 +6,15 @@
 
 namespace torch_gdn::cpu {
 
-// Rows of one dtype, such as those of one head of q, with one row per token.
+// Rows of one dtype, one per token. Those of one head of q are an example.
 struct HeadRows {
   char* data;
-  int64_t stride;  // bytes from row to row
+  int64_t stride;  // bytes between rows
   at::ScalarType dtype;
 };
 
 struct RowKernels {
-  // Converts elements of one of the three dtypes of activations, rounding to nearest, ties to even.
+  // Converts elements of one of the three activation dtypes. Rounds to nearest, ties to even.
   void (*upcast)(const void* in, at::ScalarType dtype, int64_t count, float* out);
   void (*downcast)(const float* in, int64_t count, at::ScalarType dtype, void* out);
   // Computes y = x rstd with rstd = 1 / sqrt(sum x^2 + eps) for each row of x. `scratch` holds one row. `rstd` holds
@@ -23,8 +23,8 @@ struct RowKernels {
                     float* rstd);
   // Computes out[i] = factor[i] * x[i] for each row i.
   void (*scale)(const float* x, const float* factor, int64_t rows, int64_t width, float* out);
-  // Computes inverse = (I + A)^-1 for the strictly lower part of A [length, length]; rows are `stride` floats apart.
-  // Rows and columns of `inverse` from `length` up to `rows` become zero.
+  // Computes inverse = (I + A)^-1 for the strictly lower part of A [length, length]. Its rows are `stride` floats
+  // apart. Rows and columns of `inverse` from `length` up to `rows` become zero.
   void (*invert_unit_lower)(const float* A, int64_t stride, int64_t length, int64_t rows, float* inverse,
                             int64_t inverse_stride);
 };

@@ -1,14 +1,14 @@
-// The kernels of TrellisKernels for one ISA variant: a lane has a row. A window is its state, which the next window
-// shares, times 2^bits, plus the choice, which are the value's own bits. The state before is the low bits of the
-// window.
+// The kernels of TrellisKernels for one ISA variant. Each lane has one row. A window is its state, which the next
+// window shares, times 2^bits, plus the choice, which is the value's own bits. The state before a window is the
+// window's low bits.
 
 template <int kBits>
 struct Trellis {
   static constexpr int kChoices = 1 << kBits, kStates = 1 << (kWindowBits - kBits);
-  Floats costs[kStates];  // the least squared error of the values so far, by the state that they end in
+  Floats costs[kStates];  // the least squared error of the values so far, for each state that they can end in
   const TrellisRows& rows;
 
-  // Goes over `steps` values from `first` on, in the ring, and keeps the choice of each state.
+  // Steps over `steps` values of the ring from `first` on, and stores the choice of each state.
   TORCH_GDN_INLINE void forward(int64_t first, int64_t steps) {
     Words held[kStates] = {};
     for (int64_t i = 0; i < steps; ++i) {
@@ -45,7 +45,7 @@ struct Trellis {
     }
   }
 
-  // Goes back from `states` over steps [first, last), and leaves the states before them.
+  // Goes back from `states` over steps [first, last). Leaves the states before these steps in `states`.
   TORCH_GDN_INLINE void backward(int32_t* states, int64_t first, int64_t last, uint8_t* windows) const {
     for (int64_t i = last - 1; i >= first; --i) {
       const uint32_t* word = rows.choices + i / kHeldChoices * kStates * kLanes;
@@ -59,7 +59,7 @@ struct Trellis {
     }
   }
 
-  // Returns each lane's state of the least cost.
+  // Returns each lane's state with the least cost.
   TORCH_GDN_INLINE void best_states(int32_t* states) const {
     Floats least = costs[0];
     Integers best = {};
@@ -78,7 +78,7 @@ struct Trellis {
     }
   }
 
-  // One pass around the joint finds the state there. A pass over all values begins and ends in that state.
+  // A first pass around the joint finds the state there. A second pass over all values begins and ends in that state.
   TORCH_GDN_INLINE void find() {
     alignas(64) int32_t states[kLanes];
     for (Floats& cost : costs) cost = Floats{};

@@ -1,5 +1,5 @@
-// Vectors of kLanes floats for one ISA variant: conversions to and from the dtypes of activations, arithmetic, and rows
-// of vectors.
+// Vectors of kLanes floats for one ISA variant: conversions to and from the activation dtypes, arithmetic, and rows of
+// vectors.
 
 constexpr int kLanes = TORCH_GDN_LANES, kLaneBits = std::countr_zero(unsigned{kLanes});
 constexpr int kRegisters = TORCH_GDN_REGISTERS;
@@ -12,7 +12,7 @@ typedef uint32_t WordsInMemory __attribute__((vector_size(4 * kLanes), aligned(4
 
 TORCH_GDN_INLINE Floats all_lanes(float x) { return Floats{} + x; }
 
-// GCC splits a conversion of 16 lanes in two.
+// GCC splits a conversion of 16 lanes into two.
 #if TORCH_GDN_LANES == 16
 TORCH_GDN_INLINE Words to_words(Halves x) { return (Words)_mm512_maskz_cvtepu16_epi32(0xFFFF, (__m256i)x); }
 TORCH_GDN_INLINE Halves to_halves(Words x) { return (Halves)_mm512_maskz_cvtepi32_epi16(0xFFFF, (__m512i)x); }
@@ -21,7 +21,7 @@ TORCH_GDN_INLINE Words to_words(Halves x) { return __builtin_convertvector(x, Wo
 TORCH_GDN_INLINE Halves to_halves(Words x) { return __builtin_convertvector(x, Halves); }
 #endif
 
-// The type of an element in memory, and its value as f32.
+// The type of an element in memory, with its conversions to and from f32.
 template <typename Element>
 struct Memory;
 
@@ -41,16 +41,16 @@ struct Memory<c10::BFloat16> {
   TORCH_GDN_INLINE static Floats rounded(Floats x) { return (Floats)(rounded_bits(x) & 0xFFFF0000); }
 
  private:
-  // The upper half of each word holds the number.
+  // Returns the number in the upper half of each word.
   TORCH_GDN_INLINE static Words rounded_bits(Floats x) {
     const Words bits = (Words)x;
     return x == x ? bits + 0x7FFF + ((bits >> 16) & 1) : Words{} + 0x7FC00000;
   }
 };
 
-// Converts halves without an instruction for it. The exponent and digits of a half, moved into place, are those of a
-// float except for a factor of 2^112, even for denormals. The way back rounds a denormal by an addition that leaves its
-// digits at the end of the sum. 2^-14 is the smallest normal half, and 65520 rounds to infinity.
+// Converts halves without an instruction for it. If the exponent and digits of a half are moved into place, they are
+// those of a float except for a factor of 2^112, even for denormals. The way back rounds a denormal by an addition that
+// leaves its digits at the end of the sum. 2^-14 is the smallest normal half, and 65520 rounds to infinity.
 template <>
 struct Memory<c10::Half> {
   using Lanes = Halves;
@@ -83,10 +83,10 @@ struct Memory<c10::Half> {
   TORCH_GDN_INLINE static Floats rounded(Floats x) { return upcast(downcast(x)); }
 };
 
-// Works at any address.
+// Takes any address.
 TORCH_GDN_INLINE Words load(const uint32_t* from) { return *reinterpret_cast<const WordsInMemory*>(from); }
 TORCH_GDN_INLINE void store(uint32_t* to, Words x) { *reinterpret_cast<WordsInMemory*>(to) = x; }
-// Fetches into the second-level cache. An address beyond the end does no harm.
+// Fetches into the second-level cache. An address past the end does no harm.
 TORCH_GDN_INLINE void prefetch(const void* x) { __builtin_prefetch(x, 0, 2); }
 
 // Loads `count` elements into the first lanes, and zeros into the others.
@@ -103,8 +103,8 @@ TORCH_GDN_INLINE void store(Element* to, Floats x, int64_t count = kLanes) {
   __builtin_memcpy(to, &lanes, count * sizeof(Element));
 }
 
-// Calls f(first, count) for kLanes of `count` elements at a time, then for the rest. If f is always inlined, the size
-// of a whole vector is a constant in it.
+// Calls f(first, count) for kLanes of `count` elements at a time, then for the rest. If f is always inlined, the
+// compiler knows the size of a whole vector in it.
 template <typename F>
 TORCH_GDN_INLINE void for_each_vector(int64_t count, const F& f) {
   int64_t i = 0;
@@ -112,8 +112,8 @@ TORCH_GDN_INLINE void for_each_vector(int64_t count, const F& f) {
   if (i < count) f(i, count - i);
 }
 
-// For exp, the first clamps to what its series can take and keeps NaN. The second computes x 2^n, but 0 for n of -126
-// or less.
+// Both are for exp. The first clamps to the range of the series and passes NaN on. The second computes x 2^n, or 0 for
+// n of -126 or less.
 #if TORCH_GDN_LANES == 16
 TORCH_GDN_INLINE Floats exponent_in_range(Floats x) {
   return (Floats)_mm512_maskz_min_ps(0xFFFF, _mm512_set1_ps(89.0f), (__m512)x);
@@ -127,14 +127,14 @@ TORCH_GDN_INLINE Floats exponent_in_range(Floats x) {
   const Floats below = x > 89.0f ? all_lanes(89.0f) : x;
   return below < -87.0f ? all_lanes(-87.0f) : below;
 }
-// Multiplies by 2^(n-1) and doubles, since n may be 128.
+// Multiplies by 2^(n-1) and then doubles, because n may be 128.
 TORCH_GDN_INLINE Floats times_power_of_two(Floats x, Floats n) {
   const Floats half = x * (Floats)(((Words)(n + 12582912.0f) + 126u) << 23);
   return half + half;
 }
 #endif
 
-// Returns 1 / x within 2 ulp, and 0 for x of 2^126 or more. A division takes half as long as all of silu's exp.
+// Returns 1 / x within 2 ulp, and 0 for x of 2^126 or more. A division takes half as long as the whole exp of silu.
 TORCH_GDN_INLINE Floats reciprocal(Floats x) {
 #if TORCH_GDN_LANES == 16
   const Floats guess = (Floats)_mm512_maskz_rcp14_ps(0xFFFF, (__m512)x);
@@ -144,9 +144,10 @@ TORCH_GDN_INLINE Floats reciprocal(Floats x) {
 #endif
 }
 
-// exp(x) = 2^n (1 + p), p = exp(r) - 1, |r| <= ln(2) / 2 with ln(2) in two parts, and the series of exp(r) up to r^7:
-// within 2 ulp. The result is 0 below -86.98 (what is lost is almost denormal), infinity above 88.73, and NaN for NaN.
-// kShort takes the series up to r^4, within 2^-14, for what is rounded to bf16.
+// Computes exp(x) = 2^n (1 + p), p = exp(r) - 1, |r| <= ln(2) / 2. ln(2) is in two parts, and the series of exp(r) goes
+// up to r^7. The error is within 2 ulp. The result is 0 below -86.98 (lost values are almost denormal), infinity above
+// 88.73, and NaN for NaN. kShort ends the series at r^4, which is accurate to 2^-14. It is for results that are rounded
+// to bf16.
 struct Exponential {
   Floats p, n;
 };
@@ -154,7 +155,7 @@ struct Exponential {
 template <bool kShort = false>
 TORCH_GDN_INLINE Exponential exponential_parts(Floats x) {
   const Floats inside = exponent_in_range(x);
-  const Floats shifted = inside * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: its last bits are the rounded number
+  const Floats shifted = inside * 1.44269504f + 12582912.0f;  // adds 1.5 * 2^23: the last bits are the rounded number
   const Floats n = shifted - 12582912.0f;
   const Floats r = (inside - n * 0.693145752f) - n * 1.42860677e-6f;
   Floats series = all_lanes(1.0f / 24.0f);
@@ -180,8 +181,8 @@ TORCH_GDN_INLINE Floats times_exponential(Floats y, Floats x) {
   return times_power_of_two(y + p * y, n);
 }
 
-// Splits exp(x) = base + change. Near 0 they are 1 and exp(x) - 1, so that a state S keeps its digits in base S +
-// (change S + update); else 0 and exp(x).
+// Splits exp(x) into base + change. Near 0 they are 1 and exp(x) - 1, so that a state S keeps its digits in base S +
+// (change S + update). Otherwise they are 0 and exp(x).
 struct DecayParts {
   Floats base, change;
 };
@@ -194,7 +195,7 @@ TORCH_GDN_INLINE DecayParts decay_parts(Floats x) {
 
 TORCH_GDN_INLINE Floats sigmoid(Floats x) { return reciprocal(1.0f + exponential(-x)); }
 
-// Used for a result that is rounded to Element.
+// The exp for a result that is rounded to Element.
 template <typename Element>
 TORCH_GDN_INLINE Floats silu(Floats x) {
 #if TORCH_GDN_LANES == 16
@@ -205,8 +206,8 @@ TORCH_GDN_INLINE Floats silu(Floats x) {
   return x * sigmoid(x);
 }
 
-// Computes log(1 + exp(x)). log(1 + y) for y from 0 to 1 is 2 atanh(s), s = y / (2 + y). The series up to s^15 omits
-// 1e-9.
+// Computes log(1 + exp(x)). log(1 + y) for y from 0 to 1 is 2 atanh(s) with s = y / (2 + y). The series ends at s^15,
+// with an error of 1e-9.
 TORCH_GDN_INLINE Floats softplus(Floats x) {
   const Floats above = x > 0.0f ? x : Floats{}, y = exponential(x > 0.0f ? -x : x);
   const Floats s = y / (2.0f + y), square = s * s;
@@ -225,8 +226,8 @@ TORCH_GDN_INLINE Floats interleave(Floats a, Floats b, std::integer_sequence<int
   return __builtin_shufflevector(a, b, (kFirst + kLane / 2 + (kLane % 2) * int(kLanes))...);
 }
 
-// Moves the element at (vector, lane) to the place whose number, vector * kLanes + lane in bits, is rotated left by
-// kBits. With log2(kLanes) bits, kLanes vectors become their transpose.
+// Moves the element at (vector, lane) to another place. Written as bits, the index of the new place is vector * kLanes
+// + lane, rotated left by kBits. With log2(kLanes) bits, kLanes vectors are transposed.
 template <int kBits, int kVectors>
 TORCH_GDN_INLINE void transpose(Floats (&x)[kVectors]) {
   constexpr auto lanes = std::make_integer_sequence<int, kLanes>();
@@ -243,8 +244,8 @@ TORCH_GDN_INLINE void transpose(Floats (&x)[kVectors]) {
   }
 }
 
-// Splits 3 consecutive vectors into groups of three and returns their members number kMember. groups_of_three reverses
-// it.
+// Splits 3 consecutive vectors into groups of three elements, and returns element kMember of each group.
+// groups_of_three reverses it.
 template <int kMember, int... kLane>
 TORCH_GDN_INLINE Floats member_of_three(const Floats (&x)[3], std::integer_sequence<int, kLane...>) {
   constexpr int kTwo = 2 * kLanes;
@@ -283,11 +284,12 @@ TORCH_GDN_INLINE void join_columns(Floats (&x)[kColumns]) {
     x[0] = first;
     x[1] = second;
   } else {
-    transpose<kColumns / 2>(x);  // 2 bits for 4 columns, 1 for 2
+    transpose<kColumns / 2>(x);  // 2 bits for 4 columns, 1 bit for 2 columns
   }
 }
 
-// Returns the sum of x[i] in lane i. Each step adds the halves of two vectors into one, whose lanes then alternate.
+// Returns the sum of x[i] in lane i. Each step adds the halves of two vectors into one vector, whose lanes then
+// alternate.
 TORCH_GDN_INLINE Floats sums_of_lanes(Floats (&x)[kLanes]) {
   constexpr auto lanes = std::make_integer_sequence<int, kLanes>();
 #pragma GCC unroll 4
@@ -361,7 +363,7 @@ TORCH_GDN_INLINE float sum_of_squares(const float* x, int64_t count) {
   return static_cast<float>(sum);
 }
 
-// Divides x by sqrt(sum x^2 + eps). Returns the factor that x was multiplied by.
+// Divides x by sqrt(sum x^2 + eps). Returns the factor that multiplied x.
 TORCH_GDN_INLINE float normalise_row(float* x, int64_t count, float eps) {
   const float factor = 1.0f / __builtin_sqrtf(sum_of_squares(x, count) + eps);
 #pragma omp simd

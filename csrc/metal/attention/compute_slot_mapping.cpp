@@ -28,7 +28,7 @@ void run(const ComputeSlotMapping<int64_t>& op) {
   parameters.table_blocks = int32_count(op.table_blocks, "compute_slot_mapping_: block_table", "blocks");
   parameters.block_size = int32_t(op.block_size);
   parameters.op = op_name();
-  const int64_t items = std::max(op.slots, op.N + 1);  // a thread also checks a boundary
+  const int64_t items = std::max(op.slots, op.N + 1);  // each thread also checks one boundary
   launcher().run(
       {{"compute_slot_mapping",
         "attention/compute_slot_mapping.metal",

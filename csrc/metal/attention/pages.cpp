@@ -10,10 +10,10 @@ namespace torch_gdn {
 
 namespace {
 
-// A split writes and reads 8 bytes of partials for each element of o, and a key takes at least 4 bytes. With this many
-// keys per row, the partials are 1/32 of the bytes that are read.
+// A split writes and reads 8 bytes of partials per element of o, and a key takes at least 4 bytes. With this many keys
+// per row, the partials are 1/32 of the bytes that are read.
 constexpr int64_t kKeysOfRow = 64, kMostRounds = 8;
-constexpr int64_t kFewRows = 16, kManyRows = 64;  // rows in a tile of the prefill kernel
+constexpr int64_t kFewRows = 16, kManyRows = 64;  // rows per tile of the prefill kernel
 
 PagedParameters parameters_of(const PagedCall& call, const PagedSequences<int64_t>& sequences, const Tensor& keys,
                               const Tensor& values, const PagedOptions& options) {

@@ -4,7 +4,7 @@
 
 namespace torch_gdn {
 
-// `argument` goes into the error.
+// `argument` is its name in errors.
 inline CacheSlotParameters slot_parameters(const CacheSlots<int64_t>& slots, const char* argument) {
   CacheSlotParameters parameters{};
   parameters.stride = slots.slot_mapping.stride(0);

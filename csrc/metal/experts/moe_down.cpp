@@ -11,9 +11,9 @@ namespace torch_gdn {
 namespace {
 
 struct Call {
-  Tensor hidden, shared_hidden, shared_down_proj;  // those of the shared expert are undefined if there is none
-  Tensor residual;                                 // undefined if there is none
-  int width;                                       // of vectors
+  Tensor hidden, shared_hidden, shared_down_proj;  // the shared ones are undefined if there is no shared expert
+  Tensor residual;                                 // undefined if there is no residual
+  int width;                                       // elements per load of a vector
   MoeDownParameters parameters;
 };
 

@@ -10,7 +10,7 @@ namespace {
 
 struct Call {
   Tensor x, gate_proj, up_proj;
-  int width;  // of vectors
+  int width;  // elements per load of a vector
   MoeGateUpParameters parameters;
 };
 

@@ -15,8 +15,8 @@ namespace torch_gdn {
 
 namespace {
 
-// More tokens are multiplied in tiles, which read the weight once for 32 tokens. A tile has 64 experts, so few tokens
-// would have few threadgroups.
+// More tokens than this are multiplied in tiles, which read the weight once per 32 tokens. A tile has 64 experts, so
+// few tokens would give few threadgroups.
 constexpr int64_t kFewTokens = 64;
 
 void run(const MoeLogits<int64_t>& op, const Tensor& router_logits) {

@@ -1,5 +1,5 @@
-// Launches FLA's chunk_gated_delta_rule_fwd_intra together with the cumulative sum before it. It is not an op, because
-// FLA's takes the sum and returns A for its backward pass.
+// Launches the equivalent of FLA's chunk_gated_delta_rule_fwd_intra, together with the cumulative sum before it. It is
+// not an op, because FLA's function takes the sum and returns A for its backward pass.
 #include "shaders/gdn/chunk_fwd_intra.h"
 
 #include "metal/gdn/launches.h"
@@ -10,7 +10,7 @@ namespace torch_gdn {
 Launch launch_chunk_fwd_intra(const RuleInputs& in, const Chunks& chunks) {
   const auto& s = in.shape;
   const auto& [g, beta, A_log, dt_bias, gates] = in.gates;
-  // Lets the value heads of a key head share k k^T, unless that leaves cores without work.
+  // The value heads of a key head share k k^T, unless that would leave cores without work.
   const bool share = s.NT * s.H * s.B >= busy_threadgroups();
   const int64_t members = share ? s.HV / s.H : 1;
   const ChunkFwdIntraParameters parameters{.sequence = sequence_parameters(s, in.cu_seqlens),

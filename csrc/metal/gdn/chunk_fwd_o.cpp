@@ -13,7 +13,7 @@ Launch launch_chunk_fwd_o(const ChunkFwdOCall& call) {
   ChunkFwdOParameters parameters{};
   parameters.sequence = sequence_parameters(s, cu_seqlens);
   parameters.slots = slots.parameters;
-  parameters.slots.has_flags = 0;  // h is read, never the pool
+  parameters.slots.has_flags = 0;  // the kernel reads h, never the pool
   parameters.q = row_strides(q);
   parameters.k = row_strides(k);
   parameters.o = row_strides(o);

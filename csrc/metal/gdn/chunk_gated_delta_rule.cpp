@@ -13,7 +13,8 @@ namespace {
 
 using Rule = ChunkedRule<int64_t>;
 
-// Runs three kernels: one prepares each chunk by itself, one computes the states between chunks, and one the outputs.
+// Runs three kernels. The first prepares each chunk separately, the second computes the states between chunks, and the
+// third the outputs.
 std::vector<Launch> chunked_launches(const Rule& op, const StateIo& states, const Tensor& o, const Tensor& h_output) {
   const auto& s = op.shape;
   auto in = rule_inputs(op);
@@ -49,7 +50,7 @@ std::vector<Launch> chunked_launches(const Rule& op, const StateIo& states, cons
   return launches;
 }
 
-// A call without tokens runs the recurrence, which zeros the states in slots without has_initial_state.
+// A call without tokens runs the recurrence, which sets states in slots without has_initial_state to zero.
 std::vector<Launch> prefill_launches(const Rule& op, const StateIo& states, const Tensor& o, const Tensor& h) {
   const auto [algorithm, chunk_size] = choose_prefill(op);
   if (op.shape.T == 0 || algorithm == PrefillAlgorithm::kRecurrent) {

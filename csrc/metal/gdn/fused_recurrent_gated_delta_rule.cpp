@@ -8,7 +8,8 @@ namespace torch_gdn {
 
 namespace {
 
-// Returns whether each sequence has one token and at most one slot, all in one dtype. Such calls have their own kernel.
+// Returns whether each sequence has one token and at most one slot, and all tensors have one dtype. Such calls have a
+// kernel of their own.
 bool is_one_token(const RuleInputs& in, const StateIo& states, const Tensor& o) {
   return in.shape.T == 1 && !in.cu_seqlens.has_value() && states.slots.parameters.columns == 0 &&
          states.checkpoints.parameters.multiple == 0 && in.v.scalar_type() == in.q.scalar_type() &&

@@ -31,18 +31,19 @@ ChannelOrder channel_order(const Step& step) {
 Launch launch_convolution(const Step& step) {
   const auto& op = step.op;
   const auto convolution = op.convolution(step.qkv, step.cu_seqlens);
-  // If each sequence has one slot, both launches share the launch that locates it.
+  // If each sequence has one slot, locate_slots runs once for both launches.
   const bool is_shared = !op.pool.has_slot_per_token();
   const Slots slots = is_shared ? step.states.slots : slots_on(op.qkv.device(), convolution.pool);
   return launch_causal_conv1d_update(convolution, slots, channel_order(step), step.mixed);
 }
 
-// Says how to read a projection [B, T, HV * size], or one by key head, whose groups are `group` apart.
+// Returns the strides of a projection [B, T, HV * size], or of one that is grouped by key head, with groups `group`
+// apart.
 GroupedStrides grouped_strides(const Tensor& x, int64_t size, int64_t group) {
   return {x.stride(0), x.stride(1), group * x.stride(2), size * x.stride(2)};
 }
 
-// Makes the gates' parameters, with the strides of a head within its group.
+// Makes the parameters of the gates, with the strides of heads within a group.
 Gates gates_of(const Step& step, GdnDecodeParameters& parameters) {
   const auto& op = step.op;
   const int64_t members = step.members(), group = op.is_by_key_head() ? 2 * members : members;
@@ -54,7 +55,7 @@ Gates gates_of(const Step& step, GdnDecodeParameters& parameters) {
   return gates;
 }
 
-// z, and how to read it: by key head, it is the end of each group of qkv.
+// Returns z and sets its strides. If z is grouped by key head, it is the end of each group of qkv.
 Tensor z_of(const Step& step, GdnDecodeParameters& parameters) {
   const auto& s = step.op.shape;
   const int64_t values = step.members() * s.V, before = 2 * s.K + values;

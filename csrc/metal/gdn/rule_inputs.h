@@ -1,4 +1,4 @@
-// Makes the inputs of a delta rule in the form that its kernels read.
+// Converts the inputs of a delta rule to the form that its kernels read.
 #pragma once
 #include "metal/gates.h"
 #include "metal/gdn/states.h"
@@ -36,7 +36,7 @@ struct RuleInputs {
 
 RuleInputs rule_inputs(const GatedDeltaRule<>& op);
 
-// If the call asks for it, gives q and k tensors of their own, normalised by the returned launches.
+// If the call asks for normalised q and k, replaces them by new tensors. The returned launches fill these.
 std::vector<Launch> normalise_keys(RuleInputs& in);
 
 }  // namespace torch_gdn

@@ -5,10 +5,10 @@
 
 namespace torch_gdn {
 
-// Initial and final states: two tensors, or a pool for both.
+// The initial and final states: two tensors, or one pool for both.
 struct StateIo {
   optional<Tensor> source;
-  Tensor target;  // undefined if not requested
+  Tensor target;  // undefined if it was not requested
   Slots slots;
   Checkpoints checkpoints;
   bool v_first;
@@ -17,11 +17,11 @@ struct StateIo {
     return source.has_value() ? source->scalar_type() : target.defined() ? target.scalar_type() : at::kFloat;
   }
 
-  // Whether the recurrent kernels take S through threadgroup memory, where threads read along V. They read along K
-  // only where both states allow vectors of 4 keys.
+  // Returns whether the recurrent kernels move S through threadgroup memory, where threads read along V. They read
+  // along K only if both states allow vectors of 4 keys.
   bool value_is_inner() const;
 
-  // The last bindings of every kernel that carries a state, in the kernels' order.
+  // Returns the last bindings of every kernel that carries a state, in the kernels' order.
   template <typename Parameters, typename... Output>
   auto bindings(const optional<Tensor>& cu_seqlens, const Parameters& parameters, const Output&... outputs) const {
     return std::tuple(slots.source(source), Binding(cu_seqlens), Binding(slots.indices), Binding(slots.flags),

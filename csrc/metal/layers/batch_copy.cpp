@@ -9,7 +9,7 @@ namespace torch_gdn {
 
 namespace {
 
-constexpr int64_t kFewestParts = 4;  // threadgroups per range, for a large range among many
+constexpr int64_t kFewestParts = 4;  // threadgroups per range, needed for a large range among many
 constexpr int64_t kTileBytes = 16 * kCopyThreads * kCopyUnits;
 
 // If the sizes are on the device, the host knows only the size of the pool.

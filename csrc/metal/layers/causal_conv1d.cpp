@@ -8,14 +8,14 @@ namespace torch_gdn {
 
 namespace {
 
-// Up to this many tokens (decoding, speculation), one dispatch convolves and writes the state. More tokens are divided
-// among threadgroups.
+// Up to this many tokens (decoding, speculation), one dispatch convolves and writes the state. For more tokens, the
+// work is divided among threadgroups.
 constexpr int64_t kFewTokens = 16;
 
 struct Call {
   const CausalConvolution<int64_t>& op;
   optional<Tensor> bias, seq_idx, cu_seqlens;
-  Tensor state, new_state;  // before the first token and after the last; undefined if absent
+  Tensor state, new_state;  // the state before the first token and the state after the last; undefined if absent
   Slots slots;
   Checkpoints checkpoints;
   ChannelOrder order;
@@ -28,7 +28,7 @@ bool has_vector_rows(const Tensor& x) {
   return x.defined() && x.size(-1) == 4 && x.stride(-1) == 1 && vector_width({x}) == 4;
 }
 
-// `tokens` is the number per threadgroup; 0 means a whole sequence.
+// `tokens` is the number per threadgroup. 0 means a whole sequence.
 ConvolutionParameters parameters_of(const Call& call, int64_t tokens) {
   const auto& op = call.op;
   auto shape = op.shape;
@@ -64,7 +64,7 @@ ConvolutionParameters parameters_of(const Call& call, int64_t tokens) {
   return parameters;
 }
 
-// Returns the dtype of the states, or of x if there are none.
+// Returns the dtype of the states, or of x without states.
 at::ScalarType state_type(const Call& call) {
   const Tensor& state = call.new_state.defined() ? call.new_state : call.state;
   return (state.defined() ? state : call.op.x).scalar_type();
@@ -102,7 +102,7 @@ Launch launch_causal_conv1d(const Call& call) {
           kConvolutionThreads};
 }
 
-// Returns whether the tokens of a channel are contiguous.
+// Returns whether the tokens of a channel are neighbours.
 bool is_channel_first(const Tensor& x) { return x.stride(1) == 1 && x.stride(2) != 1; }
 
 Launch launch_causal_conv1d_channel_first(const Call& call) {
@@ -116,7 +116,7 @@ Launch launch_causal_conv1d_channel_first(const Call& call) {
       kConvolutionThreads};
 }
 
-// Launches kernels that process whole sequences, one channel per thread.
+// Returns the threadgroups of kernels that process whole sequences, with one channel per thread.
 std::array<size_t, 3> sequence_threadgroups(const Call& call) {
   return {size_t(ceil_div(call.op.D, kConvolutionThreads)), 1, size_t(call.op.shape.N)};
 }
@@ -145,8 +145,8 @@ Launch launch_causal_conv1d_state(const Call& call) {
 
 void launch(const Call& call) {
   const int64_t tokens = call.op.shape.T;
-  const bool keeps_each = call.slots.accepted.has_value();  // a few tokens per sequence, however many in total
-  const bool has_checkpoints = call.checkpoints.offsets.has_value();  // only causal_conv1d_state writes them
+  const bool keeps_each = call.slots.accepted.has_value();            // few tokens per sequence, however many in total
+  const bool has_checkpoints = call.checkpoints.offsets.has_value();  // only causal_conv1d_state writes checkpoints
   if (call.new_state.defined() && tokens > 0 && !has_checkpoints && (tokens <= kFewTokens || keeps_each)) {
     return launcher().run(launch_update(call));
   }

@@ -11,7 +11,8 @@ namespace torch_gdn {
 
 namespace {
 
-// Above this, PyTorch's copy moves the bytes: it waits for the GPU, but each launch moves only 4,096 bytes.
+// Above this number of launches, PyTorch's copy moves the bytes. It waits for the GPU, but each launch moves only 4,096
+// bytes.
 constexpr int64_t kMostLaunches = 8;
 constexpr int64_t kMostOfTensor = int64_t(1) << 30;  // the kernel counts bytes in 32 bits
 
@@ -31,7 +32,7 @@ void run(const CopyFromHost<int64_t>& op) {
   const int64_t each = op.src.is_cpu() ? kMostOfSetBytes : kMostOfTensor;
   if (size == 0) return;
   if (size > kMostLaunches * each) return op.copy();
-  // A tensor of one element is contiguous whatever its stride, but view() needs a stride of 1.
+  // A tensor with one element is contiguous whatever its stride is, but view() needs a stride of 1.
   const Tensor bytes = op.src.contiguous().as_strided({op.src.numel()}, {1}).view(at::kByte);
   c10::SmallVector<Launch, kMostLaunches> launches;
   for (int64_t first = 0; first < size; first += each) {

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kThreads = 256;
 
-// Returns x as [B, T, HV]; a tensor of more dimensions is made contiguous.
+// Returns x as [B, T, HV]. A tensor with more dimensions is made contiguous.
 Tensor as_tokens(const Tensor& x) {
   if (x.dim() > 3) return x.reshape({1, -1, x.size(-1)});
   Tensor tokens = x;

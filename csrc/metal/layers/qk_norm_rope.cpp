@@ -8,7 +8,7 @@ namespace torch_gdn {
 
 namespace {
 
-// Returns the strides of an output as [B, T, H, D].
+// Returns the strides of an output, viewed as [B, T, H, D].
 RowStrides output_strides(const Tensor& x, bool heads_first) {
   return row_strides(heads_first ? x.transpose(1, 2) : x);
 }

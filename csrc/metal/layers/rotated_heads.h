@@ -5,13 +5,13 @@
 
 namespace torch_gdn {
 
-// The operands that the kernels that rotate heads read, and their parameters.
+// The operands and parameters of the kernels that rotate heads.
 struct RotatedHeads {
   Tensor q, k, cos, sin;  // [B, T, H, D]; angles have one head
   optional<Tensor> q_weight, k_weight;
   Rotation rotation;
 
-  // `argument` goes into the error.
+  // `argument` is its name in errors.
   RotatedHeads(const QkNormRope<int64_t>& op, const char* argument)
       : q(as_rows(op.q, "q")),
         k(as_rows(op.k, "k")),

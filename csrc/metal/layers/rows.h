@@ -3,7 +3,7 @@
 
 namespace torch_gdn {
 
-// Returns x as [B, T, H, D] with a last stride of 1; a tensor of more dimensions is made contiguous.
+// Returns x as [B, T, H, D] with a last stride of 1. A tensor with more dimensions is made contiguous.
 inline Tensor as_rows(const Tensor& x, const char* name) {
   Tensor rows = unit_last_stride(x, name);
   while (rows.dim() < 4) rows = rows.unsqueeze(0);

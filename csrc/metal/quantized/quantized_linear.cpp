@@ -14,7 +14,7 @@ namespace torch_gdn {
 
 namespace {
 
-constexpr int64_t kFewRows = 8;  // rows of x whose sums fit a kernel's registers
+constexpr int64_t kFewRows = 8;  // most rows of x whose sums fit in a kernel's registers
 
 void run(const QuantizedLinear<int64_t>& op, const Tensor& y) {
   if (y.numel() == 0) return;

@@ -1,4 +1,4 @@
-// Computes where the keys and values of a batch's tokens go in a cache of pages.
+// Computes the slots of a cache of pages that the keys and values of a batch's tokens go to.
 #pragma once
 #include "ops/indices.h"
 #include "ops/op.h"

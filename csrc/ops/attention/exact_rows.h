@@ -1,26 +1,27 @@
-// Keys and values of a paged cache that are read as the model computed them, in place of codes.
+// Describes keys and values of a paged cache that are stored as the model computed them, not as codes.
 #pragma once
 #include "ops/indices.h"
 #include "ops/pages.h"
 
 namespace torch_gdn {
 
-// A slot has `sinks` rows for first tokens, and a ring for later ones. Sequence n finds its first tokens in slot
-// sink_slots[n]. Token p of the `tail` tokens before the queries, from starts[n] on, is in row
+// A slot has `sinks` rows for the first tokens of a sequence, and a ring for later ones. Sequence n finds its first
+// tokens in slot sink_slots[n]. The `tail` tokens before the queries, from starts[n] on, are in slot slots[n], where
+// token p has row
 //     sinks + p % (rows - sinks)
-// of slot slots[n]. A negative slot has no rows. The queries' own tokens are rows of new_keys and new_values.
+// A negative slot has no rows. The queries' own tokens are rows of new_keys and new_values.
 template <typename Int>
 struct PagedExactRows {
   optional<Tensor> keys, values;          // [slots, rows, HK, D]
   optional<Tensor> slots, starts;         // [N], int32 or int64
-  optional<Tensor> sink_slots;            // [N], likewise
+  optional<Tensor> sink_slots;            // [N], int32 or int64
   optional<Tensor> new_keys, new_values;  // [T, HK, D], packed like q
   Int sinks = 0, tail = 0;
 
   bool present() const { return keys.has_value(); }
 };
 
-// Checks the slots of sequences with queries. The kernel checks slots on the device.
+// Checks the slots of sequences with queries. If the slots are on the device, the kernel checks them.
 template <typename Int>
 void check_cpu_slots(const Check<Int>& check, const char* argument, const Tensor& slots, const Tensor& cu_seqlens,
                      int64_t count) {
@@ -40,7 +41,7 @@ void check_exact_cache(const Check<Int>& check, const PagedShape<Int>& s, const 
   check_unit_stride(check, argument, x);
 }
 
-// Checks a number for each sequence.
+// Checks a tensor with one number per sequence.
 template <typename Int>
 void check_numbers(const Check<Int>& check, const PagedShape<Int>& s, const char* argument, const Tensor& x) {
   check.is_index(argument, x);

@@ -1,4 +1,4 @@
-// Attention to the pages of a cache. One call takes prompts and decoded tokens, packed.
+// Attention to the pages of a cache. One call takes both prompts and decoded tokens, packed.
 #pragma once
 #include "ops/op.h"
 #include "ops/pages.h"

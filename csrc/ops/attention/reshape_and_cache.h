@@ -6,16 +6,16 @@
 
 namespace torch_gdn {
 
-// Keys and values of new tokens go to these slots of a cache: block * block_size + offset. Tokens with a negative slot
-// are skipped. Keys and values may be two views of one page.
+// The keys and values of new tokens go to these slots of a cache. A slot is block * block_size + offset. Tokens with a
+// negative slot are skipped. Keys and values may be two views of one page.
 template <typename Int>
 struct CacheSlots {
   Tensor key_cache, value_cache;  // [blocks, block_size, HK, D] and [.., DV]
-  Tensor slot_mapping;            // of the first tokens
+  Tensor slot_mapping;            // slots of the first tokens
   Int blocks = 0, block_size = 0;
-  Int tokens = 0;  // of slot_mapping
+  Int tokens = 0;  // length of slot_mapping
 
-  // `T`: all new tokens.
+  // `T` is the number of new tokens.
   void check(const Check<Int>& check, const Int& T, const Int& HK, const Int& D, const Int& DV) {
     check.is_activation("key_cache", key_cache);
     check.dimensions("key_cache", key_cache, 4, "[blocks, block_size, H, D]");

@@ -1,11 +1,11 @@
-// The means that were subtracted from the keys of tiles before these became codes.
+// Describes the means that were subtracted from the keys of tiles before the keys were encoded.
 #pragma once
 #include "ops/pages.h"
 #include "shaders/aura/tile.h"
 
 namespace torch_gdn {
 
-// Means [blocks, tiles of a block, HK, D]: a block is whole tiles, so that a tile lies in one block.
+// The means are [blocks, tiles of a block, HK, D]. A block has whole tiles, so a tile lies in one block.
 template <typename Int>
 void check_means_of_pages(const Check<Int>& check, const PagedShape<Int>& s, const char* argument, const Tensor& x) {
   check.is_of_dtype(argument, x, at::kHalf);

@@ -1,19 +1,19 @@
-// Shared by the ops on experts' weights.
+// The ops on experts' weights share this code.
 #pragma once
 #include "ops/indices.h"
 #include "ops/quantized/packed.h"
 
 namespace torch_gdn {
 
-// Every token uses the shared expert. Its id is E here, and its weights are tensors of their own.
+// Every token uses the shared expert. Its id is E here, and its weights are separate tensors.
 template <typename Int = int64_t>
 struct ExpertShape {
-  Int T = 0, k = 0;  // tokens, and experts per token
+  Int T = 0, k = 0;  // number of tokens, and experts per token
   Int E = 0, D = 0, I = 0;
-  Int IS = 0;  // of the shared expert; 0 if there is none
+  Int IS = 0;  // I of the shared expert; 0 if there is none
 };
 
-// A matrix [rows..., columns] of x's dtype, or packed if it has scales.
+// A matrix [rows..., columns] with x's dtype, or packed if it has scales.
 template <typename Int>
 Packing check_weight(const Check<Int>& check, const PackedWeight& weight, const char* name, const Tensor& x,
                      const char* pattern, Sizes<Int> rows, const Int& columns) {
@@ -34,7 +34,7 @@ void check_none(const Check<Int>& check, const optional<Tensor>& shared, const c
   check.value(shared.has_value() || !x.has_value(), argument, "None without a shared expert", "a tensor");
 }
 
-// A checkpoint packs either the experts alone or the shared expert too.
+// A checkpoint packs either the experts alone, or the shared expert too.
 template <typename Int>
 void check_shared_packing(const Check<Int>& check, const char* argument, const Packing& experts,
                           const Packing& shared) {
@@ -42,7 +42,7 @@ void check_shared_packing(const Check<Int>& check, const char* argument, const P
               "a tensor");
 }
 
-// topk_ids [T, k] are below E. A negative id means that the token has one expert fewer.
+// The ids in topk_ids [T, k] are below E. A negative id means that the token has one expert fewer.
 template <typename Int>
 void check_ids(const Check<Int>& check, const Tensor& topk_ids, const ExpertShape<Int>& shape) {
   check.is_index("topk_ids", topk_ids);

@@ -1,6 +1,8 @@
-// y[t] = sum over j of topk_weights[t, j] (W hidden[t, j]) with the weights W of expert topk_ids[t, j], plus
-// sigmoid(shared_gate[t]) (W_shared shared_hidden[t]), plus residual[t]. Sums are f32, in the order of j with the
-// shared expert and the residual last, and y is rounded once. A negative id adds nothing.
+// Computes
+//     y[t] = sum over j of topk_weights[t, j] (W hidden[t, j])
+//          + sigmoid(shared_gate[t]) (W_shared shared_hidden[t]) + residual[t]
+// with the weights W of expert topk_ids[t, j]. Sums are f32, in the order of j, with the shared expert and the residual
+// last. y is rounded once. A negative id adds nothing.
 #pragma once
 #include "ops/experts/experts.h"
 

@@ -1,5 +1,6 @@
-// hidden[t, j] = silu(x[t] W_gate) * (x[t] W_up) with the weights of expert topk_ids[t, j], and shared_hidden[t] the
-// same with those of the shared expert. Sums are f32, and a value is rounded once. The row of a negative id is zeros.
+// Computes hidden[t, j] = silu(x[t] W_gate) * (x[t] W_up) with the weights of expert topk_ids[t, j], and
+// shared_hidden[t] in the same way with the weights of the shared expert. Sums are f32, and a value is rounded once.
+// The row of a negative id is zeros.
 #pragma once
 #include "ops/experts/experts.h"
 

@@ -1,4 +1,4 @@
-// router_logits = x W^T. Products and sums are f32, whatever x's dtype is, and so are the logits.
+// Computes router_logits = x W^T. Products, sums and logits are f32, whatever x's dtype is.
 #pragma once
 #include "ops/experts/experts.h"
 

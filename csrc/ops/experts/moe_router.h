@@ -1,7 +1,7 @@
-// Chooses each token's experts and their weights. score = softmax(logits) or sigmoid(logits) in f32; the top_k highest
-// score + correction_bias are chosen, highest first, and the lower id wins a tie. A weight is the score, without the
-// bias. With groups, only the experts of the topk_group best groups can be chosen: a group counts the sum of its two
-// highest values with a bias, and its highest without.
+// Chooses each token's experts and their weights. The score is softmax(logits) or sigmoid(logits), in f32. The experts
+// with the top_k highest values of score + correction_bias are chosen, the highest first. The lower id wins a tie. A
+// weight is the score, without the bias. With groups, only the experts of the topk_group best groups can be chosen. The
+// value of a group is the sum of its two highest values with a bias, and its highest value without one.
 #pragma once
 #include <string_view>
 

@@ -30,8 +30,8 @@ struct ChunkedRule : GatedDeltaRule<Int> {
 
   bool has_one_dtype() const { return this->v.scalar_type() == this->q.scalar_type(); }
 
-  // Returns the dtype of the intermediates. It is float32 for half, because a state may leave half's range, and for
-  // mixed dtypes, because neither holds every value of the other.
+  // Returns the dtype of the intermediates. It is float32 for half, because a state may leave half's range. It is also
+  // float32 for mixed dtypes, because neither dtype holds every value of the other.
   at::TensorOptions intermediate_options() const {
     const bool is_bfloat16 = has_one_dtype() && this->q.scalar_type() == at::kBFloat16;
     return this->q.options().dtype(is_bfloat16 ? at::kBFloat16 : at::kFloat);

@@ -1,4 +1,4 @@
-// Computes A, the strictly lower triangle of the decayed beta k k^T of each chunk.
+// Computes A for each chunk. It is the strictly lower triangle of beta k k^T, with the decays.
 #pragma once
 #include "ops/chunk_shape.h"
 #include "ops/op.h"

@@ -1,5 +1,5 @@
-// The end-to-end decode op, and its in-place form on a pool of states. beta is [B, T, HV] or [B, T, HV, V], and counts
-// as 1 if None. Without g there is no decay.
+// The end-to-end decode op, and its in-place form on a pool of states. beta is [B, T, HV] or [B, T, HV, V], or None,
+// which means 1. Without g there is no decay.
 #pragma once
 #include "ops/gdn/gated_delta_rule.h"
 

@@ -1,4 +1,4 @@
-// Inputs, options and states of the end-to-end ops.
+// The inputs, options and states of the end-to-end ops.
 #pragma once
 #include <c10/util/SmallVector.h>
 
@@ -10,17 +10,17 @@
 
 namespace torch_gdn {
 
-// Checkpoint offsets are multiples of this number, at which a chunk of every algorithm ends.
+// Checkpoint offsets are multiples of this number, because a chunk of every algorithm ends there.
 constexpr int64_t kCheckpointMultiple = 64;
 
 // Log decays of each channel of K and of V, in addition to g.
 struct ChannelDecays {
   optional<Tensor> gk, gv;
   const char* gk_name = "gk";    // the name of gk in the op
-  ChannelGateOptions gate = {};  // makes gk from the argument
+  ChannelGateOptions gate = {};  // how gk is computed from the argument
 };
 
-// [rows.., HV, K, V], or [rows.., HV, V, K] if v_first.
+// A state is [rows.., HV, K, V], or [rows.., HV, V, K] if v_first.
 template <typename Int>
 c10::SmallVector<Int, 5> state_sizes(std::initializer_list<Int> rows, const ChunkShape<Int>& s, bool v_first) {
   c10::SmallVector<Int, 5> sizes(rows);
@@ -36,7 +36,7 @@ void check_initial_state(const Check<Int>& check, const ChunkShape<Int>& s, cons
   check.is_floating("initial_state", *state);
 }
 
-// Returns float32, or an empty tensor if it was not requested.
+// Returns a float32 state, or an empty tensor if it was not requested.
 template <typename Int>
 Tensor final_state(const ChunkShape<Int>& s, const Tensor& like, bool wanted, bool v_first) {
   const auto options = like.options().dtype(at::kFloat);
@@ -55,11 +55,11 @@ struct GatedDeltaRule {
   GateOptions gates;
   optional<at::ScalarType> output_dtype;
   std::string_view head_grouping;
-  optional<Tensor> out;  // in-place forms only: the caller's tensor for o
+  optional<Tensor> out;  // only in the in-place forms: the caller's tensor for o
 
   ChunkShape<Int> shape;
 
-  // The arguments of the ops, in parts. g is gk in Kimi Delta Attention, whose gate has a lower bound.
+  // The arguments of the ops, in parts. In Kimi Delta Attention, g is gk, and its gate has a lower bound.
   auto inputs() { return std::tie(q, k, v, required(g), required(beta)); }
   auto kda_inputs() { return std::tie(q, k, v, required(channels.gk), required(beta)); }
   auto kda_gates() {

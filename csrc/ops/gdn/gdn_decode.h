@@ -1,6 +1,7 @@
-// Runs a Gated DeltaNet layer's step between its projections, in place on both of its pools: causal_conv1d_update_,
-// then fused_recurrent_gated_delta_rule_ with raw gates and normalised q and k, then rms_norm_gated.
-// The projections are [q of all heads | k | v], z, b and a. Qwen3-Next has no separate z and a; it groups by key head:
+// Runs a Gated DeltaNet layer's decoding step between its projections. It updates both of the layer's pools in place.
+// It computes causal_conv1d_update_, then fused_recurrent_gated_delta_rule_ with raw gates and normalised q and k, then
+// rms_norm_gated.
+// The projections are [q of all heads | k | v], z, b and a. Qwen3-Next has no separate z and a, and groups by key head:
 // qkv [q | k | v of r heads | z of r heads] x H, b [b of r heads | a of r heads] x H, with r = HV / H.
 #pragma once
 #include <string_view>
@@ -23,7 +24,7 @@ struct GdnDecode {
       "bool round_norm=False, Tensor? cu_seqlens=None, Tensor? num_accepted_tokens=None, Tensor(c!)? out=None) "
       "-> Tensor o";
 
-  // A threadgroup owns all columns of a head, so that the norm needs no other threadgroup.
+  // A threadgroup owns all columns of a head, so that the norm does not need another threadgroup.
   static constexpr int64_t kMostKeys = 128, kMostValues = 192;
 
   Tensor qkv, b, conv_weight, conv_pool;
@@ -38,7 +39,7 @@ struct GdnDecode {
   optional<Tensor> cu_seqlens, out;
 
   ChunkShape<Int> shape;
-  Int D = 0, W = 0, S = 0;  // channels and taps of the convolution, columns of its state
+  Int D = 0, W = 0, S = 0;  // channels and taps of the convolution, and columns of its state
 
   auto arguments() {
     return std::tie(qkv, z, b, a, conv_weight, conv_pool, required(gates.A_log), gates.dt_bias, pool.states,
@@ -92,7 +93,7 @@ struct GdnDecode {
   }
 
  private:
-  // HV, K and V come from the states. The remaining channels, which q and k share, give H.
+  // The states give HV, K and V. The remaining channels, which q and k share, give H.
   void check_sizes(const Check<Int>& check) {
     auto& s = shape;
     const char* pattern = state_v_first ? "[slots, HV, V, K]" : "[slots, HV, K, V]";

@@ -1,4 +1,4 @@
-// Computes w and u, the keys and values of each chunk multiplied by (I + A)^-1.
+// Computes w and u: the keys and values of each chunk, multiplied by (I + A)^-1.
 #pragma once
 #include "ops/chunk_shape.h"
 #include "ops/op.h"

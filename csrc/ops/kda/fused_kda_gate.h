@@ -1,5 +1,5 @@
-// The gate of Kimi Delta Attention as its own op. g is [..., HV, K]; the result is computed in float32 and rounded
-// once.
+// The gate of Kimi Delta Attention as an op of its own. g is [..., HV, K]. The result is computed in float32 and
+// rounded once.
 #pragma once
 #include "ops/channel_gate.h"
 #include "ops/op.h"

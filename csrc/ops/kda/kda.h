@@ -1,4 +1,5 @@
-// Kimi Delta Attention: the gated delta rule under FLA's names. g [B, T, HV, K] is the rule's gk and has its own gate.
+// Kimi Delta Attention is the gated delta rule under FLA's names. Its g [B, T, HV, K] is the rule's gk, and has its own
+// gate.
 #pragma once
 #include "ops/gdn/chunk_gated_delta_rule.h"
 #include "ops/gdn/fused_recurrent_gated_delta_rule.h"

@@ -1,4 +1,4 @@
-// y = silu(gate) * up, or sigmoid(gate) * up, element by element.
+// Computes y = silu(gate) * up, or sigmoid(gate) * up, element by element.
 #pragma once
 #include <string_view>
 

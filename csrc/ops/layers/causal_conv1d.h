@@ -15,10 +15,10 @@ struct CausalConvolution {
   optional<Tensor> bias, residual;  // the residual is added last, before y is rounded
   optional<std::string_view> activation;
   optional<Tensor> cu_seqlens;
-  optional<Tensor> out;  // in-place form only: the caller's tensor for y
+  optional<Tensor> out;  // only in the in-place form: the caller's tensor for y
 
   ChunkShape<Int> shape;    // B, T, N
-  Int D = 0, W = 0, S = 0;  // S: columns of a state
+  Int D = 0, W = 0, S = 0;  // S is the number of columns of a state
 
   bool has_silu() const { return activation.has_value(); }
 
@@ -45,7 +45,7 @@ struct CausalConvolution {
     if (out.has_value()) check.is_output("out", *out, "[B, T, D]", {shape.B, shape.T, D}, x.scalar_type());
   }
 
-  // Checks a state [N or slots, D, S], which gives S.
+  // Checks a state [N or slots, D, S]. It gives S.
   void check_state(const Check<Int>& check, const char* argument, const Tensor& state, const char* pattern,
                    const Int& states) {
     S = size_of<Int>(state, 2);

@@ -27,7 +27,7 @@ struct CopyFromHost {
 
   void outputs() const {}
 
-  // PyTorch copies, below autograd: dst may be an inference tensor, as for every op here.
+  // PyTorch makes the copy, below autograd. As in every op here, dst may be an inference tensor.
   void copy() const {
     const at::AutoDispatchBelowADInplaceOrView guard;
     dst.copy_(src);

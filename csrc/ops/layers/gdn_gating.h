@@ -1,4 +1,5 @@
-// g = -exp(A_log) softplus(a + dt_bias); beta = sigmoid(b), or twice that with allow_neg_eigval. Both in float32.
+// Computes g = -exp(A_log) softplus(a + dt_bias), and beta = sigmoid(b), or twice that with allow_neg_eigval. Both are
+// float32.
 #pragma once
 #include "ops/op.h"
 

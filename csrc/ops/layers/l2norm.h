@@ -1,4 +1,4 @@
-// y = x rstd with rstd = 1 / sqrt(sum x^2 + eps) over the last dimension.
+// Computes y = x rstd with rstd = 1 / sqrt(sum x^2 + eps) over the last dimension.
 #pragma once
 #include "ops/op.h"
 

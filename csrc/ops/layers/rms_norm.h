@@ -1,5 +1,6 @@
-// y = h / sqrt(mean h^2 + eps) * weight over the last dimension, where h = x + residual, in f32, is the second output.
-// zero_centered: multiplies by 1 + weight instead. round_norm: rounds to x's dtype before it multiplies by the weight.
+// Computes y = h / sqrt(mean h^2 + eps) * weight over the last dimension. h = x + residual, in f32, is the second
+// output. With zero_centered, the factor is 1 + weight. With round_norm, the op rounds to x's dtype before it
+// multiplies by the weight.
 #pragma once
 #include "ops/layers/norm.h"
 

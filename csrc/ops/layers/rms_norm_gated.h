@@ -1,5 +1,5 @@
-// x / sqrt(mean x^2 + eps) * weight * silu(g), or sigmoid(g), over the last dimension. round_norm: rounds to x's dtype
-// before it multiplies by the weight.
+// Computes x / sqrt(mean x^2 + eps) * weight * silu(g), or sigmoid(g), over the last dimension. With round_norm, the op
+// rounds to x's dtype before it multiplies by the weight.
 #pragma once
 #include <string_view>
 

@@ -1,5 +1,4 @@
-// Returns the rows of packed weights as numbers: all of them, or those that `indices` name, as an embedding looks them
-// up.
+// Returns rows of packed weights as numbers: all of them, or those that `indices` name, for example for an embedding.
 #pragma once
 #include "ops/indices.h"
 #include "ops/quantized/packed.h"

@@ -1,7 +1,7 @@
 // Packed weights: w[n, k] = scales[n, k / group] * code[n, k] + biases[n, k / group]. Biases of dtype uint8 are zero
-// points, which stand for -scale * zero point; such scales have 16 bits. A code has 4 or 8 bits; code k of a row takes
-// bits (k % per) * bits of word k / per, where a word holds per = 32 / bits codes. A group has 32, 64 or 128 codes.
-// Bits and group follow from shapes.
+// points, which stand for -scale * zero point; the scales then have 16 bits. A code has 4 or 8 bits. A word holds per =
+// 32 / bits codes, and code k of a row has bits (k % per) * bits of word k / per. A group has 32, 64 or 128 codes. The
+// shapes give bits and group.
 #pragma once
 #include "ops/op.h"
 
@@ -13,7 +13,7 @@ struct Packing {
   bool operator==(const Packing&) const = default;
 };
 
-// The names of the tensors of a packed matrix in errors.
+// The names of a packed matrix's tensors in errors.
 struct PackedNames {
   const char *weight, *scales, *biases;
 };
@@ -27,7 +27,7 @@ struct PackedWeight {
 
 constexpr const char* kNoCopyOfWeights = "a last stride of 1 (a step must not copy weights)";
 
-// Weight sizes are constants: a compiled model is specialised on them.
+// Weight sizes are constants. A compiled model is specialised for them.
 inline int64_t known(int64_t size) { return size; }
 inline int64_t known(const c10::SymInt& size) { return size.guard_int(__FILE__, __LINE__); }
 

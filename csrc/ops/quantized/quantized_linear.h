@@ -1,4 +1,4 @@
-// y = x W^T + bias with packed W. Sums are f32, and y is rounded once.
+// Computes y = x W^T + bias with packed W. Sums are f32, and y is rounded once.
 #pragma once
 #include "ops/quantized/packed.h"
 
