@@ -1,6 +1,6 @@
 // Writes the result of a tile of rows. If one threadgroup reads all keys, the result is divided by its sum and goes to
-// `out`. If the keys of the sequence are split, it is not divided, and goes to the partials, f32: [N, HK, rows of a
-// tile, splits, D] and [N, HK, rows of a tile, splits].
+// `out`. If the keys of the sequence are split, it is not divided, and goes to the partials, f32:
+// [N, HK, rows of a tile, splits, D] and [N, HK, rows of a tile, splits].
 #pragma once
 #include "attention/sequences.h"
 #include "attention/softmax.h"

@@ -5,8 +5,8 @@
 // each of a lane's rows, which is multiplied by all vectors, and a sum for each row. Threadgroup memory holds the
 // weighted products, [pairs + tokens, rows], which the threadgroup adds up at the end.
 //
-// Layout: hidden [T, k, I], shared_hidden [T, IS], w_down [E, D, I] and shared [D, IS] with strides; residual and y [T,
-// D].
+// Layout: hidden [T, k, I], shared_hidden [T, IS], w_down [E, D, I] and shared [D, IS] with strides; residual and y
+// [T, D].
 #include "experts/few_tokens.h"
 #include "experts/moe_down.h"
 #include "experts/weighted_sum.h"

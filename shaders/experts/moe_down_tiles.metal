@@ -1,8 +1,8 @@
 // Computes products = hidden W_down for each pair, in f32, for many tokens. moe_sum adds them up. A threadgroup owns a
 // tile of pairs of one expert and 2 * kTileColumns rows of its matrix (tiles.h). y counts the tiles of moe_align, then
 // those of the shared expert. The products of the shared expert follow those of the pairs.
-// Layout: hidden [T, k, I], shared_hidden [T, IS], w_down [E, D, I] and shared [D, IS] with strides; products [T k + T,
-// D].
+// Layout: hidden [T, k, I], shared_hidden [T, IS], w_down [E, D, I] and shared [D, IS] with strides; products
+// [T k + T, D].
 #include "experts/tiles.h"
 
 template <typename T, int Width, int Bits = 0, int SharedBits = 0>

@@ -2,8 +2,8 @@
 // and walks its chunks. Each of its 4 simdgroups owns 8 columns.
 // Registers: S [K, 8] f32 for the whole sequence, v_new [C, 8] of a chunk.
 // Threadgroup memory: rows of w or k, or keys of S that move from or to device memory; rows of u, then of v_new.
-// Layout: k [B, T, H, K] with row strides, w [B, T, HV, K], u and v_new [B, T, HV, V], g_cumsum [B, T, HV] f32, h [B,
-// NT, HV, ...] and states [N, HV, ...] with any strides of K and V. In place, both states are a pool of P slots.
+// Layout: k [B, T, H, K] with row strides, w [B, T, HV, K], u and v_new [B, T, HV, V], g_cumsum [B, T, HV] f32, h
+// [B, NT, HV, ...] and states [N, HV, ...] with any strides of K and V. In place, both states are a pool of P slots.
 // Intermediate is T, or float if T is half, because a state may leave half's range.
 //     v_new = u - w S;  S <- exp(c_last) S + (k exp(c_last - c))^T v_new,  c = g_cumsum
 // With channel decays, k [B, T, HV, K] is already decayed to the chunk's end, and g_cumsum [B, NT, HV, K] has the log

@@ -2,9 +2,9 @@
 // row. For K over 128, each of its 8 simdgroups owns 4 rows, with 16 lanes per row.
 // Registers, for the whole sequence: a lane's part of two rows of S, as float4.
 // Threadgroup memory: q, k, v, decay and beta of 8 tokens (4 with channels), so that no token needs a barrier.
-// Layout: q and k [B, T, H, K] in T, v and o [B, T, HV, V] in any float dtypes, all with row strides; g and beta [B, T,
-// HV] with any strides and float dtype, final or raw; states [N, HV, ...] with any strides of K and V. In place, both
-// states are a pool of P slots.
+// Layout: q and k [B, T, H, K] in T, v and o [B, T, HV, V] in any float dtypes, all with row strides; g and beta
+// [B, T, HV] with any strides and float dtype, final or raw; states [N, HV, ...] with any strides of K and V. In place,
+// both states are a pool of P slots.
 // Channels adds decays gk [B, T, HV, K], final or raw with A_log and dt_bias; gv [B, T, HV, V]; and beta [B, T, HV, V].
 // With state_indices [N, tokens], the kernel takes one token at a time, and stores the state after each token in the
 // token's slot.

@@ -3,9 +3,9 @@
 // chunks of C tokens, 8 tokens at a time. Each of its 4 simdgroups owns 8 columns. Registers: S [K, 8] f32 for the
 // whole sequence; q, k and decays of the next chunk, which are loaded ahead. Threadgroup memory: q, k and decays of a
 // chunk, f32.
-// Layout: q and k [B, T, H, K] and v [B, T, HV, V] have row strides. g [B, T, HV, K] has row strides, and beta [B, T,
-// HV] any strides; both have any float dtype, and may be raw. o [B, T, HV, V] has row strides, and is T or f32. States
-// [N, HV, ...] have any strides of K and V. In place, both states are a pool of P slots.
+// Layout: q and k [B, T, H, K] and v [B, T, HV, V] have row strides. g [B, T, HV, K] has row strides, and beta
+// [B, T, HV] any strides; both have any float dtype, and may be raw. o [B, T, HV, V] has row strides, and is T or f32.
+// States [N, HV, ...] have any strides of K and V. In place, both states are a pool of P slots.
 // For 8 tokens, let e = exp(g), and let D(j, i) be the product of e after token j up to token i, a vector over
 // channels. Then
 //     A_ij = beta_i sum_c k_i D(j, i) k_j  for i > j

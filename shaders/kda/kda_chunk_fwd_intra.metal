@@ -4,10 +4,10 @@
 // tokens. Simdgroup s of C/16 owns block rows s and C/8-1-s of both matrices.
 // Registers: k k^T and q k^T with their decays.
 // Threadgroup memory: q, k and decays of the 16 channels, f32, then slices of v, u or w; A, which is inverted in place.
-// Layout: q and k [B, T, H, K] and v [B, T, HV, V] have row strides. g [B, T, HV, K] has row strides, and beta [B, T,
-// HV] any strides; both have any float dtype, and may be raw. decayed_q and decayed_k [B, T, HV, K] are of type T, and
-// scores [B, T, HV, C] f32. w [B, T, HV, K] and u [B, T, HV, V] have the type Intermediate, which is T, or float if T
-// is half. log_decays [B, NT, HV, K] are f32.
+// Layout: q and k [B, T, H, K] and v [B, T, HV, V] have row strides. g [B, T, HV, K] has row strides, and beta
+// [B, T, HV] any strides; both have any float dtype, and may be raw. decayed_q and decayed_k [B, T, HV, K] are of type
+// T, and scores [B, T, HV, C] f32. w [B, T, HV, K] and u [B, T, HV, V] have the type Intermediate, which is T, or float
+// if T is half. log_decays [B, NT, HV, K] are f32.
 // Tokens are counted from 1. Let e = exp(g), and let D(j, i) be the product of e after token j up to token i, a vector
 // over channels. Then
 //     decayed_q_i = q_i D(0, i)

@@ -3,8 +3,8 @@
 // as whole cache lines. A state that keeps each token holds the W - 2 columns before the first token, then the tokens.
 // If `a` of them were accepted, the next step's history starts at column a - 1.
 // Registers: the last W tokens and the weights of a thread's channel, in f32.
-// Layout: x [B, T, D] with any strides and its channels in order or grouped by key head; y with row strides; weight [D,
-// W]; states [N or slots, D, S] with any strides.
+// Layout: x [B, T, D] with any strides and its channels in order or grouped by key head; y with row strides; weight
+// [D, W]; states [N or slots, D, S] with any strides.
 #include "layers/convolution_window.h"
 
 // The last W columns before the first token. No tap reads the oldest column. It is loaded only if all 4 columns are

@@ -10,8 +10,8 @@ struct ColumnStrides {
 };
 
 // The order of the channels in x. The weight and the states have all heads of q, then of k, then of v. x has the same
-// order, except that for causal_conv1d_update it may also be ordered by key head: [q | k | v of its value heads | as
-// many more] x H.
+// order, except that for causal_conv1d_update it may also be ordered by key head:
+// [q | k | v of its value heads | as many more] x H.
 struct ChannelOrder {
   int32_t keys, values;  // per key head: K and HV / H * V; 0 if x has the weight's order
   int32_t all_keys;      // H K
