@@ -1,8 +1,14 @@
-"""The tail and sinks of vLLM's requests: what a step finds in a request's slot is what was last accepted there."""
+"""The tail and sinks of vLLM's requests: what a step finds in a request's slot is what was last accepted there.
+
+Also the means of keys, which have the same owner. vLLM itself is not needed: `FakeAttention` stands for its layers.
+"""
 
 from __future__ import annotations
 
+import logging
 import random
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +18,16 @@ import torch
 from torch import Tensor
 
 import torch_gdn
-from torch_gdn.integrations.vllm.exact_rows import Layout, Scheduled, Slots, layout_of
+from torch_gdn.aura import Scheme
+from torch_gdn.integrations.vllm.exact_rows import (
+    KeepsExactRows,
+    Layout,
+    Scheduled,
+    Slots,
+    allocate,
+    layout_of,
+    share_of_means,
+)
 
 LAYOUT, BATCH = Layout(sinks=4, tail=20, drafts=3, slots=4), 5
 
@@ -132,3 +147,109 @@ def test_a_wrong_number_of_tokens_is_an_error(value: Any) -> None:
     )
     with pytest.raises(ValueError, match=r"aura_tail: expected a number from 0 to 4096, got "):
         layout_of(config)
+
+
+class FakeAttention:
+    """A layer with codes, as far as its pools are concerned."""
+
+    scheme = Scheme("4v4t")
+    num_kv_heads = 2
+    exact: Any = None
+    tile_means: Tensor | None = None
+
+    def __init__(self, head_size: int = 64, reads: str | None = None) -> None:
+        self.head_size, self.kv_sharing_target_layer_name = head_size, reads
+
+    def parts(self, kv_cache: Tensor) -> tuple[Tensor]:
+        return (kv_cache,)
+
+
+Pools = Callable[..., Any]
+
+
+@pytest.fixture
+def make_pools(monkeypatch: pytest.MonkeyPatch) -> Pools:
+    """Returns a function that allocates what vLLM's pools of 6 blocks need, and returns the engine's configuration."""
+    name = "torch_gdn.integrations.vllm.aura_attention"
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(AuraPagedAttention=FakeAttention))
+
+    def make(
+        layers: dict[str, FakeAttention], block_size: int, device: torch.device | str = "cpu", **options: Any
+    ) -> Any:
+        def layer(of: FakeAttention) -> Any:
+            cell = of.scheme.bytes_per_token(of.head_size)
+            cache = torch.zeros(6, block_size, of.num_kv_heads, cell, dtype=torch.uint8, device=device)
+            return SimpleNamespace(impl=of, kv_cache=cache)
+
+        config = SimpleNamespace(
+            additional_config={"aura": "4v4t", **options},
+            speculative_config=None,
+            scheduler_config=SimpleNamespace(max_num_seqs=4),
+            model_config=SimpleNamespace(dtype=torch.float32),
+            compilation_config=SimpleNamespace(
+                static_forward_context={name: layer(of) for name, of in layers.items()} | {"linear": object()}
+            ),
+        )
+        allocate(config, torch.device(device))
+        return config
+
+    return make
+
+
+def test_a_copied_block_keeps_its_means(device: torch.device, make_pools: Pools) -> None:
+    """vLLM reads all sources before it writes. A layer that reads another layer's codes has the same means."""
+    layers = {"0": FakeAttention(), "1": FakeAttention(128), "2": FakeAttention(reads="0")}
+    config = make_pools(layers, 256, device)
+    assert layers["2"].tile_means is layers["0"].tile_means
+    means = [of.tile_means for of in layers.values() if of.tile_means is not None]
+    assert [tuple(x.shape) for x in means] == [(6, 2, 2, 64), (6, 2, 2, 128), (6, 2, 2, 64)]
+    for x in means:
+        x.copy_(torch.randn(x.shape))
+    expected = [x[[0, 2, 2, 3, 1, 5]].clone() for x in means]
+
+    class VllmRunner:
+        def _update_states(self, scheduler_output: Any) -> str:
+            return "updated"
+
+    class Runner(KeepsExactRows, VllmRunner):
+        vllm_config = config
+        exact_slots = Slots(Layout(4, 128), 4, device)
+        input_batch = SimpleNamespace(req_ids=["a"], num_computed_tokens_cpu=torch.tensor([0]))
+
+    step = {"finished_req_ids": [], "num_scheduled_tokens": {"a": 1}}
+    assert Runner()._update_states(SimpleNamespace(**step, kv_cache_block_copies=[(2, 1), (1, 4)])) == "updated"
+    Runner()._update_states(SimpleNamespace(**step, kv_cache_block_copies=None))
+    for x, other in zip(means, expected, strict=True):
+        assert x.equal(other)
+
+
+@pytest.mark.parametrize("head_sizes", [(64, 64), (64, 256), (256, 64)])
+def test_the_share_of_means(head_sizes: tuple[int, int], make_pools: Pools) -> None:
+    """It is that of the layer that has most for its size, whatever layers vLLM's blocks hold."""
+    layers = {str(i): FakeAttention(D) for i, D in enumerate(head_sizes)}
+    config = make_pools(layers, 256)
+    shares = []
+    for each in (config.compilation_config.static_forward_context[name] for name in layers):
+        shares.append(each.impl.tile_means.nbytes / each.kv_cache.nbytes)
+    assert share_of_means(config) == max(shares) > 0.01
+
+
+@pytest.mark.parametrize("options", [{"aura_tail": 127}, {"layers": {}}], ids=["short tail", "no layer"])
+def test_without_means_they_have_no_share(options: dict[str, Any], make_pools: Pools) -> None:
+    config = make_pools(**{"layers": {"0": FakeAttention()}, "block_size": 128, **options})
+    assert share_of_means(config) == 0
+
+
+@pytest.mark.parametrize(
+    "block_size, tail, has_means, is_said",
+    [(128, 128, True, False), (384, 200, True, False), (192, 128, False, True), (192, 127, False, False)],
+)
+def test_blocks_that_are_not_whole_tiles_cause_a_warning(
+    block_size: int, tail: int, has_means: bool, is_said: bool, make_pools: Pools, caplog: pytest.LogCaptureFixture
+) -> None:
+    layers = {"0": FakeAttention(), "1": FakeAttention(), "2": FakeAttention(reads="0")}
+    with caplog.at_level(logging.WARNING, "torch_gdn"):
+        make_pools(layers, block_size, aura_tail=tail)
+    assert [of.tile_means is not None for of in layers.values()] == [has_means] * 3
+    warning = f"aura: keys have no means in blocks of {block_size} tokens: a multiple of 128 has them"
+    assert [record.getMessage() for record in caplog.records] == [warning] * is_said

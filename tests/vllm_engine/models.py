@@ -50,6 +50,11 @@ def config_of(family: str) -> Any:
     if family == "exaone4":
         kinds = ["sliding_attention", "full_attention"] * 2
         return transformers.Exaone4Config(**COMMON, head_dim=64, sliding_window=40, layer_types=kinds)
+    if family == "gemma3n":
+        layers = {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2}
+        sizes = {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 256, "laurel_rank": 8}
+        options = {"sliding_window": 40, "attention_bias": True, "activation_sparsity_pattern": [0.0] * 4}
+        return transformers.Gemma3nTextConfig(**{**COMMON, **layers, **sizes, **options}, head_dim=64)
     if family == "qwen3_biased":
         return transformers.Qwen3Config(**COMMON, head_dim=64, tie_word_embeddings=True, attention_bias=True)
     if family == "qwen3_5":
@@ -84,7 +89,7 @@ def model_of(family: str, folder: Path) -> Path:
                 torch.nn.init.normal_(parameter, std=0.1)
         if family.endswith("_mtp"):
             torch.nn.init.normal_(model.get_input_embeddings().weight)
-        if family == "qwen3_biased":
+        if family in ("qwen3_biased", "gemma3n"):
             bias_keys(model)
         model.save_pretrained(path)
         if family.endswith("_mtp"):

@@ -180,6 +180,21 @@ def test_means_of_keys(device: str, reference: Any) -> None:
         assert_tokens_agree(without["rounds"][0]["tokens"], tokens, margins, 0.15)
 
 
+def test_layers_that_share_keys(device: str, reference: Any) -> None:
+    """The last two of Gemma3n's layers have no keys. They read the codes of two other layers, which
+    were rotated with those layers' signs."""
+    path, texts, tokens, margins = reference("gemma3n", 4, 300)
+    options = {"dtype": "float32", "max_num_batched_tokens": 96, "block_size": 128}
+    scenario = {
+        "model": str(path),
+        "options": {**options, "additional_config": {"aura": "8v8"}},
+        "rounds": [{"prompts": texts, "tokens": GREEDY_TOKENS}],
+    }
+    result = run_engine(device, scenario)
+    assert_tokens_agree(result["rounds"][0]["tokens"], tokens, margins, 0.05)
+    assert result["compiled late"] == []
+
+
 def test_the_same_fails_without_the_plugin(reference: Any) -> None:
     path, texts, _, _ = reference("qwen3_next")
     scenario = {

@@ -440,6 +440,38 @@ def test_pools_fit_into_buffers() -> None:
     assert pools_in_buffers([], 1000) == 1000
 
 
+@pytest.mark.parametrize("tail", [128, 127, 0], ids=["means", "no means", "no tail"])
+def test_pools_leave_memory_for_what_vllm_does_not_know(tail: int, mps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exact rows and means fit next to the pools, with less than a block to spare."""
+    from vllm.config import VllmConfig
+
+    from torch_gdn.integrations.vllm import aura_attention, exact_rows, worker
+
+    own = object.__new__(worker.MpsWorker)
+    own.vllm_config = config = VllmConfig(additional_config={"aura": "4v4", "aura_tail": tail, "aura_sinks": 0})
+    config.model_config = SimpleNamespace(dtype=torch.bfloat16)
+    own.cache_config = config.cache_config
+    config.cache_config.gpu_memory_utilization = 0.5
+    impl = aura_attention.backend_of("4v4").implementation(4, 128, 1.0, 2)
+    layer = SimpleNamespace(impl=impl)
+    config.compilation_config.static_forward_context["0"] = layer
+    own.model_runner = SimpleNamespace(profile_run=lambda: None)
+    own.get_kv_cache_spec = lambda: {"0": "layer"}
+    monkeypatch.setattr(worker._C, "device_facts", lambda: {"max_buffer_length": 1 << 40}, raising=False)
+    sizes = {"recommended_max_memory": 1 << 30, "driver_allocated_memory": 1 << 20}
+    for name in ("synchronize", "empty_cache", *sizes):
+        monkeypatch.setattr(torch.mps, name, lambda name=name: sizes.get(name))
+    given = own.determine_available_memory()
+    block = impl.scheme.bytes_per_token(128) * 2 * 128
+    layer.kv_cache = torch.empty(given // block, 2, 128, block // 256, dtype=torch.uint8, device="meta")
+    exact_rows.allocate(config, torch.device("meta"))
+    extra = [] if impl.exact is None else [impl.exact.keys, impl.exact.values]
+    extra += [] if impl.tile_means is None else [impl.tile_means]
+    assert len(extra) == {128: 3, 127: 2, 0: 0}[tail]
+    left = (1 << 29) - (1 << 20) - given - sum(x.nbytes for x in extra)
+    assert 0 <= left <= block
+
+
 @pytest.mark.parametrize("name", ["CpuPlatform", "MpsPlatform"])
 def test_kernels_are_registered_whatever_was_imported(name: str) -> None:
     """vLLM's registry walks over the objects of all modules; n-gram drafts import numba, whose llvmlite has one that

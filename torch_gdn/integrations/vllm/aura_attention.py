@@ -42,9 +42,10 @@ class AuraPagedAttention(PagedAttention):
 
     def tables_of(self, layer: Any, device: torch.device) -> list[tuple[Tensor, Tensor | None, Tensor]]:
         """Returns tables of keys and of values: signs, which differ between layers, boundaries (None for a trellis)
-        and codebook."""
+        and codebook. A layer that reads another layer's codes has that layer's signs."""
         if not self.tables:
-            seed = next((int(part) for part in layer.layer_name.split(".") if part.isdigit()), 0)
+            name = self.kv_sharing_target_layer_name or layer.layer_name
+            seed = next((int(part) for part in name.split(".") if part.isdigit()), 0)
             for own, table in zip((2 * seed, 2 * seed + 1), self.scheme.codebooks(self.head_size), strict=True):
                 between = boundaries(table)
                 signs = aura_signs(self.head_size, own).to(device)

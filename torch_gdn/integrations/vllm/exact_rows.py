@@ -264,6 +264,7 @@ def allocate(vllm_config: Any, device: torch.device) -> Slots | None:
     if layout is None or not layers:
         return None
     slots = Slots(layout, vllm_config.scheduler_config.max_num_seqs, device)
+    sizes_without_means = set()
     for each in layers:
         shape = (layout.slots, layout.rows, each.impl.num_kv_heads, each.impl.head_size)
         keys, values = (torch.zeros(shape, dtype=vllm_config.model_config.dtype, device=device) for _ in range(2))
@@ -273,7 +274,9 @@ def allocate(vllm_config: Any, device: torch.device) -> Slots | None:
             sizes = (blocks, block_size // TILE, heads, each.impl.head_size)
             each.impl.tile_means = torch.zeros(sizes, dtype=torch.float16, device=device)
         elif wants_means(vllm_config):
-            logger.warning("aura: keys have no means in blocks of %d tokens: a multiple of 128 has them", block_size)
+            sizes_without_means.add(block_size)
+    for block_size in sizes_without_means:
+        logger.warning("aura: keys have no means in blocks of %d tokens: a multiple of 128 has them", block_size)
     of_names = vllm_config.compilation_config.static_forward_context
     for each in coded_layers(vllm_config, shared=True):
         each.impl.tile_means = of_names[each.impl.kv_sharing_target_layer_name].impl.tile_means

@@ -51,13 +51,15 @@ def call_inputs(runner: Any) -> None:
 
 
 def distinct_layers(layers: Any) -> list[Any]:
-    """Returns one layer of each kind, by class and by the shapes and dtypes of its parameters and pools."""
+    """Returns one layer of each kind. The class, the shapes and dtypes of parameters and pools, the window, and whether
+    the layer has exact rows make a kind."""
     kinds: dict[Any, Any] = {}
     for layer in layers:
         pools = layer.kv_cache if isinstance(layer.kv_cache, (list, tuple)) else [layer.kv_cache]
         shapes = tuple((tuple(x.shape), x.stride(), x.dtype) for x in [*layer.parameters(), *pools])
-        window = getattr(getattr(layer, "impl", None), "window", None)
-        kinds.setdefault((type(layer), window, shapes), layer)
+        impl = getattr(layer, "impl", None)
+        has_exact_rows = getattr(impl, "exact", None) is not None
+        kinds.setdefault((type(layer), getattr(impl, "window", None), has_exact_rows, shapes), layer)
     return list(kinds.values())
 
 
