@@ -14,13 +14,40 @@ namespace {
 
 constexpr int64_t kWorkItems = 32;  // if there are enough keys: two for each core of a large desktop
 
-// Returns the products of queries with the means of tiles, [B, HQ, L, tiles], scaled.
+// Returns scale q . means, [B, HQ, L, tiles]. A work item has some tiles of one KV head and some rows of q that read
+// them.
 optional<Tensor> tile_scores(const AuraAttention<int64_t>& op) {
   const auto& s = op.shape;
   if (!op.key.tile_means.has_value()) return std::nullopt;
-  const Tensor means = op.key.tile_means->narrow(2, 0, tiles_of(s.T)).to(at::kFloat);
-  const Tensor q = op.q.to(at::kFloat).reshape({s.B, s.HK, s.HQ / s.HK * s.L, s.D});
-  return q.matmul(means.mT()).mul_(scale_or_default(op.scale, s.D)).view({s.B, s.HQ, s.L, means.size(2)});
+  constexpr int64_t kRows = cpu::kFlashRows, kTiles = cpu::kTileKeys;
+  const Tensor q = unit_last_stride(op.q, "q"), means = unit_last_stride(*op.key.tile_means, "key_tile_means");
+  const int64_t ratio = s.HQ / s.HK, tiles = tiles_of(s.T);
+  const Tensor scores = at::empty({s.B, s.HQ, s.L, tiles}, q.options().dtype(at::kFloat));
+  const cpu::Rows of_queries(q), of_means(means), out(scores);
+  const float scale = static_cast<float>(scale_or_default(op.scale, s.D));
+  const int64_t row_parts = ceil_div(s.L * ratio, kRows), tile_parts = ceil_div(tiles, kTiles);
+  at::parallel_for(0, s.B * s.HK * tile_parts * row_parts, 4, [&](int64_t begin, int64_t end) {
+    std::vector<float> memory((kRows + kTiles) * s.D);
+    float *queries = memory.data(), *vectors = queries + kRows * s.D, products[kRows * kTiles];
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t b = i / row_parts / tile_parts / s.HK, hk = i / row_parts / tile_parts % s.HK;
+      const int64_t first_row = i % row_parts * kRows, rows = std::min(kRows, s.L * ratio - first_row);
+      const int64_t first = i / row_parts % tile_parts * kTiles, count = std::min(kTiles, tiles - first);
+      for (int64_t t = 0; t < count; ++t) of_means.read(b, hk, first + t, 0, s.D, vectors + t * s.D);
+      for (int64_t r = 0; r < rows; ++r) {
+        const int64_t head = hk * ratio + (first_row + r) % ratio;
+        of_queries.read(b, head, (first_row + r) / ratio, 0, s.D, queries + r * s.D);
+      }
+      cpu::aura_kernels().dot_products(
+          {.q = queries, .keys = vectors, .rows = rows, .count = count, .width = s.D, .scores = products});
+      for (int64_t r = 0; r < rows; ++r) {
+        const int64_t head = hk * ratio + (first_row + r) % ratio;
+        for (int64_t t = 0; t < count; ++t) products[r * kTiles + t] *= scale;
+        out.write(b, head, (first_row + r) / ratio, first, count, products + r * kTiles);
+      }
+    }
+  });
+  return scores;
 }
 
 // Returns scale Pi q, [B, HQ, L, D].
