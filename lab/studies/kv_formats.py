@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -80,7 +80,7 @@ def aura(
     D = x.shape[-1]
     kept: tuple[Tensor, ...] = ()
     if means:
-        mean = x.unflatten(-2, (-1, TILE)).mean(-2, keepdim=True).half()
+        mean = means_of_tiles(x).half()
         x, kept = (x.unflatten(-2, (-1, TILE)) - mean.float()).flatten(-3, -2), (mean,)
     norm = x.norm(dim=-1, keepdim=True).clamp(min=SMALL)
     signs = codebooks.aura_signs(D, seed)
@@ -102,12 +102,31 @@ def aura(
     return Stored((planes, scale, *kept), decoded)
 
 
-def cached(x: Tensor, bits: int, seed: int, table: str, means: bool) -> Stored:
-    """Codes x [HK, T, D] as a cache does."""
+def means_of_tiles(x: Tensor, earlier: bool = False) -> Tensor:
+    """Returns [.., tiles, 1, D], the mean of each tile of x [.., T, D].
+
+    With `earlier`, a tile has what vLLM's pages give it in decoding: the mean of the 128 tokens that end with the tile's
+    first one. The first tile keeps its own mean, as in a prompt.
+    """
+    own = x.unflatten(-2, (-1, TILE)).mean(-2, keepdim=True)
+    if not earlier:
+        return own
+    tiles = x.shape[-2] // TILE - 1
+    behind = x[..., 1 : 1 + tiles * TILE, :].unflatten(-2, (tiles, TILE)).mean(-2, keepdim=True)
+    return torch.cat([own[..., :1, :, :], behind], -3)
+
+
+def cached(x: Tensor, bits: int, seed: int, table: str, means: bool, earlier: bool = False) -> Stored:
+    """Codes x [HK, T, D] as a cache does, or as vLLM's pages in decoding."""
     HK, T, D = x.shape
     signs = codebooks.aura_signs(D, seed)
     coded = CodedTensor(bits, signs, codebooks.codebook(bits, D, table), (1, HK, T), tile_means=means)
-    coded.append(x[None], torch.arange(T), 0)
+    if earlier and coded.tile_means is not None:
+        coded.tile_means.copy_(means_of_tiles(x, earlier=True)[..., 0, :])
+        tables = coded.signs, coded.boundaries, coded.codebook
+        torch.ops.gdn.aura_encode_(x[None], torch.arange(T), *tables, coded.codes, coded.norms, coded.tile_means)
+    else:
+        coded.append(x[None], torch.arange(T), 0)
     return Stored(tuple(coded.of_tokens().values()), coded.decoded(T, torch.float32)[0])
 
 
@@ -118,21 +137,26 @@ class Aura(NamedTuple):
     tail: int | None = None  # None is AURA before it had a tail
     means: bool = False
     window: int = 0  # for the trellis; 5-bit codes use 10, 8-bit codes have none
+    variant: Literal["", "no means", "earlier means"] = ""  # of a cache's means
 
     @property
     def name(self) -> str:
         words = [] if self.tail is None else [f"tail {self.tail}"]
         words += ["means"] * self.means + ([f"trellis {self.window}"] if self.window else [])
+        words += [self.variant] * bool(self.variant)
         return f"AURA {self.scheme}" + "".join(f", {word}" for word in words)
 
     def part(self, what: str, bits: int) -> Part:
         window = 0 if bits == 8 else self.window
         means = self.means and what == "keys"
-        if self.scheme.endswith("t"):
-            table, tail = "trellis" if bits <= 4 else "lloyd-max", self.tail or 0
-            means = what == "keys" and has_tile_means(tail)
-            code = partial(cached, bits=bits, seed=SEEDS[what], table=table, means=means)
-            return Part(f"{what} {bits} bits {table}", code, TILE, tail, sinks=4, slow=True)
+        if self.scheme.endswith("t") or self.variant:
+            table, tail = "trellis" if self.scheme.endswith("t") and bits <= 4 else "lloyd-max", self.tail or 0
+            variant = self.variant if what == "keys" else ""
+            means = what == "keys" and has_tile_means(tail) and variant != "no means"
+            earlier = variant == "earlier means"  # then a tile is not coded without the tokens before it
+            code = partial(cached, bits=bits, seed=SEEDS[what], table=table, means=means, earlier=earlier)
+            label = f"{what} {bits} bits {table} {variant}"
+            return Part(label, code, TILE, tail, sinks=4, slow=not earlier)
         label = f"{what} {bits} bits" + f" trellis {window}" * bool(window) + " means" * means
         if self.tail is None:
             code = partial(aura, bits=bits, seed=SEEDS[what], norms=torch.float32)
@@ -145,6 +169,7 @@ class Aura(NamedTuple):
         family = "AURA" if self.tail is None else "AURA with a tail"
         family += ", means" * self.means + f", trellis {self.window}" * bool(self.window)
         family = "AURA's trellis codes" if self.scheme.endswith("t") else family
+        family = f"AURA, {self.variant}" if self.variant else family
         return Format(self.name, family, self.part("keys", keys), self.part("values", values))
 
 
@@ -269,5 +294,7 @@ def all_formats() -> dict[str, Format]:
     every += [Aura(s, 128).format() for s in ("4v4t", "3v3t", "2v2t", "8v4t", "5v5", "8v4", "3v3", "2v2")]
     every += [Aura(s, 128).format() for s in ("5v4t", "5v3t", "4v3t", "4v2t", "3v2t")]
     every += [Aura("5v5", 128, True).format(), with_rotation("fp8 e4m3", cache_formats.fp8)]
-    every += [Aura("4v4", 64, False, 8).format()]
+    every += [Aura("4v4", 64, False, 8).format(), Aura("4v4", 128, True).format()]
+    every += [Aura(s, 128, variant="earlier means").format() for s in ("4v4t", "4v4", "3v3t", "2v2t")]
+    every += [Aura(s, 128, variant="no means").format() for s in ("4v4t", "3v3t", "2v2t")]
     return {form.name: form for form in every}

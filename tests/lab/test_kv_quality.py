@@ -33,6 +33,9 @@ EXPECTED = {  # bits per value at 8,192 tokens and D = 64, and the relative erro
     "AURA 4v4, tail 64, means": (with_exact(4 + 16 / 64 + 16 / 128 / 2, TAIL), 0.0683, 0.0944),
     "AURA 4v4, tail 128, means, trellis 8": (with_exact(4 + 16 / 64 + 16 / 128 / 2, TAIL + 64), 0.0546, 0.0741),
     "AURA 4v4t, tail 128": (with_exact(4 + 16 / 64 + 16 / 128 / 2, TAIL + 64), 0.0585, 0.0810),
+    "AURA 4v4t, tail 128, earlier means": (with_exact(4 + 16 / 64 + 16 / 128 / 2, TAIL + 64), 0.0585, 0.0810),
+    "AURA 4v4t, tail 128, no means": (with_exact(4 + 16 / 64, TAIL + 64), 0.0810, 0.0810),
+    "AURA 4v4, tail 128, earlier means": (with_exact(4 + 16 / 64 + 16 / 128 / 2, TAIL + 64), 0.0683, 0.0944),
     "AURA 2v2, tail 64, means, trellis 6": (with_exact(2 + 16 / 64 + 16 / 128 / 2, TAIL), 0.2087, 0.2858),
     "AURA 5v5, tail 64, means, trellis 10": (with_exact(5 + 16 / 64 + 16 / 128 / 2, TAIL), 0.0272, 0.0371),
     "q4_0, rotated": (4 + 16 / 32, 0.0844, 0.0854),
@@ -74,6 +77,19 @@ def test_aura_without_a_trellis_is_what_the_ops_code(sample: tuple[Tensor, Tenso
     codes, norms = torch_gdn.aura_encode(k, *tables)
     expected = torch_gdn.aura_decode(codes, norms, codebook, signs, dtype=torch.float32)
     assert relative_error(kv_formats.aura(k, bits=4, seed=0).decoded, expected) < 1e-5
+
+
+def test_earlier_means_are_those_of_vllms_pages_in_decoding(sample: tuple[Tensor, Tensor]) -> None:
+    """A prompt of 128 tokens, and then one token more."""
+    k = sample[0].transpose(0, 1)[:129]
+    means, ring = torch.zeros(2, 1, 2, 64).half(), k[None, :128].clone()
+    table, zero = torch.tensor([[0, 1]]), torch.tensor([0])
+    for new, length in ((k[:128], 128), (k[128:], 129)):
+        sequence = table, torch.tensor([0, len(new)]), torch.tensor([length])
+        torch_gdn.aura_paged_tile_means(new, means, *sequence, ring, zero, zero, tail=128)
+    found = kv_formats.means_of_tiles(sample[0], earlier=True)
+    assert (found[:, :, 0] - means[:, 0].transpose(0, 1)).abs().max() < 1e-3
+    assert (found[:, 1] - kv_formats.means_of_tiles(sample[0])[:, 1]).abs().max() > 0.1
 
 
 def test_kvarn_is_a_step_a_minimum_and_two_scales(sample: tuple[Tensor, Tensor]) -> None:

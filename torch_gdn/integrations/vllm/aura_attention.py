@@ -1,9 +1,9 @@
-"""Full attention over pages that hold AURA's codes in place of keys and values: additional_config={"aura": "8v4"}.
+"""Attention to pages that hold AURA's codes in place of keys and values: additional_config={"aura": "8v4"}.
 
-A cell of a page is Scheme.bytes_per_token(D) bytes, [key codes | value codes | key norm | value norm], whole words: the
-norms, in float16, share the last. vLLM sizes its pools by it. A page is [block_size, KV heads, cell]: a token's slot
-has one stride, and `aura_encode_` writes in place. A request's newest and first tokens are read from exact rows. The
-means of keys are in a tensor of their own.
+A page is [block_size, KV heads, cell]. A cell is [key codes | value codes | key norm | value norm]. It has
+Scheme.bytes_per_token(D) bytes, from which vLLM computes the size of its pools. Codes are whole 32-bit words, and the
+two float16 norms share one. Slots of a page have one stride, so `aura_encode_` writes in place. Attention reads a
+request's newest and first tokens from exact rows. The means of keys are in a tensor of their own.
 """
 
 from __future__ import annotations
@@ -34,15 +34,17 @@ class AuraPagedAttention(PagedAttention):
         self.tables: list[tuple[Tensor, Tensor | None, Tensor]] = []
 
     def parts(self, kv_cache: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Key codes, key norms, value codes, value norms: [blocks, block_size, KV heads, ..], views of the pool."""
+        """Returns views of the pool, [blocks, block_size, KV heads, ..]: codes and norms of keys, then of values."""
         words = kv_cache.transpose(1, 2).view(torch.int32)
         key, value = (-(-self.head_size * bits // 32) for bits in (self.scheme.key_bits, self.scheme.value_bits))
         norms = words[..., key + value :].view(torch.float16)
         return words[..., :key], norms[..., 0], words[..., key : key + value], norms[..., 1]
 
     def tables_of(self, layer: Any, device: torch.device) -> list[tuple[Tensor, Tensor | None, Tensor]]:
-        """Returns tables of keys and of values: signs, which differ between layers, boundaries (None for a trellis)
-        and codebook. A layer that reads another layer's codes has that layer's signs."""
+        """Returns the tables of keys and of values: signs, boundaries (None for a trellis) and codebook.
+
+        Signs differ between layers. A layer that reads another layer's codes has that layer's signs.
+        """
         if not self.tables:
             name = self.kv_sharing_target_layer_name or layer.layer_name
             seed = next((int(part) for part in name.split(".") if part.isdigit()), 0)
@@ -73,8 +75,8 @@ class AuraPagedAttention(PagedAttention):
         m: PagedMetadata,
         output: Tensor,
     ) -> Tensor:
-        """Encodes `key` and `value`, attends to them and to the request's exact rows of earlier steps, and stores them
-        as exact rows then."""
+        """Encodes `key` and `value`, attends to them and to the exact rows of earlier steps, and then stores them as
+        exact rows."""
         key_codes, key_norms, value_codes, value_norms = self.parts(kv_cache)
         (key_signs, _, key_table), (value_signs, _, value_table) = self.tables_of(layer, query.device)
         exact = self.exact if m.exact is not None else None
@@ -122,7 +124,7 @@ class AuraMetadataBuilder(PagedMetadataBuilder):
 
 
 def flat_slots(part: Tensor) -> Tensor:
-    """[blocks, block_size, KV heads, ..] as aura_encode_ takes the cache of one sequence: [1, KV heads, slots, ..]."""
+    """Returns [blocks, block_size, KV heads, ..] as a view [1, KV heads, slots, ..], which `aura_encode_` takes."""
     blocks, block_size, heads, *rest = part.shape
     strides = part.stride()
     if strides[0] != block_size * strides[1]:
@@ -160,14 +162,14 @@ class AuraPagedBackend(PagedBackend):
 
 @cache
 def backend_of(scheme: str) -> type[AuraPagedBackend]:
-    """A class per scheme: vLLM asks a backend for its sizes where it no longer knows the engine's configuration."""
-    own = {"__module__": __name__}  # of an abstract class it would be abc
+    """Returns the class for a scheme. vLLM asks the class for sizes in places where it has no configuration."""
+    own = {"__module__": __name__}  # otherwise an abstract class has the module abc
     implementation = type(f"AuraPagedAttention_{scheme}", (AuraPagedAttention,), {"scheme": Scheme(scheme), **own})
     return type(f"AuraPagedBackend_{scheme}", (AuraPagedBackend,), {"implementation": implementation, **own})
 
 
 def __getattr__(name: str) -> Any:
-    """The classes of `backend_of` by name: vLLM imports a backend by its path."""
+    """Finds the classes of `backend_of` by name, because vLLM imports a backend by its path."""
     prefix, _, scheme = name.partition("_")
     if prefix != "AuraPagedBackend":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,13 +1,14 @@
 """The tail and sinks of requests whose pages hold codes: rows of keys and values as the model computed them.
 
-Each layer has a pool [slots, rows, KV heads, D], and a request has the same slots in all of them. The first rows of a
-slot are sinks, the first tokens of a prompt. They belong to the block of these tokens, so that requests with one prefix
-share them. The other rows are a ring of a request's newest tokens. Every token has codes in its pages too, so a slot
-may be lost at any time: older tokens are then read from codes. This happens to a preempted request whose slot others
-took, and to the requests of a batch that has more of them than there are slots. A cached prefix has no ring.
+Each layer has a pool [slots, rows, KV heads, D]. A request has the same slots in all layers. The first rows of a slot
+are sinks: the first tokens of a prompt. They belong to the block of these tokens, so requests with the same prefix
+share them. The other rows are a ring of a request's newest tokens. Every token also has codes in its pages, so a
+request can lose its slot at any time. Attention then reads its older tokens from codes. A preempted request loses its
+slot if another request takes it. If a batch has more requests than there are slots, some of them have none. A cached
+prefix has no ring.
 
-The means of keys are found from these rows, so they are allocated here. A tile of 128 keys is 128 slots of one block.
-The requests of a prefix share its means as they share its blocks.
+This module also allocates the means of keys, because they are computed from these rows. A tile of 128 keys is 128 slots
+of one block. Requests that share a block share its means.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ MOST_TAIL, MOST_SINKS, MOST_REQUESTS = 4096, 16, 1 << 16  # a block has 16 token
 
 @dataclass(frozen=True)
 class Layout:
-    """`drafts`: how many tokens a step may take back. They have overwritten rows that are older than the tail."""
+    """`drafts` is the number of tokens that a step may take back. The ring has room for them behind the tail."""
 
     sinks: int
     tail: int
@@ -66,7 +67,7 @@ def layout_of(vllm_config: Any) -> Layout | None:
 
 @dataclass
 class Step:
-    """What a batch needs to read and write exact rows. The tensors are on the device."""
+    """Where a batch reads and writes exact rows. The tensors are on the device."""
 
     slots: Tensor  # [N]
     starts: Tensor  # [N]
@@ -92,7 +93,7 @@ class Held:
 
 
 class Owners:
-    """Which of `count` slots each owner has. The owner that was used least recently comes first."""
+    """Divides `count` slots among owners. `slots` begins with the owner that was used least recently."""
 
     def __init__(self, count: int) -> None:
         self.free = list(range(count))
@@ -108,7 +109,8 @@ class Owners:
             self.free.append(self.slots.pop(owner))
 
     def take(self, owner: Any, batch: set[Any]) -> int:
-        """Gives a free slot or the oldest one to an owner that has none. Returns -1 if the batch has all of them."""
+        """Returns the owner's slot. An owner without one gets a free slot, or else that of the oldest owner. Returns -1
+        if all slots belong to the batch."""
         if owner not in self.slots:
             oldest = next(iter(self.slots), None)
             if not self.free and oldest in batch:
@@ -118,10 +120,10 @@ class Owners:
 
 
 class Slots:
-    """Which request has which ring, and which block has which sinks."""
+    """Gives rings to requests and sinks to blocks."""
 
     def __init__(self, layout: Layout, most: int, device: torch.device) -> None:
-        """`most`: requests of a batch."""
+        """`most` is the largest number of requests in a batch."""
         self.layout = layout
         self.rings, self.sinks = Owners(layout.slots), Owners(layout.slots)
         self.held: dict[str, Held] = {}
@@ -133,7 +135,7 @@ class Slots:
             self.held.pop(request, None)
 
     def begin_step(self, batch: Sequence[Scheduled]) -> None:
-        """Gives each request of the batch a ring, and its first block sinks, if there are enough."""
+        """Gives a ring to each request of the batch, and sinks to its first block, while there are any."""
         names, blocks = {each.name for each in batch}, {each.block for each in batch}
         self.rings.touch(each.name for each in batch)
         self.sinks.touch(each.block for each in batch)
@@ -151,7 +153,8 @@ class Slots:
         torch_gdn.copy_from_host_(self.numbers, joined)
 
     def ring_of(self, request: Scheduled, names: set[str]) -> Held:
-        """A request keeps the tokens of its ring if it goes on where it stopped, or a few rejected drafts before."""
+        """Returns the request's ring. Its tokens stay valid if the request continues where it stopped, less rejected
+        drafts. Otherwise the ring starts anew."""
         held = self.held.get(request.name) if request.name in self.rings.slots else None
         slot, first = self.rings.take(request.name, names), request.first
         if held is None or not held.end - self.layout.drafts <= first <= held.end:
@@ -160,7 +163,8 @@ class Slots:
         return held
 
     def sinks_of(self, request: Scheduled, blocks: set[int]) -> int:
-        """A request from the start writes its block's sinks; another one finds those that the block has."""
+        """Returns the slot of the request's sinks, or -1. Only a request that starts at its first token gets a new
+        slot."""
         if request.block == 0:
             return -1
         if request.first > 0:
@@ -179,8 +183,8 @@ class Slots:
 def rows_of(
     cu_seqlens: Tensor, seq_lens: Tensor, slots: Tensor, sink_slots: Tensor, tokens: int, layout: Layout
 ) -> Tensor:
-    """Returns the row of each token, an index into [slots * rows]: -1 if the request has no slot or newer tokens take
-    the row."""
+    """Returns the row of each token, an index into [slots * rows]. It is -1 if the request has no slot, or if a newer
+    token of the batch takes the row."""
     token = torch.arange(tokens, dtype=cu_seqlens.dtype, device=cu_seqlens.device)
     ends = cu_seqlens[1:]
     request = torch.searchsorted(ends, token, right=True).clamp(max=seq_lens.shape[0] - 1)
@@ -216,7 +220,7 @@ class LayerRows:
         }
 
     def find_means(self, m: Any, key: Tensor, tile_means: Tensor) -> None:
-        """Finds the means of the tiles that the batch of a PagedMetadata begins."""
+        """Computes the means of the tiles that begin in this batch. `m` is a PagedMetadata."""
         layout = self.slots.layout
         sequences = (m.block_table, m.cu_seqlens, m.seq_lens)
         rows, sizes = (self.keys, m.exact.slots, m.exact.starts), (m.max_query_len, m.max_seq_len)
@@ -250,7 +254,7 @@ def wants_means(vllm_config: Any) -> bool:
 
 
 def share_of_means(vllm_config: Any) -> float:
-    """Returns the bytes of means for each byte of the pools, at most."""
+    """Returns the bytes of means per byte of the pools. It is an upper bound, because blocks may have padding."""
     if not wants_means(vllm_config):
         return 0.0
     impls = [each.impl for each in coded_layers(vllm_config)]
@@ -259,7 +263,8 @@ def share_of_means(vllm_config: Any) -> float:
 
 
 def allocate(vllm_config: Any, device: torch.device) -> Slots | None:
-    """Gives each layer with codes its pool. Returns None if there is no such layer, or neither tail nor sinks."""
+    """Allocates exact rows and means for each layer with codes. Returns None if there is no such layer, or if a request
+    has neither tail nor sinks."""
     layout, layers = layout_of(vllm_config), coded_layers(vllm_config)
     if layout is None or not layers:
         return None
@@ -284,7 +289,7 @@ def allocate(vllm_config: Any, device: torch.device) -> Slots | None:
 
 
 def copy_means(vllm_config: Any, blocks: Sequence[tuple[int, int]]) -> None:
-    """Copies the means of blocks, pairs of source and target, whose codes vLLM has copied."""
+    """Copies the means of blocks whose codes vLLM has copied. `blocks` has pairs of source and target."""
     for each in coded_layers(vllm_config):
         means = each.impl.tile_means
         if means is not None:
@@ -293,7 +298,7 @@ def copy_means(vllm_config: Any, blocks: Sequence[tuple[int, int]]) -> None:
 
 
 def group_with_first_blocks(vllm_config: Any, kv_cache_config: Any) -> int | None:
-    """Returns a group of layers that see all tokens. Layers with a window lose their first blocks."""
+    """Returns a group of layers that see all tokens, because layers with a window lose their first blocks."""
     layers = vllm_config.compilation_config.static_forward_context
     coded = coded_layers(vllm_config)
     for i, group in enumerate(kv_cache_config.kv_cache_groups):
@@ -304,7 +309,7 @@ def group_with_first_blocks(vllm_config: Any, kv_cache_config: Any) -> int | Non
 
 
 class KeepsExactRows:
-    """A base class that precedes vLLM's V1 model runner."""
+    """A base class for a model runner. It comes before vLLM's V1 model runner in the order of base classes."""
 
     vllm_config: Any
     device: torch.device

@@ -1,5 +1,6 @@
-"""Tests and compiles the kernels that the model's layers launch, before the first request. It records calls of the
-layers and runs none of them.
+"""Tests and compiles the kernels that a model's layers launch, before the first request.
+
+To find the kernels, it records calls of the layers. No kernel runs for these calls.
 """
 
 from __future__ import annotations

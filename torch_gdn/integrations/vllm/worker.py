@@ -1,4 +1,5 @@
-"""The worker: vLLM's worker without streams, memory pools and graphs. Metal's recommendation gives its pools' size."""
+"""vLLM's worker for mps. It has no streams, memory pools or graphs. The size of the KV cache depends on what Metal
+recommends."""
 
 from __future__ import annotations
 
@@ -38,9 +39,10 @@ def share_of_memory(asked: float) -> float:
 
 
 def pools_in_buffers(layers: Sequence[int], longest: int) -> int:
-    """Returns how many bytes of pools fit into Metal's buffers of at most `longest` bytes.
+    """Returns how many bytes of pools fit into Metal's buffers, which have at most `longest` bytes each.
 
-    vLLM allocates a tensor per layer of the kind that the model has least of; each other kind shares these tensors.
+    `layers` has the number of layers of each kind. vLLM allocates one tensor for each layer of the rarest kind. The
+    layers of other kinds share these tensors.
     """
     return min(layers, default=1) * longest
 
@@ -105,7 +107,7 @@ class MpsWorker(Worker):
         set_random_seed(self.model_config.seed)
         return CompilationTimes(language_model=seconds, encoder=0.0)
 
-    # vLLM has paused its scheduler when it calls these, and an error would leave it paused.
+    # vLLM pauses its scheduler before it calls these methods. An error would leave the scheduler paused.
 
     def sleep(self, level: int = 1) -> None:
         logger.warning("sleep: mps has no sleep mode; weights and pools stay in memory")
