@@ -105,8 +105,8 @@ def aura(
 def means_of_tiles(x: Tensor, earlier: bool = False) -> Tensor:
     """Returns [.., tiles, 1, D], the mean of each tile of x [.., T, D].
 
-    With `earlier`, a tile has what vLLM's pages give it in decoding: the mean of the 128 tokens that end with the tile's
-    first one. The first tile keeps its own mean, as in a prompt.
+    With `earlier`, a tile has the mean that vLLM's pages give it in decoding, which is the mean of the 128 tokens up to
+    the tile's first one. The first tile keeps its own mean, as in a prompt.
     """
     own = x.unflatten(-2, (-1, TILE)).mean(-2, keepdim=True)
     if not earlier:
