@@ -41,6 +41,19 @@ def test_what_float16_cannot_hold_is_zero(device: torch.device) -> None:
     assert call[1].cpu().flatten().tolist() == [65504.0, 0.0, 0.0, 0.0, *[1.0] * 60]
 
 
+@pytest.mark.parametrize("count", [31, 32])
+def test_few_keys_take_the_mean_of_the_tile_before(device: torch.device, count: int) -> None:
+    """A request without a slot begins its third tile, in a block of four."""
+    keys, means = torch.randn(count, 2, 64), torch.randn(2, 4, 2, 64).half()
+    sequence = [torch.tensor(each) for each in ([[1]], [0, count], [256 + count])]
+    rows = torch.full((1, 128, 2, 64), torch.nan), torch.tensor([-1]), torch.tensor([0])
+    call = to_device(dict(enumerate((keys, means.clone(), *sequence, *rows))), device)
+    torch_gdn.aura_paged_tile_means(*call.values(), tail=128)
+    means[1, 2] = means[1, 1] if count < 32 else keys.double().mean(0).half()
+    assert_close("tile_means", call[1].cpu(), means.double(), 6e-4)
+    assert_same_bits("others", call[1].cpu()[:, [0, 1, 3]], means[:, [0, 1, 3]])
+
+
 def test_a_prompt_in_parts_and_its_decoding(device: torch.device) -> None:
     """The tail is a ring of rows. Each tile begins with the mean of the newest 128 keys of all parts so far."""
     sinks, tail, ring, heads, D, block_size = 4, 128, 144, 2, 64, 256

@@ -368,11 +368,17 @@ def wrong_exact_rows() -> Iterator[Invalid]:
     for name in ("exact_slots", "exact_starts", "exact_sink_slots"):
         yield Invalid(name, TypeError, "floats", change(name, torch.Tensor.float))
         yield Invalid(name, ValueError, "a sequence fewer", change(name, lambda x: x[1:]))
+    for name in ("exact_slots", "exact_sink_slots"):
+        yield slot_past_the_last(name)
     no_rows: Call = dict.fromkeys(EXACT[:7])
     for name, other, most in (("exact_sinks", "tail", 10), ("tail", "exact_sinks", 8)):
         yield Invalid(name, ValueError, "negative", put(name, -1))
         yield Invalid(name, ValueError, "more than the rows", put(name, most + 1))
         yield Invalid(name, ValueError, "without rows", options(no_rows | {other: 0}))
+
+
+def slot_past_the_last(name: str) -> Invalid:
+    return Invalid(name, ValueError, "past the last", change(name, lambda x: torch.full_like(x, 9)), by_contents=True)
 
 
 def wrong_tile_means(entry: OpEntry[PagePoint]) -> Iterator[Invalid]:
@@ -392,6 +398,7 @@ def wrong_tile_means(entry: OpEntry[PagePoint]) -> Iterator[Invalid]:
     for name in ("exact_slots", "exact_starts", "block_table", "cu_seqlens", "seq_lens"):
         yield Invalid(name, TypeError, "floats", change(name, torch.Tensor.float))
         yield Invalid(name, ValueError, "a dimension more", change(name, lambda x: x[None]))
+    yield slot_past_the_last("exact_slots")
     for name, most in (("exact_sinks", 133), ("tail", 131)):
         yield Invalid(name, ValueError, "negative", put(name, -1))
         yield Invalid(name, ValueError, "more than the rows", put(name, most + 1))
