@@ -77,12 +77,8 @@ METAL_FUNC RowTile locate_tile(
   int carried_tiles = 0;
   for (int base = 0; base < parameters.sequences; base += 32) {
     const int index = base + int(lane);
-    int last = index < parameters.sequences ? query_boundary(cu_seqlens, parameters, index + 1) : 0;
-    last = max(last, carried_boundary);
-    UNROLL for (ushort distance = 1; distance < 32; distance *= 2) {
-      const int earlier = simd_shuffle_up(last, distance);
-      if (ushort(lane) >= distance) last = max(last, earlier);
-    }
+    const int own = index < parameters.sequences ? query_boundary(cu_seqlens, parameters, index + 1) : 0;
+    const int last = largest_so_far(max(own, carried_boundary), lane);
     const int previous = simd_shuffle_up(last, ushort(1));
     const int first = lane == 0 ? carried_boundary : previous;
     const int rows = rows_of(parameters, last - first);

@@ -51,12 +51,8 @@ METAL_FUNC SequenceWindow sequence_window(
     int chunk_size,
     uint lane) {
   const int index = base + int(lane);
-  int last = index < sequence.sequences ? clamped_boundary(cu_seqlens, sequence, index + 1) : 0;
-  last = max(last, carried_boundary);
-  UNROLL for (ushort distance = 1; distance < 32; distance *= 2) {
-    const int earlier = simd_shuffle_up(last, distance);
-    if (ushort(lane) >= distance) last = max(last, earlier);
-  }
+  const int own = index < sequence.sequences ? clamped_boundary(cu_seqlens, sequence, index + 1) : 0;
+  const int last = largest_so_far(max(own, carried_boundary), lane);
   const int previous = simd_shuffle_up(last, ushort(1));
   SequenceWindow window;
   window.first = lane == 0 ? carried_boundary : previous;
