@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bench.modules import EXPONENTIALS
+from bench.modules import MODULES
 from bench.results import OURS, Row, markdown
 from bench.shapes import KIMI_LINEAR, QWEN3_NEXT
 from torch_gdn import _C
@@ -25,7 +25,7 @@ def jobs(quick: bool) -> Iterator[tuple[str, str | None, int]]:
     for algorithm in _C.prefill_algorithms():
         yield "prefill", algorithm, tokens
     yield "kda-prefill", "fused_chunk", tokens
-    for workload in ("decode", "decode-v-first", "conv-update", *EXPONENTIALS):
+    for workload in ("decode", "decode-v-first", "conv-update", *MODULES):
         yield workload, None, tokens
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import torch_gdn
-from bench.modules import EXPONENTIALS, module
+from bench.modules import MODULES, module
 from bench.shapes import Layer
 from torch_gdn.prefill import prefill_algorithm
 from torch_gdn.testing.inputs import bytes_of
@@ -114,5 +114,5 @@ WORKLOADS: Mapping[str, Callable[[Shape], Workload]] = {
     "prefill": prefill,
     "kda-prefill": kda_prefill,
     "conv-update": conv_update,
-    **{name: of_module(name) for name in EXPONENTIALS},
+    **{name: of_module(name) for name in MODULES},
 }

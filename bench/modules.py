@@ -33,8 +33,7 @@ class Module(NamedTuple):
     bytes: int
 
 
-# These are counts per element of the op's first output.
-EXPONENTIALS = {"causal_conv1d": 1, "rms_norm_gated": 1, "gdn_gating": 3}
+MODULES = [name for name, entry in REGISTRY.items() if entry.exponentials]
 
 
 def module(name: str, layer: Layer, tokens: int, dtype: torch.dtype, device: torch.device) -> Module:
@@ -52,11 +51,11 @@ def module(name: str, layer: Layer, tokens: int, dtype: torch.dtype, device: tor
     def exact() -> Tensor:
         return next(iter(entry.exact_outputs(drawn).values()))
 
-    return Module(call, exact, EXPONENTIALS[name] * call().numel(), entry.bytes(drawn))
+    return Module(call, exact, entry.exponentials * call().numel(), entry.bytes(drawn))
 
 
 def jobs(quick: bool) -> Iterator[tuple[str, int, torch.dtype]]:
-    for name in EXPONENTIALS:
+    for name in MODULES:
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             for tokens in (16,) if quick else TOKENS:
                 yield name, tokens, dtype

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import torch_gdn
 from bench.ceilings import Ceilings
-from bench.modules import EXPONENTIALS, module
+from bench.modules import MODULES, module
 from bench.results import OURS, Row
 from bench.shapes import Layer
 from bench.timing import Call, measure
@@ -43,7 +43,7 @@ def gdn_calls(device: torch.device) -> dict[str, Call]:
 def module_calls(device: torch.device) -> dict[str, Call]:
     column, weight = torch.randn(1, SIZE, device=device), torch.randn(SIZE, 4, device=device)
     cache = torch.zeros(1, SIZE, 4, device=device)
-    calls: dict[str, Call] = {name: module(name, TINY, 1, torch.float32, device).call for name in EXPONENTIALS}
+    calls: dict[str, Call] = {name: module(name, TINY, 1, torch.float32, device).call for name in MODULES}
     return calls | {
         "causal_conv1d_update": lambda: torch_gdn.causal_conv1d_update(column, cache, weight=weight, activation="silu")
     }

@@ -30,6 +30,7 @@ from tqdm import tqdm
 
 from examples.pycode import corpus
 from lab.studies import format_quality
+from lab.studies.figures import panels_at
 from torch_gdn.aura import KVCache, Scheme
 
 NAMES = {"lloyd-max": "ours", "origin": "origin's"}
@@ -143,30 +144,21 @@ def memory_table(tokens: int = 32_768) -> str:
 
 def plot(found: dict[tuple[str, str], list[float]], path: Path) -> None:
     """Plots the error over the spread on the left, and the error at a spread of 4 over bytes on the right."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), width_ratios=(3, 2), layout="constrained")
-    for i, scheme in enumerate(SCHEMES):
-        ours, origin = found[scheme, "lloyd-max"], found[scheme, "origin"]
-        left.plot(SPREADS, ours, f"C{i}-", marker="o", markersize=3, label=scheme)
-        left.plot(SPREADS, origin, f"C{i}--", marker="o", markersize=3)
-        size, at = bytes_per_token(scheme, 128), SPREADS.index(4)
-        right.plot([size, size], [ours[at], origin[at]], f"C{i}:")
-        right.plot(size, ours[at], f"C{i}o")
-        right.plot(size, origin[at], f"C{i}o", markerfacecolor="none")
-        right.annotate(scheme, (size, ours[at]), xytext=(5, -10), textcoords="offset points", fontsize=8)
-    left.set(xlabel="spread of the scores", ylabel="relative error of the output", yscale="log", xticks=SPREADS)
-    left.set_title("D = 128, 4,096 tokens; dashed: the origin systems' codebooks", fontsize=9)
-    left.legend(fontsize=8, ncols=2)
-    right.set(xlabel="bytes per token and head (float16: 512)", yscale="log")
-    right.set_title("spread 4; hollow: the origin systems' codebooks", fontsize=9)
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    with panels_at(path, 2, figsize=(10, 4), width_ratios=(3, 2)) as (left, right):
+        for i, scheme in enumerate(SCHEMES):
+            ours, origin = found[scheme, "lloyd-max"], found[scheme, "origin"]
+            left.plot(SPREADS, ours, f"C{i}-", marker="o", markersize=3, label=scheme)
+            left.plot(SPREADS, origin, f"C{i}--", marker="o", markersize=3)
+            size, at = bytes_per_token(scheme, 128), SPREADS.index(4)
+            right.plot([size, size], [ours[at], origin[at]], f"C{i}:")
+            right.plot(size, ours[at], f"C{i}o")
+            right.plot(size, origin[at], f"C{i}o", markerfacecolor="none")
+            right.annotate(scheme, (size, ours[at]), xytext=(5, -10), textcoords="offset points", fontsize=8)
+        left.set(xlabel="spread of the scores", ylabel="relative error of the output", yscale="log", xticks=SPREADS)
+        left.set_title("D = 128, 4,096 tokens; dashed: the origin systems' codebooks", fontsize=9)
+        left.legend(fontsize=8, ncols=2)
+        right.set(xlabel="bytes per token and head (float16: 512)", yscale="log")
+        right.set_title("spread 4; hollow: the origin systems' codebooks", fontsize=9)
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ from tqdm import tqdm
 import torch_gdn
 from examples.pycode import corpus
 from lab.studies.cache_formats import FORMATS, Stored
+from lab.studies.figures import panels_at
 from torch_gdn.aura import KVCache, codebooks
 
 SCHEMES = ("8v8", "8v4", "4v4", "4v3", "4v2", "3v3", "3v2", "2v2")
@@ -157,25 +158,19 @@ def table(found: dict[str, list[Result]]) -> str:
 
 def plot(found: dict[str, list[Result]], path: Path) -> None:
     """Plots attention's error over bits a value, with a panel for each source and a marker for each family."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(1, len(found), figsize=(5 * len(found), 4.2), sharey=True, layout="constrained")
-    markers = dict(zip(FAMILIES, (("o-", "C0"), ("s", "C1"), ("^", "C2")), strict=True))
-    for axes, (name, results) in zip(panels, found.items(), strict=True):
-        for family, (marker, colour) in markers.items():
-            points = sorted((r.bits, r.errors[2], r.name) for r in results if r.family == family)
-            bits, errors, _ = zip(*points, strict=True)
-            axes.plot(bits, errors, marker, color=colour, label=family, markersize=5, linewidth=0.8)
-            for at, error, label in points if family != FAMILIES[2] else ():
-                text = label.removeprefix("AURA ")
-                offset = (-4, -11) if family == FAMILIES[0] else (4, 12 if "4 bits" in text else 3)
-                axes.annotate(text, (at, error), xytext=offset, textcoords="offset points", fontsize=7, color=colour)
-        axes.set(title=name, xlabel="bits a value, with scales", yscale="log")
-        axes.grid(alpha=0.3)
-    panels[0].set_ylabel("relative error of attention's output")
-    panels[0].legend(fontsize=8)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    with panels_at(path, len(found), figsize=(5 * len(found), 4.2), sharey=True) as panels:
+        markers = dict(zip(FAMILIES, (("o-", "C0"), ("s", "C1"), ("^", "C2")), strict=True))
+        for axes, (name, results) in zip(panels, found.items(), strict=True):
+            for family, (marker, colour) in markers.items():
+                points = sorted((r.bits, r.errors[2], r.name) for r in results if r.family == family)
+                bits, errors, _ = zip(*points, strict=True)
+                axes.plot(bits, errors, marker, color=colour, label=family, markersize=5, linewidth=0.8)
+                for at, error, label in points if family != FAMILIES[2] else ():
+                    text = label.removeprefix("AURA ")
+                    offset = (-4, -11) if family == FAMILIES[0] else (4, 12 if "4 bits" in text else 3)
+                    axes.annotate(
+                        text, (at, error), xytext=offset, textcoords="offset points", fontsize=7, color=colour
+                    )
+            axes.set(title=name, xlabel="bits a value, with scales", yscale="log")
+        panels[0].set_ylabel("relative error of attention's output")
+        panels[0].legend(fontsize=8)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from tqdm import tqdm
 
+from lab.studies.figures import panels_at
 from lab.studies.kv_formats import Format, all_formats
 from lab.studies.kv_models import Pycode, SmolLM2, python_reference, vim_manual
 
@@ -131,33 +132,29 @@ def judge(results: Results) -> list[str]:
 
 def plot(results: Results, formats: dict[str, Format], path: Path) -> None:
     """Plots KL over bits at both lengths, with a line for each family."""
-    import matplotlib
+    from matplotlib import colormaps
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(1, 2, figsize=(13, 6), sharey=True, layout="constrained")
-    families = dict.fromkeys(form.family for form in formats.values())
-    colors = pyplot.get_cmap("tab20")
-    for axes, key in zip(panels, ("SmolLM2, 2k", "SmolLM2, 8k"), strict=True):
-        found = {name: x for name, x in results.get(key, {}).items() if name in formats}
-        for i, family in enumerate(families):
-            points = sorted((x["bits"], x["kl"], name) for name, x in found.items() if formats[name].family == family)
-            if points:
-                bits, kl, names = zip(*points, strict=True)
-                style = "o-" if family.startswith("AURA") else "s:"
-                axes.plot(bits, kl, style, color=colors(i), label=family, markersize=4, linewidth=0.8)
-                for at, loss, name in zip(bits, kl, names, strict=True):
-                    text = name.removeprefix("AURA ").split(",")[0]
-                    axes.annotate(
-                        text, (at, loss), xytext=(3, 3), textcoords="offset points", fontsize=6, color=colors(i)
-                    )
-        axes.set(title=key, xlabel="bits a value, with everything", yscale="log")
-        axes.grid(alpha=0.3)
-    panels[0].set_ylabel("KL of the next token, nats")
-    panels[1].legend(fontsize=7)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    with panels_at(path, 2, figsize=(13, 6), sharey=True) as panels:
+        families = dict.fromkeys(form.family for form in formats.values())
+        colors = colormaps["tab20"]
+        for axes, key in zip(panels, ("SmolLM2, 2k", "SmolLM2, 8k"), strict=True):
+            found = {name: x for name, x in results.get(key, {}).items() if name in formats}
+            for i, family in enumerate(families):
+                points = sorted(
+                    (x["bits"], x["kl"], name) for name, x in found.items() if formats[name].family == family
+                )
+                if points:
+                    bits, kl, names = zip(*points, strict=True)
+                    style = "o-" if family.startswith("AURA") else "s:"
+                    axes.plot(bits, kl, style, color=colors(i), label=family, markersize=4, linewidth=0.8)
+                    for at, loss, name in zip(bits, kl, names, strict=True):
+                        text = name.removeprefix("AURA ").split(",")[0]
+                        axes.annotate(
+                            text, (at, loss), xytext=(3, 3), textcoords="offset points", fontsize=6, color=colors(i)
+                        )
+            axes.set(title=key, xlabel="bits a value, with everything", yscale="log")
+        panels[0].set_ylabel("KL of the next token, nats")
+        panels[1].legend(fontsize=7)
 
 
 def write_page(text: str) -> None:

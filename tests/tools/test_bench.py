@@ -300,7 +300,7 @@ def test_the_table_holds_ratios_to_ours() -> None:
 
 def test_every_public_function_of_a_layer_has_its_overhead_measured() -> None:
     names = set().union(*(calls(CPU) for calls in overhead.GROUPS.values()))
-    assert {"chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "l2norm", *modules.EXPONENTIALS} <= names
+    assert {"chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "l2norm", *modules.MODULES} <= names
 
 
 @pytest.mark.skipif(on_a_mac(), reason="the do-nothing launcher is built for the simulated device")

@@ -173,16 +173,20 @@ class Loaded:
         return self.missing if self.missing != self.expected else set()
 
 
-class Linear:
+class Method:
+    """What an engine's layer does with packed weights, by the layer's name."""
+
+    def __init__(self, packing: Packing, name: str) -> None:
+        self.packing, self.name, self.loaded = packing, name, Loaded()
+
+
+class Linear(Method):
     """A linear layer, or an embedding, by one op.
 
     The layer has weight, scales and biases, and `order` if it gathers the columns of x first."""
 
     dtype: torch.dtype  # x's dtype
     rows: list[int]  # rows of each matrix of a fused layer
-
-    def __init__(self, packing: Packing, name: str) -> None:
-        self.packing, self.name, self.loaded = packing, name, Loaded()
 
     def create_weights(
         self,
@@ -239,11 +243,8 @@ class Linear:
         return rows
 
 
-class Experts:
+class Experts(Method):
     """Routed experts. The layer has w13_weight, w13_scales, w13_biases and the same for w2."""
-
-    def __init__(self, packing: Packing, name: str) -> None:
-        self.packing, self.name, self.loaded = packing, name, Loaded()
 
     def create_weights(
         self,

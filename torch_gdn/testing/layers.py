@@ -222,6 +222,7 @@ register(
         self_test=[RowPoint(BF16)],
         compiled=partial(one_dtype, NORM_ROWS[:3]),
         operations=lambda call: 5 * call["x"].numel(),
+        exponentials=1,
         invalid=partial(wrong_norm, second="g", too_long=1025),
     ),
     OpEntry(
@@ -230,6 +231,7 @@ register(
         small=SMALL_ROWS,
         points=[RowPoint(heads=6, tokens=70), RowPoint(BF16, heads=32)],
         operations=lambda call: 5 * call["a"].numel(),
+        exponentials=3,
         invalid=wrong_gates,
     ),
     OpEntry(
@@ -371,6 +373,7 @@ register(
         compiled=compiled_convolutions,
         heads={"final_state": 1},
         operations=lambda call: 2 * call["x"].numel() * call["weight"].shape[1],
+        exponentials=1,
         launches=2,
         invalid=partial(wrong_convolution, state="initial_state"),
         hostile=[Hostile("cu_seqlens", each, packed=True) for each in BOUNDARIES],

@@ -101,6 +101,7 @@ class OpEntry(Generic[P]):
     operations: Callable[[Call], int] = lambda call: (
         0
     )  # number of multiplications and additions; 0 if nobody has counted them
+    exponentials: int = 0  # number for each element of the first output
     launches: int | None = 1  # for the small call and for views of it; None if the op refuses or copies views
     scratch: bool = False  # True if it allocates more than its outputs
     invalid: Callable[[OpEntry[P]], Iterable[Invalid]] = lambda entry: ()

@@ -185,11 +185,7 @@ def convolution_reason(
 
 
 def update_reason(
-    hidden_states: Tensor,
-    conv_state: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    activation: str | None = None,
+    hidden_states: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None
 ) -> str:
     reason = common_reason(hidden_states, weight, bias, conv_state)
     reason = reason or self_test_reason("causal_conv1d_update_", hidden_states.device)
