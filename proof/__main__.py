@@ -11,8 +11,8 @@ from pathlib import Path
 from proof import checks, page
 
 UNPROVEN = """\
-Stays unproven until a Mac runs it: that Apple's own shader compiler takes the kernels, what registers it gives them,
-that an Apple GPU computes the same as the simulated device, and speed."""
+Only a Mac can show that Apple's own shader compiler accepts the kernels, how many registers it gives them, that an
+Apple GPU computes the same values as the simulated device, and how fast the kernels are."""
 
 
 def table(results: Sequence[checks.Result]) -> str:

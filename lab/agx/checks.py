@@ -41,7 +41,7 @@ def compile_all(wanted: Iterable[Launch], progress: Progress) -> list[compiler.C
     return sorted(compiled, key=lambda each: each.name)
 
 
-@check("apple-isa", "machine code for M1 and M2 by Mesa's compiler: no rule broken, every figure as recorded")
+@check("apple-isa", "Mesa's compiler makes machine code for M1 and M2 that breaks no rule and has the recorded figures")
 def apple_isa_check(progress: Progress) -> Finding:
     return finding_of(compile_all(recorded_launches(), progress), compiler.versions())
 
@@ -60,7 +60,7 @@ def finding_of(compiled: Sequence[compiler.Compiled], versions: str) -> Finding:
     return Finding(len(compiled), problems, notes, {table.TABLE: table.text(versions, found)})
 
 
-@check("apple-isa-calibration", "the same compiler on llama.cpp's kernels: near what Apple's own gave them on a Mac")
+@check("apple-isa-calibration", "for llama.cpp's kernels, that compiler gives nearly the figures of Apple's compiler")
 def calibration_check(progress: Progress) -> Finding:
     progress.expect(1)
     compiled = calibration.compiled()

@@ -11,7 +11,7 @@ from lab.cuda.__main__ import CUBINS
 from proof.checks import Finding, LeftOut, Progress, check
 
 
-@check("cuda", "the shaders compute the same on an NVIDIA GPU, and compute-sanitizer finds nothing")
+@check("cuda", "the shaders compute the same values on an NVIDIA GPU, and compute-sanitizer finds nothing")
 def cuda_check(progress: Progress) -> Finding:
     if reason := running.missing():
         raise LeftOut(reason)

@@ -51,7 +51,7 @@ def apple_reference() -> apple_headers.Reference:
     return apple_headers.fetch_reference()
 
 
-@check("mac-build", "the extension compiles and links for arm64 macOS 14, nothing left open but CPython and OpenMP")
+@check("mac-build", "the extension compiles and links for arm64 macOS 14; CPython and OpenMP define all other symbols")
 def mac_build_check(progress: Progress) -> Finding:
     try:
         build = built(progress)
@@ -62,7 +62,7 @@ def mac_build_check(progress: Progress) -> Finding:
     return finding
 
 
-@check("mac-symbols", "every symbol it needs is in torch's wheel, or in macOS as torch and MLX use it")
+@check("mac-symbols", "every symbol that it needs is in torch's wheel, or is one of macOS that torch or MLX uses too")
 def mac_symbols_check(progress: Progress) -> Finding:
     build = needed_build(progress)
     images = mac_build.apple_built_images(build.torch, wheels.mlx_metal())
@@ -77,7 +77,7 @@ def mac_selectors_check(progress: Progress) -> Finding:
     return mac_symbols.check_selectors(needed_build(progress).image, known)
 
 
-@check("mac-loading", "load commands, rpath, signature; no trace of the machine that built it")
+@check("mac-loading", "load commands, rpath and signature are right, and nothing in it names the machine that built it")
 def mac_loading_check(progress: Progress) -> Finding:
     build = needed_build(progress)
     commands = mac_symbols.check_load_commands(build.image)
@@ -85,20 +85,20 @@ def mac_loading_check(progress: Progress) -> Finding:
     return Finding(commands.cases + paths.cases, commands.problems + paths.problems)
 
 
-@check("mac-wheel", "a macosx_14_0_arm64 wheel: tags, contents, label, load commands next to torch's, pip takes it")
+@check("mac-wheel", "the macosx_14_0_arm64 wheel has the right tags, contents and load commands, and pip accepts it")
 def mac_wheel_check(progress: Progress) -> Finding:
     build = needed_build(progress)
     return mac_wheel.check_wheel(mac_wheel.assemble(build, wheels.cache_directory() / "mac"), build.torch)
 
 
-@check("apple-headers", "declarations in our stub headers of Metal and Foundation, compared with Apple's")
+@check("apple-headers", "the declarations in our stub headers of Metal and Foundation agree with Apple's")
 def apple_headers_check(progress: Progress) -> Finding:
     names = apple_headers.names_used_by(torch_library())
     comparison = apple_headers.compare(apple_headers.stubs(), apple_reference(), names)
     return apple_headers.judge(comparison)
 
 
-@check("apple-headers-faults", "a wrong value, type, argument count or name in a stub header is found")
+@check("apple-headers-faults", "a wrong value, type, argument count or name in a stub header fails the check above")
 def apple_headers_faults_check(progress: Progress) -> Finding:
     return header_faults.check_faults(apple_reference(), apple_headers.names_used_by(torch_library()))
 
@@ -106,7 +106,7 @@ def apple_headers_faults_check(progress: Progress) -> Finding:
 NEWER = " and ".join(wheels.NEWER_TORCH_VERSIONS)
 
 
-@check("torch-versions", f"the same with torch {NEWER}: it compiles, links, and every symbol is in their wheels")
+@check("torch-versions", f"it also compiles and links with torch {NEWER}, and their wheels have every symbol")
 def torch_versions_check(progress: Progress) -> Finding:
     sources = mac_extension().sources
     verdicts = [torch_versions.judge(version, sources, progress) for version in wheels.NEWER_TORCH_VERSIONS]

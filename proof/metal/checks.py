@@ -12,7 +12,7 @@ from proof.metal import vocabulary
 from proof.metal.facts import ISA_REGISTERS
 
 
-@check("strict-rules", "each rule of Metal's refuses its example and accepts the corrected one")
+@check("strict-rules", "each of Metal's rules refuses its example, and accepts the corrected example")
 def strict_rules_check(progress: Progress) -> Finding:
     examples = strict_examples.examples()
     progress.expect(len(examples))
@@ -46,7 +46,7 @@ def strict_metal_check(progress: Progress) -> Finding:
     return Finding(len(wanted), problems, notes, tables)
 
 
-@check("vocabulary", "every word of Metal's in the shaders is in Metal that Apple's compiler is known to take")
+@check("vocabulary", "every Metal name in the shaders also occurs in sources that Apple's compiler is known to accept")
 def vocabulary_check(progress: Progress) -> Finding:
     progress.expect(2)
     words = vocabulary.words(vocabulary.trees_of_kernels())
@@ -59,7 +59,7 @@ def vocabulary_check(progress: Progress) -> Finding:
     return Finding(len(words), problems, notes, {vocabulary.TABLE: vocabulary.table_text(named)})
 
 
-@check("metal-of-others", "the same front end takes the Metal that MLX and PyTorch ship, or there is a reason")
+@check("metal-of-others", "the same front end accepts MLX's and PyTorch's Metal sources, or has a known reason not to")
 def metal_of_others_check(progress: Progress) -> Finding:
     problems, notes, cases, compiled = [], [], 0, 0
     for project, verdicts in strict_others.judge_all(progress).items():

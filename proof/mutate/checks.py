@@ -14,7 +14,7 @@ COUNT = 10  # planted faults; all of them take hours
 ALLOWED = 5  # drawn mutants that pass, of which no program can see some
 
 
-@check("mutation-sample", "a fault that is planted in shaders, host code, contracts or CPU kernels fails a test")
+@check("mutation-sample", "a fault planted in shaders, host code, contracts or CPU kernels makes a test fail")
 def mutation_sample_check(progress: Progress) -> Finding:
     faults = sample(all_faults(), COUNT)
     verdicts = run_all(faults, progress)
