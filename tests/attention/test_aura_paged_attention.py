@@ -94,6 +94,14 @@ def test_keys_divided_among_threadgroups(device: torch.device, queries: list[int
     check(device, call, "8v4", "paged_attention_merge", tail=128)
 
 
+@pytest.mark.parametrize("queries", [1, 40])
+@pytest.mark.parametrize("D", [64, 256])
+def test_keys_that_are_read_together_have_two_means(device: torch.device, D: int, queries: int) -> None:
+    """A block has three tiles, and the window begins 12 keys before the second one, or 51."""
+    call = make_call([queries], [300], HQ=2, HK=1, D=D, block_size=384) | {"window": 184}
+    check(device, call, "8v4")
+
+
 def test_what_was_encoded_into_slots(device: torch.device) -> None:
     """aura_encode_ writes the pages of one layer by slot_mapping. All heads of a token follow one another."""
     codec, (blocks, size, H, D) = Codec(64, 8), (5, 16, 2, 64)

@@ -68,7 +68,7 @@ class TileMeans {
     }
     for (int64_t d = 0; d < D; ++d) {
       const float mean = sum[d] / static_cast<float>(held + from_new);  // NaN if there is no key
-      sum[d] = std::fabs(mean) < 65520.0f ? mean : 0.0f;  // a larger one would become infinite
+      sum[d] = std::fabs(mean) < 65520.0f ? mean : 0.0f;                // a larger one would become infinite
     }
     write_mean(n, tile, head, sum.data());
   }
