@@ -299,7 +299,7 @@ def wrong_pages(entry: OpEntry[Any]) -> Iterator[Invalid]:
     yield Invalid("value_cache", ValueError, "a block fewer", change("value_cache", lambda x: x[1:]))
 
 
-def each_of(*names: str, how: slice | tuple[slice, ...]) -> Change:
+def each_of(*names: str, how: slice | tuple[slice | Tensor, ...]) -> Change:
     return lambda call: call | {name: call[name][how] for name in names}
 
 
@@ -352,7 +352,8 @@ def wrong_coded(entry: OpEntry[PagePoint]) -> Iterator[Invalid]:
     yield Invalid(means, ValueError, "a tile too many", change(means, lambda x: x.repeat(1, 2, 1, 1)))
     yield Invalid(means, ValueError, "columns apart", change(means, columns_apart))
     parts = ("key_codes", "key_norms", "value_codes", "value_norms")
-    yield Invalid(means, ValueError, "blocks of 120", each_of(*parts, how=(slice(None), slice(120))))
+    more = torch.arange(160) % 128  # of a block of 128
+    yield Invalid(means, ValueError, "blocks of 160", each_of(*parts, how=(slice(None), more)))
     yield from wrong_exact_rows()
 
 
