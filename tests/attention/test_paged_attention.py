@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import torch_gdn
-from tests.gdn.test_opcheck import opcheck
-from tests.helpers.devices import kernels_run, on_a_mac, ready
+from tests.helpers.devices import by_threads, kernels_run, on_a_mac, ready
 from tests.helpers.errors import assert_close, assert_same_bits
 from tests.helpers.pairwise import pairwise
 from torch_gdn import reference
@@ -166,23 +165,11 @@ def test_a_new_output(device: torch.device) -> None:
     assert_close("o", o.cpu(), exact(call), BOUND[torch.float32], head_dim=1)
 
 
-@pytest.mark.parametrize("name", ["decode", "mixed"])
-def test_the_same_bits_each_time(device: torch.device, name: str) -> None:
-    call = make_call(*SEQUENCES[name])
-    assert_same_bits("o", attend(device, call), attend(device, call))
-
-
 def test_the_number_of_threads_changes_no_bit() -> None:
-    call, threads = make_call([1, 40, 3], [5000, 300, 2500]), torch.get_num_threads()
-    found = []
-    try:
-        for count in (1, 2, 5):
-            torch.set_num_threads(count)
-            found.append(attend(torch.device("cpu"), call))
-    finally:
-        torch.set_num_threads(threads)
-    for o in found[1:]:
-        assert_same_bits("o", o, found[0])
+    call = make_call([1, 40, 3], [5000, 300, 2500])
+    alone, *results = by_threads(lambda: attend(torch.device("cpu"), call), 1, 2, 5)
+    for o in results:
+        assert_same_bits("o", o, alone)
 
 
 @pytest.mark.parametrize("which", ["key_cache", "value_cache"])
@@ -257,12 +244,6 @@ def test_wrong_indices(device: torch.device, dtype: torch.dtype, queries: list[i
     torch.mps.synchronize()  # the error is reported only once
     if wrong.argument != "cu_seqlens" and queries[0] == 1:
         assert_close("o", o[:1].cpu(), expected, BOUND[torch.float32], head_dim=1)
-
-
-def test_opcheck(device: torch.device) -> None:
-    call = REGISTRY["paged_attention_"].smallest(device=device)
-    opcheck("paged_attention_", call, device)
-    opcheck("paged_attention_", call | {"sinks": None, "window": 0, "causal": False, "scale": 0.2}, device)
 
 
 @pytest.mark.parametrize("op", ["paged_attention_", "aura_paged_attention_"])

@@ -7,12 +7,10 @@ import torch
 from torch import Tensor
 
 import torch_gdn
-from tests.gdn.test_opcheck import opcheck
 from tests.helpers.aura import CODECS
 from tests.helpers.devices import launched
 from tests.helpers.errors import assert_close
 from torch_gdn import reference
-from torch_gdn.testing import REGISTRY
 from torch_gdn.testing.aura import Codec
 from torch_gdn.testing.inputs import to_device
 from torch_gdn.testing.models import DTYPES
@@ -59,16 +57,3 @@ def test_a_norm_that_is_not_finite_stays_in_its_vector(device: torch.device) -> 
     spoilt = decode(device, codec, codes, norms)
     others = torch.arange(8) != 3
     assert spoilt[3].isnan().all() and torch.equal(spoilt[others], x[others])
-
-
-def test_no_vectors(device: torch.device) -> None:
-    codec = Codec(64, 2).to(device)
-    codes = torch.zeros(2, 0, 4, dtype=torch.int32, device=device)
-    norms = torch.zeros(2, 0, dtype=torch.float16, device=device)
-    assert torch_gdn.aura_decode(codes, norms, codec.codebook, codec.signs).shape == (2, 0, 64)
-
-
-def test_opcheck(device: torch.device) -> None:
-    call = REGISTRY["aura_decode"].smallest(device=device)
-    opcheck("aura_decode", call, device)
-    opcheck("aura_decode", call | {"tile_means": None, "dtype": None, "rotated": True}, device)

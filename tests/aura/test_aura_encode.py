@@ -5,10 +5,8 @@ import torch
 from torch import Tensor
 
 import torch_gdn
-from tests.gdn.test_opcheck import opcheck
 from tests.helpers.aura import CODECS
 from tests.helpers.devices import launched
-from tests.helpers.errors import assert_same_bits
 from torch_gdn import reference
 from torch_gdn.reference.aura import quantise, unpack
 from torch_gdn.testing import REGISTRY
@@ -66,13 +64,6 @@ def test_codes_and_norms(device: torch.device, D: int, bits: int) -> None:
     assert_encodes(codec, x, codes, norms)
 
 
-def test_the_same_bits_each_time(device: torch.device) -> None:
-    codec, x = Codec(96, 3), torch.randn(4, 33, 96)
-    first, again = encode(device, codec, x), encode(device, codec, x)
-    for name, ours, expected in zip(("codes", "norms"), again, first, strict=True):
-        assert_same_bits(name, ours, expected)
-
-
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("D", [80, 128])
 def test_tokens_go_to_their_slots_and_nowhere_else(device: torch.device, D: int, bits: int) -> None:
@@ -126,12 +117,6 @@ def test_any_magnitude(device: torch.device, exponent: int) -> None:
     assert torch.equal(scaled_norms, (norms.double() * 2.0**exponent).half())
 
 
-def test_no_vectors(device: torch.device) -> None:
-    codec = Codec(64, 2).to(device)
-    codes, norms = torch_gdn.aura_encode(torch.zeros(2, 0, 64, device=device), *codec.tables)
-    assert codes.shape == (2, 0, 4) and norms.shape == (2, 0)
-
-
 @pytest.mark.parametrize("bad", [8, 2**31, 2**32 + 1])
 def test_a_slot_past_the_end(device: torch.device, bad: int) -> None:
     call = REGISTRY["aura_encode_"].smallest(device=device) | {"slots": torch.tensor([0, 1, bad, 3, 4], device=device)}
@@ -144,8 +129,3 @@ def test_a_slot_past_the_end(device: torch.device, bad: int) -> None:
     with pytest.raises(RuntimeError, match=rf"^aura_encode_: {message}, got {bad} at 2\b"):
         torch.mps.synchronize()
     assert (call["norms"].cpu() != 0).any(0).any(0).tolist() == [True, True, False, True, True, False, False, False]
-
-
-@pytest.mark.parametrize("op", ["aura_encode", "aura_encode_"])
-def test_opcheck(device: torch.device, op: str) -> None:
-    opcheck(op, REGISTRY[op].smallest(device=device), device)

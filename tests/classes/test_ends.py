@@ -1,4 +1,4 @@
-"""Tests ops with sinks and scores that differ by a hundred, and with values at the ends of each dtype's exponents."""
+"""Tests ops with sinks and scores far apart, values at the ends of each dtype's exponents, NaN, and no tokens."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.classes.test_plans import algorithms_of
 from tests.helpers.entries import assert_exact, fields_of
 from torch_gdn.testing import REGISTRY, Point
-from torch_gdn.testing.inputs import Call, to_device
+from torch_gdn.testing.inputs import Call, tensors_of, to_device
+from torch_gdn.testing.layers import RowPoint
 from torch_gdn.testing.models import DTYPES
 from torch_gdn.testing.registry import Named
 
@@ -83,3 +85,43 @@ def test_values_at_the_ends_of_the_exponents(device: torch.device, op: str, dtyp
             smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps  # v is rounded to it
             assert ((x - expected).abs() <= 4 * smallest * max(factor, 1.0)).all(), name
         assert changed or not names
+
+
+WITH_TOKENS = {op for op, entry in REGISTRY.items() if "tokens" in fields_of(entry)} - {"qk_norm_rope_and_cache_"}
+
+
+@pytest.mark.parametrize("op", sorted(WITH_TOKENS))
+def test_no_tokens(device: torch.device, op: str) -> None:
+    """Results are empty, and a final state is the initial one."""
+    entry = REGISTRY[op]
+    has_algorithms = "return_intermediate_states" in entry.arguments
+    for algorithm in algorithms_of(op) if has_algorithms else (None,):
+        each = replace(entry.small, tokens=0, **({"algorithm": algorithm} if has_algorithms else {}))
+        call = entry.call(each)
+        call |= {name: torch.ones_like(call[name]) for name in {"has_initial_state"} & call.keys()}  # none begins anew
+        exact, there = entry.exact_outputs(call), to_device(call, device)
+        found = entry.outputs(there, entry.run(there, each))
+        assert {name: x.shape for name, x in found.items()} == {name: x.shape for name, x in exact.items()}
+        for name, x in found.items():
+            assert torch.equal(x.cpu().to(exact[name].dtype), exact[name]), name
+
+
+@pytest.mark.parametrize("op", [op for op, entry in REGISTRY.items() if isinstance(entry.small, RowPoint)])
+def test_nan_is_where_float64_has_it(device: torch.device, op: str) -> None:
+    """Other numbers keep their bits."""
+    entry = REGISTRY[op]
+    call = entry.smallest()
+
+    def outputs(call: Call) -> Named:
+        there = to_device(call, device)
+        return {name: x.cpu() for name, x in entry.outputs(there, entry.run(there)).items()}
+
+    before = outputs(call)
+    for name in [name for name in tensors_of(call) if call[name].is_floating_point() and call[name].dim() > 2]:
+        spoilt = call | {name: call[name].clone()}
+        spoilt[name][tuple(size // 2 for size in spoilt[name].shape)] = torch.nan
+        where = {name: x.isnan() for name, x in entry.exact_outputs(spoilt).items()}
+        assert any(x.any() for x in where.values())
+        for each, x in outputs(spoilt).items():
+            assert torch.equal(x.isnan(), where[each]), f"{each} after NaN in {name}"
+            assert torch.equal(x[~where[each]], before[each][~where[each]]), f"{each} after NaN in {name}"

@@ -40,11 +40,16 @@ def assert_near(name: str, x: Tensor, exact: Tensor, least: Tensor | float = LEA
     assert (error <= allowed * exact.abs().amax(-1) + least).all(), f"{name}: {error.max()}"
 
 
-@pytest.mark.parametrize("op", ["gdn_gating", "fused_kda_gate"])
+RULES = [op for op, entry in REGISTRY.items() if "use_gate_in_kernel" in entry.arguments]
+# These compute gates and nothing else.
+GATES = [op for op, entry in REGISTRY.items() if "A_log" in entry.arguments and not {"v", "qkv"} & {*entry.arguments}]
+
+
+@pytest.mark.parametrize("op", GATES)
 def test_gates(device: torch.device, op: str) -> None:
     """Each number is compared by itself. In each head A_log is at another end of its range."""
     entry, values = REGISTRY[op], around(OF_GATES)
-    point = replace(entry.small, tokens=len(values), heads=4, batch=1, **({"D": 1} if op != "gdn_gating" else {}))
+    point = replace(entry.small, tokens=len(values), heads=4, batch=1, D=1)
     call = entry.call(point)
     call |= {"A_log": torch.tensor([-87.0, 0.0, 0.34, 80.0]), "dt_bias": torch.zeros_like(call["dt_bias"])}
     for name in {"a", "b", "g"} & call.keys():
@@ -56,9 +61,6 @@ def test_gates(device: torch.device, op: str) -> None:
             least = LEAST * call["A_log"].double().exp().clamp(min=1)  # exp(A_log) scales the smallest softplus
             more = 2 * 104 * 2**-24 if options else 0.0  # the error of exp(x) with a rounded x down to -104
             assert_near(name, x.reshape(-1, 4, 1), exact[name].reshape(-1, 4, 1), least, more)
-
-
-RULES = [op for op, entry in REGISTRY.items() if "use_gate_in_kernel" in entry.arguments]
 
 
 @pytest.mark.parametrize("op", RULES)
@@ -113,6 +115,20 @@ def test_rows_around_eps(device: torch.device, op: str) -> None:
         for name, x in entry.outputs(there, entry.run(there)).items():
             rows = (*exact[name].shape, 1) if name == "rstd" else exact[name].shape  # a row has one factor
             assert_near(name, x.view(rows), exact[name].view(rows))
+
+
+@pytest.mark.parametrize("op", [op for op in NORMS if "x" in REGISTRY[op].arguments])
+def test_without_eps_a_row_of_zeros_is_nan(device: torch.device, op: str) -> None:
+    """The row is NaN as in PyTorch, and other rows keep their bits."""
+    entry = REGISTRY[op]
+    call = to_device(entry.smallest() | {"eps": 0.0}, device)
+    expected, first = next(iter(entry.outputs(call, entry.run(call)).values())), (0,) * (call["x"].dim() - 1)
+    for name in {"x", "residual"} & call.keys():
+        call[name][first] = 0
+    y = next(iter(entry.outputs(call, entry.run(call)).values()))
+    assert y[first].isnan().all()
+    y[first] = expected[first]
+    assert torch.equal(y, expected)
 
 
 @pytest.mark.parametrize("op", RULES)

@@ -32,6 +32,8 @@ pytestmark = [
 
 CAPABILITIES = ("DEFAULT", "AVX2", "AVX512") if sys.platform == "linux" else ("DEFAULT",)
 CHANNELS, ROW = 130, 77  # some whole vectors or tiles, and a remainder
+NORMS = [op for op, entry in REGISTRY.items() if {"x", "eps"} <= {*entry.arguments}]
+GATED_NORM = "rms_norm_gated"
 
 PROGRAM = """
 import sys, torch, torch_gdn
@@ -67,10 +69,10 @@ def cases() -> dict[str, Case]:
             call = call | state | {name: call[name][:, :1] for name in ("x", "residual")}
             found[f"convolution of one token {dtype} {S}"] = Case("causal_conv1d", columns, call)
         rows = RowPoint(dtype, D=ROW, tokens=ROW, heads=1, batch=1)
-        found[f"l2norm {dtype}"] = drawn("l2norm", rows)
-        found[f"gated norm {dtype}"] = drawn("rms_norm_gated", rows)
-        found[f"norm {dtype}"] = drawn("rms_norm", rows, residual=None)
-        found[f"norm of a sum {dtype}"] = drawn("rms_norm", rows)
+        for op in NORMS:
+            found[f"{op} {dtype}"] = drawn(op, rows)
+            if "residual" in REGISTRY[op].arguments:
+                found[f"{op} of x alone {dtype}"] = drawn(op, rows, residual=None)
     for D in (80, 128):  # codes fill one and a half registers (80), or whole registers (128)
         for bits in BITS:
             point = CodecPoint(D=D, bits=bits, tokens=9, rotated=True)
@@ -91,7 +93,7 @@ def cases() -> dict[str, Case]:
 def rules() -> dict[str, Case]:
     """Returns cases with head sizes above and below those at which a kernel divides K, in both layouts of a state."""
     found: dict[str, Case] = {}
-    ops = ("fused_recurrent_gated_delta_rule", "chunk_gated_delta_rule", "chunk_kda")
+    ops = [op for op, entry in REGISTRY.items() if {"initial_state", "use_gate_in_kernel"} <= {*entry.arguments}]
     for op, (K, V), v_first in itertools.product(ops, ((16, 20), (96, 192), (256, 40)), (False, True)):
         point = RulePoint(K=K, V=V, tokens=5 if "recurrent" in op else 70, HV=1, state_v_first=v_first)
         found[f"{op} {K} {V}{' values first' if v_first else ''}"] = drawn(op, point)
@@ -108,10 +110,10 @@ def calls() -> list[tuple[str, str, Call]]:
     """Returns the cases, and the calls that tests compare in other ways."""
     found = [(name, each.op, each.call) for name, each in cases().items()]
     for dtype in DTYPES:
-        gated = cases()[f"gated norm {dtype}"]
-        found.append((f"rounded {dtype}", gated.op, gated.call | {"round_norm": True}))
+        gated = cases()[f"{GATED_NORM} {dtype}"].call
+        found.append((f"rounded {dtype}", GATED_NORM, gated | {"round_norm": True}))
     ones = {"x": torch.ones_like(gates()), "g": gates(), "eps": 0.0, "activation": "sigmoid"}
-    found.append(("sigmoid", "rms_norm_gated", ones))
+    found.append(("sigmoid", GATED_NORM, ones))
     heads = gates().T[None]  # [1, 1, HV]: some whole vectors and a remainder
     gating = {"A_log": torch.zeros(heads.size(2)), "a": heads, "b": heads}
     return [*found, ("gates", "gdn_gating", gating)]
@@ -149,9 +151,11 @@ def test_bits(results: dict[str, Named], dtype: torch.dtype) -> None:
         call = cases()[name].call
         after = torch.cat([call["initial_state"], call["x"].transpose(1, 2)], -1)[..., 1:]
         assert torch.equal(results[name]["final_state"], after)
-    call = cases()[f"norm of a sum {dtype}"].call
-    of_sum = (call["x"].float() + call["residual"].float()).to(dtype)
-    assert torch.equal(results[f"norm of a sum {dtype}"]["residual_out"], of_sum)
+    for op in NORMS:
+        name = f"{op} {dtype}"
+        if "residual" in (call := cases()[name].call):
+            of_sum = (call["x"].float() + call["residual"].float()).to(dtype)
+            assert torch.equal(results[name]["residual_out"], of_sum)
 
 
 def test_codes_are_looked_up(results: dict[str, Named]) -> None:
@@ -162,7 +166,7 @@ def test_codes_are_looked_up(results: dict[str, Named]) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rounds_where_transformers_rounds(results: dict[str, Named], dtype: torch.dtype) -> None:
-    call, found = cases()[f"gated norm {dtype}"].call, results[f"rounded {dtype}"]["y"]
+    call, found = cases()[f"{GATED_NORM} {dtype}"].call, results[f"rounded {dtype}"]["y"]
     x, g = call["x"].double(), call["g"].double()
     normalised = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)).to(dtype)
     expected = ((normalised * call["weight"]).double() * torch.nn.functional.silu(g)).to(dtype)

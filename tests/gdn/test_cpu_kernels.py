@@ -11,6 +11,7 @@ import torch
 
 import torch_gdn
 from tests.helpers.cases import END_TO_END_OPS, Case, assert_exact, make_case, run
+from tests.helpers.devices import by_threads
 from tests.helpers.errors import assert_same_bits
 
 CPU = torch.device("cpu")
@@ -87,17 +88,11 @@ def test_bits_do_not_depend_on_how_threads_share_the_work(
 ) -> None:
     """2, 5 and 8 threads divide heads and columns of V into other work items than one thread does."""
     case = make_case(150, K, V, H=H, HV=HV, dtype=dtype, cu_seqlens=[0, 17, 17, 150])
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        alone = run(op, case, CPU)
-        assert_exact(op, case, alone)
-        for threads in (2, 5, 8):
-            torch.set_num_threads(threads)
-            for name, ours, expected in zip(("o", "final_state"), run(op, case, CPU), alone, strict=True):
-                assert_same_bits(f"{name} of {threads} threads", ours, expected)
-    finally:
-        torch.set_num_threads(before)
+    alone, *results = by_threads(lambda: run(op, case, CPU), 1, 2, 5, 8)
+    assert_exact(op, case, alone)
+    for each in results:
+        for name, ours, expected in zip(("o", "final_state"), each, alone, strict=True):
+            assert_same_bits(name, ours, expected)
 
 
 @pytest.mark.parametrize("chunk_size", [16, 32, 64])
@@ -117,7 +112,7 @@ def test_states_between_chunks_are_those_of_shorter_sequences(dtype: torch.dtype
 CHECKS = """
 import torch
 from tests.helpers.cases import END_TO_END_OPS, assert_exact, make_case, run
-from tests.helpers.kda import assert_exact_kda, kda_inputs
+from tests.helpers.kda import CHUNK, assert_exact_kda, kda_inputs
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
     for K, V in ((128, 160), (100, 60), (37, 75), (256, 33)):
         case = make_case(70, K, V, HV=2, dtype=dtype)
@@ -129,7 +124,7 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
             assert_exact(op, case, (o, state.transpose(-1, -2)))
         raw = {"use_gate_in_kernel": True, "A_log": torch.zeros(2), "lower_bound": -5.0}
         for options in ({}, raw, raw | {"lower_bound": None}):
-            assert_exact_kda("chunk_kda", kda_inputs(70, K, V, dtype=dtype), torch.device("cpu"), **options)
+            assert_exact_kda(CHUNK, kda_inputs(70, K, V, dtype=dtype), torch.device("cpu"), **options)
 repeated = make_case(130, beta=1.9, same_keys=True)
 assert_exact("chunk_gated_delta_rule", repeated, run("chunk_gated_delta_rule", repeated, torch.device("cpu")))
 """

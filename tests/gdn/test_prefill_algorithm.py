@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.helpers import kda
 from tests.helpers.cases import assert_exact, make_case, run
 from tests.helpers.devices import kernels_run, ready
 from tests.helpers.golden import assert_as_exact_as_fla, load
@@ -69,7 +70,7 @@ def test_the_largest_chunk_has_one_tile_of_keys() -> None:
 @pytest.mark.parametrize(("K", "size"), [(56, 32), (57, 16)])
 def test_the_largest_chunk_with_channel_decays(K: int, size: int) -> None:
     ready("mps")
-    entry = REGISTRY["chunk_kda"]
+    entry = REGISTRY[kda.CHUNK]
     point = replace(entry.small, K=K, algorithm="fused_chunk", fused_chunk_size=32)
     (launch,) = launches_at(entry, point, fake_mps())
     assert launch.variant.arguments[:3] == ("float", str(K), str(size))

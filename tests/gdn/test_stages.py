@@ -71,15 +71,6 @@ def test_takes_any_strides(device: torch.device, op: str) -> None:
         assert_same_bits(op, ours, expected)
 
 
-@each_stage
-def test_no_tokens(device: torch.device, op: str) -> None:
-    call = to_device(call_of(op, replace(POINT, batch=2, tokens=1)), device)
-    empty = {name: x[:, :0] if isinstance(x, Tensor) and name != "initial_state" else x for name, x in call.items()}
-    results = REGISTRY[op].run(empty)
-    first = results[0] if isinstance(results, tuple) else results
-    assert first.shape[:2] == (2, 0)
-
-
 # ---- g_cumsum, A and its inverse -------------------------------------------------------------------------------------
 
 

@@ -18,14 +18,14 @@ from torch_gdn import reference
 from torch_gdn.prefill import prefill_algorithm
 from torch_gdn.testing.inputs import doubled, to_device
 
-KERNELS = {"chunk_gated_delta_rule": ALGORITHMS["chunked"], "chunk_kda": kda.CHUNKED}
-F32 = {"chunk_gated_delta_rule": 2e-6, "chunk_kda": kda.F32}
+KERNELS = {"chunk_gated_delta_rule": ALGORITHMS["chunked"], kda.CHUNK: kda.CHUNKED}
+F32 = {"chunk_gated_delta_rule": 2e-6, kda.CHUNK: kda.F32}
 each_rule = pytest.mark.parametrize("op", KERNELS)
 
 
 def inputs_of(op: str, T: int, **sizes: Any) -> Inputs:
     inputs = kda_inputs(T, 32, 16, **sizes)
-    return inputs if op == "chunk_kda" else inputs | {"g": inputs["g"][..., 0].contiguous()}
+    return inputs if op == kda.CHUNK else inputs | {"g": inputs["g"][..., 0].contiguous()}
 
 
 def state_after(op: str, tokens: int, inputs: Inputs) -> Tensor:
@@ -33,7 +33,7 @@ def state_after(op: str, tokens: int, inputs: Inputs) -> Tensor:
     if tokens == 0:
         return inputs["initial_state"]
     first = {name: x if name == "initial_state" else x[:, :tokens] for name, x in inputs.items()}
-    if op == "chunk_kda":
+    if op == kda.CHUNK:
         return exact_kda(first)[1]
     wide: dict[str, Any] = {name: doubled(x) for name, x in first.items()}
     _, state = reference.fused_recurrent_gated_delta_rule(**wide, output_final_state=True)

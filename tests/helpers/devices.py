@@ -90,6 +90,18 @@ def kernels_run(device: torch.device, *kernels: str) -> Iterator[None]:
         assert any(name.startswith(names) for name in launched), f"no {kernel} among the kernels {launched}"
 
 
+def by_threads(run: Callable[[], Result], *counts: int) -> list[Result]:
+    """Returns the results of `run` with these numbers of threads on the CPU."""
+    before, results = torch.get_num_threads(), []
+    try:
+        for count in counts:
+            torch.set_num_threads(count)
+            results.append(run())
+    finally:
+        torch.set_num_threads(before)
+    return results
+
+
 def launched(device: torch.device, kernel: str, op: Callable[..., Result], *args: Any, **options: Any) -> Result:
     """Returns the op's result, and asserts that its kernel ran."""
     with kernels_run(device, kernel):

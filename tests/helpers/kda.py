@@ -21,6 +21,7 @@ FUNCTIONS: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {
     "chunk_kda": torch_gdn.chunk_kda,
     "fused_recurrent_kda": torch_gdn.fused_recurrent_kda,
 }
+CHUNK, RECURRENT = FUNCTIONS
 each_function = pytest.mark.parametrize("function", FUNCTIONS)
 F32 = 1e-6
 KERNEL = "fused_recurrent_gated_delta_rule"

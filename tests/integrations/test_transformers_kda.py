@@ -16,6 +16,7 @@ from tests.helpers.kda import kda_inputs
 from tests.integrations.models import distance, torch_gdn_enabled
 from tests.integrations.test_transformers_convolutions import logits, random_model
 from torch_gdn.integrations.transformers import supports
+from torch_gdn.integrations.transformers.functions import KDA_FUNCTIONS
 from torch_gdn.integrations.transformers.patches import KDA_IN_THE_MODULE, KDA_MODELS, modeling_module
 
 each_model = pytest.mark.parametrize("model", KDA_MODELS)
@@ -99,7 +100,7 @@ def test_on_mps_prefill_and_decode_run_the_kernels() -> None:
         found = logits(model)
         status = transformers.status()
     assert distance(found, expected) < 4e-6
-    assert status.taken["chunk_kda"] == 1 and status.taken["fused_recurrent_kda"] == 3 and not status.left
+    assert [status.taken[name] for name in KDA_FUNCTIONS] == [1, 3] and not status.left
 
 
 def test_training_is_left_to_transformers() -> None:

@@ -1,4 +1,6 @@
-"""Runs the same tests with the other versions of transformers, each in a separate process."""
+"""Runs the same tests with the other versions of transformers, each in a separate process. The tests of AuraCache run
+with two whose caches are made of layers.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,19 @@ import pytest
 
 from tests.integrations import versions
 
+OF_AURA = ("-k", "not mps", *(f"tests/aura/test_aura_cache{subject}.py" for subject in ("", "_windows", "_file")))
+
 
 @pytest.mark.versions
 @pytest.mark.sweep(8, of="version", seeds=2)
-@pytest.mark.parametrize("version", versions.PACKAGES)
-def test_with_transformers(version: str) -> None:
+@pytest.mark.parametrize(
+    ("version", "tests"),
+    [*((each, versions.tests_with(each)) for each in versions.PACKAGES), ("5.12.0", OF_AURA), ("5.16.0", OF_AURA)],
+)
+def test_with_transformers(version: str, tests: tuple[str, ...]) -> None:
     try:
         versions.folder(version)
     except versions.Unavailable as reason:
         pytest.skip(str(reason))
-    finished = versions.run_tests(version, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    finished = versions.run_tests(version, *tests, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert finished.returncode == 0, finished.stdout

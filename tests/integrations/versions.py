@@ -84,10 +84,13 @@ def run(version: str, *arguments: str, **options: Any) -> subprocess.CompletedPr
     return subprocess.run([sys.executable, *arguments], cwd=ROOT, env=environment, text=True, check=False, **options)
 
 
-def run_tests(version: str, **options: Any) -> subprocess.CompletedProcess[str]:
+def tests_with(version: str) -> tuple[str, ...]:
     subjects = ("_switch", "_kernels") if version == WITH_KERNELS else ("", "_switch", "_norms")
-    files = [f"tests/integrations/test_transformers{subject}.py" for subject in subjects]
-    return run(version, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *files, **options)
+    return tuple(f"tests/integrations/test_transformers{subject}.py" for subject in subjects)
+
+
+def run_tests(version: str, *tests: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return run(version, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests, **options)
 
 
 def table() -> str:
@@ -117,7 +120,9 @@ def main() -> int:
     if options.table:
         print(table())
         return 0
-    return max(run_tests(version).returncode for version in options.versions or (*PACKAGES, INSTALLED))
+    return max(
+        run_tests(version, *tests_with(version)).returncode for version in options.versions or (*PACKAGES, INSTALLED)
+    )
 
 
 if __name__ == "__main__":

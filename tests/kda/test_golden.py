@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.helpers.errors import assert_close
-from tests.helpers.kda import F32, FUNCTIONS, Inputs, exact_kda
+from tests.helpers.kda import CHUNK, F32, FUNCTIONS, RECURRENT, Inputs, exact_kda
 from tests.helpers.prefill import each_device
 from torch_gdn.check import golden
 from torch_gdn.testing import bounds
@@ -57,7 +57,7 @@ def run(function: str, inputs: Inputs, options: dict[str, Any], device: torch.de
 @pytest.mark.parametrize("name", cases_of("chunk"))
 def test_the_prefill_is_as_exact_as_fla(device: torch.device, name: str) -> None:
     case = load(name)
-    o, state = run("chunk_kda", case.inputs, case.options, device)
+    o, state = run(CHUNK, case.inputs, case.options, device)
     outputs = {"chunk_o": (o, case.exact[0], 2), "chunk_final_state": (state, case.exact[1], 1)}
     for tensor, (ours, exact, head_dim) in outputs.items():
         theirs, error = case.outputs[tensor], case.fla_error[tensor]
@@ -68,7 +68,7 @@ def test_the_prefill_is_as_exact_as_fla(device: torch.device, name: str) -> None
 @pytest.mark.parametrize("name", cases_of("recurrent"))
 def test_decoding_is_as_exact_as_fla(device: torch.device, name: str) -> None:
     case = load(name)
-    o, state = run("fused_recurrent_kda", case.inputs, case.options, device)
+    o, state = run(RECURRENT, case.inputs, case.options, device)
     theirs, error = case.outputs["recurrent_o"], case.fla_error["recurrent_o"]
     for part in bounds.compare_with_fla("recurrent_o", o, theirs, case.exact[0], error, 2):
         assert part.kept, str(part)
@@ -82,7 +82,7 @@ def test_in_float32(device: torch.device, name: str) -> None:
     """With the recorded inputs in float32, the error is at most 1e-6, and not FLA's error of 16-bit products."""
     case = load(name)
     wide = {key: x.float() if x.is_floating_point() else x for key, x in case.inputs.items()}
-    o, state = run("chunk_kda", wide, case.options, device)
+    o, state = run(CHUNK, wide, case.options, device)
     assert_close("o", o, case.exact[0], F32)
     assert_close("final_state", state, case.exact[1], F32, head_dim=1)
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 import torch_gdn
 import torch_gdn.testing
+from tests.gdn.test_fla_arguments import RULES  # whose options have FLA's orders; the ops share one order
 from tests.helpers.docstrings import Call, Statements, entry
 from torch_gdn import causal_conv1d_interface, reference
 from torch_gdn.testing.inputs import empty_on
@@ -221,8 +222,6 @@ COMPUTED = {
     "aura_paged_attention_": {"out", "max_query_len", "max_seq_len"},
     "aura_paged_tile_means_": {"max_query_len", "max_seq_len"},
 }
-# FLA orders the options of each of these differently. The functions follow FLA, and the ops share one order.
-FLAS_ORDER = {"chunk_gated_delta_rule", "chunk_kda", "fused_recurrent_gated_delta_rule", "fused_recurrent_kda"}
 
 
 def defaults_of_op(op: OpEntry[Any]) -> dict[str, Any]:
@@ -244,7 +243,7 @@ def test_function_op_and_reference_have_one_signature(op: OpEntry[Any]) -> None:
     assert {name for name in of_function if name not in of_op} <= PYTHON_ONLY.keys()
     shared = {name: value for name, value in of_function.items() if name in of_op.keys() - COMPUTED.get(op.name, ())}
     assert shared == {name: of_op[name] for name in shared}
-    assert (list(shared) != [name for name in of_op if name in shared]) == (op.name in FLAS_ORDER)
+    assert (list(shared) != [name for name in of_op if name in shared]) == (op.name in RULES)
     if of_reference := getattr(reference, op.name, None):
         assert defaults_of(of_reference).items() <= of_op.items()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.helpers.devices import by_threads
 from torch_gdn import _C, _library, _mps, info, tune
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,12 +35,7 @@ def test_the_extension_knows_what_it_was_built_with() -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_info_says_how_many_threads_the_cpu_ops_have(threads: int) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        assert info.system()["threads of torch_gdn on the CPU"] == str(threads)
-    finally:
-        torch.set_num_threads(before)
+    assert by_threads(info.system, threads)[0]["threads of torch_gdn on the CPU"] == str(threads)
 
 
 @pytest.mark.parametrize(
