@@ -1,7 +1,8 @@
 // A simdgroup owns 32 / lanes_of(D) vectors. A lane holds D / lanes_of(D) elements in registers, in f32. Threadgroup
-// memory holds the centroids. Layout: codes [B, H, T, words], norms [B, H, T] f16, means of tiles [B, H, tiles, D] f16,
-// all with strides, x [B, H, T, D] contiguous.
-// x = norm Pi^T centroids + mean, or (rotated) norm centroids + Pi mean.
+// memory holds the centroids.
+// Layout: codes [B, H, T, words], norms [B, H, T] f16, means of tiles [B, H, tiles, D] f16, all with strides; x
+// [B, H, T, D], contiguous.
+//     x = norm Pi^T centroids + mean, or with kRotated norm centroids + Pi mean
 #include "aura/aura_decode.h"
 #include "aura/codes.h"
 #include "aura/rotation.h"

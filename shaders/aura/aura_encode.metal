@@ -1,10 +1,13 @@
-// A simdgroup owns 32 / lanes_of(D) vectors; a lane holds D / lanes_of(D) elements in registers, in f32. Threadgroup
-// memory holds boundaries, centroids and a byte for each code, of which lanes pack whole words. Layout: x [B, H, T, D],
-// codes [B, H, S, words], norms [B, H, S] f16, means of tiles [B, H, tiles, D] f16, all with strides; slots [B, T] of
-// 32 or 64 bits.
+// A simdgroup owns 32 / lanes_of(D) vectors. A lane holds D / lanes_of(D) elements in registers, in f32. Threadgroup
+// memory holds boundaries, centroids and one byte per code; lanes pack these bytes into words.
+// Layout: x [B, H, T, D], codes [B, H, S, words], norms [B, H, S] f16, means of tiles [B, H, tiles, D] f16, all with
+// strides; slots [B, T] of 32 or 64 bits.
+//     direction = Pi (x - mean) / |x - mean|
+//     code_d    = number of boundaries below direction_d
+//     norm      = |x - mean| / |centroids of the codes|
 #include "aura/encode.h"
 
-// The number of boundaries below y, found bit by bit; a NaN is above none.
+// Returns the number of boundaries below y, which it finds bit by bit. For NaN it returns 0.
 template <int bits>
 METAL_FUNC uint quantise(float y, threadgroup const float* boundaries) {
   uint code = 0;
@@ -31,7 +34,7 @@ template <typename T, int bits, int D>
   static_assert(bits >= 2 && bits <= 8, "a code has at least 2 bits and fits a byte");
   constexpr int kLevels = 1 << bits;
   constexpr int kOwn = D / lanes_of(D);
-  constexpr int kOfSimdgroup = 32 / lanes_of(D);  // vectors
+  constexpr int kOfSimdgroup = 32 / lanes_of(D);  // vectors per simdgroup
   constexpr int kVectors = kAuraThreads / lanes_of(D);
   constexpr int kWords = words_of(D, bits);
   threadgroup float table[2 * kLevels];

@@ -1,9 +1,11 @@
-// A threadgroup is one simdgroup and owns 32 / kStates vectors: a lane has one state of one vector. A window of 6 bits
-// is its state, which the window behind it shares, times 2^bits, plus a choice, which are the value's own bits.
-//     costs [states] = the least over choices of costs before [window % kStates] + (value - label of window)^2
-// over the values around the stream's joint, from any state, to find the state there; then over all values, from that
-// state to itself. In registers: a state's cost and the labels of its windows. Threadgroup memory holds the rotated
-// directions, the choices of all states, 4 bits each, and the codes. Layout: as aura_encode.metal has it.
+// Encodes vectors with Viterbi's algorithm. A threadgroup is one simdgroup and owns 32 / kStates vectors. A lane owns
+// one state of one vector. A window of 6 bits is state * 2^bits + choice. The choice is the value's own bits, and the
+// state is shared with the next window. For each value in turn:
+//     cost[state] = min over choices of cost_before[window % kStates] + (value - label[window])^2
+// The first pass covers the values around the stream's joint and starts from any state, in order to find the state at
+// the joint. The second pass covers all values, from that state back to itself. Registers hold a state's cost and the
+// labels of its windows. Threadgroup memory holds the rotated directions, the choices of all states (4 bits each) and
+// the codes. The layout is that of aura_encode.metal.
 #include "aura/encode.h"
 #include "aura/trellis.h"
 
@@ -15,17 +17,17 @@ struct Trellis {
   static_assert(bits >= 2 && bits <= 4 && D % kHeldChoices == 0, "choices of 4 bits fill whole words");
 
   threadgroup const float* values;  // value d of a vector is values[d * kVectors]
-  threadgroup uint* choices;        // the lane's own
-  float labels[kChoices];           // of the lane's state
+  threadgroup uint* choices;        // of the lane's state
+  float labels[kChoices];           // of the windows of the lane's state
   float cost;
   uint lane;
 
   METAL_FUNC int state() const { return int(lane) % kStates; }
   METAL_FUNC int first_lane() const { return int(lane) / kStates * kStates; }
 
-  // Goes over `steps` values from `first` on, in the ring, and keeps the choices.
+  // Processes `steps` values from `first` on, around the ring, and keeps the choices.
   METAL_FUNC void forward(int first, int steps) {
-    constexpr int kBefore = kChoices < kStates ? kChoices : kStates;  // states before a state
+    constexpr int kBefore = kChoices < kStates ? kChoices : kStates;  // states that precede a state
     uint held = 0;
     for (int i = 0; i < steps; ++i) {
       const int d = first + i < D ? first + i : first + i - D;
@@ -54,7 +56,7 @@ struct Trellis {
     simdgroup_barrier(mem_flags::mem_threadgroup);
   }
 
-  // Returns the vector's state of the least cost. Every lane calls.
+  // Returns the vector's state with the least cost. Every lane must call.
   METAL_FUNC int best_state() const {
     float least = cost;
     int best = state();
@@ -68,7 +70,7 @@ struct Trellis {
     return best;
   }
 
-  // Returns the window of step i that leads to a state.
+  // Returns the window of step i that leads to state `to`.
   METAL_FUNC int window_to(int to, int i) const {
     const uint held = choices[i / kHeldChoices * 32 + to - state()];
     return to * kChoices + int(held >> uint(i % kHeldChoices * 4) & uint(kChoices - 1));

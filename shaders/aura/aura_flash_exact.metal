@@ -1,9 +1,9 @@
-// Pass 1 for the exact rows of a cache. One threadgroup owns 8 query rows of one KV head, a block of exact rows and up
-// to 256 columns of o. It reads the block in tiles of 128 rows. Each of its 4 simdgroups takes 32 rows of a tile and
-// has its own softmax; the simdgroups are merged at the end. Registers hold scores [32, 8] and o [columns, 8];
-// threadgroup memory holds q, and later the other simdgroups' o. Layout: q [B, HQ, L, D], exact keys and values [B, HK,
-// rows, D], all with strides; o_partials [B, HQ, L, blocks, D], m and l [B, HQ, L, blocks] f32, contiguous. For a
-// block:
+// Pass 1 for the exact rows of a cache. One threadgroup owns 8 query rows of one KV head, one block of exact rows and
+// up to 256 columns of o. It reads the block in tiles of 128 rows. Each of its 4 simdgroups reads 32 rows of a tile and
+// has its own softmax. The simdgroups are merged at the end. Registers hold scores [32, 8] and o [columns, 8].
+// Threadgroup memory holds q, and later the other simdgroups' o.
+// Layout: q [B, HQ, L, D], exact keys and values [B, HK, rows, D], all with strides; o_partials [B, HQ, L, blocks, D],
+// m and l [B, HQ, L, blocks] f32, contiguous. For a block:
 //     m = max of scale q k,    l = sum of exp(scale q k - m),    o = sum of exp(scale q k - m) v.
 #include "aura/aura_flash_exact.h"
 #include "aura/stage_queries.h"
@@ -15,13 +15,13 @@ GDN_CONSTANT int kExactKeysOfSimdgroup = kExactKeys / kExactSimdgroups;
 
 METAL_FUNC constexpr int exact_columns(int D) { return D < kExactColumns ? D : kExactColumns; }
 
-// The first exact row at a position or after it. A row before `sinks` has its index as position; the other rows follow
-// the codes.
+// Returns the first exact row at or after a position. A row before `sinks` has its index as its position. The other
+// rows follow the codes.
 METAL_FUNC int exact_row_at(constant ExactParameters& parameters, int position) {
   return position <= parameters.sinks ? position : max(parameters.sinks, position - parameters.coded);
 }
 
-// The exact rows of a block that a query row sees.
+// Returns the exact rows of a block that a query row sees.
 METAL_FUNC KeyRange
 seen_exact_rows(constant ExactParameters& parameters, device const int* starts, int batch, int row, KeyRange block) {
   const int position = parameters.q_offset + row / parameters.ratio;

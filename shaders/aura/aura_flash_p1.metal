@@ -1,43 +1,43 @@
-// One threadgroup owns kRows query rows of one KV head and one block of keys. The simdgroups take tiles of keys in
-// turn, and meet once, after the last key. A lane owns 8 columns, or 16 of 512, of every key that it reads: of q and of
-// o, in registers. So a simdgroup decodes each code once for all rows, and reads whole rows of codes. A score is a sum
-// over columns: lanes exchange their parts, until each has one row's scores of some keys. The weights lie in
-// threadgroup memory. o is multiplied only where a row's largest score grows. Layout: codes [B, HK, T, words], norms
-// [B, HK, T] f16, q_rot [B, HQ, L, D] f32, all with strides; tile_scores [B, HQ, L, tiles], o_partials [B, HQ, L, NB,
-// D], m and l [B, HQ, L, NB] f32, contiguous.
+// One threadgroup owns kRows query rows of one KV head and one block of keys. The simdgroups take turns with tiles of
+// keys, and are merged once, after the last key. A lane owns 8 columns (16 if D is 512) of every key that it reads, and
+// holds these columns of q and o in registers. So a simdgroup decodes each code once for all rows, and reads whole rows
+// of codes. A score is a sum over columns: lanes exchange their parts until each lane has one row's scores of some
+// keys. Threadgroup memory holds the weights. o is rescaled only when a row's largest score grows.
+// Layout: codes [B, HK, T, words], norms [B, HK, T] f16, q_rot [B, HQ, L, D] f32, all with strides; tile_scores
+// [B, HQ, L, tiles], o_partials [B, HQ, L, NB, D], m and l [B, HQ, L, NB] f32, contiguous.
 #include "aura/aura_flash_p1.h"
 #include "aura/codes.h"
 #include "aura/visibility.h"
 
 GDN_CONSTANT int kFlashSimdgroups = kAuraThreads / 32;
 
-// Lane l owns columns [8 l', 8 l' + 8) of part 0, with l' = l % kLanes, and of part 1 those kLanes * 8 further on.
-// Lanes from D / 8 on own nothing: their q is 0, and they read the last columns.
+// Lane l owns columns [8 l', 8 l' + 8) in part 0, with l' = l % kLanes. In part 1 it owns the columns kLanes * 8
+// further on. Lanes from D / 8 on own nothing: their q is 0, and they read the last columns.
 template <int D, int kRows>
 struct Columns {
-  enum { kLanes = D == 64 ? 8 : D <= 128 ? 16 : 32 };  // that share a key
+  enum { kLanes = D == 64 ? 8 : D <= 128 ? 16 : 32 };  // lanes that share a key
   enum { kParts = D == 512 ? 2 : 1 };
-  enum { kAtOnce = 32 / kLanes };                  // keys that a simdgroup reads at once
-  enum { kBatch = kLanes / kRows };                // keys of a lane whose scores are exchanged together
-  enum { kScores = kBatch < 8 ? 8 / kBatch : 1 };  // of a lane, of one row with different keys
-  enum { kKeys = 32 / kRows * kScores };           // of a tile
-  enum { kOfLane = kKeys / kAtOnce };              // of a tile, that a lane reads
-  enum { kHeld = kOfLane < 4 ? kOfLane : 4 };      // whose codes are read at once
+  enum { kAtOnce = 32 / kLanes };                  // keys that a simdgroup reads at once, one per group of lanes
+  enum { kBatch = kLanes / kRows };                // a lane's keys whose scores are exchanged together
+  enum { kScores = kBatch < 8 ? 8 / kBatch : 1 };  // scores per lane and tile, of one row with different keys
+  enum { kKeys = 32 / kRows * kScores };           // keys per tile
+  enum { kOfLane = kKeys / kAtOnce };              // keys of a tile that a lane reads
+  enum { kHeld = kOfLane < 4 ? kOfLane : 4 };      // keys whose codes a lane holds at once
   enum { kHolds = kOfLane / kHeld };
   static_assert(D % 8 == 0 && D <= kLanes * kParts * 8, "lanes own all columns");
   static_assert(kRows <= flash_most_rows(D) && kLanes % kRows == 0, "q and o take 64 registers at most");
 
   METAL_FUNC static bool owns(uint lane) { return int(lane) % kLanes < D / 8; }
   METAL_FUNC static int first(int part, uint lane) { return (part * kLanes + min(int(lane) % kLanes, D / 8 - 1)) * 8; }
-  // Returns the lane that owns the columns behind.
+  // Returns the lane that owns the next columns.
   METAL_FUNC static ushort next(uint lane) {
     const int own = int(lane) % kLanes;
     return ushort(int(lane) - own + (own + 1 < min(int(kLanes), D / 8) ? own + 1 : 0));
   }
-  METAL_FUNC static int key(int i, uint lane) { return i * kAtOnce + int(lane) / kLanes; }  // the i-th one of a lane
+  METAL_FUNC static int key(int i, uint lane) { return i * kAtOnce + int(lane) / kLanes; }  // the i-th key of a lane
 };
 
-// A simdgroup stages a row of q.
+// Stages q. Each simdgroup stages one row.
 template <int D, int kRows>
 METAL_FUNC void stage_query(
     threadgroup float* staged,
@@ -57,7 +57,8 @@ METAL_FUNC void stage_query(
   }
 }
 
-// Loads q for a lane's columns. Register `row` holds row `row ^ lane % kRows`, so that an exchange needs no selection.
+// Loads q for a lane's columns. Register `row` holds row `row ^ lane % kRows`, so that lanes can exchange sums without
+// selecting.
 template <int D, int kRows>
 METAL_FUNC void load_query(thread float4* q, threadgroup const float* staged, uint lane) {
   typedef Columns<D, kRows> Own;
@@ -71,8 +72,8 @@ METAL_FUNC void load_query(thread float4* q, threadgroup const float* staged, ui
   }
 }
 
-// Sums values[i] over the lanes whose numbers differ in bits kStep, 2 kStep, .. below kLast, where a lane's value i is
-// of item i * kStep ^ lane. A lane ends with the sum of the item that is its number.
+// Sums values over the lanes whose numbers differ in bits kStep, 2 kStep, .. below kLast. A lane's values[i] belongs to
+// item i * kStep ^ lane. Each lane gets the sum of the item with the lane's own number.
 template <int kStep, int kLast>
 METAL_FUNC float sum_of_own_item(thread float* values) {
   UNROLL for (int step = kStep; step < kLast; step *= 2) {
@@ -83,7 +84,7 @@ METAL_FUNC float sum_of_own_item(thread float* values) {
   return values[0];
 }
 
-// Does the same where value i is of item i * kStep in all lanes.
+// Does the same if values[i] belongs to item i * kStep in all lanes.
 template <int kStep, int kLast>
 METAL_FUNC float sum_of_selected_item(thread float* values, uint lane) {
   UNROLL for (int step = kStep; step < kLast; step *= 2) {
@@ -97,14 +98,15 @@ METAL_FUNC float sum_of_selected_item(thread float* values, uint lane) {
   return values[0];
 }
 
-// Holds the codes of kHeld keys for a lane's columns.
+// Holds a lane's columns of the codes of kHeld keys.
 template <int code, int D, int kRows>
 struct HeldCodes {
   typedef Columns<D, kRows> Own;
   EightCodes<code> codes[Own::kHeld * Own::kParts];
 
-  // Reads keys kHeld * hold .. of a lane from a tile with `count` keys. Later keys repeat the last one. The bits behind
-  // a lane's columns come from the next lane. Those behind the last lane's are in the first lane's other part.
+  // Reads kHeld keys of a lane, from number kHeld * hold on, of a tile with `count` keys. Keys from `count` on repeat
+  // the last one. The next lane has the bits that follow a lane's columns. The first lane's other part has those that
+  // follow the last lane's columns.
   METAL_FUNC void load(device const uint* tile, int token_words, int hold, int count, uint lane) {
     const bool is_first = int(lane) % Own::kLanes == 0;
     UNROLL for (int i = 0; i < Own::kHeld; ++i) {
@@ -122,7 +124,7 @@ struct HeldCodes {
   METAL_FUNC EightCodes<code> at(int i, int part) const { return codes[i * Own::kParts + part]; }
 };
 
-// dots = q . centroids of one key, over a lane's columns.
+// Computes dots = q . centroids of one key, over a lane's columns.
 template <int code, int D, int kRows>
 METAL_FUNC void dot_products(
     thread float* dots,
@@ -142,7 +144,7 @@ METAL_FUNC void dot_products(
   }
 }
 
-// Reduces over the lanes that have scores of the same row.
+// Returns the maximum over the lanes that have scores of the same row.
 template <int kRows>
 METAL_FUNC float max_of_row(float x) {
   UNROLL for (int step = kRows; step < 32; step *= 2) x = fmax(x, simd_shuffle_xor(x, ushort(step)));
@@ -162,7 +164,8 @@ METAL_FUNC float sum_of_row(float x) {
   return x;
 }
 
-// Returns exp(before - largest), the factor of a sum whose largest score grows. Without a score, the sum is 0.
+// Returns exp(before - largest), the factor for a sum whose largest score grows. Without any score the sum is 0, and
+// the factor is 1.
 METAL_FUNC float growth(float before, float largest) { return largest > -INFINITY ? exp(before - largest) : 1.0f; }
 
 template <int kRows>
@@ -175,7 +178,7 @@ METAL_FUNC void load_weights(thread float* weights, threadgroup const float* sou
   }
 }
 
-// o += weights . centroids of one key, for a lane's columns. The key's weights are those of its rows.
+// Computes o += weight of the row * centroids of one key, for a lane's columns and all rows.
 template <int code, int D, int kRows>
 METAL_FUNC void add_value(
     thread float4* o,
@@ -195,8 +198,9 @@ METAL_FUNC void add_value(
   }
 }
 
-// Multiplies o and the sums where a row's largest score grows. The factors go through memory, so that compilers keep
-// the branch around this function. Computing both values of o and selecting one would cost more than the branch saves.
+// Rescales o and the sums when a row's largest score grows. The factors go through threadgroup memory, so that
+// compilers keep the branch around this function. Without it they would compute both values of o and select one, which
+// costs more than the branch saves.
 template <int D, int kRows>
 METAL_FUNC void grow(thread float4* o, thread RowSums& sums, float largest, threadgroup float* exchange, uint lane) {
   constexpr int kOwn = Columns<D, kRows>::kParts * 2;
@@ -213,7 +217,7 @@ METAL_FUNC void grow(thread float4* o, thread RowSums& sums, float largest, thre
   simdgroup_barrier(mem_flags::mem_threadgroup);
 }
 
-// Merges the simdgroups, and stores the block's partials. Every thread calls it.
+// Merges the simdgroups and stores the block's partials. Every thread must call.
 template <int D, int kRows>
 METAL_FUNC void store_merged(
     thread const float4* o,
@@ -295,14 +299,14 @@ template <int key_code, int value_code, int D, int kRows>
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   typedef Columns<D, kRows> Own;
-  constexpr int kSlices = kFlashSimdgroups * Own::kAtOnce;  // of the keys, each with its o
+  constexpr int kSlices = kFlashSimdgroups * Own::kAtOnce;  // slices of the keys; each has its own o
   constexpr int kStates = kFlashSimdgroups * kRows;
-  constexpr int kRound = kFlashSimdgroups * Own::kKeys;  // keys
+  constexpr int kRound = kFlashSimdgroups * Own::kKeys;  // keys per round
   static_assert(kRows == 1 || kRows == 2 || kRows == 4, "rows come in powers of two");
   static_assert(kFlashKeys % kRound == 0, "a block of the default size is whole rounds");
   alignas(16) threadgroup float weights[kFlashSimdgroups * Own::kKeys * kRows];
-  alignas(16) threadgroup float shared[kSlices * kRows * D];  // q, then o of each slice
-  alignas(16) threadgroup float states[2 * kStates];          // largest scores and l
+  alignas(16) threadgroup float shared[kSlices * kRows * D];  // q, and later o of each slice
+  alignas(16) threadgroup float states[2 * kStates];          // largest scores, then l
   threadgroup float key_table[entries_of(key_code)];
   threadgroup float value_table[entries_of(value_code)];
 
@@ -316,7 +320,7 @@ template <int key_code, int value_code, int D, int kRows>
   stage_table(value_table, value_codebook, entries_of(value_code), thread_index, kAuraThreads);
   stage_query<D, kRows>(shared, q_rot, parameters, batch, kv_head, first_row, simdgroup, lane);
 
-  // The keys that any row sees, and those that the lane's row sees.
+  // `needed` are the keys that any row sees, and `seen` those that the lane's row sees.
   const KeyRange whole = block_range(parameters, block);
   const KeyRange needed =
       range_of_rows<Own::kKeys>(parameters, starts, batch, first_row, min(first_row + kRows, rows) - 1, whole);
@@ -325,7 +329,7 @@ template <int key_code, int value_code, int D, int kRows>
   const TileScores own_tile_scores =
       tile_scores_of(tile_scores, parameters, row_place(parameters, batch, kv_head, own_row));
 
-  RowSums sums = no_sums();  // of the lane's row; l of the lane's keys alone
+  RowSums sums = no_sums();  // of the lane's row; l covers only the lane's keys
   float4 o[kRows * Own::kParts * 2];
   UNROLL for (int i = 0; i < kRows * Own::kParts * 2; ++i) o[i] = float4(0.0f);
   const int key_of_batch = int(lane) % Own::kLanes / kRows * Own::kAtOnce + int(lane) / Own::kLanes;

@@ -1,10 +1,10 @@
 // One threadgroup owns 8 query rows of one KV head, one block of keys and up to 256 columns of o. The simdgroups take
-// tiles of 32 keys in turn, and meet once, after the last key:
+// turns with tiles of 32 keys, and are merged once, after the last key:
 //     scores [keys, rows] = K Q^T,    o [D, rows] += V^T weights.
-// A lane decodes codes straight into its elements of K and V (core/row_attention.h), so a simdgroup decodes each code
-// once, and only q lies in threadgroup memory. In registers: scores [32, 8], o [columns, 8].
-// Layout: codes [B, HK, T, words], norms [B, HK, T] f16, q_rot [B, HQ, L, D] f32, all with strides; tile_scores [B, HQ,
-// L, tiles], o_partials [B, HQ, L, NB, D], m and l [B, HQ, L, NB] f32, contiguous.
+// A lane decodes codes straight into its elements of K and V (core/row_attention.h). So a simdgroup decodes each code
+// once, and only q lies in threadgroup memory. Registers hold scores [32, 8] and o [columns, 8].
+// Layout: codes [B, HK, T, words], norms [B, HK, T] f16, q_rot [B, HQ, L, D] f32, all with strides; tile_scores
+// [B, HQ, L, tiles], o_partials [B, HQ, L, NB, D], m and l [B, HQ, L, NB] f32, contiguous.
 #include "aura/aura_flash_p1_eight.h"
 #include "aura/codes.h"
 #include "aura/stage_queries.h"
@@ -13,15 +13,15 @@
 
 METAL_FUNC constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
-// Codes of one key or value, in the lanes that share its row of fragments: 4 lanes of a key, 8 of a value. In each
-// group of columns a lane has 8 neighbours. If the last group is smaller, several lanes load the same 8, and have a
-// part each.
+// Holds the codes of one key or value. The lanes that share its row of fragments share its codes: 4 lanes for a key, 8
+// for a value. In each group of columns a lane has 8 neighbouring values. If the last group is smaller, several lanes
+// load the same 8 values, and each keeps a part.
 template <int code, int D, int kLanes>
 struct SharedCodes {
-  enum { kWhole = D / 8 / kLanes };  // groups
-  enum { kRest = D / 8 % kLanes };   // eights of the last group, if it is smaller
+  enum { kWhole = D / 8 / kLanes };  // whole groups
+  enum { kRest = D / 8 % kLanes };   // eights in the last group, if it is smaller
   enum { kGroups = kWhole + (kRest > 0 ? 1 : 0) };
-  enum { kOfEight = kRest > 0 ? kLanes / kRest : 1 };  // lanes that load the same 8 in the last group
+  enum { kOfEight = kRest > 0 ? kLanes / kRest : 1 };  // lanes that load the same eight in the last group
   enum { kLastWidth = 8 / kOfEight };
   static_assert(kRest == 0 || kLanes % kRest == 0, "as many lanes have each eight");
   EightCodes<code> codes[kGroups];
@@ -31,8 +31,8 @@ struct SharedCodes {
     return kLanes == 4 ? lane_at(at.row, own * 2) : lane_at(own, at.column);
   }
 
-  // Loads D columns from `first_column` on, of a vector of kAll. The bits behind a lane's come from the next lane. The
-  // first lane of the group behind has those behind a group's last eight.
+  // Loads D columns from `first_column` on, of a vector with kAll. The next lane has the bits that follow a lane's
+  // eight. The first lane of the next group has those that follow a group's last eight.
   template <int kAll>
   METAL_FUNC void load(device const uint* words, int first_column, LanePosition at) {
     const int lane = own(at);
@@ -61,7 +61,7 @@ struct SharedCodes {
   }
 };
 
-// Finds the codes of a tile's keys. Those from `count` on repeat the last one.
+// Finds the codes of a tile's keys. Keys from `count` on repeat the last one.
 struct TileRows {
   device const uint* words;
   int token_words;
@@ -70,7 +70,7 @@ struct TileRows {
   METAL_FUNC device const uint* at(int key) const { return words + int64_t(min(key, count - 1)) * token_words; }
 };
 
-// scores += K Q^T for kTogether blocks of 8 keys, in one group of columns.
+// Computes scores += K Q^T for kTogether blocks of 8 keys, over one group of columns.
 template <int kWidth, int kTogether, int code, int D>
 METAL_FUNC void multiply_keys_of_group(
     thread float2* scores,
@@ -87,12 +87,12 @@ METAL_FUNC void multiply_keys_of_group(
   }
 }
 
-// scores = K Q^T for kBlocks blocks of 8 keys.
+// Computes scores = K Q^T for kBlocks blocks of 8 keys.
 template <int code, int D, int kBlocks>
 METAL_FUNC void multiply_coded_keys(
     thread float2* scores, TileRows rows, StagedQuery query, threadgroup const float* table, LanePosition at) {
   typedef SharedCodes<code, D, 4> Codes;
-  constexpr int kTogether = D <= 128 ? kBlocks : D == 256 ? 2 : 1;  // blocks, whose codes are in registers
+  constexpr int kTogether = D <= 128 ? kBlocks : D == 256 ? 2 : 1;  // blocks whose codes are in registers
   UNROLL for (int first = 0; first < kBlocks; first += kTogether) {
     SharedCodes<code, D, 4> keys[kTogether];
     UNROLL for (int n = 0; n < kTogether; ++n) {
@@ -108,7 +108,7 @@ METAL_FUNC void multiply_coded_keys(
   }
 }
 
-// o += V^T weights for two blocks of keys' values, in one group of columns.
+// Computes o += V^T weights for a lane's two values in a block of 8 keys, over one group of columns.
 template <int kWidth, int code, int D>
 METAL_FUNC void multiply_values_of_group(
     thread float2* o,
@@ -122,7 +122,7 @@ METAL_FUNC void multiply_values_of_group(
   }
 }
 
-// o += V^T weights, of D columns from `first_column` on.
+// Computes o += V^T weights for D columns from `first_column` on.
 template <int code, int kAll, int D, int kBlocks>
 METAL_FUNC void multiply_coded_values(
     thread float2* o,
@@ -146,14 +146,14 @@ METAL_FUNC void multiply_coded_values(
   }
 }
 
-// Loads the norms of the keys that a lane has in a fragment: one of each 8. `norm` is of key 0, with a stride.
+// Loads the norms of a lane's keys: one in each block of 8. `norm` points to the norm of key 0.
 template <int kBlocks>
 METAL_FUNC void load_norms(thread float* norms, device const half* norm, int64_t stride, int first, int last) {
   UNROLL for (int n = 0; n < kBlocks; ++n) norms[n] = float(norm[min(first + n * 8, last) * stride]);
 }
 
-// Dot products -> scores, and the scores -> weights of the values' centroids. The weight of a key that a row does not
-// see is 0, even where its norm is not finite. `first` is the lane's key in block 0. Returns the factor for o.
+// Turns dot products into scores, and scores into weights of the values' centroids. The weight of a key that a row does
+// not see is 0, even if its norm is not finite. `first` is the lane's key in block 0. Returns the factor for o.
 template <int kBlocks>
 METAL_FUNC float2 weigh(
     thread float2* scores,
@@ -213,7 +213,7 @@ template <int key_code, int value_code, int D>
   constexpr int kRound = kSimdgroups * kEightKeys;  // keys
   static_assert(D % 16 == 0 && D % kOwn == 0, "a vector is whole pairs of eights, and whole groups of columns");
   static_assert(kEightRows == 8, "the rows are a fragment's columns");
-  threadgroup float2 shared[D * 4];  // q, then o of a simdgroup
+  threadgroup float2 shared[D * 4];  // q, and later o of a simdgroup
   threadgroup float2 states[kSimdgroups * 8];
   threadgroup float key_table[entries_of(key_code)];
   threadgroup float value_table[entries_of(value_code)];
@@ -230,7 +230,7 @@ template <int key_code, int value_code, int D>
   stage_queries<float, D, 8>(shared, q_rot, parameters, batch, kv_head, first_row, thread_index);
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
-  // The keys that any row sees, and those that the lane's two rows see.
+  // `needed` are the keys that any row sees, and `seen` those that the lane's two rows see.
   const KeyRange whole = block_range(parameters, block);
   const KeyRange needed = range_of_rows<kEightKeys>(parameters, starts, batch, first_row, last_row, whole);
   const LanePosition at = lane_position(lane);

@@ -1,8 +1,9 @@
-// One threadgroup owns 32 query rows of one KV head (8 a simdgroup), one block of keys and up to 256 columns of o;
-// tiles of 32 keys are dequantised into threadgroup memory, up to 128 columns at a time. In registers: scores [8, 32],
-// which become the left side of the product with the values, o [8, columns], and a row's m and l in the 4 lanes that
-// hold it. Layout: codes [B, HK, T, words], norms [B, HK, T] f16, q_rot [B, HQ, L, D] f32, all with strides;
-// tile_scores [B, HQ, L, tiles], o_partials [B, HQ, L, NB, D], m and l [B, HQ, L, NB] f32, contiguous.
+// One threadgroup owns 32 query rows of one KV head (8 per simdgroup), one block of keys and up to 256 columns of o. It
+// dequantises tiles of 32 keys into threadgroup memory, up to 128 columns at a time. Registers hold scores [8, 32],
+// which become the left operand of the product with the values, and o [8, columns]. The 4 lanes that hold a row also
+// hold its m and l.
+// Layout: codes [B, HK, T, words], norms [B, HK, T] f16, q_rot [B, HQ, L, D] f32, all with strides; tile_scores
+// [B, HQ, L, tiles], o_partials [B, HQ, L, NB, D], m and l [B, HQ, L, NB] f32, contiguous.
 #include "aura/aura_flash_p1_matrix.h"
 #include "aura/codes.h"
 #include "aura/visibility.h"
@@ -10,7 +11,7 @@
 
 METAL_FUNC constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
-// The centroids of columns [first, first + kSlice) of 32 keys; keys from `count` on repeat the last one.
+// Stages the centroids of columns [first, first + kSlice) of 32 keys. Keys from `count` on repeat the last one.
 template <int code, int D, int kSlice>
 METAL_FUNC void dequantise(
     threadgroup float* tile,
@@ -49,7 +50,8 @@ METAL_FUNC float row_sum(float x) {
   return x + simd_shuffle_xor(x, ushort(8));
 }
 
-// Dot products -> scores, [8, 32] in fragments; -inf for keys that the row does not see. `first`: the tile's first key.
+// Turns dot products into scores, [8, 32] in fragments. A key that the row does not see gets -inf. `first` is the
+// tile's first key.
 METAL_FUNC void mask_scores(
     thread float2* scores,
     threadgroup const float* norms,
@@ -67,8 +69,8 @@ METAL_FUNC void mask_scores(
   }
 }
 
-// Scores -> weights of the values' centroids; a key that the row does not see gets 0 even where its norm is not finite.
-// Returns what o so far is multiplied by. Every lane calls.
+// Turns scores into weights of the values' centroids. A key that the row does not see gets 0, even if its norm is not
+// finite. Returns the factor for the o of earlier tiles. Every lane must call.
 METAL_FUNC float online_softmax(
     thread float2* scores, thread RowSums& sums, threadgroup const float* norms, LanePosition at) {
   float largest = sums.m;

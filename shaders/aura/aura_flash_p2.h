@@ -3,7 +3,7 @@
 
 struct MergeParameters {
   VectorParameters vectors;      // [B, HQ, L]
-  int32_t blocks, exact_blocks;  // all, and those of exact rows, which are the last
+  int32_t blocks, exact_blocks;  // number of all blocks, and of the last ones, which belong to exact rows
   int32_t has_sinks;
-  int32_t together;  // simdgroups that share their rows: 1 or 4
+  int32_t together;  // number of simdgroups that share their rows: 1 or 4
 };

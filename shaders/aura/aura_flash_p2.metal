@@ -1,8 +1,9 @@
-// A simdgroup owns 32 / lanes_of(D) query rows. If there are many blocks, 4 simdgroups own these rows together, and
-// each takes a quarter of the blocks. A lane holds D / lanes_of(D) elements of o in registers, in f32; threadgroup
-// memory holds those of the other simdgroups. Layout: o_partials [B, HQ, L, NB, D], m and l [B, HQ, L, NB] f32, o [B,
-// HQ, L, D], contiguous. o = Pi^T (sum of exp(m - M) o_partials) / l, where l includes the sink's exponential. The last
-// blocks belong to exact rows, whose part of o is not rotated back.
+// Merges the blocks of pass 1. A simdgroup owns 32 / lanes_of(D) query rows. If there are many blocks, 4 simdgroups
+// share these rows, and each reads a quarter of the blocks. A lane holds D / lanes_of(D) elements of o in registers, in
+// f32. Threadgroup memory holds the elements of the other simdgroups.
+// Layout: o_partials [B, HQ, L, NB, D], m and l [B, HQ, L, NB] f32, o [B, HQ, L, D], all contiguous.
+//     o = Pi^T (sum of exp(m - M) o_partials) / l
+// l includes the sink's exponential. The last blocks belong to exact rows; their part of o is not rotated back.
 #include "aura/aura_flash_p2.h"
 #include "aura/rotation.h"
 
@@ -12,7 +13,7 @@ struct Partials {
   device const float* l;
 };
 
-// Adds blocks `first`, `first + step`, ... of a row. All of them are loaded before the first is added, because a load
+// Adds blocks `first`, `first + step`, ... of a row. It loads all of them before it adds the first, because one load
 // takes longer than all additions.
 template <int D, int kCount>
 METAL_FUNC void add_blocks(
@@ -51,7 +52,7 @@ template <typename T, int D>
   constexpr int kSimdgroups = kAuraThreads / 32;
   constexpr int kAtOnce = kOwn <= 4 ? 8 : kOwn == 8 ? 4 : 2;
   constexpr int kOfSimdgroup = (kOwn + 1) * 32;
-  threadgroup float others[(kSimdgroups - 1) * kOfSimdgroup];  // values and sum of each lane
+  threadgroup float others[(kSimdgroups - 1) * kOfSimdgroup];  // the values and the sum of each lane
 
   const uint together = uint(parameters.together);
   const VectorPlace place =
@@ -72,7 +73,7 @@ template <typename T, int D>
 
   float values[kOwn];
   UNROLL for (int i = 0; i < kOwn; ++i) values[i] = 0.0f;
-  float sum = 0.0f;  // of exponentials
+  float sum = 0.0f;  // sum of exponentials
   const int coded_blocks = parameters.blocks - parameters.exact_blocks;
   const int64_t step = int64_t(together);
   int64_t block = simdgroup % together;

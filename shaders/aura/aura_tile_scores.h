@@ -1,10 +1,10 @@
-// Geometry and parameters of the products of queries with the means of tiles.
+// Geometry and parameters of aura_tile_scores, which multiplies queries with the means of tiles.
 #pragma once
 #include "aura/parameters.h"
 
-GDN_CONSTANT int kTileScoreRows = 32;  // query rows of a threadgroup
+GDN_CONSTANT int kTileScoreRows = 32;  // most query rows per threadgroup
 
-// Row r of a KV head is query r / ratio of its head r % ratio.
+// Row r of a KV head is query r / ratio and head r % ratio of the KV head's query heads.
 struct TileScoreParameters {
   VectorStrides q, means;
   int32_t kv_heads, ratio, queries;  // HK, HQ / HK, L

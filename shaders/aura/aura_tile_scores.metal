@@ -1,7 +1,7 @@
-// The products of queries with the means that were subtracted from the keys of a tile. A simdgroup owns one tile of one
-// KV head, whose means it holds in registers, and up to 32 query rows, which it takes in turn. Lane l has columns l, l
-// + 32, .. Layout: q [B, HQ, L, D] and means [B, HK, tiles, D] f16, with strides; scores [B, HQ, L, tiles] f32,
-// contiguous.
+// Multiplies queries with the means that were subtracted from the keys of a tile. A simdgroup owns one tile of one KV
+// head and up to 32 query rows. It holds the tile's means in registers, and processes one row at a time. Lane l has
+// columns l, l + 32, ...
+// Layout: q [B, HQ, L, D] and means [B, HK, tiles, D] f16, with strides; scores [B, HQ, L, tiles] f32, contiguous.
 //     scores = scale q . means
 #include "aura/aura_tile_scores.h"
 #include "aura/visibility.h"
@@ -15,7 +15,7 @@ template <typename T, int D>
     uint3 group [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  constexpr int kOwn = (D + 31) / 32;  // columns of a lane
+  constexpr int kOwn = (D + 31) / 32;  // columns per lane
   const int row_groups = (parameters.rows + kTileScoreRows - 1) / kTileScoreRows;
   const int kv_head = int(group.y) / row_groups;
   const int first_row = int(group.y) % row_groups * kTileScoreRows;

@@ -1,4 +1,4 @@
-// What both encoders share: a vector's direction, its slot, and the words of its codes.
+// Both encoders use these functions to find a vector's direction and slot, and to pack the words of its codes.
 #pragma once
 #include "aura/aura_encode.h"
 #include "aura/codes.h"
@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "core/indices.h"
 
-// Returns the slot of a vector, which is negative if nothing is stored.
+// Returns the slot of a vector. A vector with a negative slot is not stored.
 METAL_FUNC int64_t slot_of(device const int* slots, constant EncodeParameters& parameters, VectorPlace place) {
   if (!place.present) return -1;
   if (parameters.slot_bytes == 0) return place.token;
@@ -15,8 +15,8 @@ METAL_FUNC int64_t slot_of(device const int* slots, constant EncodeParameters& p
   return read_index(slots, entry, parameters.slot_bytes);
 }
 
-// Returns the exponent's bits of the largest element. Divided by that power of two, squares neither overflow nor
-// vanish.
+// Returns the exponent bits of the largest element. If the elements are divided by that power of two, their squares
+// neither overflow nor vanish.
 template <int D>
 METAL_FUNC uint exponent_of_largest(thread const float* values) {
   float largest = 0.0f;
@@ -36,7 +36,7 @@ struct Length {
   float norm, grow;
 };
 
-// Reads a vector without the mean of the tile of its slot.
+// Reads a vector and subtracts the mean of its slot's tile.
 template <int D, typename T>
 METAL_FUNC void read_vector(
     thread float* values,
@@ -55,7 +55,7 @@ METAL_FUNC void read_vector(
   UNROLL for (int i = 0; i < kOwn; ++i) values[i] -= float(mean[place_of<D>(i, lane)]);
 }
 
-// Makes a vector the coordinates of its rotated direction.
+// Replaces a vector by its direction (the vector divided by its norm), rotated.
 template <int D>
 METAL_FUNC Length find_direction(thread float* values, device const float* signs, uint lane) {
   constexpr int kOwn = D / lanes_of(D);
@@ -71,7 +71,7 @@ METAL_FUNC Length find_direction(thread float* values, device const float* signs
   return length;
 }
 
-// Reports a slot past the cache. Returns the slot, or -1 if nothing is stored.
+// Reports a slot outside the cache. Returns the slot, or -1 if the vector is not stored.
 METAL_FUNC int checked_slot(
     int64_t wanted, device ErrorLog* errors, constant EncodeParameters& parameters, VectorPlace place, bool reports) {
   const bool is_outside = wanted >= parameters.capacity;
@@ -84,7 +84,8 @@ METAL_FUNC int checked_slot(
   return wanted < 0 || is_outside ? -1 : int(wanted);
 }
 
-// Word `index` of the codes' bit stream. Behind the last code come zeros, or the first codes if the stream is a ring.
+// Returns word `index` of the bit stream of the codes. The last code is followed by zeros, or by the first codes if the
+// stream is a ring.
 template <int D, int bits, bool kIsRing>
 METAL_FUNC uint packed_word(threadgroup const uchar* codes, int index) {
   constexpr int kTouched = (32 + bits - 1) / bits + (32 % bits == 0 ? 0 : 1);

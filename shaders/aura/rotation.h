@@ -1,6 +1,8 @@
-// Pi = H diag(signs) / sqrt(D), H = H_m (x) Sylvester's matrix of size D / m. Lane p of the lanes_of(D) that share a
-// vector holds elements p, p + lanes, ...: H_m (or Sylvester's matrix) works within a lane, the rest between lanes by
-// shuffles, so that D log D additions need neither barrier nor memory.
+// Rotates vectors:
+//     Pi = H diag(signs) / sqrt(D),    H = H_m (x) Sylvester's matrix of size D / m.
+// Lane p of the lanes_of(D) that share a vector holds elements p, p + lanes, ... H_m (or Sylvester's matrix) combines
+// elements of one lane. Sylvester's matrix combines lanes by shuffles. So the D log D additions need no barrier and no
+// memory.
 #pragma once
 #include <metal_stdlib>
 
@@ -8,7 +10,7 @@
 #include "core/fragment.h"
 using namespace metal;
 
-// Returns where the i-th element of a lane lies in the vector.
+// Returns the index in the vector of a lane's i-th element.
 template <int D>
 METAL_FUNC int place_of(int i, uint lane) {
   return i * lanes_of(D) + int(lane) % lanes_of(D);
@@ -26,7 +28,7 @@ METAL_FUNC float max_over_lanes(float x) {
   return x;
 }
 
-// Bit r is set where r is a square modulo the prime q: 11 or 19.
+// Returns a mask whose bit r is set if r is a square modulo the prime q, which is 11 or 19.
 METAL_FUNC constexpr uint squares_modulo(int q) { return q == 11 ? 0x23Au : 0x30AF2u; }
 
 // Paley's Hadamard matrix of order m = q + 1 is the identity plus a skew matrix.
@@ -87,7 +89,7 @@ METAL_FUNC void multiply_by_signs(thread float* values, device const float* sign
   UNROLL for (int i = 0; i < D / lanes_of(D); ++i) values[i] *= signs[place_of<D>(i, lane)];
 }
 
-// Computes values <- sqrt(D) Pi values, or sqrt(D) Pi^T values.
+// Computes values <- sqrt(D) Pi values, or sqrt(D) Pi^T values with kInverse.
 template <int D, bool kInverse>
 METAL_FUNC void rotate(thread float* values, device const float* signs, uint lane) {
   if constexpr (!kInverse) multiply_by_signs<D>(values, signs, lane);
@@ -95,7 +97,7 @@ METAL_FUNC void rotate(thread float* values, device const float* signs, uint lan
   if constexpr (kInverse) multiply_by_signs<D>(values, signs, lane);
 }
 
-// The vector that a lane works on. Lanes past the last vector repeat it, with `present` false.
+// Says which vector a lane works on. Lanes past the last vector repeat it, and their `present` is false.
 struct VectorPlace {
   int64_t index;
   int batch, head, token;

@@ -1,9 +1,9 @@
-// Stages 8 query rows for products of fragments (core/row_attention.h).
+// Stages 8 query rows in threadgroup memory for products of fragments (core/row_attention.h).
 #pragma once
 #include "aura/visibility.h"
 #include "core/row_attention.h"
 
-// Stages q for StagedQuery, where a lane loads kWidth neighbours of a key.
+// Stages q for StagedQuery if a lane loads kWidth neighbouring columns of a key.
 template <typename T, int D, int kWidth, typename Parameters>
 METAL_FUNC void stage_queries(
     threadgroup float2* staged,

@@ -1,6 +1,6 @@
-// What the encoders of trellis codes share, those of Metal and of the CPU.
+// The encoders of trellis codes on Metal and on the CPU share these constants.
 #pragma once
 #include "aura/window.h"
 
-GDN_CONSTANT int kReach = 16;       // values on each side of a stream's joint that the encoder's first pass reads
-GDN_CONSTANT int kHeldChoices = 8;  // in a word, 4 bits each
+GDN_CONSTANT int kReach = 16;       // the encoder's first pass reads so many values on each side of the stream's joint
+GDN_CONSTANT int kHeldChoices = 8;  // choices per word, 4 bits each

@@ -1,4 +1,4 @@
-// Which keys a query row sees, and where its vectors lie.
+// Finds the keys that a query row sees, and where the row's vectors lie.
 #pragma once
 #include <metal_stdlib>
 
@@ -19,8 +19,8 @@ METAL_FUNC KeyRange block_range(constant FlashParameters& parameters, int block)
   return range;
 }
 
-// Returns the first position of a batch row that is not padding, from 0 to 2^30. `starts` holds 32-bit words, the low
-// one of an element first.
+// Returns the first position of a batch row that is not padding, clamped to [0, 2^30]. `starts` holds 32-bit words, the
+// low word of an element first.
 METAL_FUNC int start_of(device const int* starts, int words, int batch) {
   constexpr int kMost = 1 << 30;
   device const int* start = starts + int64_t(batch) * words;
@@ -29,7 +29,7 @@ METAL_FUNC int start_of(device const int* starts, int words, int batch) {
   return clamp(start[0], 0, kMost);
 }
 
-// Returns the keys of a range that a row sees. The first key of the cache has position `first_position`.
+// Returns the keys of `range` that a row sees. The cache's first key has position `first_position`.
 METAL_FUNC KeyRange
 visible_range(constant FlashParameters& parameters, device const int* starts, int batch, int row, KeyRange range) {
   const int position = parameters.q_offset + row / parameters.ratio - parameters.first_position;
@@ -41,7 +41,7 @@ visible_range(constant FlashParameters& parameters, device const int* starts, in
   return range;
 }
 
-// A row's query head and query, and its index among [B, HQ, L].
+// Holds a row's query head, its query, and its index in [B, HQ, L].
 struct RowPlace {
   int64_t head;
   int query;
@@ -58,8 +58,8 @@ METAL_FUNC RowPlace row_place(constant Parameters& parameters, int batch, int kv
   return place;
 }
 
-// Returns the keys that any of rows first_row .. last_row sees: later queries see later keys. The first one may be seen
-// by none: it is a multiple of kTogether, so that as many keys together are of one tile.
+// Returns the keys that any of rows first_row .. last_row sees. Later queries see later keys. The range begins at a
+// multiple of kTogether, so that kTogether keys belong to one tile; no row may see its first keys.
 template <int kTogether>
 METAL_FUNC KeyRange range_of_rows(
     constant FlashParameters& parameters,
@@ -76,7 +76,7 @@ METAL_FUNC KeyRange range_of_rows(
   return found;
 }
 
-// The products of a query row with the means that were subtracted from tiles of keys.
+// Reads the products of a query row with the means that were subtracted from tiles of keys.
 struct TileScores {
   device const float* row;
   bool present;
@@ -92,7 +92,7 @@ tile_scores_of(device const float* tile_scores, constant FlashParameters& parame
   return scores;
 }
 
-// The state of a row from tile to tile: the largest score, and the sum of exp(score - largest).
+// A row's state between tiles: the largest score, and the sum of exp(score - largest).
 struct RowSums {
   float m, l;
 };
