@@ -1,10 +1,10 @@
-// The kernels of AuraKernels for one ISA variant. In pass 1 of attention to codes some query rows go over a tile of
+// Implements AuraKernels for one ISA variant. In pass 1 of attention to codes, some query rows share a tile of
 // dequantised keys and values.
 
-constexpr int kHeads = 4;  // query rows that share what is loaded of keys and values
+constexpr int kHeads = 4;  // query rows that share loads of keys and values
 
-// scores[row][key] = q[row] . keys[key], for kLanes pairs at once: their sums of products, a vector each, become one
-// vector of sums.
+// Computes scores[row][key] = q[row] . keys[key] for kLanes pairs at once. Each pair has a vector of partial sums.
+// These vectors are reduced to one vector of sums.
 template <int kRows>
 TORCH_GDN_INLINE void dot_rows(const float* q, const float* keys, int64_t count, int64_t width, float* scores) {
   constexpr int kKeys = kLanes / kRows;
@@ -40,7 +40,7 @@ void dot_products(const AuraTile& tile) {
   }
 }
 
-// o[row] += sum over keys of weights[row][key] values[key]
+// Computes o[row] += sum over keys of weights[row][key] values[key].
 template <int kRows>
 TORCH_GDN_INLINE void add_rows(const float* weights, const float* values, int64_t count, int64_t width, float* o) {
   constexpr int kVectors = 2;
@@ -74,8 +74,8 @@ void add_weighted(const AuraTile& tile) {
   }
 }
 
-// Dot products of one row -> weights of the values' centroids. Keys that the row does not see, those outside [from,
-// to), get weight 0 even where their norm is not finite.
+// Turns the dot products of one row into weights of the values' centroids. The row sees keys [from, to). Other keys get
+// the weight 0, even if their norm is not finite.
 void online_softmax(const AuraTile& tile, int64_t row, int64_t from, int64_t to) {
   float* scores = tile.scores + row * kTileKeys;
   AuraRow& state = tile.states[row];
@@ -110,7 +110,7 @@ void online_softmax(const AuraTile& tile, int64_t row, int64_t from, int64_t to)
   }
 }
 
-// Bit by bit, from the highest.
+// Finds the code bit by bit, from the highest bit.
 void quantise(const float* y, const float* boundaries, int64_t D, int64_t bits, int32_t* codes) {
   for (int64_t d = 0; d < D; ++d) codes[d] = 0;
   for (int32_t step = 1 << (bits - 1); step > 0; step /= 2) {
@@ -134,7 +134,7 @@ void multiply_by_sylvester(float* x, int64_t D, int64_t width) {
 
 #if TORCH_GDN_LANES == 16
 
-// The centroids that the low bits of 16 numbers select: 4 bits of 16 centroids, 5 of 32, 6 of 64.
+// Returns the centroids that the low bits of 16 numbers select: 4 bits for 16 centroids, 5 for 32, 6 for 64.
 template <int kVectors>
 TORCH_GDN_INLINE __m512 selected(const __m512 (&table)[kVectors], __m512i numbers) {
   if constexpr (kVectors == 1) {
@@ -148,8 +148,8 @@ TORCH_GDN_INLINE __m512 selected(const __m512 (&table)[kVectors], __m512i number
   }
 }
 
-// 16 codes of 2 to 5 bits: the two bytes that hold a code's window go into its lane and are shifted. The windows of a
-// trellis code reach into the byte behind the 16 codes, and at the end of the row into its first byte.
+// Decodes 16 codes of 2 to 5 bits. The two bytes that hold a code's window are moved into its lane and shifted. The
+// windows of a trellis code reach into the byte after the 16 codes. At the end of the row this is the first byte.
 template <int kBits, int kWindow>
 TORCH_GDN_INLINE void dequantise_short(const Dequantise& codes) {
   constexpr int kVectors = kWindow <= 4 ? 1 : 1 << (kWindow - 4);
@@ -167,7 +167,7 @@ TORCH_GDN_INLINE void dequantise_short(const Dequantise& codes) {
   __m512 centroids[kVectors];
 #pragma GCC unroll 4
   for (int i = 0; i < kVectors; ++i) centroids[i] = _mm512_load_ps(codes.table->centroids + 16 * i);
-  constexpr int kBytes = 2 * kBits;  // of 16 codes
+  constexpr int kBytes = 2 * kBits;  // bytes of 16 codes
   for (int64_t row = 0; row < codes.rows; ++row) {
     const auto* bytes = reinterpret_cast<const uint8_t*>(codes.words + row * codes.stride);
     const uint8_t first = bytes[0];
@@ -181,7 +181,8 @@ TORCH_GDN_INLINE void dequantise_short(const Dequantise& codes) {
   }
 }
 
-// One of 256 16-bit numbers for each of 32 codes: selected from 64 by a code's low 6 bits, then by its high 2.
+// Selects one of 256 16-bit numbers for each of 32 codes: one of 64 by the code's low 6 bits, in each quarter, and one
+// of the quarters by its high 2 bits.
 TORCH_GDN_INLINE __m512i centroid_halves(const __m512i (&table)[8], __m512i codes, __mmask32 bit_6, __mmask32 bit_7) {
   const __m512i low = _mm512_mask_blend_epi16(bit_6, _mm512_permutex2var_epi16(table[0], codes, table[1]),
                                               _mm512_permutex2var_epi16(table[2], codes, table[3]));
@@ -190,7 +191,8 @@ TORCH_GDN_INLINE __m512i centroid_halves(const __m512i (&table)[8], __m512i code
   return _mm512_mask_blend_epi16(bit_7, low, high);
 }
 
-// 8 bits: the halves of centroids are selected in registers, 32 codes at once; a gather takes 5 times as long.
+// Decodes codes of 8 bits. It selects the halves of centroids in registers, 32 codes at once. A gather takes 5 times as
+// long.
 TORCH_GDN_INLINE void dequantise_bytes(const Dequantise& codes) {
   __m512i low[8], high[8];
 #pragma GCC unroll 8
@@ -198,7 +200,7 @@ TORCH_GDN_INLINE void dequantise_bytes(const Dequantise& codes) {
     low[i] = _mm512_load_si512(codes.table->low + 32 * i);
     high[i] = _mm512_load_si512(codes.table->high + 32 * i);
   }
-  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // that unpacking undoes
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // undone by unpacking
   for (int64_t row = 0; row < codes.rows; ++row) {
     const auto* bytes = reinterpret_cast<const uint8_t*>(codes.words + row * codes.stride);
     float* out = codes.out + row * codes.width;

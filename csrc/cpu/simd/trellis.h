@@ -1,6 +1,6 @@
-// The kernels of TrellisKernels for one ISA variant. Each lane has one row. A window is its state, which the next
-// window shares, times 2^bits, plus the choice, which is the value's own bits. The state before a window is the
-// window's low bits.
+// Implements TrellisKernels for one ISA variant. Each lane has one row. A window is state * 2^bits + choice. The choice
+// is the value's own bits, and the state is shared with the next window. The low bits of a window are the state before
+// it.
 
 template <int kBits>
 struct Trellis {
