@@ -57,7 +57,7 @@ def files_of(source: Source) -> list[str]:
 
 @dataclass(frozen=True)
 class Rules:
-    """What a file of rules says: `PATTERN ==> REPLACEMENT` per line.
+    """The rules of a file, which has `PATTERN ==> REPLACEMENT` on each line.
 
     The replacement DO_NOT_MUTATE leaves out lines that have the pattern, and SKIP_MUTATING_REST what follows it.
     """

@@ -174,7 +174,7 @@ class Loaded:
 
 
 class Method:
-    """What an engine's layer does with packed weights, by the layer's name."""
+    """Says what an engine's layer does with packed weights, by the layer's name."""
 
     def __init__(self, packing: Packing, name: str) -> None:
         self.packing, self.name, self.loaded = packing, name, Loaded()
@@ -439,7 +439,7 @@ def the_same(name: str, found: list[Any]) -> Any:
 
 
 class Config:
-    """What an engine asks of the configuration of any format. An engine's own class extends it."""
+    """Answers what an engine asks the configuration of any format. An engine's own class extends it."""
 
     @classmethod
     def get_supported_act_dtypes(cls) -> list[torch.dtype]:

@@ -8,7 +8,7 @@ from torch_gdn.quantized.awq import from_awq
 from torch_gdn.quantized.packed_weight import PackedWeight, assemble, checked_words
 from torch_gdn.quantized.packing import expect, mask_of, unpack
 
-# By `checkpoint_format`, the number to add to a stored zero point.
+# The number to add to a stored zero point, by `checkpoint_format`.
 OFFSETS = {"gptq": 1, "gptq_v2": 0}
 # These packing formats of AutoRound's hold GPTQ's tensors, which have this `checkpoint_format`.
 AUTO_ROUND = {"auto_round:auto_gptq": "gptq", "auto_round": "gptq_v2", "auto_round:gptqmodel": "gptq_v2"}

@@ -135,13 +135,13 @@ def aura_decode(
 
 
 def of_tokens(of_tiles: Tensor, tokens: int) -> Tensor:
-    """What each of the tokens in the first slots of a cache has of its tile: [B, H, tiles, ..] as [B, H, tokens, ..].
-    The 128 slots of a tile are those from 128 times its number on."""
+    """Expands one value per tile, [B, H, tiles, ..], to one per token, [B, H, tokens, ..]. Tile i has slots 128 i to
+    128 i + 127."""
     return of_tiles.repeat_interleave(TILE, 2)[:, :, :tokens]
 
 
 def entries(codes: Tensor, codebook: Tensor, D: int) -> Tensor:
-    """Which of a codebook's entries the D values of each row of codes are."""
+    """Returns the index in the codebook of each of the D values of each row of codes."""
     bits = bits_of(codebook)
     indices = unpack(codes, bits, D)
     if codebook.dim() == 1:
@@ -205,8 +205,9 @@ def visible(
     B: int, L: int, T: int, starts: Tensor | None, causal: bool, q_offset: int | None, window: int,
     device: torch.device,
 ) -> Tensor:  # fmt: skip
-    """Which keys each query sees: [B, 1, L, T] of bool. Query i has position q_offset + i, by default the last L
-    of T; row b's first starts[b] keys are padding; a window holds the query's own position and those just before it."""
+    """Returns which keys each query sees, [B, 1, L, T] of bool. Query i has position q_offset + i; by default the
+    queries are the last L of T positions. The first starts[b] keys of row b are padding. A window covers the query's
+    own position and those just before it."""
     keys = torch.arange(T, device=device)
     queries = torch.arange(L, device=device)[:, None] + (T - L if q_offset is None else q_offset)
     seen = torch.ones(B, 1, L, T, dtype=torch.bool, device=device)

@@ -1,4 +1,4 @@
-"""What the references share: the chunks of a batch or of packed sequences, heads, and the dtype of the computation."""
+"""The references share these: the chunks of a batch or of packed sequences, heads, and the dtype of the computation."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Turn:
-    """What the last `generate` found and did."""
+    """Records what the last `generate` found and did."""
 
     prompt: int  # tokens
     reused: int

@@ -50,7 +50,7 @@ FEATURES = {  # the module, imported on demand, and its function that yields the
 
 @dataclass(frozen=True)
 class Status:
-    """What `status()` returns. Its text says what matters to your model; `details()` has every name and count."""
+    """The result of `status()`. Its text says what matters to your model; `details()` has every name and count."""
 
     enabled: bool
     transformers: str  # its version
