@@ -260,25 +260,26 @@ def test_a_file_of_version_1(tmp_path: Path) -> None:
     assert (loaded.tail, loaded.sinks) == (0, 0)
 
 
-def test_a_file_of_version_2(tmp_path: Path) -> None:
-    """It has no means: codes stand for whole keys."""
+@pytest.mark.parametrize(("tail", "changed"), [(128, {"version": "2"}), (32, {"tile_means": "False"})])
+def test_a_file_without_means(tmp_path: Path, tail: int, changed: dict[str, str]) -> None:
+    """Its codes stand for whole keys. Version 2 has no means, and version 3 had no means with a tail of 32."""
     from safetensors.torch import load_file, save_file
 
-    cache = KVCache("4v4", 1, 2, 64, 400, dtype=torch.float32)
-    cache.append(torch.randn(1, 2, 400, 64) + 1, torch.randn(1, 2, 400, 64))
+    cache = KVCache("4v4", 1, 2, 64, 272 + tail, dtype=torch.float32, tail=tail)
+    cache.append(*(torch.randn(1, 2, cache.capacity, 64) + shift for shift in (1, 0)))
     cache.save(tmp_path / "cache")
     metadata, tensors = metadata_of(tmp_path / "cache"), load_file(tmp_path / "cache")
     means = tensors.pop("key.tile_means").float().repeat_interleave(128, 2)
     assert metadata.pop("tile_means") == "True"
-    save_file(tensors, tmp_path / "old", metadata | {"version": "2"})
+    save_file(tensors, tmp_path / "old", metadata | changed)
     loaded = KVCache.load(tmp_path / "old", capacity=1000)
     coded = slice(4, 4 + loaded.coded)
     whole, without = cache.decoded()[0], loaded.decoded()[0]
     assert_close("keys", without[:, :, coded], (whole[:, :, coded] - means).double(), 1e-6)
     loaded.append(torch.randn(1, 2, 200, 64) + 1, torch.randn(1, 2, 200, 64))
     assert loaded.keys.tile_means is not None
-    has_means = loaded.keys.tile_means.any(-1).all(1)[0, :4]
-    assert has_means.tolist() == [False, False, True, False]  # the new tile has means
+    has_means = loaded.keys.tile_means.any(-1).all(1)[0, :3]
+    assert has_means.tolist() == [False, False, True]  # the new tile has means
 
 
 def metadata_of(path: Path) -> dict[str, str]:

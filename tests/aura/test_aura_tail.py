@@ -223,8 +223,20 @@ def test_nothing_is_exact_without_a_tail_and_sinks(device: torch.device) -> None
     assert both.cache.coded == 20 and both.cache.bytes_used == 2 * 2 * 20 * (4 * (8 + 6) + 4)
 
 
+@pytest.mark.parametrize("tail", [32, 96])
+def test_keys_of_a_short_tail_have_means(device: torch.device, tail: int) -> None:
+    """Fewer tokens than a tile become codes together. A tile keeps the means of its first ones."""
+    both = Both(device, tail=tail, sinks=3, capacity=600)
+    both.append(tail + 50)
+    for _ in range(8):
+        both.append(45)
+        both.check()
+    assert both.cache.keys.tile_means is not None and both.cache.coded > 256
+
+
 @pytest.mark.parametrize(
-    ("tail", "capacity", "tokens", "coded", "tiles"), [(4, 100, 50, 40, 0), (128, 500, 400, 256, 2)]
+    ("tail", "capacity", "tokens", "coded", "tiles"),
+    [(4, 100, 50, 40, 0), (32, 300, 250, 192, 2), (33, 300, 250, 198, 0), (128, 500, 400, 256, 2)],
 )
 def test_bytes(tail: int, capacity: int, tokens: int, coded: int, tiles: int) -> None:
     both = Both(torch.device("cpu"), tail=tail, sinks=2, capacity=capacity)

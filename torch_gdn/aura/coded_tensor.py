@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from torch_gdn.aura.codebooks import boundaries
+from torch_gdn.reference.attention import LEAST_KEYS
 from torch_gdn.reference.aura import TILE
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # dtypes of vectors before coding
@@ -17,8 +18,9 @@ def dtype_name(dtype: object) -> str:
 
 
 def has_tile_means(tail: int) -> bool:
-    """Returns whether the keys of a cache have means of tiles. With a tail of this length, whole tiles become codes."""
-    return tail >= TILE
+    """Returns whether the keys of a cache have means of tiles. With such a tail, at least 32 keys of a tile become
+    codes together. That is enough for a mean."""
+    return tail >= TILE or (tail > 0 and tail % LEAST_KEYS == 0)
 
 
 def entries(name: str, tokens: int) -> int:

@@ -3,7 +3,7 @@
 Metadata: format "torch_gdn.aura", version "3", scheme, table, seed, dtype, tail, sinks, tile_means. Tensors, for "key"
 and "value" each: <key or value>.codes [B, HK, T, W] int32 (u32 words), .norms [B, HK, T] float16, .codebook [2^bits],
 .boundaries [2^bits - 1] and .signs [D] float32. The file thus has everything that reading it needs, even if later
-tables differ. With a tail of 128 or more there is "key.tile_means" [B, HK, ceil(T / 128), D] float16. "exact.keys" and
+tables differ. With means of keys there is "key.tile_means" [B, HK, ceil(T / 128), D] float16. "exact.keys" and
 "exact.values" [B, HK, rows, D] in `dtype` are the tokens that are no codes: first those before the codes, then those
 after them.
 
@@ -113,7 +113,7 @@ def described(metadata: dict[str, str], tensors: dict[str, Tensor]) -> Content:
     scheme = Scheme(metadata.get("scheme", ""), metadata.get("table", ""))
     require(seed.lstrip("-").isdecimal(), "a seed", seed)
     tail, sinks = exact_sizes(metadata)
-    if has_tile_means(tail) and "tile_means" not in metadata:
+    if has_tile_means(tail) and metadata.get("tile_means") != "True":
         assert norms is not None and signs is not None  # they were required above
         batch, heads, tokens = norms.shape
         of_tiles = (batch, heads, entries("tile_means", tokens), signs.shape[0])

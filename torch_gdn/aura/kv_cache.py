@@ -26,8 +26,8 @@ class KVCache:
     The first `sinks` tokens and the last `tail` tokens stay in `dtype`, and attention merges them with the codes. A
     tile of min(tail, 128) tokens becomes codes when more than `tail` tokens and a tile are exact, so most decoding
     steps only store their token. If you append a long prompt at once, all of it but the tail becomes codes at once.
-    With a tail of 128 or more, each tile of 128 keys has the mean of each channel, which is subtracted before the
-    rotation.
+    Each tile of 128 keys has the mean of each channel, which is subtracted before the rotation. This needs a tail of
+    32, 64, 96, or at least 128.
 
     Args:
         scheme: a `Scheme` or its name; start with "4v4t".
