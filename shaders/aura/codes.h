@@ -11,9 +11,6 @@ using namespace metal;
 
 METAL_FUNC constexpr int words_of(int D, int code) { return (D * bits_of(code) + 31) / 32; }
 
-// Returns how many bits the windows of `count` neighbouring values cover.
-METAL_FUNC constexpr int bits_of_windows(int count, int code) { return (count - 1) * bits_of(code) + window_of(code); }
-
 // Returns byte `index` of the ring of the vector whose words begin at `start`. The byte after the last one is byte 0.
 template <int code, int D>
 METAL_FUNC uint byte_of_ring(device const uint* words, int64_t start, uint index) {

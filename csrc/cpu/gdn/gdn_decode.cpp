@@ -63,7 +63,7 @@ void leave_zeros(const GdnDecode<int64_t>& op, const Tensor& y) {
 }
 
 void run(const GdnDecode<int64_t>& op, const Tensor& output) {
-  if (op.shape.B * op.shape.T == 0) return;
+  if (op.shape.N == 0) return;
   const auto [x, z, b, a] = projections_of(op);
   RmsNormGated<int64_t> norm;
   norm.x = recur(op, convolve(op, x), b, a);

@@ -103,7 +103,7 @@ Launch launch_gdn_decode(const Step& step, const Tensor& o) {
 
 void run(const GdnDecode<int64_t>& op, const Tensor& output) {
   const auto& s = op.shape;
-  if (s.B * s.T == 0) return;
+  if (s.N == 0) return;
   const auto device = op.qkv.device();
   const Step step{.op = op,
                   .qkv = unit_last_stride(op.qkv, "qkv"),
