@@ -24,10 +24,11 @@ CHOICE = re.compile(rf"\s*({NAME}) = select i1 \S+ ptr addrspace\((\d)\) ({NAME}
 OF_VARIABLE = re.compile(
     rf"ptr addrspace\(4\)({ATTRIBUTES}) addrspacecast \(ptr addrspace\((\d)\) (@[\w.]+) to ptr addrspace\(4\)\)"
 )
-COPY = re.compile(
-    r"@llvm\.memcpy\.p\d\.p\d\.i64\((ptr(?: addrspace\((\d)\))?[^%@]*)([%@][\w.]+), "
-    r"(ptr(?: addrspace\((\d)\))?[^%@]*)([%@][\w.]+)"
+ELEMENT_OF_VARIABLE = re.compile(
+    rf"ptr addrspace\(4\)({ATTRIBUTES}) (getelementptr (?:inbounds )?\([^()]*, ptr addrspace\((\d)\) @)"
 )
+OPERAND = r"(ptr(?: addrspace\((\d)\))?[^%@]*)([%@][\w.]+(?:, i64 \d+\))?)"  # the last part ends a constant's element
+COPY = re.compile(rf"@llvm\.memcpy\.p\d\.p\d\.i64\({OPERAND}, {OPERAND}")
 
 
 def pointer(space: int) -> str:
@@ -78,7 +79,8 @@ def _constants(line: str) -> list[str]:
 
 def resolved(code: str) -> str:
     """Returns LLVM's text in which no pointer with an origin is generic, ready for OpenCL's SPIR-V."""
-    lines = OF_VARIABLE.sub(r"ptr addrspace(\2)\1 \3", code).split("\n")
+    code = OF_VARIABLE.sub(r"ptr addrspace(\2)\1 \3", code)
+    lines = ELEMENT_OF_VARIABLE.sub(r"ptr addrspace(\3)\1 \2", code).split("\n")
     spaces = _Spaces(lines)
     back = _through_integers(lines, spaces)
     for name in back | spaces.mixed:

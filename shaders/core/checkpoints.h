@@ -22,7 +22,7 @@ METAL_FUNC bool is_taken_slot(
     uint lane) {
   int taken = 0;
   for (int other = int(lane); other < sequences; other += 32) {
-    const int64_t state = slots.index_bytes == 0 ? other : slot_index(state_indices, slots, other);
+    const int64_t state = slots.index_bytes == 0 ? other : slot_index(state_indices, slots, other, 0);
     const bool is_earlier = other < sequence &&
                             read_index(offsets, other * parameters.offset_stride, parameters.offset_bytes) != 0 &&
                             read_index(indices, other * parameters.index_stride, parameters.index_bytes) == index;

@@ -15,7 +15,7 @@ template <int Simdgroups>
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   const int entry = min(int(group.x) * Simdgroups + int(simdgroup), parameters.indices - 1);
   const bool is_own = entry == int(group.x) * Simdgroups + int(simdgroup);
-  const Slot slot = locate_entry(indices, parameters.slots, entry, lane);
+  const Slot slot = locate_entry(indices, parameters.slots, entry, row_of_entry(parameters.slots, entry), lane);
   if (is_own && lane == 0) {
     located[entry] = slot.is_present ? int(slot.index) : -1;
     report_slot(slot, entry, parameters.op, errors);

@@ -17,15 +17,19 @@ struct Slot {
   bool is_outside, is_taken;
 };
 
-// Only tensors with a gap between rows pay for the 64-bit division.
-METAL_FUNC int64_t slot_index(device const int* indices, constant SlotParameters& slots, int64_t entry) {
-  int64_t position = entry * slots.index_stride;
-  if (slots.row_gap != 0) position += entry / slots.columns * slots.row_gap;
-  return read_index(indices, position, slots.index_bytes);
+// `entry` counts the entries of state_indices row by row. `row` is its row, or 0 with one slot per sequence. It is an
+// argument because Apple's GPUs have no 64-bit division.
+METAL_FUNC int64_t slot_index(device const int* indices, constant SlotParameters& slots, int64_t entry, int row) {
+  return read_index(indices, entry * slots.index_stride + row * slots.row_gap, slots.index_bytes);
+}
+
+METAL_FUNC int row_of_entry(constant SlotParameters& slots, int entry) {
+  return slots.columns > 0 ? int(uint(entry) / uint(slots.columns)) : 0;
 }
 
 // Every lane of the simdgroup must call this.
-METAL_FUNC Slot locate_entry(device const int* indices, constant SlotParameters& slots, int64_t entry, uint lane) {
+METAL_FUNC Slot
+locate_entry(device const int* indices, constant SlotParameters& slots, int64_t entry, int row, uint lane) {
   Slot slot;
   slot.index = entry;
   slot.is_present = true;
@@ -34,14 +38,14 @@ METAL_FUNC Slot locate_entry(device const int* indices, constant SlotParameters&
   slot.has_state = true;
   if (slots.index_bytes == 0) return slot;
 
-  slot.index = slot_index(indices, slots, entry);
+  slot.index = slot_index(indices, slots, entry, row);
   const bool is_null = slot.index <= slots.null_index;
   slot.is_present = !is_null;
   if (slots.is_checked != 0) return slot;
 
   int earlier = 0;
-  for (int64_t other = lane; other < entry; other += 32) {
-    if (slot_index(indices, slots, other) == slot.index) earlier = 1;
+  for (int other = int(lane); other < entry; other += 32) {
+    if (slot_index(indices, slots, other, row_of_entry(slots, other)) == slot.index) earlier = 1;
   }
   earlier = simd_max(earlier);
   slot.is_outside = slot.index >= slots.slots;
@@ -57,7 +61,7 @@ METAL_FUNC bool has_initial_state_of(device const uchar* flags, constant SlotPar
 // Finds the slot of a sequence that has only one. Every lane of the simdgroup must call this.
 METAL_FUNC Slot locate_slot(
     device const int* indices, device const uchar* flags, constant SlotParameters& slots, int sequence, uint lane) {
-  Slot slot = locate_entry(indices, slots, sequence, lane);
+  Slot slot = locate_entry(indices, slots, sequence, 0, lane);
   slot.has_state = has_initial_state_of(flags, slots, sequence);
   return slot;
 }

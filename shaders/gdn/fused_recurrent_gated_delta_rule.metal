@@ -275,7 +275,7 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
     if (columns > 0) {
       const int column = first - own.sequence.first;
       const bool has_column = column < columns && tokens > 0;
-      kept = locate_entry(state_indices, parameters.slots, first_entry + min(column, columns - 1), lane);
+      kept = locate_entry(state_indices, parameters.slots, first_entry + min(column, columns - 1), int(group.z), lane);
       kept.is_present = kept.is_present && has_column && own.slot.is_present;
       round_state<2 * kParts, P>(state);
     }

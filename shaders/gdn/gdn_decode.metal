@@ -138,7 +138,7 @@ template <typename T, int K, int V, bool ValueInner, typename P, bool OneToken =
   const Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, n, 1, lane);
   const AcceptedCount accepted = accepted_count(num_accepted_tokens, parameters.slots, n, max(columns, 1));
   const int64_t entry = first_entry + accepted.tokens - 1;
-  const Slot start = locate_entry(state_indices, parameters.slots, entry, lane);
+  const Slot start = locate_entry(state_indices, parameters.slots, entry, n, lane);
   if (head == 0 && simdgroup == 0 && columns > 0) {  // the convolution reports the other errors
     if (lane == 0) report_slot(start, entry, parameters.sequence.op, errors);
     report_token_slots(
@@ -203,7 +203,7 @@ template <typename T, int K, int V, bool ValueInner, typename P, bool OneToken =
     Slot kept = start;
     if (columns > 0) {
       const int taken = token - sequence.first;
-      kept = locate_entry(state_indices, parameters.slots, first_entry + min(taken, columns - 1), lane);
+      kept = locate_entry(state_indices, parameters.slots, first_entry + min(taken, columns - 1), n, lane);
       kept.is_present = kept.is_present && has_token && taken < columns;
       round_state<2 * kParts, P>(state);
     }

@@ -94,7 +94,7 @@ METAL_FUNC void report_token_slots(
   const int tokens = own.last - own.first;
   const int64_t first_entry = int64_t(sequence) * columns;
   for (int column = 0; column < min(columns, tokens); ++column) {
-    const Slot kept = locate_entry(state_indices, slots, first_entry + column, lane);
+    const Slot kept = locate_entry(state_indices, slots, first_entry + column, sequence, lane);
     if (lane == 0 && column + 1 != accepted.tokens) report_slot(kept, first_entry + column, op, errors);
   }
   if (lane != 0) return;

@@ -46,7 +46,7 @@ METAL_FUNC StateThreadgroup state_threadgroup(
   own.first_value = int(group.x) * kStateColumns;
   own.values = min(kStateColumns, value_size - own.first_value);
   own.sequence = locate_sequence(cu_seqlens, parameters.sequence, target, chunk_size, lane);
-  own.slot = locate_entry(state_indices, parameters.slots, entry, lane);
+  own.slot = locate_entry(state_indices, parameters.slots, entry, target, lane);
   own.slot.has_state = has_initial_state_of(has_initial_state, parameters.slots, target);
   const bool is_reporter = group.x == 0 && group.y == 0 && simdgroup == 0 && lane == 0;
   own.checkpoint = locate_checkpoint(

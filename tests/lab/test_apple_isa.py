@@ -64,6 +64,8 @@ define spir_kernel void @probe(ptr addrspace(1) %b0, ptr addrspace(1) %constant_
   %v = load float, ptr addrspace(4) %e, align 4
   %t = getelementptr i8, ptr addrspace(4) addrspacecast (ptr addrspace(3) @tile to ptr addrspace(4)), i64 4
   store float %v, ptr addrspace(4) %t, align 4
+  store i8 0, ptr addrspace(4) getelementptr inbounds (i8, \
+ptr addrspace(4) addrspacecast (ptr addrspace(3) @tile to ptr addrspace(4)), i64 4), align 4
   %c = getelementptr inbounds i8, ptr addrspace(1) %constant_b1, i64 8
   %n = load i32, ptr addrspace(1) %c, align 4
 }"""
@@ -73,7 +75,10 @@ define spir_kernel void @probe(ptr addrspace(1) %b0, ptr addrspace(1) %constant_
     assert lines[3] == "%v = load float, ptr addrspace(1) %e, align 4"
     assert lines[4] == "%t = getelementptr i8, ptr addrspace(3) @tile, i64 4"
     assert lines[5] == "store float %v, ptr addrspace(3) %t, align 4"
-    assert lines[7] == "%n = load i32, ptr addrspace(2) %c, align 4"
+    assert (
+        lines[6] == "store i8 0, ptr addrspace(3) getelementptr inbounds (i8, ptr addrspace(3) @tile, i64 4), align 4"
+    )
+    assert lines[8] == "%n = load i32, ptr addrspace(2) %c, align 4"
 
 
 def test_constants_that_meet_device_memory_go_through_an_integer() -> None:
@@ -95,11 +100,14 @@ def test_code_says_opencl_2_and_copies_name_their_spaces() -> None:
 !opencl.ocl.version = !{!3}
 !opencl.cxx.version = !{!4}
 !3 = !{i32 3, i32 0}
-  call void @llvm.memcpy.p4.p4.i64(ptr addrspace(3) %t, ptr addrspace(1) %s, i64 16, i1 false)"""
+  call void @llvm.memcpy.p4.p4.i64(ptr addrspace(3) %t, ptr addrspace(1) %s, i64 16, i1 false)
+  call void @llvm.memcpy.p4.p4.i64(ptr addrspace(3) getelementptr (i8, ptr addrspace(3) @t, i64 5), \
+ptr %p, i64 3, i1 false)"""
     text = spaces.resolved(code)
     assert "!3 = !{i32 2, i32 0}" in text and "cxx" not in text
     assert "call void @llvm.memcpy.p3.p1.i64(ptr addrspace(3) %t, ptr addrspace(1) %s" in text
     assert "declare void @llvm.memcpy.p3.p1.i64(ptr addrspace(3), ptr addrspace(1), i64, i1)" in text
+    assert "@llvm.memcpy.p3.p0.i64(ptr addrspace(3) getelementptr (i8, ptr addrspace(3) @t, i64 5), ptr %p" in text
 
 
 @pytest.mark.parametrize("operation", ["sdiv", "udiv", "srem", "urem", "sdiv exact"])
