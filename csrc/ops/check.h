@@ -129,46 +129,63 @@ class Check {
                       device_, " like ", first_, ", got one on ", x.device());
   }
 
-  void is_activation(const char* argument, const Tensor& x) const { is_activation(argument, x.scalar_type()); }
+  // An argument whose dtype is right.
+  struct Typed {
+    const Check& check;
+    const char* argument;
+    const Tensor& x;
+
+    void dimensions(int64_t count, const char* pattern) const { check.dimensions(argument, x, count, pattern); }
+    void shape(const char* pattern, c10::ArrayRef<Int> sizes) const { check.shape(argument, x, pattern, sizes); }
+    void shape(const char* pattern, std::initializer_list<Int> sizes) const {
+      check.shape(argument, x, pattern, sizes);
+    }
+  };
+
+  Typed is_activation(const char* argument, const Tensor& x) const {
+    is_activation(argument, x.scalar_type());
+    return {*this, argument, x};
+  }
 
   void is_activation(const char* argument, at::ScalarType dtype) const {
     is_dtype(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf, argument,
              "dtype bfloat16, float16 or float32", dtype);
   }
 
-  void is_floating(const char* argument, const Tensor& x) const {
-    is_dtype(at::isFloatingType(x.scalar_type()), argument, "a floating dtype", x.scalar_type());
+  Typed is_floating(const char* argument, const Tensor& x) const {
+    return is_dtype(at::isFloatingType(x.scalar_type()), argument, "a floating dtype", x);
   }
 
-  void is_float32(const char* argument, const Tensor& x) const {
-    is_dtype(x.scalar_type() == at::kFloat, argument, "dtype float32", x.scalar_type());
+  Typed is_float32(const char* argument, const Tensor& x) const {
+    return is_dtype(x.scalar_type() == at::kFloat, argument, "dtype float32", x);
   }
 
-  void is_int32(const char* argument, const Tensor& x) const {
-    is_dtype(x.scalar_type() == at::kInt, argument, "dtype int32", x.scalar_type());
+  Typed is_int32(const char* argument, const Tensor& x) const {
+    return is_dtype(x.scalar_type() == at::kInt, argument, "dtype int32", x);
   }
 
-  void is_uint8(const char* argument, const Tensor& x) const {
-    is_dtype(x.scalar_type() == at::kByte, argument, "dtype uint8", x.scalar_type());
+  Typed is_uint8(const char* argument, const Tensor& x) const {
+    return is_dtype(x.scalar_type() == at::kByte, argument, "dtype uint8", x);
   }
 
-  void is_index(const char* argument, const Tensor& x) const {
-    is_dtype(x.scalar_type() == at::kInt || x.scalar_type() == at::kLong, argument, "dtype int32 or int64",
-             x.scalar_type());
+  Typed is_index(const char* argument, const Tensor& x) const {
+    return is_dtype(x.scalar_type() == at::kInt || x.scalar_type() == at::kLong, argument, "dtype int32 or int64", x);
   }
 
-  void is_bool(const char* argument, const Tensor& x) const {
-    is_dtype(x.scalar_type() == at::kBool, argument, "dtype bool", x.scalar_type());
+  Typed is_bool(const char* argument, const Tensor& x) const {
+    return is_dtype(x.scalar_type() == at::kBool, argument, "dtype bool", x);
   }
 
-  void is_of_dtype(const char* argument, const Tensor& x, at::ScalarType dtype) const {
+  Typed is_of_dtype(const char* argument, const Tensor& x, at::ScalarType dtype) const {
     TORCH_CHECK_TYPE(x.scalar_type() == dtype, op_, ": ", argument, ": expected dtype ", dtype_name(dtype), ", got ",
                      dtype_name(x.scalar_type()));
+    return {*this, argument, x};
   }
 
-  void same_dtype(const char* argument, const Tensor& x, const char* name, const Tensor& other) const {
+  Typed same_dtype(const char* argument, const Tensor& x, const char* name, const Tensor& other) const {
     TORCH_CHECK_TYPE(x.scalar_type() == other.scalar_type(), op_, ": ", argument, ": expected dtype ",
                      dtype_name(other.scalar_type()), " like ", name, ", got ", dtype_name(x.scalar_type()));
+    return {*this, argument, x};
   }
 
   // Checks a tensor that the caller allocated for a result.
@@ -183,6 +200,11 @@ class Check {
   const char* op() const { return op_; }
 
  private:
+  Typed is_dtype(bool condition, const char* argument, const char* expected, const Tensor& x) const {
+    is_dtype(condition, argument, expected, x.scalar_type());
+    return {*this, argument, x};
+  }
+
   void is_dtype(bool condition, const char* argument, const char* expected, at::ScalarType got) const {
     TORCH_CHECK_TYPE(condition, op_, ": ", argument, ": expected ", expected, ", got ", dtype_name(got));
   }

@@ -24,11 +24,9 @@ void check_gates(const Check<Int>& check, const Int& HV, const optional<Tensor>&
   check.value(!gates.allow_neg_eigval || gates.use_beta_sigmoid, "allow_neg_eigval",
               "False when use_beta_sigmoid_in_kernel is False", "True");
   if (!gates.use_gate) return;
-  check.is_floating("A_log", *gates.A_log);
-  check.shape("A_log", *gates.A_log, "[HV]", {HV});
+  check.is_floating("A_log", *gates.A_log).shape("[HV]", {HV});
   if (!gates.dt_bias.has_value()) return;
-  check.is_floating("dt_bias", *gates.dt_bias);
-  check.shape("dt_bias", *gates.dt_bias, "[HV]", {HV});
+  check.is_floating("dt_bias", *gates.dt_bias).shape("[HV]", {HV});
 }
 
 }  // namespace torch_gdn

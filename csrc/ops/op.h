@@ -2,7 +2,7 @@
 // when the op runs, and SymInt when torch.compile asks for its outputs.
 //   kSchema      the schema that torch.library reads
 //   arguments()  a tie of its members in the schema's order
-//   check()      raises errors for wrong arguments, and derives the sizes
+//   check(op)    raises errors for wrong arguments, which name the op, and derives the sizes
 //   outputs()    allocates the results
 // A device adds void run(const Op<int64_t>&, const outputs&). The CPU's file defines the op, and Metal's file
 // implements it.
@@ -82,7 +82,7 @@ struct Kernel<Op, run, prepare, std::tuple<Argument&...>> {
     static const auto named = arguments_of(Op<int64_t>::kSchema);
     static const auto name = name_of<Op>();
     check_required(name.c_str(), named, tensors_of(op.arguments(), true));
-    op.check();
+    op.check(name.c_str());
     check_written(name.c_str(), named, tensors_of(op.arguments(), false));
     const RunningOp running(name.c_str());
     if constexpr (std::is_void_v<decltype(op.outputs())>) {
@@ -109,7 +109,8 @@ template <template <typename> class Op>
 void infer(torch::jit::Stack& stack) {
   Op<c10::SymInt> op;
   read_stack(stack, op.arguments());
-  op.check();
+  static const auto name = name_of<Op>();
+  op.check(name.c_str());
   stack.clear();
   if constexpr (!std::is_void_v<decltype(op.outputs())>) {
     for_each_output(op.outputs(), [&](const Tensor& output) { stack.emplace_back(output); });

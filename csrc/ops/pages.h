@@ -28,8 +28,7 @@ struct PagedSequences {
 template <typename Int>
 void check_queries(const Check<Int>& check, PagedShape<Int>& s, const Tensor& out, const Tensor& q) {
   const char* expected = "a head size that is a multiple of 16, up to 256";
-  check.is_activation("q", q);
-  check.dimensions("q", q, 3, "[T, HQ, D]");
+  check.is_activation("q", q).dimensions(3, "[T, HQ, D]");
   s.T = size_of<Int>(q, 0), s.HQ = size_of<Int>(q, 1), s.D = size_of<Int>(q, 2);
   check.in_range("q", expected, s.D, 16, 256);
   check.value(sym_eq(s.D % 16, Int(0)), "q", expected, s.D);
@@ -49,8 +48,7 @@ void check_blocks(const Check<Int>& check, PagedShape<Int>& s, const char* argum
 template <typename Int>
 void check_sinks(const Check<Int>& check, const PagedShape<Int>& s, const optional<Tensor>& sinks) {
   if (!sinks.has_value()) return;
-  check.is_float32("sinks", *sinks);
-  check.shape("sinks", *sinks, "[HQ]", {s.HQ});
+  check.is_float32("sinks", *sinks).shape("[HQ]", {s.HQ});
 }
 
 // Checks the contents of tensors on the CPU. If a tensor is on the device, the kernels check it.

@@ -50,10 +50,7 @@ void check_slots(const Check<Int>& check, const Int& N, const StatePool& pool, b
     }
   }
   check.value(pool.null_index == -1 || pool.null_index == 0, "null_index", "-1 or 0", pool.null_index);
-  if (pool.has_initial_state.has_value()) {
-    check.is_bool("has_initial_state", *pool.has_initial_state);
-    check.shape("has_initial_state", *pool.has_initial_state, "[N]", {N});
-  }
+  if (pool.has_initial_state.has_value()) check.is_bool("has_initial_state", *pool.has_initial_state).shape("[N]", {N});
   if (!pool.indices.has_value()) {
     check.value(sym_ge(slots, N), "state_pool", "a slot for each sequence", slots, " slots for ", N, " sequences");
     return;

@@ -15,6 +15,13 @@ struct Inputs {
   bool normalise;
 };
 
+template <typename Keys>
+Keys& with_tokens(Keys& keys, int64_t tokens) {
+  keys.tokens = tokens;
+  keys.rows = cpu::padded(tokens);
+  return keys;
+}
+
 // The rule with one decay per value head.
 template <typename Operand_>
 class HeadDecayRule {
@@ -28,11 +35,8 @@ class HeadDecayRule {
   static int64_t padded_keys(int64_t K) { return cpu::padded(K); }
 
   void read_keys(int64_t batch, int64_t token, int64_t key_head, int64_t tokens) {
-    auto& keys = tiles_->keys;
-    keys.tokens = tokens;
-    keys.rows = cpu::padded(tokens);
     kernels_.read_keys(in_.q.head(batch, token, key_head, 0), in_.k.head(batch, token, key_head, 0), width_,
-                       in_.normalise, keys);
+                       in_.normalise, with_tokens(tiles_->keys, tokens));
   }
 
   void make_head(int64_t batch, int64_t token, int64_t head) {
@@ -76,11 +80,8 @@ class ChannelDecayRule {
   static int64_t padded_keys(int64_t K) { return cpu::padded_channels(K); }
 
   void read_keys(int64_t batch, int64_t token, int64_t key_head, int64_t tokens) {
-    auto& keys = tiles_->keys;
-    keys.tokens = tokens;
-    keys.rows = cpu::padded(tokens);
     kernels_.read_keys(in_.q.head(batch, token, key_head, 0), in_.k.head(batch, token, key_head, 0), width_,
-                       in_.normalise, in_.scale, keys);
+                       in_.normalise, in_.scale, with_tokens(tiles_->keys, tokens));
   }
 
   void make_head(int64_t batch, int64_t token, int64_t head) {

@@ -133,13 +133,18 @@ class Work {
     state.from_stride = state.to_stride;
   }
 
-  // Takes any other state. It works on an f32 copy of the state's columns.
-  void run_panel(const cpu::RecurrentHead& work, const WorkItem& item, float* panel) const {
+  // Copies the columns of an old state, or zeros, as f32.
+  void read_panel(const WorkItem& item, float* panel) const {
     const auto& [n, head, column, columns] = item;
     if (columns < cpu::kColumns) std::fill(panel, panel + s_.K * cpu::kColumns, 0.0f);
     state_io_.read(n, head, column, columns, s_.K, panel, cpu::kColumns);
+  }
+
+  // Takes any other state. It works on an f32 copy of the state's columns.
+  void run_panel(const cpu::RecurrentHead& work, const WorkItem& item, float* panel) const {
+    read_panel(item, panel);
     cpu::recurrent_kernels().run_key_rows(work, {panel, panel, cpu::kColumns, cpu::kColumns, 0});
-    state_io_.write(state_io_.slots[n].index, head, column, columns, panel, cpu::kColumns);
+    state_io_.write(state_io_.slots[item.n].index, item.head, item.column, item.columns, panel, cpu::kColumns);
   }
 
   // Processes one token at a time, as decoding does. The state after each token goes to its slot, or to scratch if it
@@ -177,8 +182,7 @@ class Work {
   // After each token, the state is rounded to the pool's dtype, also if the token has no slot.
   void run_tokens_in_panel(const cpu::RecurrentHead& work, const WorkItem& item, float* panel) const {
     const auto& [n, head, column, columns] = item;
-    if (columns < cpu::kColumns) std::fill(panel, panel + s_.K * cpu::kColumns, 0.0f);
-    state_io_.read(n, head, column, columns, s_.K, panel, cpu::kColumns);
+    read_panel(item, panel);
     const cpu::States states(state_io_.target, state_io_.v_first);
     for (int64_t t = 0; t < work.tokens; ++t) {
       cpu::recurrent_kernels().run_key_rows(token_of(work, t), {panel, panel, cpu::kColumns, cpu::kColumns, 0});

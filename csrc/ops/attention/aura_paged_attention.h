@@ -38,13 +38,12 @@ struct AuraPagedAttention {
                     exact.new_values, exact.sinks, exact.tail, key.tile_means);
   }
 
-  void check() {
-    const Check<Int> check("aura_paged_attention_", "q", q);
+  void check(const char* op) {
+    const Check<Int> check(op, "q", q);
     check_queries(check, shape, out, q);
     auto& s = shape;
     check_head_size(check, "q", s.D);
-    check.is_int32("key_codes", key.codes);
-    check.dimensions("key_codes", key.codes, 4, "[blocks, block_size, HK, ceil(D * bits / 32)]");
+    check.is_int32("key_codes", key.codes).dimensions(4, "[blocks, block_size, HK, ceil(D * bits / 32)]");
     check_blocks(check, shape, "key_codes", key.codes);
     key_code = check_coded(check, "key_codes", "key_norms", "key_codebook", "key_signs", key, key_signs);
     value_code = check_coded(check, "value_codes", "value_norms", "value_codebook", "value_signs", value, value_signs);

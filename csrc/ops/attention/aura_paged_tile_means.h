@@ -33,16 +33,14 @@ struct AuraPagedTileMeans {
                     max_query_len, max_seq_len, sinks, tail);
   }
 
-  void check() {
-    const Check<Int> check("aura_paged_tile_means_", "keys", keys);
-    check.is_activation("keys", keys);
-    check.dimensions("keys", keys, 3, "[T, HK, D]");
+  void check(const char* op) {
+    const Check<Int> check(op, "keys", keys);
+    check.is_activation("keys", keys).dimensions(3, "[T, HK, D]");
     auto& s = shape;
     s.T = size_of<Int>(keys, 0), s.HK = size_of<Int>(keys, 1), s.D = size_of<Int>(keys, 2);
     s.HQ = s.HK;
     check_unit_stride(check, "keys", keys);
-    check.is_of_dtype("tile_means", tile_means, at::kHalf);
-    check.dimensions("tile_means", tile_means, 4, "[blocks, block_size / 128, HK, D]");
+    check.is_of_dtype("tile_means", tile_means, at::kHalf).dimensions(4, "[blocks, block_size / 128, HK, D]");
     const Int tiles = size_of<Int>(tile_means, 1);
     s.blocks = size_of<Int>(tile_means, 0), s.block_size = tiles * kTokensOfTile;
     check.in_range("tile_means", "blocks of 1 to 2^23 tiles", tiles, 1, kMostKeys / kTokensOfTile);

@@ -22,10 +22,9 @@ struct ComputeSlotMapping {
 
   auto arguments() { return std::tie(positions, cu_seqlens, block_table, block_size, slot_mapping); }
 
-  void check() {
-    const Check<Int> check("compute_slot_mapping_", "positions", positions);
-    check.is_index("positions", positions);
-    check.dimensions("positions", positions, 1, "[T]");
+  void check(const char* op) {
+    const Check<Int> check(op, "positions", positions);
+    check.is_index("positions", positions).dimensions(1, "[T]");
     T = size_of<Int>(positions, 0);
     check.is_index("cu_seqlens", cu_seqlens);
     check.on_device_or_cpu("cu_seqlens", cu_seqlens);
@@ -38,8 +37,7 @@ struct ComputeSlotMapping {
                 "shape [N, blocks of a sequence]", sizes_of<Int>(block_table), " for ", N, " sequences");
     table_blocks = size_of<Int>(block_table, 1);
     check.in_range("block_size", "blocks of 1 to 2^30 tokens", block_size, 1, kMostKeys);
-    check.is_index("slot_mapping", slot_mapping);
-    check.dimensions("slot_mapping", slot_mapping, 1, "[slots]");
+    check.is_index("slot_mapping", slot_mapping).dimensions(1, "[slots]");
     slots = size_of<Int>(slot_mapping, 0);
     check.value(sym_ge(slots, T), "slot_mapping", "at least an entry for each position", slots, " for ", T,
                 " positions");

@@ -36,8 +36,7 @@ void check_cpu_slots(const Check<Int>& check, const char* argument, const Tensor
 template <typename Int>
 void check_exact_cache(const Check<Int>& check, const PagedShape<Int>& s, const char* argument, const Tensor& x,
                        const Int& count, const Int& rows, const char* like, const Tensor& other) {
-  check.same_dtype(argument, x, like, other);
-  check.shape(argument, x, "[slots, rows, HK, D]", {count, rows, s.HK, s.D});
+  check.same_dtype(argument, x, like, other).shape("[slots, rows, HK, D]", {count, rows, s.HK, s.D});
   check_unit_stride(check, argument, x);
 }
 
@@ -79,8 +78,7 @@ void check_exact_rows(const Check<Int>& check, const PagedShape<Int>& s, const T
   check.dimensions("exact_keys", *keys, 4, "[slots, rows, HK, D]");
   const Int count = size_of<Int>(*keys, 0), rows = size_of<Int>(*keys, 1);
   const auto check_new = [&](const char* argument, const Tensor& x) {
-    check.same_dtype(argument, x, "q", q);
-    check.shape(argument, x, "[T, HK, D]", {s.T, s.HK, s.D});
+    check.same_dtype(argument, x, "q", q).shape("[T, HK, D]", {s.T, s.HK, s.D});
     check_unit_stride(check, argument, x);
   };
   check_exact_cache(check, s, "exact_keys", *keys, count, rows, "q", q);

@@ -25,12 +25,11 @@ struct PagedAttention {
                     scale, causal, window, sinks);
   }
 
-  void check() {
-    const Check<Int> check("paged_attention_", "q", q);
+  void check(const char* op) {
+    const Check<Int> check(op, "q", q);
     auto& s = shape;
     check_queries(check, s, out, q);
-    check.is_activation("key_cache", key_cache);
-    check.dimensions("key_cache", key_cache, 4, "[blocks, block_size, HK, D]");
+    check.is_activation("key_cache", key_cache).dimensions(4, "[blocks, block_size, HK, D]");
     check_blocks(check, s, "key_cache", key_cache);
     check.shape("key_cache", key_cache, "[blocks, block_size, HK, D]", {s.blocks, s.block_size, s.HK, s.D});
     check.same_dtype("value_cache", value_cache, "key_cache", key_cache);

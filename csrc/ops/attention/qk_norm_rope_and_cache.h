@@ -25,14 +25,12 @@ struct QkNormRopeAndCache {
     return std::tie(q, k, v, cos, sin, key_cache, value_cache, slot_mapping, q_weight, k_weight, eps, zero_centered);
   }
 
-  void check() {
-    constexpr const char* kName = "qk_norm_rope_and_cache_";
+  void check(const char* op) {
     heads = {q, k, cos, sin, q_weight, k_weight, eps, zero_centered, false};
-    heads.check(kName);
-    const Check<Int> check(kName, "q", q);
+    heads.check(op);
+    const Check<Int> check(op, "q", q);
     HK = size_of<Int>(k, 2);
-    check.same_dtype("v", v, "q", q);
-    check.dimensions("v", v, 4, "[B, T, HK, DV]");
+    check.same_dtype("v", v, "q", q).dimensions(4, "[B, T, HK, DV]");
     DV = size_of<Int>(v, 3);
     check.shape("v", v, "[B, T, HK, DV]", {heads.B, heads.T, HK, DV});
     slots = {key_cache, value_cache, slot_mapping};

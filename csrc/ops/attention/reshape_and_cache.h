@@ -17,16 +17,14 @@ struct CacheSlots {
 
   // `T` is the number of new tokens.
   void check(const Check<Int>& check, const Int& T, const Int& HK, const Int& D, const Int& DV) {
-    check.is_activation("key_cache", key_cache);
-    check.dimensions("key_cache", key_cache, 4, "[blocks, block_size, H, D]");
+    check.is_activation("key_cache", key_cache).dimensions(4, "[blocks, block_size, H, D]");
     blocks = size_of<Int>(key_cache, 0), block_size = size_of<Int>(key_cache, 1);
     check.shape("key_cache", key_cache, "[blocks, block_size, H, D]", {blocks, block_size, HK, D});
-    check.same_dtype("value_cache", value_cache, "key_cache", key_cache);
-    check.shape("value_cache", value_cache, "[blocks, block_size, H, DV]", {blocks, block_size, HK, DV});
+    check.same_dtype("value_cache", value_cache, "key_cache", key_cache)
+        .shape("[blocks, block_size, H, DV]", {blocks, block_size, HK, DV});
     check_unit_stride(check, "key_cache", key_cache);
     check_unit_stride(check, "value_cache", value_cache);
-    check.is_index("slot_mapping", slot_mapping);
-    check.dimensions("slot_mapping", slot_mapping, 1, "[N]");
+    check.is_index("slot_mapping", slot_mapping).dimensions(1, "[N]");
     tokens = size_of<Int>(slot_mapping, 0);
     check.value(sym_le(tokens, T), "slot_mapping", "at most a slot for each token", tokens, " for ", T, " tokens");
     if constexpr (is_run<Int>) check_cpu_slots(check);
@@ -57,14 +55,12 @@ struct ReshapeAndCache {
 
   auto arguments() { return std::tie(key, value, key_cache, value_cache, slot_mapping); }
 
-  void check() {
-    const Check<Int> check("reshape_and_cache_", "key", key);
-    check.is_activation("key", key);
-    check.dimensions("key", key, 3, "[T, H, D]");
+  void check(const char* op) {
+    const Check<Int> check(op, "key", key);
+    check.is_activation("key", key).dimensions(3, "[T, H, D]");
     const Int T = size_of<Int>(key, 0);
     HK = size_of<Int>(key, 1), D = size_of<Int>(key, 2);
-    check.same_dtype("value", value, "key", key);
-    check.dimensions("value", value, 3, "[T, H, DV]");
+    check.same_dtype("value", value, "key", key).dimensions(3, "[T, H, DV]");
     DV = size_of<Int>(value, 2);
     check.shape("value", value, "[T, H, DV]", {T, HK, DV});
     slots = {key_cache, value_cache, slot_mapping};

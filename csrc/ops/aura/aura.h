@@ -74,8 +74,7 @@ Int check_head_size(const Check<Int>& check, const char* argument, const Int& D)
 
 template <typename Int>
 void check_table(const Check<Int>& check, const char* argument, const Tensor& x, const char* pattern, const Int& size) {
-  check.is_float32(argument, x);
-  check.shape(argument, x, pattern, {size});
+  check.is_float32(argument, x).shape(pattern, {size});
 }
 
 // A codebook of two dimensions is that of a trellis code.
@@ -101,23 +100,20 @@ Code check_codebook(const Check<Int>& check, const char* argument, const Tensor&
 template <typename Int>
 void check_codes(const Check<Int>& check, const char* argument, const Tensor& codes, const Sizes<Int>& rows,
                  const Int& D, const Code& code) {
-  check.is_int32(argument, codes);
-  check.shape(argument, codes, "[.., ceil(D * bits / 32)]", with_last(rows, code_words(D, code.bits)));
+  check.is_int32(argument, codes).shape("[.., ceil(D * bits / 32)]", with_last(rows, code_words(D, code.bits)));
 }
 
 // The tensor has one value for each row of codes.
 template <typename Int>
 void check_norms(const Check<Int>& check, const char* argument, const Tensor& norms, const Sizes<Int>& rows) {
-  check.is_of_dtype(argument, norms, at::kHalf);
-  check.shape(argument, norms, "that of the codes without their words", rows);
+  check.is_of_dtype(argument, norms, at::kHalf).shape("that of the codes without their words", rows);
 }
 
 // The mean of channel d of tile i was subtracted from tokens 128 i to 128 i + 127 before they were encoded.
 template <typename Int>
 void check_tile_means(const Check<Int>& check, const char* argument, const Tensor& x, const Int& B, const Int& HK,
                       const Int& tokens, const Int& D) {
-  check.is_of_dtype(argument, x, at::kHalf);
-  check.dimensions(argument, x, 4, "[B, HK, tiles, D]");
+  check.is_of_dtype(argument, x, at::kHalf).dimensions(4, "[B, HK, tiles, D]");
   const Int tiles = size_of<Int>(x, 2);
   check.shape(argument, x, "[B, HK, tiles, D]", {B, HK, tiles, D});
   check.value(sym_ge(tiles, tiles_of(tokens)), argument, "a tile for each 128 tokens", tiles, " for ", tokens,
@@ -154,8 +150,7 @@ struct CachedAttention {
     s.D = check_head_size(check, q_name, size_of<Int>(q, 3));
     s.key_code = check_codebook(check, "key_codebook", key.codebook);
     s.value_code = check_codebook(check, "value_codebook", value.codebook);
-    check.is_int32("key_codes", key.codes);
-    check.dimensions("key_codes", key.codes, 4, "[B, HK, T, ceil(D * bits / 32)]");
+    check.is_int32("key_codes", key.codes).dimensions(4, "[B, HK, T, ceil(D * bits / 32)]");
     s.HK = size_of<Int>(key.codes, 1), s.T = size_of<Int>(key.codes, 2);
     check_heads(check, "key_codes", s.HK, q_name, s.HQ);
 

@@ -28,8 +28,8 @@ struct AuraAttention : CachedAttention<Int> {
                     this->key.tile_means);
   }
 
-  void check() {
-    const Check<Int> check("aura_attention", "q", q);
+  void check(const char* op) {
+    const Check<Int> check(op, "q", q);
     check.is_activation("q", q);
     this->check_cache(check, "q", q, length, exact);
     check_table(check, "key_signs", key_signs, "[D]", this->shape.D);

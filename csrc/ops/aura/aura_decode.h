@@ -22,13 +22,12 @@ struct AuraDecode {
     return std::tie(vectors.codes, vectors.norms, vectors.codebook, signs, rotated, dtype, vectors.tile_means);
   }
 
-  void check() {
+  void check(const char* op) {
     const auto& [codes, norms, codebook, tile_means] = vectors;
-    const Check<Int> check("aura_decode", "codes", codes);
+    const Check<Int> check(op, "codes", codes);
     check.is_int32("codes", codes);
     check.at_least_one_dimension("codes", codes);
-    check.is_float32("signs", signs);
-    check.dimensions("signs", signs, 1, "[D]");
+    check.is_float32("signs", signs).dimensions(1, "[D]");
     D = check_head_size(check, "signs", size_of<Int>(signs, 0));
     code = check_codebook(check, "codebook", codebook);
     const auto rows = sizes_without_last<Int>(codes);

@@ -40,7 +40,7 @@ struct AuraEncode : AuraEncoder<Int> {
 
   auto arguments() { return std::tie(this->x, this->signs, this->boundaries, this->codebook); }
 
-  void check() { this->check_codec(Check<Int>("aura_encode", "x", this->x)); }
+  void check(const char* op) { this->check_codec(Check<Int>(op, "x", this->x)); }
 
   std::tuple<Tensor, Tensor> outputs() const {
     const auto rows = sizes_without_last<Int>(this->x);
@@ -66,8 +66,8 @@ struct AuraEncodeInPlace : AuraEncoder<Int> {
                     tile_means);
   }
 
-  void check() {
-    const Check<Int> check("aura_encode_", "x", this->x);
+  void check(const char* op) {
+    const Check<Int> check(op, "x", this->x);
     check.dimensions("x", this->x, 4, "[B, HK, T, D]");
     this->check_codec(check);
     const auto B = size_of<Int>(this->x, 0), HK = size_of<Int>(this->x, 1), T = size_of<Int>(this->x, 2);
@@ -78,8 +78,7 @@ struct AuraEncodeInPlace : AuraEncoder<Int> {
       check.shape("slots", slots, "[B, T] or [T]", {B, T});
     }
     const auto& [codes, norms] = cache;
-    check.is_int32("codes", codes);
-    check.dimensions("codes", codes, 4, "[B, HK, S, ceil(D * bits / 32)]");
+    check.is_int32("codes", codes).dimensions(4, "[B, HK, S, ceil(D * bits / 32)]");
     const Sizes<Int> rows = {B, HK, size_of<Int>(codes, 2)};
     check_codes(check, "codes", codes, rows, this->D, this->code);
     const auto stride = codes.sym_stride(3);

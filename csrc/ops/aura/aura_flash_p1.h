@@ -27,14 +27,13 @@ struct AuraFlashP1 : CachedAttention<Int> {
                     this->value.codebook, starts, causal, q_offset, window, block_size, tile_scores);
   }
 
-  void check() {
-    const Check<Int> check("aura_flash_p1", "q_rot", q_rot);
+  void check(const char* op) {
+    const Check<Int> check(op, "q_rot", q_rot);
     check.is_float32("q_rot", q_rot);
     this->check_cache(check, "q_rot", q_rot);
     auto& s = this->shape;
     if (tile_scores.has_value()) {
-      check.is_float32("tile_scores", *tile_scores);
-      check.shape("tile_scores", *tile_scores, "[B, HQ, L, ceil(T / 128)]", {s.B, s.HQ, s.L, tiles_of(s.T)});
+      check.is_float32("tile_scores", *tile_scores).shape("[B, HQ, L, ceil(T / 128)]", {s.B, s.HQ, s.L, tiles_of(s.T)});
     }
     check_block_size(check, block_size);
     s.NB = ceil_div(s.T, block_size);

@@ -18,10 +18,9 @@ struct AuraFlashP2 {
 
   auto arguments() { return std::tie(o_partials, m_partials, l_partials, value_signs, sinks, dtype); }
 
-  void check() {
-    const Check<Int> check("aura_flash_p2", "o_partials", o_partials);
-    check.is_float32("o_partials", o_partials);
-    check.dimensions("o_partials", o_partials, 5, "[B, HQ, L, NB, D]");
+  void check(const char* op) {
+    const Check<Int> check(op, "o_partials", o_partials);
+    check.is_float32("o_partials", o_partials).dimensions(5, "[B, HQ, L, NB, D]");
     auto& s = shape;
     s.B = size_of<Int>(o_partials, 0), s.HQ = size_of<Int>(o_partials, 1), s.L = size_of<Int>(o_partials, 2);
     s.NB = size_of<Int>(o_partials, 3);
@@ -39,8 +38,7 @@ struct AuraFlashP2 {
 
  private:
   void check_rows(const Check<Int>& check, const char* argument, const Tensor& x) const {
-    check.is_float32(argument, x);
-    check.shape(argument, x, "[B, HQ, L, NB]", {shape.B, shape.HQ, shape.L, shape.NB});
+    check.is_float32(argument, x).shape("[B, HQ, L, NB]", {shape.B, shape.HQ, shape.L, shape.NB});
   }
 };
 

@@ -15,8 +15,8 @@ struct AuraRotate {
 
   auto arguments() { return std::tie(x, signs, scale, inverse); }
 
-  void check() const {
-    const Check<Int> check("aura_rotate", "x", x);
+  void check(const char* op) const {
+    const Check<Int> check(op, "x", x);
     check.is_activation("x", x);
     check.at_least_one_dimension("x", x);
     check_table(check, "signs", signs, "[D]", check_head_size(check, "x", size_of<Int>(x, -1)));

@@ -45,8 +45,7 @@ void check_shared_packing(const Check<Int>& check, const char* argument, const P
 // The ids in topk_ids [T, k] are below E. A negative id means that the token has one expert fewer.
 template <typename Int>
 void check_ids(const Check<Int>& check, const Tensor& topk_ids, const ExpertShape<Int>& shape) {
-  check.is_index("topk_ids", topk_ids);
-  check.shape("topk_ids", topk_ids, "[T, k]", {shape.T, shape.k});
+  check.is_index("topk_ids", topk_ids).shape("[T, k]", {shape.T, shape.k});
   check.in_range("topk_ids", "1 to 1024 experts per token", shape.k, 1, 1024);
   if constexpr (is_run<Int>) {
     if (!topk_ids.is_cpu()) return;  // the kernel checks ids on the device

@@ -27,11 +27,10 @@ struct MoeDown {
                     w_biases, shared_scales, shared_biases, residual);
   }
 
-  void check() {
-    const Check<Int> check("moe_down", "hidden", hidden);
+  void check(const char* op) {
+    const Check<Int> check(op, "hidden", hidden);
     auto& s = shape;
-    check.is_activation("hidden", hidden);
-    check.dimensions("hidden", hidden, 3, "[T, k, I]");
+    check.is_activation("hidden", hidden).dimensions(3, "[T, k, I]");
     s.T = size_of<Int>(hidden, 0), s.k = size_of<Int>(hidden, 1), s.I = size_of<Int>(hidden, 2);
     check.value(sym_ge(s.I, Int(1)), "hidden", "at least one column", s.I);
     check.dimensions("w_down", w_down, 3, "[E, D, I]");
@@ -40,14 +39,12 @@ struct MoeDown {
     check.value(sym_ge(s.D, Int(1)), "w_down", "at least one row", s.D);
     packing = check_weight<Int>(check, {{"w_down", "w_scales", "w_biases"}, w_down, w_scales, w_biases}, "hidden",
                                 hidden, "[E, D, I]", {s.E, s.D}, s.I);
-    check.is_activation("topk_weights", topk_weights);
-    check.shape("topk_weights", topk_weights, "[T, k]", {s.T, s.k});
+    check.is_activation("topk_weights", topk_weights).shape("[T, k]", {s.T, s.k});
     check.dimensions("topk_ids", topk_ids, 2, "[T, k]");
     check_ids(check, topk_ids, s);
     check_shared(check);
     if (!residual.has_value()) return;
-    check.same_dtype("residual", *residual, "hidden", hidden);
-    check.shape("residual", *residual, "[T, D]", {s.T, s.D});
+    check.same_dtype("residual", *residual, "hidden", hidden).shape("[T, D]", {s.T, s.D});
   }
 
   Tensor outputs() const { return empty<Int>({shape.T, shape.D}, hidden.options()); }
@@ -62,8 +59,7 @@ struct MoeDown {
     check_none(check, shared_hidden, "shared_scales", shared_scales);
     check_none(check, shared_hidden, "shared_biases", shared_biases);
     if (!is_shared) return;
-    check.same_dtype("shared_hidden", *shared_hidden, "hidden", hidden);
-    check.dimensions("shared_hidden", *shared_hidden, 2, "[T, IS]");
+    check.same_dtype("shared_hidden", *shared_hidden, "hidden", hidden).dimensions(2, "[T, IS]");
     s.IS = size_of<Int>(*shared_hidden, 1);
     check.value(sym_ge(s.IS, Int(1)), "shared_hidden", "at least one column", s.IS);
     check.shape("shared_hidden", *shared_hidden, "[T, IS]", {s.T, s.IS});
@@ -72,8 +68,7 @@ struct MoeDown {
                                        hidden, "[D, IS]", {s.D}, s.IS);
     check_shared_packing(check, "shared_scales", packing, shared_packing);
     if (!shared_gate.has_value()) return;
-    check.is_activation("shared_gate", *shared_gate);
-    check.shape("shared_gate", *shared_gate, "[T, 1]", {s.T, Int(1)});
+    check.is_activation("shared_gate", *shared_gate).shape("[T, 1]", {s.T, Int(1)});
   }
 };
 

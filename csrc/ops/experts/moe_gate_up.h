@@ -27,11 +27,10 @@ struct MoeGateUp {
                     shared_gate_biases, shared_up_scales, shared_up_biases);
   }
 
-  void check() {
-    const Check<Int> check("moe_gate_up", "x", x);
+  void check(const char* op) {
+    const Check<Int> check(op, "x", x);
     auto& s = shape;
-    check.is_activation("x", x);
-    check.dimensions("x", x, 2, "[T, D]");
+    check.is_activation("x", x).dimensions(2, "[T, D]");
     s.T = size_of<Int>(x, 0), s.D = size_of<Int>(x, 1);
     check.value(sym_ge(s.D, Int(1)), "x", "at least one column", s.D);
     check.dimensions("w_gate_up", w_gate_up, 3, "[E, 2 I, D]");

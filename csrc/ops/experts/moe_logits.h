@@ -14,10 +14,9 @@ struct MoeLogits {
 
   auto arguments() { return std::tie(x, weight); }
 
-  void check() {
-    const Check<Int> check("moe_logits", "x", x);
-    check.is_activation("x", x);
-    check.dimensions("x", x, 2, "[T, D]");
+  void check(const char* op) {
+    const Check<Int> check(op, "x", x);
+    check.is_activation("x", x).dimensions(2, "[T, D]");
     T = size_of<Int>(x, 0), D = size_of<Int>(x, 1);
     check.value(sym_ge(D, Int(1)), "x", "at least one column", D);
     check.dimensions("weight", weight, 2, "[E, D]");

@@ -35,10 +35,9 @@ struct MoeRouter {
 
   bool has_sigmoid() const { return scoring == "sigmoid"; }
 
-  void check() {
-    const Check<Int> check("moe_router", "router_logits", router_logits);
-    check.is_activation("router_logits", router_logits);
-    check.dimensions("router_logits", router_logits, 2, "[T, E]");
+  void check(const char* op) {
+    const Check<Int> check(op, "router_logits", router_logits);
+    check.is_activation("router_logits", router_logits).dimensions(2, "[T, E]");
     T = size_of<Int>(router_logits, 0), E = size_of<Int>(router_logits, 1);
     check.in_range("router_logits", "1 to 1024 experts", E, 1, kMostExperts);
     check.value(scoring == "softmax" || has_sigmoid(), "scoring", "'softmax' or 'sigmoid'", "'", scoring, "'");
@@ -51,8 +50,7 @@ struct MoeRouter {
     check.value(std::isfinite(routed_scaling_factor), "routed_scaling_factor", "a finite number",
                 routed_scaling_factor);
     if (!correction_bias.has_value()) return;
-    check.is_activation("correction_bias", *correction_bias);
-    check.dimensions("correction_bias", *correction_bias, 1, "[E]");
+    check.is_activation("correction_bias", *correction_bias).dimensions(1, "[E]");
     const Int size = size_of<Int>(*correction_bias, 0);
     check.value(sym_eq(size, E), "correction_bias", "one value per expert", size, " for ", E, " experts");
   }

@@ -25,19 +25,16 @@ struct ChunkFwdH {
                     chunk_indices);
   }
 
-  void check() {
-    const Check<Int> check("chunk_fwd_h", "k", k);
-    check.is_activation("k", k);
-    check.dimensions("k", k, 4, "[B, T, H, K]");
+  void check(const char* op) {
+    const Check<Int> check(op, "k", k);
+    check.is_activation("k", k).dimensions(4, "[B, T, H, K]");
     check.same_dtype("w", w, "k", k);
-    check.same_dtype("u", u, "k", k);
-    check.dimensions("u", u, 4, "[B, T, HV, V]");
+    check.same_dtype("u", u, "k", k).dimensions(4, "[B, T, HV, V]");
     check_chunk_size(check, chunk_size);
     auto& s = shape = shape_of<Int>(check, "k", k, "u", u, chunk_size);
     check.shape("u", u, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V});
     check.shape("w", w, "[B, T, HV, K]", {s.B, s.T, s.HV, s.K});
-    check.is_float32("g", g);
-    check.shape("g", g, "[B, T, HV]", {s.B, s.T, s.HV});
+    check.is_float32("g", g).shape("[B, T, HV]", {s.B, s.T, s.HV});
     check_sequences(check, s, cu_seqlens, chunk_indices);
     check_initial_state(check, s, initial_state, state_v_first);
   }

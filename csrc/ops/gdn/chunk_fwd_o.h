@@ -21,20 +21,17 @@ struct ChunkFwdO {
 
   auto arguments() { return std::tie(q, k, v, h, g, scale, state_v_first, cu_seqlens, chunk_size, chunk_indices); }
 
-  void check() {
-    const Check<Int> check("chunk_fwd_o", "q", q);
-    check.is_activation("q", q);
-    check.dimensions("q", q, 4, "[B, T, H, K]");
+  void check(const char* op) {
+    const Check<Int> check(op, "q", q);
+    check.is_activation("q", q).dimensions(4, "[B, T, H, K]");
     check.same_dtype("k", k, "q", q);
-    check.same_dtype("v", v, "q", q);
-    check.dimensions("v", v, 4, "[B, T, HV, V]");
+    check.same_dtype("v", v, "q", q).dimensions(4, "[B, T, HV, V]");
     check.same_dtype("h", h, "q", q);
     check_chunk_size(check, chunk_size);
     auto& s = shape = shape_of<Int>(check, "q", q, "v", v, chunk_size);
     check.shape("k", k, "[B, T, H, K]", {s.B, s.T, s.H, s.K});
     check.shape("v", v, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V});
-    check.is_float32("g", g);
-    check.shape("g", g, "[B, T, HV]", {s.B, s.T, s.HV});
+    check.is_float32("g", g).shape("[B, T, HV]", {s.B, s.T, s.HV});
     check_sequences(check, s, cu_seqlens, chunk_indices);
     check.shape("h", h, state_v_first ? "[B, NT, HV, V, K]" : "[B, NT, HV, K, V]",
                 state_sizes({s.B, s.NT}, s, state_v_first));

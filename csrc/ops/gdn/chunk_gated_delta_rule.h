@@ -77,8 +77,6 @@ struct ChunkGatedDeltaRule : ChunkedCall<Int> {
     return std::tuple_cat(this->inputs(), this->options(), this->chunks(), this->gates.arguments(),
                           this->output_options(), std::tie(this->return_intermediate_states));
   }
-
-  void check() { this->check_as("chunk_gated_delta_rule"); }
 };
 
 template <typename Int>
@@ -96,8 +94,6 @@ struct ChunkGatedDeltaRuleInPlace : ChunkedCallInPlace<Int> {
     return std::tuple_cat(this->inputs(), this->pool.slots(), this->options(), this->chunks(), this->gates.arguments(),
                           this->output_options(), this->results());
   }
-
-  void check() { this->check_as("chunk_gated_delta_rule_"); }
 };
 
 }  // namespace torch_gdn

@@ -18,10 +18,9 @@ struct ChunkLocalCumsum {
 
   auto arguments() { return std::tie(g, chunk_size, cu_seqlens, chunk_indices); }
 
-  void check() {
-    const Check<Int> check("chunk_local_cumsum", "g", g);
-    check.is_floating("g", g);
-    check.dimensions("g", g, 3, "[B, T, HV]");
+  void check(const char* op) {
+    const Check<Int> check(op, "g", g);
+    check.is_floating("g", g).dimensions(3, "[B, T, HV]");
     check_chunk_size(check, chunk_size);
     shape = {.B = size_of<Int>(g, 0), .T = size_of<Int>(g, 1), .HV = size_of<Int>(g, 2), .C = chunk_size};
     check_sequences(check, shape, cu_seqlens, chunk_indices);

@@ -20,12 +20,10 @@ struct ChunkScaledDotKkt {
 
   auto arguments() { return std::tie(k, g, beta, cu_seqlens, chunk_size, chunk_indices); }
 
-  void check() {
-    const Check<Int> check("chunk_scaled_dot_kkt", "k", k);
-    check.is_activation("k", k);
-    check.dimensions("k", k, 4, "[B, T, H, K]");
-    check.is_float32("g", g);
-    check.dimensions("g", g, 3, "[B, T, HV]");
+  void check(const char* op) {
+    const Check<Int> check(op, "k", k);
+    check.is_activation("k", k).dimensions(4, "[B, T, H, K]");
+    check.is_float32("g", g).dimensions(3, "[B, T, HV]");
     check_chunk_size(check, chunk_size);
     auto& s = shape;
     s = {.B = size_of<Int>(k, 0), .T = size_of<Int>(k, 1), .H = size_of<Int>(k, 2), .HV = size_of<Int>(g, 2)};
@@ -34,8 +32,7 @@ struct ChunkScaledDotKkt {
     check_key_size(check, "k", s.K);
     check_heads(check, "k", s.H, "g", s.HV);
     check.shape("g", g, "[B, T, HV]", {s.B, s.T, s.HV});
-    check.is_floating("beta", beta);
-    check.shape("beta", beta, "[B, T, HV]", {s.B, s.T, s.HV});
+    check.is_floating("beta", beta).shape("[B, T, HV]", {s.B, s.T, s.HV});
     check_sequences(check, s, cu_seqlens, chunk_indices);
   }
 

@@ -54,8 +54,6 @@ struct FusedRecurrentGatedDeltaRule : RecurrentCall<Int> {
     return std::tuple_cat(std::tie(this->q, this->k, this->v, this->g, this->beta), this->options(), this->decays(),
                           this->gates.arguments(), this->output_options());
   }
-
-  void check() { this->check_as("fused_recurrent_gated_delta_rule"); }
 };
 
 template <typename Int>
@@ -72,8 +70,6 @@ struct FusedRecurrentGatedDeltaRuleInPlace : RecurrentCallInPlace<Int> {
     return std::tuple_cat(std::tie(this->q, this->k, this->v, this->g, this->beta), this->pool.slots(), this->options(),
                           this->decays(), this->gates.arguments(), this->output_options(), this->results());
   }
-
-  void check() { this->check_as("fused_recurrent_gated_delta_rule_"); }
 };
 
 }  // namespace torch_gdn

@@ -61,7 +61,10 @@ struct GatedDeltaRule {
 
   // The arguments of the ops, in parts. In Kimi Delta Attention, g is gk, and its gate has a lower bound.
   auto inputs() { return std::tie(q, k, v, required(g), required(beta)); }
-  auto kda_inputs() { return std::tie(q, k, v, required(channels.gk), required(beta)); }
+  auto kda_inputs() {
+    channels.gk_name = "g";
+    return std::tie(q, k, v, required(channels.gk), required(beta));
+  }
   auto kda_gates() {
     auto& gate = channels.gate;
     return std::tie(gate.use_gate, gate.A_log, gate.dt_bias, gate.lower_bound, gates.use_beta_sigmoid,
@@ -71,27 +74,16 @@ struct GatedDeltaRule {
 
   // Checks all inputs except the shape of beta, the states and the sequences.
   void check_inputs(const Check<Int>& check) {
-    check.is_activation("q", q);
-    check.dimensions("q", q, 4, "[B, T, H, K]");
+    check.is_activation("q", q).dimensions(4, "[B, T, H, K]");
     check.same_dtype("k", k, "q", q);
-    check.is_activation("v", v);
-    check.dimensions("v", v, 4, "[B, T, HV, V]");
+    check.is_activation("v", v).dimensions(4, "[B, T, HV, V]");
     auto& s = shape = shape_of<Int>(check, "q", q, "v", v, shape.C);
     check.shape("k", k, "[B, T, H, K]", {s.B, s.T, s.H, s.K});
     check.shape("v", v, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V});
-    if (g.has_value()) {
-      check.is_floating("g", *g);
-      check.shape("g", *g, "[B, T, HV]", {s.B, s.T, s.HV});
-    }
+    if (g.has_value()) check.is_floating("g", *g).shape("[B, T, HV]", {s.B, s.T, s.HV});
     const auto& [gk, gv, gk_name, gate] = channels;
-    if (gk.has_value()) {
-      check.is_floating(gk_name, *gk);
-      check.shape(gk_name, *gk, "[B, T, HV, K]", {s.B, s.T, s.HV, s.K});
-    }
-    if (gv.has_value()) {
-      check.is_floating("gv", *gv);
-      check.shape("gv", *gv, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V});
-    }
+    if (gk.has_value()) check.is_floating(gk_name, *gk).shape("[B, T, HV, K]", {s.B, s.T, s.HV, s.K});
+    if (gv.has_value()) check.is_floating("gv", *gv).shape("[B, T, HV, V]", {s.B, s.T, s.HV, s.V});
     check_channel_gate_in_kernel(check, s, gate);
     if (beta.has_value()) check.is_floating("beta", *beta);
     check_gates(check, s.HV, g, beta, gates);
@@ -100,15 +92,12 @@ struct GatedDeltaRule {
     check.value(head_grouping == "block" || head_grouping == "tiled", "head_grouping", "'block' or 'tiled'", "'",
                 head_grouping, "'");
     s.tiled = head_grouping == "tiled";
-    if (out.has_value()) {
-      check.is_output("out", *out, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V}, dtype_of_output());
-    }
+    if (out.has_value()) check.is_output("out", *out, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V}, dtype_of_output());
   }
 
   void check_pool(const Check<Int>& check, const StatePool& pool, bool slot_per_token = false) const {
     const char* pattern = state_v_first ? "[slots, HV, V, K]" : "[slots, HV, K, V]";
-    check.is_activation("state_pool", pool.states);
-    check.dimensions("state_pool", pool.states, 4, pattern);
+    check.is_activation("state_pool", pool.states).dimensions(4, pattern);
     check.shape("state_pool", pool.states, pattern, state_sizes({size_of<Int>(pool.states, 0)}, shape, state_v_first));
     check_slots(check, shape.N, pool, slot_per_token);
   }
@@ -132,7 +121,7 @@ struct WithStates : Rule {
                     this->cu_seqlens);
   }
 
-  void check_as(const char* op) {
+  void check(const char* op) {
     const Check<Int> check(op, "q", this->q);
     this->check_rule(check);
     check_initial_state(check, this->shape, initial_state, this->state_v_first);
@@ -148,7 +137,7 @@ struct WithPool : Rule {
 
   auto options() { return std::tie(this->scale, this->use_qk_l2norm, this->state_v_first, this->cu_seqlens); }
 
-  void check_as(const char* op) {
+  void check(const char* op) {
     const Check<Int> check(op, "q", this->q);
     this->check_rule(check);
     this->check_states(check, pool);

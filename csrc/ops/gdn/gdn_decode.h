@@ -70,11 +70,10 @@ struct GdnDecode {
     return round_norm && norm_weight.has_value() && norm_weight->scalar_type() == qkv.scalar_type();
   }
 
-  void check() {
-    const Check<Int> check("gdn_decode_", "qkv", qkv);
+  void check(const char* op) {
+    const Check<Int> check(op, "qkv", qkv);
     gates.use_gate = gates.use_beta_sigmoid = true;
-    check.is_activation("qkv", qkv);
-    check.dimensions("qkv", qkv, 3, "[B, T, D]");
+    check.is_activation("qkv", qkv).dimensions(3, "[B, T, D]");
     check_sizes(check);
     check_projections(check);
     check_convolution(check);
@@ -97,8 +96,7 @@ struct GdnDecode {
   void check_sizes(const Check<Int>& check) {
     auto& s = shape;
     const char* pattern = state_v_first ? "[slots, HV, V, K]" : "[slots, HV, K, V]";
-    check.is_activation("state_pool", pool.states);
-    check.dimensions("state_pool", pool.states, 4, pattern);
+    check.is_activation("state_pool", pool.states).dimensions(4, pattern);
     s.B = size_of<Int>(qkv, 0), s.T = size_of<Int>(qkv, 1);
     s.HV = size_of<Int>(pool.states, 1);
     s.K = size_of<Int>(pool.states, state_v_first ? 3 : 2), s.V = size_of<Int>(pool.states, state_v_first ? 2 : 3);
@@ -106,8 +104,7 @@ struct GdnDecode {
     static_assert(kMostKeys == 128 && kMostValues == 192);
     check.in_range("state_pool", "K from 1 to 128", s.K, 1, kMostKeys);
     check.in_range("state_pool", "V from 1 to 192", s.V, 1, kMostValues);
-    check.is_activation("conv_weight", conv_weight);
-    check.dimensions("conv_weight", conv_weight, 2, "[D, W]");
+    check.is_activation("conv_weight", conv_weight).dimensions(2, "[D, W]");
     D = size_of<Int>(conv_weight, 0), W = size_of<Int>(conv_weight, 1);
     check.in_range("conv_weight", "W from 2 to 4", W, 2, 4);
     const Int keys = D - s.HV * s.V;
@@ -128,17 +125,13 @@ struct GdnDecode {
       check.shape("b", b, "[B, T, 2 HV] when a is None", {s.B, s.T, s.HV * 2});
     } else {
       check.shape("qkv", qkv, "[B, T, D]", {s.B, s.T, D});
-      check.is_activation("z", *z);
-      check.shape("z", *z, "[B, T, HV V]", {s.B, s.T, s.HV * s.V});
+      check.is_activation("z", *z).shape("[B, T, HV V]", {s.B, s.T, s.HV * s.V});
       check.shape("b", b, "[B, T, HV]", {s.B, s.T, s.HV});
-      check.is_floating("a", *a);
-      check.shape("a", *a, "[B, T, HV]", {s.B, s.T, s.HV});
+      check.is_floating("a", *a).shape("[B, T, HV]", {s.B, s.T, s.HV});
     }
-    check.is_floating("A_log", *gates.A_log);
-    check.shape("A_log", *gates.A_log, "[HV]", {s.HV});
+    check.is_floating("A_log", *gates.A_log).shape("[HV]", {s.HV});
     if (!gates.dt_bias.has_value()) return;
-    check.is_floating("dt_bias", *gates.dt_bias);
-    check.shape("dt_bias", *gates.dt_bias, "[HV]", {s.HV});
+    check.is_floating("dt_bias", *gates.dt_bias).shape("[HV]", {s.HV});
   }
 
   void check_convolution(const Check<Int>& check) {
@@ -147,19 +140,13 @@ struct GdnDecode {
     S = size_of<Int>(conv_pool, 2);
     check.shape("conv_pool", conv_pool, "[slots, D, S]", {size_of<Int>(conv_pool, 0), D, S});
     check.value(sym_ge(S, W - 1), "conv_pool", "a width of at least W - 1", S, " for W = ", W);
-    if (conv_bias.has_value()) {
-      check.same_dtype("conv_bias", *conv_bias, "conv_weight", conv_weight);
-      check.shape("conv_bias", *conv_bias, "[D]", {D});
-    }
+    if (conv_bias.has_value()) check.same_dtype("conv_bias", *conv_bias, "conv_weight", conv_weight).shape("[D]", {D});
     check.value(!activation.has_value() || *activation == "silu" || *activation == "swish", "activation",
                 "None, 'silu' or 'swish'", "'", activation.value_or(""), "'");
   }
 
   void check_norm(const Check<Int>& check) {
-    if (norm_weight.has_value()) {
-      check.is_activation("norm_weight", *norm_weight);
-      check.shape("norm_weight", *norm_weight, "[V]", {shape.V});
-    }
+    if (norm_weight.has_value()) check.is_activation("norm_weight", *norm_weight).shape("[V]", {shape.V});
     check.value(norm_eps >= 0, "norm_eps", "a non-negative number", norm_eps);
     check.value(norm_activation == "silu" || norm_activation == "swish" || has_sigmoid(), "norm_activation",
                 "'silu', 'swish' or 'sigmoid'", "'", norm_activation, "'");

@@ -18,22 +18,17 @@ struct RecomputeWU {
 
   auto arguments() { return std::tie(k, v, beta, A, g, cu_seqlens, chunk_indices); }
 
-  void check() {
-    const Check<Int> check("recompute_w_u", "k", k);
-    check.is_activation("k", k);
-    check.dimensions("k", k, 4, "[B, T, H, K]");
-    check.same_dtype("v", v, "k", k);
-    check.dimensions("v", v, 4, "[B, T, HV, V]");
-    check.is_float32("A", A);
-    check.dimensions("A", A, 4, "[B, T, HV, chunk_size]");
+  void check(const char* op) {
+    const Check<Int> check(op, "k", k);
+    check.is_activation("k", k).dimensions(4, "[B, T, H, K]");
+    check.same_dtype("v", v, "k", k).dimensions(4, "[B, T, HV, V]");
+    check.is_float32("A", A).dimensions(4, "[B, T, HV, chunk_size]");
     check_chunk_columns(check, "A", size_of<Int>(A, 3));
     auto& s = shape = shape_of<Int>(check, "k", k, "v", v, size_of<Int>(A, 3));
     check.shape("v", v, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V});
-    check.is_floating("beta", beta);
-    check.shape("beta", beta, "[B, T, HV]", {s.B, s.T, s.HV});
+    check.is_floating("beta", beta).shape("[B, T, HV]", {s.B, s.T, s.HV});
     check.shape("A", A, "[B, T, HV, chunk_size]", {s.B, s.T, s.HV, s.C});
-    check.is_float32("g", g);
-    check.shape("g", g, "[B, T, HV]", {s.B, s.T, s.HV});
+    check.is_float32("g", g).shape("[B, T, HV]", {s.B, s.T, s.HV});
     check_sequences(check, s, cu_seqlens, chunk_indices);
   }
 

@@ -17,10 +17,9 @@ struct SolveTril {
 
   auto arguments() { return std::tie(A, cu_seqlens, chunk_indices); }
 
-  void check() {
-    const Check<Int> check("solve_tril", "A", A);
-    check.is_float32("A", A);
-    check.dimensions("A", A, 4, "[B, T, HV, chunk_size]");
+  void check(const char* op) {
+    const Check<Int> check(op, "A", A);
+    check.is_float32("A", A).dimensions(4, "[B, T, HV, chunk_size]");
     shape = {.B = size_of<Int>(A, 0), .T = size_of<Int>(A, 1), .HV = size_of<Int>(A, 2), .C = size_of<Int>(A, 3)};
     check_chunk_columns(check, "A", shape.C);
     check_sequences(check, shape, cu_seqlens, chunk_indices);

@@ -20,8 +20,8 @@ struct FusedKdaGate {
 
   auto arguments() { return std::tie(g, gate.A_log, gate.dt_bias, gate.lower_bound, output_dtype); }
 
-  void check() {
-    const Check<Int> check("fused_kda_gate", "g", g);
+  void check(const char* op) {
+    const Check<Int> check(op, "g", g);
     check.is_floating("g", g);
     check.value(g.dim() >= 2, "g", "shape [..., HV, K]", sizes_of<Int>(g));
     HV = size_of<Int>(g, -2), K = size_of<Int>(g, -1);

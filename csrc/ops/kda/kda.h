@@ -20,11 +20,6 @@ struct ChunkKda : ChunkedCall<Int> {
     return std::tuple_cat(this->kda_inputs(), this->options(), std::tie(this->chunk_size), this->kda_gates(),
                           this->output_options(), std::tie(this->return_intermediate_states));
   }
-
-  void check() {
-    this->channels.gk_name = "g";
-    this->check_as("chunk_kda");
-  }
 };
 
 template <typename Int>
@@ -42,11 +37,6 @@ struct ChunkKdaInPlace : ChunkedCallInPlace<Int> {
     return std::tuple_cat(this->kda_inputs(), this->pool.slots(), this->options(), std::tie(this->chunk_size),
                           this->kda_gates(), this->output_options(), this->results());
   }
-
-  void check() {
-    this->channels.gk_name = "g";
-    this->check_as("chunk_kda_");
-  }
 };
 
 template <typename Int>
@@ -61,11 +51,6 @@ struct FusedRecurrentKda : RecurrentCall<Int> {
 
   auto arguments() {
     return std::tuple_cat(this->kda_inputs(), this->options(), this->kda_gates(), this->output_options());
-  }
-
-  void check() {
-    this->channels.gk_name = "g";
-    this->check_as("fused_recurrent_kda");
   }
 };
 
@@ -82,11 +67,6 @@ struct FusedRecurrentKdaInPlace : RecurrentCallInPlace<Int> {
   auto arguments() {
     return std::tuple_cat(this->kda_inputs(), this->pool.slots(), this->options(), this->kda_gates(),
                           this->output_options(), this->results());
-  }
-
-  void check() {
-    this->channels.gk_name = "g";
-    this->check_as("fused_recurrent_kda_");
   }
 };
 

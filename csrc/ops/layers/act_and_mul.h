@@ -17,8 +17,8 @@ struct ActAndMul {
 
   bool has_sigmoid() const { return activation == "sigmoid"; }
 
-  void check() {
-    const Check<Int> check("act_and_mul", "gate", gate);
+  void check(const char* op) {
+    const Check<Int> check(op, "gate", gate);
     check.is_activation("gate", gate);
     check.at_least_one_dimension("gate", gate);
     check.same_dtype("up", up, "gate", gate);

@@ -15,10 +15,9 @@ struct BatchCopy {
 
   auto arguments() { return std::tie(pool, ranges.source_offsets, ranges.destination_offsets, ranges.sizes); }
 
-  void check() const {
-    const Check<Int> check("batch_copy_", "pool", pool);
-    check.is_uint8("pool", pool);
-    check.dimensions("pool", pool, 1, "[bytes]");
+  void check(const char* op) const {
+    const Check<Int> check(op, "pool", pool);
+    check.is_uint8("pool", pool).dimensions(1, "[bytes]");
     const auto stride = pool.sym_stride(0);
     check.value(sym_eq(stride, c10::SymInt(1)), "pool", "a stride of 1", stride);
     check_numbers(check, "sizes", ranges.sizes);

@@ -23,18 +23,13 @@ struct CausalConvolution {
   bool has_silu() const { return activation.has_value(); }
 
   void check_inputs(const Check<Int>& check) {
-    check.is_activation("x", x);
-    check.dimensions("x", x, 3, "[B, T, D]");
-    check.is_activation("weight", weight);
-    check.dimensions("weight", weight, 2, "[D, W]");
+    check.is_activation("x", x).dimensions(3, "[B, T, D]");
+    check.is_activation("weight", weight).dimensions(2, "[D, W]");
     shape.B = size_of<Int>(x, 0), shape.T = size_of<Int>(x, 1);
     D = size_of<Int>(x, 2), W = size_of<Int>(weight, 1);
     check.shape("weight", weight, "[D, W]", {D, W});
     check.in_range("weight", "W from 2 to 4", W, 2, 4);
-    if (bias.has_value()) {
-      check.same_dtype("bias", *bias, "weight", weight);
-      check.shape("bias", *bias, "[D]", {D});
-    }
+    if (bias.has_value()) check.same_dtype("bias", *bias, "weight", weight).shape("[D]", {D});
     if (residual.has_value()) {
       check.same_dtype("residual", *residual, "x", x);
       check.same_shape("residual", *residual, "x", x);
@@ -76,8 +71,8 @@ struct CausalConv1d : CausalConvolution<Int> {
                     this->activation, this->cu_seqlens, seq_idx);
   }
 
-  void check() {
-    const Check<Int> check("causal_conv1d", "x", this->x);
+  void check(const char* op) {
+    const Check<Int> check(op, "x", this->x);
     this->check_inputs(check);
     this->S = state_width.has_value() ? Int(*state_width) : this->W;
     if (initial_state.has_value()) {
@@ -120,8 +115,8 @@ struct CausalConv1dUpdate : CausalConvolution<Int> {
                     pool.checkpoint_indices, this->out, this->residual);
   }
 
-  void check() {
-    const Check<Int> check("causal_conv1d_update_", "x", this->x);
+  void check(const char* op) {
+    const Check<Int> check(op, "x", this->x);
     this->check_inputs(check);
     check.dimensions("state_pool", pool.states, 3, "[slots, D, S]");
     this->check_state(check, "state_pool", pool.states, "[slots, D, S]", size_of<Int>(pool.states, 0));

@@ -14,8 +14,8 @@ struct CopyFromHost {
 
   auto arguments() { return std::tie(dst, src); }
 
-  void check() const {
-    const Check<Int> check("copy_from_host_", "dst", dst);
+  void check(const char* op) const {
+    const Check<Int> check(op, "dst", dst);
     check.on_device_or_cpu("src", src);
     check.same_dtype("src", src, "dst", dst);
     const auto sizes = sizes_of<Int>(dst), got = sizes_of<Int>(src);

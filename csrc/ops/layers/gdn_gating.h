@@ -19,10 +19,9 @@ struct GdnGating {
 
   auto arguments() { return std::tie(A_log, a, b, dt_bias, allow_neg_eigval); }
 
-  void check() {
-    const Check<Int> check("gdn_gating", "A_log", A_log);
-    check.is_activation("A_log", A_log);
-    check.dimensions("A_log", A_log, 1, "[HV]");
+  void check(const char* op) {
+    const Check<Int> check(op, "A_log", A_log);
+    check.is_activation("A_log", A_log).dimensions(1, "[HV]");
     HV = size_of<Int>(A_log, 0);
     check.value(sym_ge(HV, Int(1)), "A_log", "at least one head", HV);
     check.is_activation("a", a);
@@ -32,8 +31,7 @@ struct GdnGating {
     check.is_activation("b", b);
     check.same_shape("b", b, "a", a);
     if (!dt_bias.has_value()) return;
-    check.is_activation("dt_bias", *dt_bias);
-    check.shape("dt_bias", *dt_bias, "[HV]", {HV});
+    check.is_activation("dt_bias", *dt_bias).shape("[HV]", {HV});
   }
 
   std::tuple<Tensor, Tensor> outputs() const {

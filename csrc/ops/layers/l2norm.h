@@ -15,8 +15,8 @@ struct L2Norm {
 
   auto arguments() { return std::tie(x, eps, return_rstd); }
 
-  void check() const {
-    const Check<Int> check("l2norm", "x", x);
+  void check(const char* op) const {
+    const Check<Int> check(op, "x", x);
     check.is_activation("x", x);
     check.at_least_one_dimension("x", x);
     check.value(eps >= 0, "eps", "a non-negative number", eps);
@@ -29,7 +29,11 @@ struct L2Norm {
             return_rstd ? empty(sizes.slice(0, sizes.size() - 1), float32) : no_output(float32)};
   }
 
-  double rstd_of_no_elements() const { return 1 / std::sqrt(eps); }
+  // Returns whether y has no elements. The factors of its rows are then those of sums of 0.
+  bool is_of_no_elements(const Tensor& y, const Tensor& rstd) const {
+    if (y.numel() == 0) rstd.fill_(1 / std::sqrt(eps));
+    return y.numel() == 0;
+  }
 };
 
 }  // namespace torch_gdn

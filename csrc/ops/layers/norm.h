@@ -11,10 +11,7 @@ Int check_rows(const Check<Int>& check, const Tensor& x, const optional<Tensor>&
   check.at_least_one_dimension("x", x);
   const Int D = size_of<Int>(x, -1);
   check.in_range("x", expected, D, 1, largest_row);
-  if (weight.has_value()) {
-    check.is_activation("weight", *weight);
-    check.shape("weight", *weight, "[D]", {D});
-  }
+  if (weight.has_value()) check.is_activation("weight", *weight).shape("[D]", {D});
   check.value(eps >= 0, "eps", "a non-negative number", eps);
   return D;
 }

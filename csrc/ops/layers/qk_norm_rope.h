@@ -21,23 +21,19 @@ struct QkNormRope {
 
   auto arguments() { return std::tie(q, k, cos, sin, q_weight, k_weight, eps, zero_centered, heads_first); }
 
-  void check(const char* op = "qk_norm_rope") {
+  void check(const char* op) {
     const Check<Int> check(op, "q", q);
-    check.is_activation("q", q);
-    check.dimensions("q", q, 4, "[B, T, HQ, D]");
+    check.is_activation("q", q).dimensions(4, "[B, T, HQ, D]");
     check.dimensions("k", k, 4, "[B, T, HK, D]");
     B = size_of<Int>(q, 0), T = size_of<Int>(q, 1), D = size_of<Int>(q, 3);
-    check.same_dtype("k", k, "q", q);
-    check.shape("k", k, "[B, T, HK, D]", {B, T, size_of<Int>(k, 2), D});
+    check.same_dtype("k", k, "q", q).shape("[B, T, HK, D]", {B, T, size_of<Int>(k, 2), D});
     check_angles(check);
     check.value(q_weight.has_value() == k_weight.has_value(), "k_weight", "a weight if q_weight is given, else None",
                 k_weight.has_value() ? "a weight" : "None");
     check.value(q_weight.has_value() || !zero_centered, "zero_centered", "False when there are no weights", "True");
     if (q_weight.has_value()) {
-      check.is_activation("q_weight", *q_weight);
-      check.shape("q_weight", *q_weight, "[D]", {D});
-      check.same_dtype("k_weight", *k_weight, "q_weight", *q_weight);
-      check.shape("k_weight", *k_weight, "[D]", {D});
+      check.is_activation("q_weight", *q_weight).shape("[D]", {D});
+      check.same_dtype("k_weight", *k_weight, "q_weight", *q_weight).shape("[D]", {D});
     }
     check.value(eps >= 0, "eps", "a non-negative number", eps);
   }
@@ -46,8 +42,7 @@ struct QkNormRope {
 
  private:
   void check_angles(const Check<Int>& check) {
-    check.is_activation("cos", cos);
-    check.dimensions("cos", cos, 3, "[B, T, P]");
+    check.is_activation("cos", cos).dimensions(3, "[B, T, P]");
     P = size_of<Int>(cos, 2);
     check.shape("cos", cos, "[B, T, P]", {B, T, P});
     check.value(sym_le(Int(1), P), "cos", "at least one pair", P);

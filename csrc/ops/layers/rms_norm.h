@@ -23,8 +23,8 @@ struct RmsNorm {
 
   auto arguments() { return std::tie(x, weight, residual, eps, zero_centered, round_norm); }
 
-  void check() {
-    const Check<Int> check("rms_norm", "x", x);
+  void check(const char* op) {
+    const Check<Int> check(op, "x", x);
     D = check_rows<Int>(check, x, weight, eps, "a last dimension from 1 to 16384", kLargestRow);
     if (residual.has_value()) {
       check.same_dtype("residual", *residual, "x", x);

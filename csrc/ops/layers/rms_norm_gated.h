@@ -29,8 +29,8 @@ struct RmsNormGated {
   // A product of two numbers of x's dtype has that dtype too.
   bool round_product() const { return round_norm && weight.has_value() && weight->scalar_type() == x.scalar_type(); }
 
-  void check() {
-    const Check<Int> check("rms_norm_gated", "x", x);
+  void check(const char* op) {
+    const Check<Int> check(op, "x", x);
     D = check_rows<Int>(check, x, weight, eps, "a last dimension from 1 to 1024", kLargestRow);
     check.is_activation("g", g);
     check.same_shape("g", g, "x", x);

@@ -22,10 +22,9 @@ struct Dequantize {
   auto arguments() { return std::tie(weight, scales, biases, bits, indices, dtype); }
   at::ScalarType dtype_of_output() const { return dtype.value_or(scales.scalar_type()); }
 
-  void check() {
-    const Check<Int> check("dequantize", "weight", weight);
-    check.is_int32("weight", weight);
-    check.dimensions("weight", weight, 2, "[N, K * bits / 32]");
+  void check(const char* op) {
+    const Check<Int> check(op, "weight", weight);
+    check.is_int32("weight", weight).dimensions(2, "[N, K * bits / 32]");
     check.value(bits == 4 || bits == 8, "bits", "4 or 8", bits);
     N = size_of<Int>(weight, 0);
     check.value(sym_ge(N, Int(1)), "weight", "at least one row", N);

@@ -17,8 +17,8 @@ struct QuantizedLinear {
 
   auto arguments() { return std::tie(x, weight, scales, biases, bias); }
 
-  void check() {
-    const Check<Int> check("quantized_linear", "x", x);
+  void check(const char* op) {
+    const Check<Int> check(op, "x", x);
     check.is_activation("x", x);
     check.at_least_one_dimension("x", x);
     K = size_of<Int>(x, -1);
@@ -28,8 +28,7 @@ struct QuantizedLinear {
     check.value(sym_ge(N, Int(1)), "weight", "at least one row", N);
     packing = check_packed(check, {"weight", "scales", "biases"}, weight, scales, biases, Sizes<Int>{N}, K);
     if (!bias.has_value()) return;
-    check.is_activation("bias", *bias);
-    check.shape("bias", *bias, "[N]", {N});
+    check.is_activation("bias", *bias).shape("[N]", {N});
   }
 
   Tensor outputs() const { return empty<Int>(with_last(sizes_without_last<Int>(x), N), x.options()); }
