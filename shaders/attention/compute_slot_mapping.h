@@ -8,7 +8,9 @@ struct SlotMappingParameters {
   int32_t table_bytes, position_bytes, boundary_bytes, slot_bytes;  // size of a number: 4 or 8
   int32_t tokens;                                                   // number of positions
   int32_t slots;                                                    // entries of slot_mapping, at least `tokens`
-  int32_t sequences, table_blocks;
+  int32_t sequences;
+  int32_t table_tokens;  // tokens in the blocks of a sequence
+  int64_t last_block;    // the largest block whose slots slot_mapping can hold
   int32_t block_size;
   OpName op;
 };

@@ -52,22 +52,21 @@ METAL_FUNC int64_t slot_of(
   if (token >= p.tokens || token >= boundary_at(cu_seqlens, p, p.sequences)) return -1;
   const int sequence = sequence_of(cu_seqlens, p, token);
   const int64_t position = read_index(positions, token * p.position, p.position_bytes);
-  const int64_t column = position < 0 ? p.table_blocks : position / p.block_size;
-  if (column >= p.table_blocks) {
+  if (position < 0 || position >= p.table_tokens) {
     report_error(
         errors, p.op, "positions: expected positions within the blocks of block_table, got ", position, token,
         __LINE__);
     return -1;
   }
+  const int column = int(position) / p.block_size;  // in 32 bits: Apple's GPUs have no 64-bit division
   const int64_t block = read_index(block_table, sequence * p.table_sequence + column * p.table_block, p.table_bytes);
-  const int64_t most = p.slot_bytes == 4 ? 0x7fffffffl : 0x7fffffffffffffffl;
-  if (block < 0 || block > (most - p.block_size) / p.block_size) {
+  if (block < 0 || block > p.last_block) {
     report_error(
         errors, p.op, "block_table: expected blocks whose slots slot_mapping can hold, got ", block, column, __LINE__,
         sequence);
     return -1;
   }
-  return block * p.block_size + position % p.block_size;
+  return block * p.block_size + int(position) % p.block_size;
 }
 
 template <int Threads>

@@ -25,7 +25,8 @@ void run(const ComputeSlotMapping<int64_t>& op) {
   parameters.tokens = int32_t(op.T);
   parameters.slots = int32_count(op.slots, slots, "entries");
   parameters.sequences = int32_count(op.N, "compute_slot_mapping_: cu_seqlens", "sequences");
-  parameters.table_blocks = int32_count(op.table_blocks, "compute_slot_mapping_: block_table", "blocks");
+  parameters.table_tokens = int32_t(op.table_blocks * op.block_size);
+  parameters.last_block = op.last_block();
   parameters.block_size = int32_t(op.block_size);
   parameters.op = op_name();
   const int64_t items = std::max(op.slots, op.N + 1);  // each thread also checks one boundary

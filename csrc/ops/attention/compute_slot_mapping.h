@@ -37,6 +37,8 @@ struct ComputeSlotMapping {
                 "shape [N, blocks of a sequence]", sizes_of<Int>(block_table), " for ", N, " sequences");
     table_blocks = size_of<Int>(block_table, 1);
     check.in_range("block_size", "blocks of 1 to 2^30 tokens", block_size, 1, kMostKeys);
+    check.value(sym_le(table_blocks * block_size, Int(INT32_MAX)), "block_table",
+                "fewer than 2^31 tokens in the blocks of a sequence", table_blocks * block_size);
     check.is_index("slot_mapping", slot_mapping).dimensions(1, "[slots]");
     slots = size_of<Int>(slot_mapping, 0);
     check.value(sym_ge(slots, T), "slot_mapping", "at least an entry for each position", slots, " for ", T,
@@ -45,6 +47,12 @@ struct ComputeSlotMapping {
   }
 
   void outputs() const {}
+
+  // Returns the largest block whose slots slot_mapping can hold.
+  int64_t last_block() const {
+    const int64_t most = slot_mapping.scalar_type() == at::kInt ? INT32_MAX : INT64_MAX;
+    return (most - block_size) / block_size;
+  }
 
  private:
   // If the tensors are on the device, the kernel checks them.
@@ -57,13 +65,12 @@ struct ComputeSlotMapping {
                   n);
     }
     check.value(at[N] <= T, "cu_seqlens", "boundaries up to the number of positions", at[N], " for ", T, " positions");
-    const int64_t most = slot_mapping.scalar_type() == at::kInt ? INT32_MAX : INT64_MAX;
     for (int64_t n = 0; n < N; ++n) {
       for (int64_t t = at[n]; t < at[n + 1]; ++t) {
         check.value(position[t] >= 0 && position[t] / block_size < table_blocks, "positions",
                     "positions within the blocks of block_table", position[t], " at ", t);
         const int64_t found = block.at(n, position[t] / block_size);
-        check.value(found >= 0 && found <= (most - block_size) / block_size, "block_table",
+        check.value(found >= 0 && found <= last_block(), "block_table",
                     "blocks whose slots slot_mapping can hold", found, " at ", position[t] / block_size,
                     " of sequence ", n);
       }

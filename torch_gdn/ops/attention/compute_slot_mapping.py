@@ -22,7 +22,7 @@ def compute_slot_mapping(
             first boundary is 0, and the last is at most T. On the device of positions or on the CPU.
         block_table: [N, blocks], int32 or int64. The blocks of each sequence, in the order of its tokens. On
             the device of positions or on the CPU.
-        block_size: The number of tokens per block.
+        block_size: The number of tokens per block. The blocks of a sequence have fewer than 2^31 tokens.
         slot_mapping: [slots], int32 or int64. Written in place; slots is at least T. Entries from cu_seqlens[N] on
             become -1, which `reshape_and_cache` skips.
 
