@@ -70,9 +70,8 @@ struct ComputeSlotMapping {
         check.value(position[t] >= 0 && position[t] / block_size < table_blocks, "positions",
                     "positions within the blocks of block_table", position[t], " at ", t);
         const int64_t found = block.at(n, position[t] / block_size);
-        check.value(found >= 0 && found <= last_block(), "block_table",
-                    "blocks whose slots slot_mapping can hold", found, " at ", position[t] / block_size,
-                    " of sequence ", n);
+        check.value(found >= 0 && found <= last_block(), "block_table", "blocks whose slots slot_mapping can hold",
+                    found, " at ", position[t] / block_size, " of sequence ", n);
       }
     }
   }
