@@ -25,6 +25,7 @@ from proof.metal.tree import (
     children,
     element_and_count,
     parameters_of,
+    referenced,
     type_of,
     walk,
 )
@@ -165,6 +166,27 @@ def products_have_one_type(tree: Tree) -> Iterator[Problem]:
             )
 
 
+SIXTY_FOUR_BITS = ("long", "unsigned long", "long long", "unsigned long long")
+
+
+def divisions_have_32_bits(tree: Tree) -> Iterator[Problem]:
+    """The specification allows a 64-bit division. Apple's GPUs have none, and Mesa's compiler needs hundreds of
+    instructions for it. A constant divisor becomes a multiplication or a shift.
+    """
+    constants = {node["id"] for node in tree.everything() if node["kind"] == "VarDecl" and node.get("constexpr")}
+    for function in tree.functions.values():
+        for node in walk(function):
+            if not re.fullmatch("[/%]=?", node.get("opcode", "")) or canonical(type_of(node)) not in SIXTY_FOUR_BITS:
+                continue
+            names = [each for each in walk(children(node)[1]) if each["kind"] in ("DeclRefExpr", "MemberExpr")]
+            if not all(referenced(each) in constants or _is_enumerator(each) for each in names):
+                yield Problem(tree.places.of(node), "Apple's GPUs have no 64-bit division: use 32 bits or a constant")
+
+
+def _is_enumerator(name: Node) -> bool:
+    return bool(name.get("referencedDecl", {}).get("kind") == "EnumConstantDecl")
+
+
 IN_THREADGROUP = ("thread_position_in_threadgroup", "threads_per_threadgroup")
 IN_GRID = ("thread_position_in_grid", "threads_per_grid")
 POSITIONS = (*IN_GRID, *IN_THREADGROUP, "threadgroup_position_in_grid", "threadgroups_per_grid")
@@ -202,6 +224,7 @@ def _types_of_positions(kernel: Kernel) -> dict[str, tuple[str, int]]:
 RULES = (
     *(no_double, no_lambda, no_function_pointers, keywords_are_no_names, pointers_name_their_space, no_recursion),
     *(no_derived_classes, spaces_are_disjoint, atomics_of_64_bits_are_few, products_have_one_type, positions_agree),
+    divisions_have_32_bits,
 )
 
 
