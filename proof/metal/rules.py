@@ -176,7 +176,9 @@ def divisions_have_32_bits(tree: Tree) -> Iterator[Problem]:
     constants = {node["id"] for node in tree.everything() if node["kind"] == "VarDecl" and node.get("constexpr")}
     for function in tree.functions.values():
         for node in walk(function):
-            if not re.fullmatch("[/%]=?", node.get("opcode", "")) or canonical(type_of(node)) not in SIXTY_FOUR_BITS:
+            # `i /= n` with a 32-bit i and a 64-bit n is computed in 64 bits.
+            computed = node.get("computeResultType", {}).get("qualType") or type_of(node)
+            if not re.fullmatch("[/%]=?", node.get("opcode", "")) or canonical(computed) not in SIXTY_FOUR_BITS:
                 continue
             names = [each for each in walk(children(node)[1]) if each["kind"] in ("DeclRefExpr", "MemberExpr")]
             if not all(referenced(each) in constants or _is_enumerator(each) for each in names):

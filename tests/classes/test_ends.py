@@ -92,7 +92,7 @@ WITH_TOKENS = {op for op, entry in REGISTRY.items() if "tokens" in fields_of(ent
 
 @pytest.mark.parametrize("op", sorted(WITH_TOKENS))
 def test_no_tokens(device: torch.device, op: str) -> None:
-    """Results are empty, and a final state is the initial one."""
+    """Results are empty. A state stays as it is, or starts from zeros for a new request."""
     entry = REGISTRY[op]
     has_algorithms = "return_intermediate_states" in entry.arguments
     for algorithm in algorithms_of(op) if has_algorithms else (None,):

@@ -17,7 +17,7 @@ __all__ = [
     "reshape_and_cache",
 ]
 
-LEAST_KEYS = 32  # of a mean; with fewer, the mean of the tile before is better
+LEAST_KEYS = 32  # least keys of a mean; with fewer keys, the mean of the previous tile is better
 
 
 def compute_slot_mapping(

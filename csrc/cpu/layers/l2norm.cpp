@@ -9,7 +9,7 @@ namespace {
 
 void run(const L2Norm<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
   const auto& [y, rstd] = outputs;
-  if (op.is_of_no_elements(y, rstd)) return;
+  if (op.finish_without_elements(y, rstd)) return;
   const int64_t width = y.size(-1);
   const Tensor x_rows = unit_last_stride(op.x, "x").reshape({1, -1, 1, width}), y_rows = y.view({1, -1, 1, width});
   const cpu::Rows in(x_rows), out(y_rows);

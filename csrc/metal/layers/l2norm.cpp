@@ -25,7 +25,7 @@ namespace {
 
 void run(const L2Norm<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
   const auto& [y, rstd] = outputs;
-  if (op.is_of_no_elements(y, rstd)) return;
+  if (op.finish_without_elements(y, rstd)) return;
   launcher().run(
       {launch_l2norm(as_rows(op.x, "x"), op.eps, y, op.return_rstd ? optional<Tensor>(rstd) : std::nullopt)});
 }

@@ -29,10 +29,11 @@ struct L2Norm {
             return_rstd ? empty(sizes.slice(0, sizes.size() - 1), float32) : no_output(float32)};
   }
 
-  // Returns whether y has no elements. The factors of its rows are then those of sums of 0.
-  bool is_of_no_elements(const Tensor& y, const Tensor& rstd) const {
-    if (y.numel() == 0) rstd.fill_(1 / std::sqrt(eps));
-    return y.numel() == 0;
+  // Finishes a call whose y has no elements: the factor of each row is that of a sum of 0. Returns whether it did.
+  bool finish_without_elements(const Tensor& y, const Tensor& rstd) const {
+    if (y.numel() != 0) return false;
+    rstd.fill_(1 / std::sqrt(eps));
+    return true;
   }
 };
 

@@ -24,8 +24,7 @@ class Transformer {
     rewrite_is_defined();
     scope(0, tokens_.size(), "");
     refuse_threadgroup_variables();
-    // Also takes attributes of other functions' parameters, which have no meaning there.
-    take_attributes(tokens_, 0, tokens_.size());
+    take_attributes(tokens_, 0, tokens_.size());  // also drops those of other functions' parameters
     for (Kernel& kernel : kernels_) require_constants(kernel);
     return tokens_.output() + program_tables(entries_, constants_, initialisers_);
   }
@@ -165,8 +164,7 @@ class Transformer {
     choose_checks(d);
   }
 
-  // Checking what pointers reach doubles the compile time, so only programs that point to private memory get this
-  // check.
+  // This check doubles the compile time, so only programs with a pointer to private memory get it.
   void choose_checks(const Declaration& d) {
     for (size_t i = d.begin; i < d.end; ++i) {
       if (!is(i, "thread")) continue;
@@ -458,9 +456,8 @@ class Transformer {
     if (is_qualified && !is_new) tokens_.erase(d.begin, d.end);
   }
 
-  // A member function reaches objects in thread memory unless it names another address space. clang accepts no spelling
-  // of `threadgroup` in that position. Such a function reaches all spaces, and overload resolution prefers the more
-  // exact ones.
+  // A member function reaches objects in thread memory unless it names another address space. clang cannot spell
+  // `threadgroup` there. Such a function reaches all spaces, and overload resolution prefers more exact ones.
   void member_function(const Declaration& d) {
     for (size_t i = d.begin; i < d.open; ++i) {
       if (is(i, "static")) return;

@@ -1,0 +1,8 @@
+// refused: Apple's GPUs have no 64-bit division
+#include <metal_stdlib>
+using namespace metal;
+
+kernel void rows(device int* index [[buffer(0)]], constant int64_t& columns [[buffer(1)]],
+                 uint i [[thread_position_in_grid]]) {
+  index[i] /= columns;
+}
