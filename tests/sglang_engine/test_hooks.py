@@ -107,24 +107,3 @@ def test_what_is_not_supported_is_refused_before_a_model_is_loaded(model: Any, t
     assert len(said) == len(wanted), done.stdout + done.stderr
     for line, sentence in zip(said, wanted, strict=True):
         assert line.startswith(f"ValueError {sentence}")
-
-
-CODES = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
-EIGHT = {"num_bits": 8, "type": "float", "strategy": "tensor"}
-
-
-@pytest.mark.parametrize(
-    "change, got",
-    [
-        ({"format": "float-quantized"}, "compressed-tensors' ['float-quantized'] of"),
-        ({"config_groups": {"a": {"weights": EIGHT}}}, "compressed-tensors with 8-bit float weights by tensor"),
-        ({"config_groups": {"a": {"weights": CODES, "input_activations": EIGHT}}}, "with ['input_activations']"),
-        ({"config_groups": {"a": {"weights": CODES}, "b": {"weights": CODES | {"num_bits": 8}}}}, "['pack-quantized']"),
-        ({"kv_cache_scheme": EIGHT}, "with ['kv_cache_scheme']"),
-    ],
-)
-def test_schemes_of_compressed_tensors_without_kernels_are_refused(change: dict[str, Any], got: str) -> None:
-    plain = {"format": "pack-quantized", "config_groups": {"a": {"weights": CODES}}}
-    assert packed.compressed_tensors(plain) == (4, 128)
-    with pytest.raises(ValueError, match=f"^quantization: expected {re.escape(packed.SUPPORTED)}.*{re.escape(got)}"):
-        packed.compressed_tensors(plain | change)

@@ -395,7 +395,9 @@ def auto_round(config: dict[str, Any]) -> Layout:
 
 def compressed_tensors(config: dict[str, Any]) -> OneScheme:
     """Reads the configuration of an engine that does not know each layer's group of the configuration."""
-    groups = list(config["config_groups"].values())
+    groups = list((config.get("config_groups") or {}).values())
+    if not groups:
+        raise refusal("compressed-tensors without config_groups")
     schemes = [group.get("weights") or {} for group in groups]
     formats = {group.get("format") or config.get("format") for group in groups}
     kinds = {(each.get("type"), each.get("num_bits"), each.get("strategy"), each.get("group_size")) for each in schemes}

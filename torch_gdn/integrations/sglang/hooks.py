@@ -55,7 +55,7 @@ def replacements() -> dict[str, Any]:
         convolution + "fn": kernels.convolve_prompts,
         convolution + "update": kernels.convolve_tokens,
         OPS + "attention.linear.fused_gdn_gating.fused_gdn_gating": kernels.gating,
-        LAYERS + "attention.linear.kernels.gdn_triton.TritonGDNKernel": kernels.DeltaRule,
+        LAYERS + "attention.linear.kernels.gdn_triton.TritonGDNKernel": delta_rule(),
         OPS + "attention.fla.fused_norm_gate.FusedRMSNormGated.forward": kernels.gated_norm,
         LAYERS + "layernorm.GemmaRMSNorm.forward_native": kernels.zero_centered_norm,
         elementwise + "sigmoid_mul": kernels.sigmoid_mul,
@@ -94,6 +94,14 @@ def wrappers() -> dict[str, Any]:
         LOADER + "_get_quantization_config": quantized.with_shapes,
         LOADER + "DefaultModelLoader._get_all_weights": quantized.without_written_shapes,
     }
+
+
+def delta_rule() -> type:
+    from sglang.srt.layers.attention.linear.kernels.kernel_backend import LinearAttnKernelBase
+
+    from torch_gdn.integrations.sglang.kernels import DeltaRule
+
+    return type("DeltaRule", (DeltaRule, LinearAttnKernelBase), {})
 
 
 def supports_extra_buffer() -> bool:

@@ -5,6 +5,8 @@ The table maps SGLang's pools and metadata to our arguments:
     convolution pool [slots, D, W - 1], state pool [slots, HV, V, K]       one layer of the pools of all layers
     a slot of -1 belongs to no request                                     null_index=-1
     the state's slot is cleared for a new request, the columns' is not     has_initial_state of the convolution alone
+
+This module imports nothing of SGLang.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from sglang.srt.layers.attention.linear.kernels.kernel_backend import LinearAttnKernelBase
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -104,8 +105,8 @@ def gating(
     return g[None], step[None]
 
 
-class DeltaRule(LinearAttnKernelBase):
-    """Replaces SGLang's TritonGDNKernel."""
+class DeltaRule:
+    """Replaces SGLang's TritonGDNKernel, whose base class `hooks` adds."""
 
     supports_packed_decode = False  # nor ReplaySSM, which needs it
     supports_track_state_snapshot = True
@@ -171,8 +172,9 @@ class DeltaRule(LinearAttnKernelBase):
         options = {"use_qk_l2norm_in_kernel": True, "state_v_first": True}
         serving.delta_rule(batch, q[0], k[0], v[0], g[0], beta[0], pool, out[0], **options)
         if track_state is not None and pool is not ssm_states:
-            ssm_states[cache_indices] = pool[:sequences]
-            track_state.copy_(pool[sequences:])
+            store(ssm_states, cache_indices, pool[:sequences])
+            is_padding = (cache_indices < 0).view(-1, 1, 1, 1)
+            track_state.copy_(torch.where(is_padding, track_state, pool[sequences:]))
         return out, None, None
 
 
@@ -181,16 +183,27 @@ def pool_with_checkpoints(
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """Returns a pool of the sequences' states followed by the kept ones, its slots, and the arguments.
 
-    If a sequence keeps a state at its start, it keeps its initial state.
+    If a sequence keeps a state at its start, it keeps its initial state. Padding has no slot here either.
     """
-    states = ssm_states[cache_indices]
-    numbers = torch.arange(2 * states.shape[0], dtype=torch.int32, device=states.device)
+    states = ssm_states[cache_indices.clamp(min=0).repeat(2)]
+    numbers = torch.arange(states.shape[0], dtype=torch.int32, device=states.device)
     slots, kept = numbers.chunk(2)
     checkpoints = {
         "checkpoint_offsets": chunks.clamp(min=0).to(torch.int32) * CHUNK,
         "checkpoint_indices": torch.where(chunks > 0, kept, -1),
     }
-    return torch.cat([states, states]), slots, checkpoints
+    return states, torch.where(cache_indices < 0, -1, slots), checkpoints
+
+
+def store(ssm_states: Tensor, cache_indices: Tensor, states: Tensor) -> None:
+    """Writes states [N, ..] to their slots.
+
+    PyTorch takes an index of -1 for the last slot. Padding therefore repeats what the sequence with the highest slot
+    writes. If all is padding, it writes back what `pool_with_checkpoints` read from slot 0.
+    """
+    numbers = torch.arange(states.shape[0], device=states.device)
+    rows = torch.where(cache_indices < 0, cache_indices.argmax(), numbers)
+    ssm_states[cache_indices[rows].clamp(min=0)] = states[rows]
 
 
 def gated_norm(

@@ -47,6 +47,8 @@ class PackedMLXConfig(OfFiles, QuantizationConfig):
     def from_config(cls, config: dict[str, Any]) -> PackedMLXConfig:
         if config.get("mode", "affine") != "affine":
             raise refusal(f"MLX's mode {config['mode']}")
+        if lacking := {"bits", "group_size"} - config.keys():
+            raise refusal(f"MLX's configuration without {' and '.join(sorted(lacking))}")
         return cls(config)
 
     @classmethod
