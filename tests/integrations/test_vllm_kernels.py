@@ -120,7 +120,9 @@ def test_random_rejection(has_probabilities: bool, seed: int, device: torch.devi
 
 @pytest.mark.parametrize("has_probabilities", [False, True])
 def test_recovered_tokens(has_probabilities: bool, device: torch.device) -> None:
+    """A draft that is padding, -1, excludes no token: not the last one, and not token 0, here the likeliest."""
     given = draws(device)
+    given["target_probs"][:, 0] += 100
     out = torch.full((sum(COUNTS),), -1, dtype=torch.int32, device=device)
     kernels.sample_recovered_tokens(
         out,

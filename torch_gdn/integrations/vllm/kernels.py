@@ -124,12 +124,17 @@ def sample_recovered_tokens(
     NO_DRAFT_PROBS: bool = True,
     USE_FP64_GUMBEL: bool = False,
 ) -> None:
-    """Samples a token for each draft as if it were refused: from the target's distribution minus the draft's."""
+    """Samples a token for each draft as if it were refused: from the target's distribution minus the draft's.
+
+    A draft of -1 is padding, which takes nothing from the distribution.
+    """
     total = draft_token_ids.shape[0]
     counts = cu_num_draft_tokens.diff(prepend=cu_num_draft_tokens.new_zeros(1)).long()
     requests = torch.arange(counts.shape[0], device=counts.device).repeat_interleave(counts, output_size=total)
     if draft_probs is None:
-        weights = target_probs.scatter(1, draft_token_ids.long().clamp(min=0)[:, None], 0.0)
+        drafts = draft_token_ids.long()[:, None]
+        kept = torch.where(drafts < 0, target_probs[:, :1], 0.0)  # scatter cannot skip an index: it writes to token 0
+        weights = target_probs.scatter(1, drafts.clamp(min=0), kept)
     else:
         weights = (target_probs - draft_probs).clamp(min=0.0)
     output_token_ids.copy_((weights * inv_q[requests]).argmax(dim=1))
