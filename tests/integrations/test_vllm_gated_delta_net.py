@@ -145,7 +145,7 @@ def test_each_sequence_equals_the_references(
         expected.append(wanted(layer, sequence, x[own], b[own], a[own]))
         first += sequence.tokens
     gated_delta_net.forward(layer, metadata, x, b, a, out)
-    assert (out[tokens:] == 7).all()  # rows of padding
+    assert out[tokens:].count_nonzero() == 0  # rows of padding
     first = 0
     for sequence, want in zip(decodes + prefills + spec_decodes, expected, strict=True):
         own = rows[first : first + sequence.tokens]
@@ -154,7 +154,8 @@ def test_each_sequence_equals_the_references(
 
 
 def test_rows_beyond_the_decodes_are_padding(device: torch.device) -> None:
-    """num_actual_tokens counts padded rows where the engine pads a batch of decodes."""
+    """num_actual_tokens counts padded rows where the engine pads a batch of decodes. Such rows are zero, since routers
+    behind the layer read them."""
     layer, metadata = layer_on(device), batch_of(DECODES, [], [], device)
     metadata.num_actual_tokens = 5
     x, b, a = (torch.randn(5, n).to(device) for n in (D, HV, HV))
@@ -163,21 +164,23 @@ def test_rows_beyond_the_decodes_are_padding(device: torch.device) -> None:
     before, out = layer.state_pool.clone(), torch.full((5, HV, V), 7.0, device=device)
     gated_delta_net.forward(layer, metadata, x, b, a, out)
     assert_close("o", out[:2], torch.cat(expected), 1e-4, head_dim=1)
-    assert (out[2:] == 7).all()
+    assert out[2:].count_nonzero() == 0
     others = [slot for slot in range(SLOTS) if slot not in (3, 7)]
     assert torch.equal(layer.state_pool[others], before[others])
 
 
-def test_no_tokens_write_nothing(device: torch.device) -> None:
+def test_without_tokens_all_rows_are_padding(device: torch.device) -> None:
     layer = layer_on(device)
     out = torch.full((2, HV, V), 7.0, device=device)
     nothing = torch.zeros(2, D, device=device)
     gated_delta_net.forward(layer, SimpleNamespace(num_actual_tokens=0), nothing, nothing, nothing, out)
-    assert (out == 7).all()
+    assert out.count_nonzero() == 0
 
 
 @pytest.mark.parametrize("spec_decodes", [[], SPEC_DECODES], ids=["decodes", "drafts"])
-def test_a_decode_is_the_rule_and_the_norm_in_one(spec_decodes: list[Sequence], device: torch.device) -> None:
+def test_a_decode_is_the_rule_and_the_norm_in_one(
+    spec_decodes: list[Sequence], device: torch.device, request: pytest.FixtureRequest
+) -> None:
     """Both pools get the same bits; rows behind the batch are padding."""
     layer = layer_on(device)
     layer.norm = NORM | {"norm_weight": NORM["norm_weight"].to(device)}
@@ -185,8 +188,11 @@ def test_a_decode_is_the_rule_and_the_norm_in_one(spec_decodes: list[Sequence], 
     metadata = batch_of([] if spec_decodes else DECODES, [], spec_decodes, device)
     tokens = metadata.num_actual_tokens
     qkv, z, b, a = (torch.randn(tokens + 2, n).to(device) for n in (D, HV * V, HV, HV))
+    torch.use_deterministic_algorithms(True)  # fills new memory with NaN
+    request.addfinalizer(lambda: torch.use_deterministic_algorithms(False))
     found = gated_delta_net.decode(layer, metadata, qkv, z, b, a)
     assert found is not None and found.shape == (tokens + 2, HV, V)
+    assert found[tokens:].count_nonzero() == 0
     o = torch.empty_like(found)
     gated_delta_net.forward(other, metadata, qkv, b, a, o)
     z = z[:tokens].unflatten(-1, (HV, V))

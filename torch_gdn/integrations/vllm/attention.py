@@ -105,6 +105,8 @@ class PagedAttention(AttentionImpl[PagedMetadata]):
         if attn_metadata is None:  # a profiling run
             return output.zero_()
         m, n = attn_metadata, attn_metadata.num_actual_tokens
+        if n < output.shape[0]:
+            output[n:].zero_()  # padding, with which the layers behind this one compute
         return self.attend(layer, query[:n], key, value, kv_cache, m, output[:n])
 
     def attend(

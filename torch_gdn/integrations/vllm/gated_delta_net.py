@@ -107,6 +107,7 @@ def decode(
     if options is None or is_mixed or tokens == 0 or "gdn_decode_" in self_test.erring:
         return None
     o = qkv.new_empty(len(qkv), layer.value_heads, layer.value_size)
+    zero_padding(o, metadata.num_decodes if metadata.spec_sequence_masks is None else tokens)
     projections: dict[str, Tensor | None] = {"qkv": qkv, "z": z, "b": b, "a": a}
     if metadata.spec_sequence_masks is None:
         N = metadata.num_decodes
@@ -123,9 +124,19 @@ def decode(
     return o
 
 
+def zero_padding(out: Tensor, first: int) -> None:
+    """Clears the rows from `first` on, because the norms, routers and experts behind the layer read all rows."""
+    if first < out.shape[0]:
+        out[first:].zero_()
+
+
 def forward(layer: LayerState, metadata: Any, mixed_qkv: Tensor, b: Tensor, a: Tensor, out: Tensor) -> None:
-    """mixed_qkv [T, D], b and a [T, HV], the projections; out [T, HV, V] takes the first num_actual_tokens rows."""
+    """mixed_qkv [T, D], b and a [T, HV], the projections; out [T, HV, V] takes the first num_actual_tokens rows.
+
+    Rows of padding are zero.
+    """
     tokens = metadata.num_actual_tokens
+    zero_padding(out, tokens)
     if tokens == 0:
         return
     mixed_qkv, b, a, out = mixed_qkv[:tokens], b[:tokens], a[:tokens], out[:tokens]
@@ -145,6 +156,7 @@ def forward_non_spec(layer: LayerState, metadata: Any, mixed_qkv: Tensor, b: Ten
     """Decodes, one token each and first in the batch, then prefills. A batch without prefills may end in padding."""
     batch = batch_of(metadata)
     if metadata.num_prefills == 0:
+        zero_padding(out, batch.sequences)
         mixed_qkv, b, a, out = (x[: batch.sequences] for x in (mixed_qkv, b, a, out))
     width = layer.conv_weight.shape[1]
     columns = layer.conv_pool[:, :, : width - 1]  # those behind are for speculative decoding
