@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.helpers.devices import ready
 from torch_gdn.integrations import vllm
+from torch_gdn.integrations.vllm import compat
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,3 +42,10 @@ def test_serve_says_what_is_missing() -> None:
     )
     assert done.returncode == 1
     assert re.search("this PyTorch has no mps device.*; TORCH_GDN_VLLM=cpu serves on the CPU", done.stderr)
+
+
+def test_an_event_of_mps_ends_a_caller_that_polls() -> None:
+    x = torch.ones(3, device=ready("mps"))
+    event = compat.Event()
+    event.record()
+    assert event.query() and x.sum().item() == 3

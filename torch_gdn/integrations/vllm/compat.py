@@ -55,7 +55,9 @@ class Event:
         pass
 
     def query(self) -> bool:
-        return False
+        """Waits, so that a caller who polls ends."""
+        torch.mps.synchronize()
+        return True
 
     def synchronize(self) -> None:
         torch.mps.synchronize()
