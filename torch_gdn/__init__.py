@@ -8,6 +8,11 @@ requires grad is a RuntimeError.
 
 from typing import TYPE_CHECKING
 
+from torch_gdn import command_line
+
+if command_line.is_running():  # --help and wrong arguments end here, before PyTorch is imported
+    command_line.check_arguments()
+
 from torch_gdn import _library, aura, reference, tuning_cache
 from torch_gdn._recorder import recording
 from torch_gdn._version import __version__

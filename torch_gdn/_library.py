@@ -4,7 +4,16 @@ from functools import partial
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-import torch  # before the extension, which needs its libraries
+try:
+    import torch  # before the extension, which needs its libraries
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError(
+        "torch_gdn: PyTorch is not installed in this environment. Install the version that torch_gdn was built with, "
+        "such as: pip install torch==2.13.0",
+        name="torch",
+    ) from None
 
 PACKAGE = Path(__file__).resolve().parent
 BUILD = "pip install -e . --no-build-isolation"  # without -e, Python finds a checkout's sources, and no build

@@ -8,10 +8,10 @@ import torch
 from torch_gdn._library import PACKAGE
 
 
-def why_no_mps(program: str = "") -> str:
+def why_no_mps(command: str = "") -> str:
     """Returns why there is no mps device, or "" if there is one.
 
-    `program` also runs on the simulated device, such as "-m torch_gdn.tune".
+    `command` of `python -m torch_gdn` also runs on the simulated device, such as "tune".
     """
     if torch.backends.mps.is_available():
         return ""
@@ -21,6 +21,6 @@ def why_no_mps(program: str = "") -> str:
         needed = "macOS 15 or later (torch 2.13 and 2.14: 14 or later)" if minor >= 15 else "macOS 14 or later"
         here = f"macOS {platform.mac_ver()[0]} on {platform.machine()}"
         return f"{reason}: torch {torch.__version__} needs {needed} on Apple silicon, and this is {here}"
-    if program and sys.platform == "linux" and (PACKAGE.parent / "mps_simulator").is_dir():
-        return f"{reason}; this checkout has a simulated one: python -m mps_simulator {program}"
+    if command and sys.platform == "linux" and (PACKAGE.parent / "mps_simulator").is_dir():
+        return f"{reason}; this checkout has a simulated one: python -m mps_simulator -m torch_gdn {command}"
     return f"{reason}: mps is the GPU of a Mac"

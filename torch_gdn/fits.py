@@ -1,17 +1,9 @@
-"""Prints how much memory a model needs in each format of its weights, and the smallest Mac that it fits on.
-
-    python -m torch_gdn fits Qwen/Qwen3.5-35B-A3B
-    python -m torch_gdn fits ./my-model --tokens 131072 --requests 4
-    python -m torch_gdn fits --table                     the table of docs/models.md
-
-MODEL is a name on the Hub, a folder or a config.json. Only the configuration is read: the model is built without
-memory, and its parameters are counted. The states and the cache of the requests are part of the sum.
-"""
+"""Counts the memory that a model needs, and finds the smallest Mac that it fits on: `python -m torch_gdn fits`."""
 
 from __future__ import annotations
 
-import argparse
 import importlib
+import logging
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,20 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torch_gdn import command_line
 from torch_gdn._mps import why_no_mps
 
 GB = 10**9  # the Hub's unit for files
 MEMORIES = (8, 16, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)  # Apple's GB, which are 2^30 bytes
-TOKENS = 32_768
 FLOATS = ("F32", "BF16", "F16")  # dtypes as safetensors names them
 BYTES = {"F64": 8, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}
-# transformers' default configurations have the sizes of these models.
-KNOWN = {
-    "Qwen3.5-9B": "Qwen3_5TextConfig",
-    "Qwen3.5-35B-A3B": "Qwen3_5MoeTextConfig",
-    "Qwen3-Next-80B-A3B": "Qwen3NextConfig",
-    "OLMo-Hybrid-7B": "OlmoHybridConfig",
-}
 
 
 @dataclass(frozen=True)
@@ -67,7 +52,7 @@ class Needs:
 
     Attributes:
         parameters: their number; tied parameters count once.
-        weights: bytes by the format's name.
+        weights: bytes by the format's name. A format that packs experts only is left out if it packs none.
         state: bytes per request of the recurrent and convolution states.
         cache_per_token: bytes per token and request of keys and values.
     """
@@ -77,7 +62,7 @@ class Needs:
     state: int
     cache_per_token: int
 
-    def total(self, name: str, tokens: int = TOKENS, requests: int = 1) -> int:
+    def total(self, name: str, tokens: int = command_line.FITTED_TOKENS, requests: int = 1) -> int:
         return self.weights[name] + requests * (self.state + tokens * self.cache_per_token)
 
 
@@ -100,10 +85,13 @@ def check_memory(what: str, needed: int, device: torch.device) -> None:
     """Checks that `needed` bytes and what PyTorch has allocated fit into what Metal recommends. It checks only `mps`.
 
     Raises:
+        RuntimeError: If this PyTorch has no mps device.
         torch.OutOfMemoryError: If they do not. Above the recommendation a Mac swaps and may stop responding.
     """
     if device.type != "mps":
         return
+    if reason := why_no_mps():
+        raise RuntimeError(f'{what}: expected a device of this machine, got "mps": {reason}. Use device_map="cpu"')
     limit, allocated = torch.mps.recommended_max_memory(), torch.mps.current_allocated_memory()
     if needed + allocated > limit:
         raise torch.OutOfMemoryError(
@@ -130,9 +118,15 @@ def bytes_when_loaded(files: Iterable[str | Path], dtype: torch.dtype) -> int:
 
 def configuration_of(model: str) -> Any:
     transformers = importlib.import_module("transformers")
-    if model in KNOWN:
-        return getattr(transformers, KNOWN[model])()
-    return transformers.AutoConfig.from_pretrained(model)
+    if model in command_line.KNOWN_MODELS:
+        return getattr(transformers, command_line.KNOWN_MODELS[model])()
+    log = logging.getLogger("huggingface_hub")
+    level = log.level
+    log.setLevel(logging.ERROR)  # without a network, it logs each of its attempts; the error at the end says enough
+    try:
+        return transformers.AutoConfig.from_pretrained(model)
+    finally:
+        log.setLevel(level)
 
 
 def needs_of(configuration: Any) -> Needs:
@@ -156,12 +150,14 @@ def needs_of(configuration: Any) -> Needs:
     with torch.device("meta"):
         model = auto.from_config(text)
     parameters = list(packable(model))
+    weights = {
+        each: sum(each.bytes_of(x.numel(), columns, is_expert) for x, columns, is_expert in parameters)
+        for each in FORMATS
+    }
+    unpacked = weights[FORMATS[0]]
     return Needs(
         parameters=sum(x.numel() for x, _, _ in parameters),
-        weights={
-            each.name: sum(each.bytes_of(x.numel(), columns, is_expert) for x, columns, is_expert in parameters)
-            for each in FORMATS
-        },
+        weights={each.name: size for each, size in weights.items() if not (each.experts_only and size == unpacked)},
         state=state_bytes(text),
         cache_per_token=cache_bytes(text),
     )
@@ -214,7 +210,7 @@ def cache_bytes(text: Any) -> int:
 
 
 def gigabytes(size: int) -> str:
-    return f"{size / GB:.2f}" if size < 10 * GB else f"{size / GB:.1f}"
+    return f"{size / GB:.2f}" if size < 10 * GB else f"{size / GB:,.1f}"
 
 
 def report(model: str, needs: Needs, tokens: int, requests: int) -> Iterator[str]:
@@ -225,24 +221,25 @@ def report(model: str, needs: Needs, tokens: int, requests: int) -> Iterator[str
     if here:
         yield f"Metal recommends {gigabytes(here)} GB on this machine."
     yield ""
-    yield f"{'weights':34}{'GB':>8}{'in all':>8}  smallest Mac"
+    rows = [("weights", "GB", "in all", "smallest Mac")]
     for name, weights in needs.weights.items():
         needed = needs.total(name, tokens, requests)
         mac = smallest_mac(needed)
-        line = f"{name:34}{gigabytes(weights):>8}{gigabytes(needed):>8}  {f'{mac} GB' if mac else 'none'}"
-        yield line + (("; fits here" if needed <= here else "; does not fit here") if here else "")
+        fits = ("; fits here" if needed <= here else "; does not fit here") if here else ""
+        rows.append((name, gigabytes(weights), gigabytes(needed), (f"{mac} GB" if mac else "none") + fits))
+    first, second, third, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
+    for name, size, total, mac_and_fit in rows:
+        yield f"{name:{first}}  {size:>{second}}  {total:>{third}}  {mac_and_fit}"
 
 
 def table() -> Iterator[str]:
     """Returns the table of docs/models.md."""
     yield "| model | weights | GB | state, MB | cache, GB | in all, GB | smallest Mac |"
     yield "|---|---|---|---|---|---|---|"
-    for model in KNOWN:
+    for model in command_line.KNOWN_MODELS:
         needs = needs_of(configuration_of(model))
         for name, weights in needs.weights.items():
-            if name.startswith("experts") and weights == needs.weights["bf16"]:
-                continue  # a model without experts
-            cache, needed = TOKENS * needs.cache_per_token, needs.total(name)
+            cache, needed = command_line.FITTED_TOKENS * needs.cache_per_token, needs.total(name)
             mac = smallest_mac(needed)
             cells = [model, name, gigabytes(weights), f"{needs.state / 10**6:.0f}", gigabytes(cache)]
             yield f"| {' | '.join([*cells, gigabytes(needed), f'{mac} GB' if mac else 'none'])} |"
@@ -250,27 +247,14 @@ def table() -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 1 if the model's configuration cannot be read."""
-    parser = argparse.ArgumentParser(
-        prog="python -m torch_gdn fits", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "model", nargs="?", help=f"the model: a name on the Hub, a folder, or one of {', '.join(KNOWN)}"
-    )
-    parser.add_argument("--tokens", type=int, default=TOKENS, help="tokens per request; default: %(default)s")
-    parser.add_argument("--requests", type=int, default=1, help="number of concurrent requests; default: %(default)s")
-    parser.add_argument("--table", action="store_true", help="print the table of docs/models.md")
-    options = parser.parse_args(arguments)
+    options = command_line.fits().parse_args(arguments)
     if options.table:
         print("\n".join(table()))
         return 0
-    if options.model is None:
-        parser.error("MODEL is missing")
-    if options.tokens < 1 or options.requests < 1:
-        parser.error(f"--tokens and --requests: expected at least 1, got {options.tokens} and {options.requests}")
     try:
         needs = needs_of(configuration_of(options.model))
     except (OSError, ValueError, ImportError) as error:
-        print(f"torch_gdn.fits: {options.model}: {error}", file=sys.stderr)
+        print(f"{command_line.PROGRAM} fits: {options.model}: {error}", file=sys.stderr)
         return 1
     print("\n".join(report(options.model, needs, options.tokens, options.requests)))
     return 0

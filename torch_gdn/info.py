@@ -1,12 +1,5 @@
-"""Prints what a bug report needs: versions, the system and its chip, the ops and the compiled kernels.
+"""Prints what a bug report needs: `python -m torch_gdn info`."""
 
-    python -m torch_gdn info
-    python -m mps_simulator -m torch_gdn info     the same for the simulated device, in a checkout on Linux
-
-Each device also runs both end-to-end ops once on a small input; their results must agree.
-"""
-
-import argparse
 import importlib.metadata
 import platform
 import subprocess
@@ -17,7 +10,7 @@ from typing import Any
 import torch
 
 import torch_gdn
-from torch_gdn import _C
+from torch_gdn import _C, command_line
 from torch_gdn._mps import why_no_mps
 from torch_gdn.self_test import verdicts
 from torch_gdn.self_test.replace import plan
@@ -61,7 +54,7 @@ def system() -> dict[str, str]:
 
 
 def mps() -> dict[str, str]:
-    reason = why_no_mps("-m torch_gdn.info")
+    reason = why_no_mps("info")
     facts = {"available": f"False: {reason}" if reason else "True", "shaders": _C.shader_directory()}
     if _C.has_launcher():
         facts |= {name.replace("_", " "): str(value) for name, value in _C.device_facts().items()}
@@ -131,9 +124,7 @@ def facts_as_lines(facts: dict[str, str]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    argparse.ArgumentParser(
-        prog="python -m torch_gdn info", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    ).parse_args(arguments)
+    command_line.info().parse_args(arguments)
     show("versions", facts_as_lines(versions()))
     show("system", facts_as_lines(system()))
     show("mps device", facts_as_lines(mps()))

@@ -13,8 +13,8 @@ def prefill_algorithm(algorithm: str | None, chunk_size: int = 0) -> Iterator[No
     A sequence then has the same bits alone and in any batch.
 
     Args:
-        algorithm: "chunked", "fused_chunk" or "recurrent"; `torch_gdn.tune` explains them. None selects the measured
-            algorithm, or the heuristic's. A call that returns its intermediate states always runs "chunked".
+        algorithm: "chunked", "fused_chunk" or "recurrent"; `torch_gdn tune --help` explains them. None selects the
+            measured one, or the heuristic's. A call that returns its intermediate states always runs "chunked".
         chunk_size: Tokens per chunk of "fused_chunk": 8, 16 or 32, if they fit threadgroup memory. 0 selects 16, or 8
             if a row of keys takes more than 256 bytes. Default: 0.
 

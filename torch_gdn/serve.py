@@ -1,25 +1,17 @@
-"""Serves a model with an OpenAI-compatible server, on torch_gdn's kernels.
-
-    python -m torch_gdn serve MODEL                          with vLLM
-    python -m torch_gdn serve --engine sglang MODEL          with SGLang
-    python -m torch_gdn serve --engine transformers MODEL    with `transformers serve`
-
-Arguments after MODEL go to the server; its own documentation lists them. vLLM and SGLang refuse to start where PyTorch
-has no mps device. The documentation, page "Serve a model", says which server to choose and how to install it.
-"""
+"""Serves a model with an OpenAI-compatible server, on torch_gdn's kernels: `python -m torch_gdn serve`."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import runpy
 import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
+from torch_gdn import command_line
 from torch_gdn._mps import why_no_mps
 
-NAME = "python -m torch_gdn serve"
+NAME = f"{command_line.PROGRAM} serve"
 
 
 def with_vllm(model: str, rest: list[str]) -> None:
@@ -61,13 +53,7 @@ def require(module: str, name: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog=NAME, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--engine", choices=ENGINES, default="vllm", help="the server to start; default: %(default)s")
-    parser.add_argument("model", metavar="MODEL", help="the model: a name on the Hub or a folder")
-    parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="arguments to pass on to the server")
-    options = parser.parse_args(arguments)
+    options = command_line.serve().parse_args(arguments)
     ENGINES[options.engine](options.model, options.rest)
 
 

@@ -1,17 +1,4 @@
-"""Finds the fastest prefill algorithm on this machine's mps device, and stores the result.
-
-    python -m torch_gdn tune                                on a Mac: some minutes
-    python -m mps_simulator -m torch_gdn tune --tokens 8    on the simulated device, whose times mean nothing
-
-`chunk_gated_delta_rule` has three algorithms for a prompt, whose results differ only by rounding:
-
-    chunked        one kernel per stage, all chunks at once, intermediate results in device memory
-    fused_chunk    one kernel, chunk by chunk, the state in registers
-    recurrent      one kernel, token by token, the state in registers
-
-A call uses the algorithm that was fastest for the nearest shape measured here. Without measurements a heuristic picks
-one from counted bytes and published rates. Nobody has measured it on a Mac.
-"""
+"""Finds the fastest prefill algorithm on this machine and stores the result: `python -m torch_gdn tune`."""
 
 from __future__ import annotations
 
@@ -19,18 +6,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import torch
 
-from torch_gdn import tuning_cache
+from torch_gdn import command_line, tuning_cache
 from torch_gdn._mps import why_no_mps
 from torch_gdn.prefill import prefill_algorithm
 from torch_gdn.tuning_cache import Row
 
-TOKENS = (8, 16, 32, 64, 128, 512, 2048, 8192)
-SHAPES = ((16, 32, 128, 128), (16, 64, 128, 128), (16, 16, 128, 128), (30, 30, 96, 192))  # H, HV, K, V of models
-SEQUENCES = (1, 8)
 CANDIDATES = {  # a chunk that does not fit threadgroup memory gets the fused chunk algorithm's own size
     "chunked": ("chunked", 0),
     **{f"fused_chunk {size}": ("fused_chunk", size) for size in tuning_cache.FUSED_CHUNK_SIZES},
@@ -38,45 +21,6 @@ CANDIDATES = {  # a chunk that does not fit threadgroup memory gets the fused ch
 }
 MPS = torch.device("mps")
 MOST_TOKENS = 16384  # for all sequences together
-
-
-def shape(text: str) -> tuple[int, int, int, int]:
-    sizes = text.split(",")
-    if len(sizes) != 4 or not all(size.isdigit() and int(size) > 0 for size in sizes):
-        raise argparse.ArgumentTypeError(f"expected H,HV,K,V, such as 16,32,128,128, got {text!r}")
-    H, HV, K, V = map(int, sizes)
-    return H, HV, K, V
-
-
-def positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
-    return int(text)
-
-
-def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
-        prog="python -m torch_gdn tune", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    found.add_argument("--shapes", type=shape, nargs="+", default=SHAPES, metavar="H,HV,K,V", help="head sizes to time")
-    found.add_argument(
-        "--tokens", type=positive, nargs="+", default=TOKENS, metavar="T", help="sequence lengths to time, in tokens"
-    )
-    found.add_argument(
-        "--sequences",
-        type=positive,
-        nargs="+",
-        default=SEQUENCES,
-        metavar="N",
-        help="numbers of sequences per call to time",
-    )
-    found.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    found.add_argument(
-        "--repeats", type=positive, default=5, metavar="N", help="number of timings per case; the median is used"
-    )
-    default = f"${tuning_cache.VARIABLE}, else ~/.config/torch_gdn/tuning_cache.json"
-    found.add_argument("--file", type=Path, help=f"the file to write; default: {default}")
-    return found
 
 
 def measure(
@@ -128,16 +72,16 @@ def lines(rows: Sequence[Row]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parser().parse_args(arguments)
+    options = command_line.tune().parse_args(arguments)
     try:
         file = options.file.expanduser() if options.file else tuning_cache.path()
     except (ValueError, RuntimeError) as error:  # an unknown user's home
         sys.exit(f"--file: {error}")
     if file is None:
         sys.exit(f"--file: expected a file to write, since ${tuning_cache.VARIABLE} is empty, or you have no home")
-    reason = why_no_mps("-m torch_gdn.tune")
+    reason = why_no_mps("tune")
     if reason:
-        sys.exit(f"torch_gdn.tune: {reason}")
+        sys.exit(f"{command_line.PROGRAM} tune: {reason}")
     table = tuning_cache.read(file) if file.is_file() else {}
     with torch.no_grad():
         rows = measured(options)

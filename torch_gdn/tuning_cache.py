@@ -1,4 +1,4 @@
-"""Stores the prefill algorithms measured on this machine. `torch_gdn.tune` writes the file, the import reads it.
+"""Stores the prefill algorithms measured on this machine. `torch_gdn tune` writes the file, the import reads it.
 
 The file is $TORCH_GDN_TUNING_CACHE, else ~/.config/torch_gdn/tuning_cache.json. If the variable is empty, no file is
 read. If the file cannot be used, a warning says so and the heuristic decides.
@@ -81,7 +81,7 @@ def read(file: Path) -> Table:
     version = content.get("version") if isinstance(content, dict) else None
     if version != VERSION:
         raise ValueError(
-            f"{file}: version: expected {VERSION}, got {version!r}; python -m torch_gdn.tune writes a new one"
+            f"{file}: version: expected {VERSION}, got {version!r}; python -m torch_gdn tune writes a new one"
         )
     devices = content.get("devices")
     if not isinstance(devices, dict):

@@ -117,7 +117,7 @@ def decode() -> Picture:
 
 
 def fits() -> Picture:
-    from torch_gdn import fits
+    from torch_gdn import command_line, fits
 
     title = "Memory that each model needs, by the format of its weights"
     picture = Picture(820, 394, title, "Memory in GB for one request of 32,768 tokens: weights, states and cache")
@@ -128,7 +128,7 @@ def fits() -> Picture:
         picture.shapes.append(f'<path d="M{x:.1f} 52V360" stroke="{RED}" stroke-dasharray="4 4"/>')
         picture.text(round(x, 1), 47, str(mac), size=11, anchor="middle", fill=RED)
     y = 60
-    for model in fits.KNOWN:
+    for model in command_line.KNOWN_MODELS:
         needs = fits.needs_of(fits.configuration_of(model))
         for form, fill in (("bf16", "#7fa8d1"), ("8 bits", "#a9c6e3"), ("4 bits", OURS)):
             needed = next(needs.total(name) for name in needs.weights if name.split(",")[0] == form)

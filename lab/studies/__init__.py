@@ -1,7 +1,7 @@
 """Models of Apple's chips, and the accuracy of AURA: figures for docs/ that no user and no benchmark needs again.
 
 `metal_model` bounds the kernels' times from the simulated device's counts, and `prefill_choice` compares the
-prefill heuristic with it. Delete both, with their tests, once reports of `python -m torch_gdn.check` have times of the
+prefill heuristic with it. Delete both, with their tests, once reports of `python -m torch_gdn check` have times of the
 prefill algorithms on Macs, and the heuristic follows these.
 
 `aura_quality`, with `format_quality` and `cache_formats`, makes tables and plots of docs/lab/cache-formats.md.

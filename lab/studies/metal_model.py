@@ -318,7 +318,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--batch", type=int, default=1, help="number of sequences. Default: %(default)s")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="bfloat16")
-    parser.add_argument("--algorithm", help="prefill algorithm, as in torch_gdn.tune. Default: by its table")
+    parser.add_argument("--algorithm", help="prefill algorithm, as in `torch_gdn tune`. Default: by its table")
     parser.add_argument("--model", choices=[layer.model for layer in LAYERS], default=QWEN3_NEXT.model)
     parser.add_argument(
         "--chips", nargs="+", choices=CHIPS, metavar="CHIP", default=list(CHIPS), help="chips, such as M1 'M4 Max'"

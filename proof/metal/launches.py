@@ -30,7 +30,7 @@ from torch_gdn.tuning_cache import FUSED_CHUNK_SIZES
 
 Wanted = Iterator[tuple[OpEntry[Any], Point]]
 
-# K and V may be any sizes up to 256 and 512. In addition to the sizes of models and those that torch_gdn.check
+# K and V may be any sizes up to 256 and 512. In addition to the sizes of models and those that torch_gdn check
 # compiles, there are K above V, and the largest odd sizes, which have the most registers and no vectors.
 SIZES = (*MODEL_SIZES, *OTHER_SIZES, (192, 96), (255, 511))
 CHUNK_SIZES = (16, 32, 64)

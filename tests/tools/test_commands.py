@@ -1,7 +1,10 @@
-"""Tests python -m torch_gdn COMMAND: the commands, their help, and the servers that `serve` starts."""
+"""Tests python -m torch_gdn COMMAND: the commands, their help, their messages, and the servers that `serve` starts."""
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,36 +13,119 @@ import pytest
 
 import torch_gdn.integrations.transformers.__main__ as transformers_serve
 from torch_gdn import __main__ as command
-from torch_gdn import serve
+from torch_gdn import __version__, serve
+from torch_gdn.command_line import COMMANDS, ENGINES, USAGE
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+NOT_IMPORTED = 'import os\nos.write(2, b"PyTorch was imported")\nos._exit(3)\n'
+NO_TORCH = "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n"
 
 
-def test_without_a_command_it_lists_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main([]) is None
-    printed, page = capsys.readouterr().out, (DOCS / "tools.md").read_text()
-    for name in command.COMMANDS:
-        assert f"python -m torch_gdn {name}" in printed and f"## {name}\n" in page
+def without_torch(folder: Path, torch: str, *arguments: str) -> tuple[int, str, str]:
+    """Runs Python where `import torch` runs the code `torch`. Returns the exit status, stdout and stderr."""
+    (folder / "torch.py").write_text(torch)
+    environment = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{DOCS.parent}"}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=environment, text=True, capture_output=True, check=False
+    )
+    return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("name", command.COMMANDS)
-def test_each_command_helps(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_comes_without_pytorch(tmp_path: Path) -> None:
+    status, listed, errors = without_torch(tmp_path, NOT_IMPORTED, "-m", "torch_gdn")
+    page = (DOCS / "tools.md").read_text()
+    assert (status, errors) == (0, "")
+    for name in COMMANDS:
+        assert f"python -m torch_gdn {USAGE.get(name, name)}  " in listed and f"## {name}\n" in page
+        status, printed, errors = without_torch(tmp_path, NOT_IMPORTED, "-m", "torch_gdn", name, "--help")
+        assert (status, errors) == (0, "") and printed.startswith(f"usage: python -m torch_gdn {name} ")
+
+
+def test_the_version_comes_without_pytorch(tmp_path: Path) -> None:
+    done = without_torch(tmp_path, NOT_IMPORTED, "-X", "faulthandler", "-m", "torch_gdn", "--version")
+    assert done == (0, f"torch_gdn {__version__}\n", "")
+
+
+def test_a_wrong_argument_is_an_error_without_pytorch(tmp_path: Path) -> None:
+    for given in ("inof", "fits model --tokens 0"):
+        status, printed, errors = without_torch(tmp_path, NOT_IMPORTED, "-m", "torch_gdn", *given.split())
+        assert (status, printed) == (2, "") and errors.startswith("usage: python -m torch_gdn "), errors
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-m", "torch_gdn", "info"],
+        ["-m", "torch_gdn.info", "--help"],
+        ["-m", "other", "--version"],
+        ["-c", "import torch_gdn", "--version"],
+    ],
+    ids=str,
+)
+def test_everything_else_imports_it(arguments: list[str], tmp_path: Path) -> None:
+    """The arguments of another program are its own, even if they look like ours."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "__init__.py").write_text("import torch_gdn")
+    assert without_torch(tmp_path, NOT_IMPORTED, *arguments) == (3, "", "PyTorch was imported")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("inof", "COMMAND: expected info, check, tune, fits, serve, got 'inof'; did you mean info?"),
+        ("fit x", "got 'fit'; did you mean fits?"),
+        ("zzz", "got 'zzz'\n"),
+        ("warmup", "warmup is a function, not a command"),
+        ("--verison", "unrecognized arguments: --verison"),
+        ("info --json x", "info: error: unrecognized arguments: --json x"),
+        ("fits", "fits: error: one of the arguments MODEL --table is required"),
+        ("fits model --tokens 0", "fits: error: argument --tokens: expected a positive integer, got '0'"),
+        ("fits model --requests -1", "expected a positive integer, got '-1'"),
+        ("fits ./missing", "expected a name on the Hub, or a folder or config.json that exists, got './missing'"),
+        ("fits a/b/c", "or a folder or config.json that exists, got 'a/b/c'"),
+        ("tune --shapes 16,32,128", "expected H,HV,K,V, such as 16,32,128,128, got '16,32,128'"),
+        ("check --only (", "argument --only: expected a regular expression, got '('"),
+        ("check --golden missing", "argument --golden: expected a folder, got 'missing'"),
+        ("check --shaders missing", "argument --shaders: expected a folder, got 'missing'"),
+        ("check --json missing/x.json", "argument --json: expected a file in a folder that exists"),
+        ("serve --engine mlx model", "argument --engine: invalid choice: 'mlx'"),
+    ],
+)
+def test_a_wrong_argument_is_named(given: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        command.main([name, "--help"])
-    assert ended.value.code == 0
-    assert f"usage: python -m torch_gdn {name}" in capsys.readouterr().out
+        command.main(given.split())
+    printed = capsys.readouterr()
+    assert (ended.value.code, printed.out) == (2, "") and words in printed.err, printed.err
 
 
-def test_an_unknown_command_is_an_error_that_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        command.main(["inform"])
-    assert ended.value.code == 2 and "'info', 'check'" in capsys.readouterr().err
+def test_without_pytorch_the_error_says_what_to_install(tmp_path: Path) -> None:
+    status, _, errors = without_torch(tmp_path, NO_TORCH, "-m", "torch_gdn", "info")
+    last = errors.strip().splitlines()[-1]
+    assert status == 1 and "torch_gdn: PyTorch is not installed in this environment" in last
+    assert "pip install torch==" in last and "No module named 'torch'" not in errors
 
 
-def test_arguments_go_to_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        command.main(["fits", "model", "--tokens", "0"])
-    assert "--tokens and --requests: expected at least 1, got 0 and 1" in capsys.readouterr().err
+def test_a_module_that_pytorch_lacks_is_named(tmp_path: Path) -> None:
+    broken = "raise ModuleNotFoundError(\"No module named 'sympy'\", name='sympy')\n"
+    assert "No module named 'sympy'" in without_torch(tmp_path, broken, "-c", "import torch_gdn")[2]
+
+
+def test_every_text_names_commands_as_the_page_does() -> None:
+    """`torch_gdn tune` rather than `torch_gdn.tune`, in messages, help and documentation."""
+    root = DOCS.parent
+    files = [file for folder in ("torch_gdn", "docs", ".github") for file in (root / folder).rglob("*.*")]
+    texts = {file: file.read_text() for file in [root / "README.md", *files] if file.suffix in (".py", ".md", ".yml")}
+    names = "|".join(COMMANDS)
+    module = re.compile(rf"-m torch_gdn\.(?:{names})\b(?!\.\w)|[\"`\u0020]torch_gdn\.(?:{names})[`:]|vllm\.serve:")
+    found = {str(file.relative_to(root)): module.findall(text) for file, text in texts.items()}
+    assert {name: words for name, words in found.items() if words} == {}
+
+
+def test_arguments_go_to_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[list[str]] = []
+    monkeypatch.setattr(serve, "main", given.append)
+    command.main(["serve", "model", "--help", "--version"])
+    assert given == [["model", "--help", "--version"]] and set(serve.ENGINES) == set(ENGINES)
 
 
 @pytest.mark.parametrize(

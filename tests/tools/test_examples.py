@@ -139,7 +139,7 @@ def test_generate_helps(refused: Callable[..., tuple[int, str, str]]) -> None:
 
 
 def test_info_reports_versions_ops_and_agreement() -> None:
-    finished = run("-m", "torch_gdn.info")
+    finished = run("-m", "torch_gdn", "info")
     assert finished.returncode == 0, finished.stderr
     assert "torch: 2." in finished.stdout
     assert "gdn::solve_tril: CPU" in finished.stdout
@@ -150,7 +150,7 @@ def test_info_reports_versions_ops_and_agreement() -> None:
 
 @pytest.mark.skipif(ON_MAC, reason="the simulated device is for machines without a Mac's GPU")
 def test_info_reports_the_simulated_device() -> None:
-    finished = run("-m", "mps_simulator", "-m", "torch_gdn.info")
+    finished = run("-m", "mps_simulator", "-m", "torch_gdn", "info")
     assert finished.returncode == 0, finished.stderr
     assert "mps: relative distance" in finished.stdout
     assert "fused_chunk_gated_delta_rule_float_64_16_4_float: compiled in" in finished.stdout

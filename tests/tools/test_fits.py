@@ -1,10 +1,10 @@
-"""Tests that `python -m torch_gdn.fits` counts what a model holds."""
+"""Tests that `python -m torch_gdn fits` counts what a model holds."""
 
 from __future__ import annotations
 
+import logging
+import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -120,17 +120,48 @@ def test_the_pictures_are_those_of_the_script() -> None:
     assert "Qwen3-Next-80B-A3B, 4 bits: 45.8 GB" in found["fits"]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "torch_gdn", "fits", *arguments], capture_output=True, text=True)
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_next"])
+def test_the_command(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only a model with experts has a row for packed experts."""
+    random_model(kind, hidden_size=128, moe_intermediate_size=128).config.save_pretrained(tmp_path)
+    assert fits.main([str(tmp_path), "--tokens", "1000", "--requests", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "2 x cache of 1,000 tokens" in printed
+    rows = [re.split(r"  +", line)[0::3] for line in printed.splitlines()[4:]]
+    names = [each.name for each in fits.FORMATS if kind == "qwen3_next" or not each.experts_only]
+    assert rows == [[name, "8 GB"] for name in names]
 
 
-def test_the_command(tmp_path: Path) -> None:
-    random_model("qwen3_5").config.save_pretrained(tmp_path)
-    done = run(str(tmp_path), "--tokens", "1000", "--requests", "2")
-    assert done.returncode == 0 and "2 x cache of 1,000 tokens" in done.stdout
-    assert [line.split()[-2:] for line in done.stdout.splitlines()[-4:]] == [["8", "GB"]] * 4
-    absent = run(str(tmp_path / "absent"))
-    assert absent.returncode == 1 and absent.stderr.startswith("torch_gdn.fits: ")
+@pytest.mark.parametrize("tokens", [1, 32_768, 99_999_999_999_999])
+def test_columns_stay_apart(tokens: int) -> None:
+    needs = fits.Needs(10**9, {"bf16": 2 * 10**9, "8 bits, groups of 64": 10**9}, 10**6, 10**5)
+    title, *rows = list(fits.report("model", needs, tokens, 1))[3:]
+    assert [len(re.split(r"  +", line)) for line in (title, *rows)] == [4] * 3
+    assert len({len(line.rpartition("  ")[0]) for line in (title, *rows)}) == 1
+
+
+def test_what_the_hub_logs_is_not_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a network, huggingface_hub logs each attempt. The error at the end is enough."""
+    from transformers import AutoConfig
+
+    log = logging.getLogger("huggingface_hub.utils._http")
+    seen: list[bool] = []
+
+    def unreachable(name: str) -> None:
+        seen.append(log.isEnabledFor(logging.WARNING))
+        raise OSError("We couldn't connect")
+
+    monkeypatch.setattr(AutoConfig, "from_pretrained", unreachable)
+    before = log.isEnabledFor(logging.WARNING)
+    assert fits.main(["owner/model"]) == 1
+    assert seen == [False] and log.isEnabledFor(logging.WARNING) == before
+    assert capsys.readouterr().err == "python -m torch_gdn fits: owner/model: We couldn't connect\n"
+
+
+def test_without_a_device_a_model_for_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(RuntimeError, match=r"the weights of Model: .*no mps device.* Use device_map=\"cpu\""):
+        fits.check_memory("the weights of Model", 1, torch.device("mps"))
 
 
 def test_a_model_without_the_rule_is_refused() -> None:

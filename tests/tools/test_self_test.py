@@ -167,7 +167,7 @@ def test_an_error_takes_the_place_of_an_op_that_writes(on_mps: torch.device, pla
     assert "calls raise an error" in ensure(UPDATE)
     device = _C.device_facts()["name"]
     problem = r"(y|state_pool): error \S+ of [\w ]+, expected at most" if compiles else ".*planted"
-    words = rf"^causal_conv1d_update_: its kernel failed the self-test on {device}.*: {problem}.*torch_gdn.check"
+    words = rf"^causal_conv1d_update_: its kernel failed the self-test on {device}.*: {problem}.*torch_gdn check"
     with pytest.raises(RuntimeError, match=words):
         computed(UPDATE, on_mps)
     x, state, weight = torch.zeros(1, 8, 1), torch.zeros(1, 8, 4), torch.zeros(8, 4)

@@ -1,24 +1,4 @@
-"""Tests and times torch_gdn on this machine's mps device. The report says which assumption failed, if any.
-
-    python -m torch_gdn check --quick                      on a Mac: two minutes
-    python -m torch_gdn check                              the same, longer times, and every kernel variant compiled
-    python -m mps_simulator -m torch_gdn check --quick     on the simulated device, in a checkout on Linux
-    python -m torch_gdn check --compare a.json b.json      prints two reports side by side
-
-The steps, in this order:
-  facts       the machine, its GPU, macOS, torch and the build
-  probes      one tiny kernel per assumption that the kernels rely on
-  numbers     every op, and so every kernel, compared with float64 on the CPU; in a checkout the delta rule is also
-              compared with FLA's recorded outputs
-  times       every op, compared with a copy; decode and prefill, compared with transformers and MLX; a small model; the
-              first calls of a process
-  not --quick: the fastest prefill algorithm, a very long prompt, a layer under torch.compile, and finally
-              the compilation of every kernel variant that models use
-
-The report is written before every step, so a crash of the machine loses no earlier result. A step that fails, crashes
-or hangs is a line of the report. If PyTorch has no mps device, the report only describes the machine.
-Exit status: 0 if everything passed, 1 if something failed or there is no device.
-"""
+"""Runs the steps of `python -m torch_gdn check`."""
 
 from __future__ import annotations
 
@@ -34,7 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from torch_gdn import _C
+from torch_gdn import _C, command_line
 from torch_gdn._mps import why_no_mps
 from torch_gdn.check import compare, golden, plan
 from torch_gdn.check.device import simulated_settings
@@ -43,77 +23,6 @@ from torch_gdn.check.steps import COMPILE, FACTS, FAIL, LEFT_OUT, PASS, USE, Res
 from torch_gdn.check.worker import Setup, Worker, Workers
 
 COMPILERS = max(1, (os.cpu_count() or 1) // 2)  # processes
-
-
-def pattern(text: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise argparse.ArgumentTypeError(f"expected a regular expression, got {text!r}: {error}") from error
-
-
-def folder(text: str) -> Path:
-    path = Path(text)
-    if not path.is_dir():
-        raise argparse.ArgumentTypeError(f"expected a folder, got {text!r}")
-    return path.resolve()
-
-
-def file_to_write(text: str) -> Path:
-    path = Path(text)
-    if path.is_dir() or not path.resolve().parent.is_dir():
-        raise argparse.ArgumentTypeError(f"expected a file in a folder that exists, got {text!r}")
-    return path
-
-
-def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
-        prog="python -m torch_gdn check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    found.add_argument(
-        "--json",
-        type=file_to_write,
-        metavar="FILE",
-        default=Path("torch_gdn_report.json"),
-        help="where to write the report (%(default)s)",
-    )
-    found.add_argument(
-        "--quick",
-        action="store_true",
-        help="run for two minutes on a Mac: facts, probes, every op at one size, three recorded cases, some timings",
-    )
-    found.add_argument(
-        "--compare",
-        type=Path,
-        nargs=2,
-        metavar=("A", "B"),
-        help="print two reports side by side instead of running the checks",
-    )
-    found.add_argument(
-        "--only",
-        type=pattern,
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="run only the steps whose name matches this regular expression, such as 'probe', 'seeded l2norm' or "
-        "'compile solve_tril'; you can give it more than once",
-    )
-    found.add_argument(
-        "--golden",
-        type=folder,
-        metavar="DIR",
-        default=golden.FOLDER,
-        help="folder of FLA's recorded outputs; in a checkout, the default is tests/golden. An installed package has "
-        "none, and compares every stage with float64 only",
-    )
-    found.add_argument(
-        "--shaders",
-        type=folder,
-        metavar="DIR",
-        default=Path(_C.shader_directory()),
-        help="folder of shader sources to use instead of the package's own, to try a change",
-    )
-    return found
 
 
 def chosen(steps: Iterable[Step], only: Sequence[re.Pattern[str]]) -> list[Step]:
@@ -142,7 +51,7 @@ class Run:
         self._kept = 0.0
 
     def one_by_one(self, steps: Sequence[Step], worker: Worker) -> None:
-        with tqdm(steps, desc="torch_gdn.check", unit="step", dynamic_ncols=True) as bar:
+        with tqdm(steps, desc="torch_gdn check", unit="step", dynamic_ncols=True) as bar:
             for step in bar:
                 self._show(bar, step.name)
                 self._keep(running=step.name)
@@ -204,15 +113,17 @@ def check(options: argparse.Namespace, steps: Sequence[Step], no_device: str) ->
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    known = parser()
+    known = command_line.check()
     options = known.parse_args(arguments)
+    options.golden = options.golden or golden.FOLDER
+    options.shaders = options.shaders or Path(_C.shader_directory())
     if options.compare:
         try:
             print(compare.side_by_side(*options.compare))
         except ValueError as error:
             known.error(str(error))
         return 0
-    no_device = why_no_mps("-m torch_gdn.check")
+    no_device = why_no_mps("check")
     if no_device:
         steps = plan.about_the_device()[:1]
     else:
@@ -221,7 +132,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             known.error("--only: no step has a name that matches")
     report = check(options, steps, no_device)
     print(f"{FAIL}: {no_device}" if no_device else report.text())
-    print(f"report: {options.json}. Please attach it to a torch_gdn issue, whatever the outcome.")
+    please = " Please attach it to a torch_gdn issue, whatever the outcome." if sys.platform == "darwin" else ""
+    print(f"report: {options.json}.{please}")
     return 0 if report.passed else 1
 
 

@@ -1,4 +1,4 @@
-"""Prints two reports side by side: `python -m torch_gdn.check --compare A B`."""
+"""Prints two reports side by side: `python -m torch_gdn check --compare A B`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def load(path: Path) -> Report:
         report: Report = json.loads(path.read_text())
         known = report["format"]
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"--compare: expected a report that torch_gdn.check wrote, got {path}: {error!r}") from error
+        raise ValueError(f"--compare: expected a report that `torch_gdn check` wrote, got {path}: {error!r}") from error
     if known != FORMAT:
         raise ValueError(f"--compare: expected a report of format {FORMAT}, got {path} of format {known}")
     return report

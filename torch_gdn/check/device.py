@@ -26,7 +26,7 @@ def check_facts(device: torch.device) -> Outcome:
     figures: dict[str, Any] = {"versions": info.versions(), "system": info.system(), "mps": info.mps()}
     machine, absent = facts.of_machine()
     figures |= {"ops": info.ops(), "simulated": simulated_settings(), "machine": machine, "absent": absent}
-    return Outcome(figures, why_no_mps("-m torch_gdn.check"))
+    return Outcome(figures, why_no_mps("check"))
 
 
 def round_trip(device: torch.device) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Measures the fastest prefill algorithm as `python -m torch_gdn.tune` does, but stores nothing."""
+"""Measures the fastest prefill algorithm as `python -m torch_gdn tune` does, but stores nothing."""
 
 from __future__ import annotations
 

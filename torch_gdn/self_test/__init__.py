@@ -9,7 +9,7 @@ verdicts are stored in a file next to the tuning cache. A kernel that failed is 
     an op that writes nothing   by torch_gdn's CPU kernel, on copies of the arguments
     an op that writes           by an error
 
-One warning per process has the line to report, and `python -m torch_gdn.info` lists what failed. The environment
+One warning per process has the line to report, and `python -m torch_gdn info` lists what failed. The environment
 variable TORCH_GDN_SELF_TEST says what is run:
 
     auto    (default) what has no verdict on this machine yet

@@ -17,7 +17,7 @@ from torch_gdn.self_test.verdicts import Verdict
 Call = dict[str, Any]
 Run = Callable[[Call], Any]
 MPS = torch._C.DispatchKey.MPS
-REPORT = "Please report this line with what `python -m torch_gdn.check` writes"
+REPORT = "Please report this line with what `python -m torch_gdn check` writes"
 RULES = {"gated_delta_rule": False, "kda": True}  # whether each key channel has its own decay
 LONGEST = 300  # characters of a problem in a line
 

@@ -38,7 +38,7 @@ def warmup(
     A transformers model must have torch_gdn's integration enabled. It is called with prompts of 1, 2, 4, ... tokens,
     each followed by one token and by a few on the cache, and exactly what these calls launch is compiled. Generation
     from one prompt of up to `longest_prompt` tokens then compiles nothing more. If there is a tuning cache, this holds
-    if it was measured at powers of two, which is the default of `torch_gdn.tune`.
+    if it was measured at powers of two, which is the default of `torch_gdn tune`.
 
     For shapes, warmup compiles what a Gated DeltaNet layer launches: both end-to-end ops on aligned rows, in chunks of
     64, with either state layout, with and without use_qk_l2norm_in_kernel, and with each prefill algorithm that the

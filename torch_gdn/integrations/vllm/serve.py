@@ -8,7 +8,7 @@ import sys
 
 from torch_gdn._mps import why_no_mps
 
-NAME = "torch_gdn.integrations.vllm.serve"
+NAME = "python -m torch_gdn serve"
 
 
 def main() -> None:

@@ -73,7 +73,7 @@ def chunk_gated_delta_rule(
         chunk_indices: See `chunk_fwd_h`.
         cp_context: FLA's context parallelism, which is not supported. Must be None.
         chunk_size: 16, 32 or 64. It changes results by rounding only. On `mps` it applies to h and to the chunked
-            algorithm (`torch_gdn.tune`). Default: 64.
+            algorithm (`python -m torch_gdn tune`). Default: 64.
         use_gate_in_kernel: Whether to use -exp(A_log) softplus(g + dt_bias) as g, in float32. Default: False.
         A_log: [HV], any floating dtype. Read only with use_gate_in_kernel, which requires it. Default: None.
         dt_bias: [HV], any floating dtype. Read only with use_gate_in_kernel. Default: zeros.
