@@ -7,11 +7,15 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
 
+if sys.version_info < (3, 10):  # noqa: UP036  # an old pip runs this file before it reads requires-python
+    sys.exit(f"torch_gdn needs Python 3.10 or later; this is Python {'.'.join(map(str, sys.version_info[:3]))}")
 if sys.platform not in ("darwin", "linux"):
     sys.exit(f"torch_gdn builds on macOS (arm64) and on Linux; this is {sys.platform}")
 try:
@@ -71,9 +75,9 @@ def check_compiler() -> None:
         )
 
 
-def sources(*patterns: str) -> list[str]:
-    """Returns the files under csrc/ that match, relative to the root as setuptools wants them."""
-    return sorted(str(path.relative_to(ROOT)) for pattern in patterns for path in (ROOT / "csrc").glob(pattern))
+def sources(*patterns: str, folder: str = "csrc") -> list[str]:
+    """Returns the files below the folder that match, relative to the root. setuptools warns of each absolute path."""
+    return sorted(str(path.relative_to(ROOT)) for pattern in patterns for path in (ROOT / folder).glob(pattern))
 
 
 def extension() -> Extension:
@@ -83,7 +87,7 @@ def extension() -> Extension:
     return CppExtension(
         "torch_gdn._C",
         everywhere + (metal_half if ON_MAC else []),
-        depends=[*sources("**/*.h"), *map(str, (ROOT / "shaders").rglob("*.h"))],  # hosts include both
+        depends=[*sources("**/*.h"), *sources("**/*.h", folder="shaders")],  # hosts include both
         include_dirs=[str(ROOT), str(ROOT / "csrc"), str(ROOT / "shaders")],
         extra_link_args=SANITIZE + (["-framework", "Metal", "-framework", "Foundation"] if ON_MAC else []),
     )
@@ -116,6 +120,39 @@ def precompiled(folder: Path, flags: list[str]) -> list[str]:
     return ["-include", str(header), *QUIET]
 
 
+COMPILING = re.compile(rb"(\[\d+/\d+\]) .* -c (\S+) -o .*")
+
+
+def shortened(line: bytes) -> bytes:
+    """Returns "[13/66] csrc/bindings.cpp" for a line of ninja's, which has the whole command. Other lines stay."""
+    return COMPILING.sub(lambda found: found[1] + b" " + os.path.relpath(found[2], os.fsencode(ROOT)), line)
+
+
+@contextmanager
+def short_progress():
+    """Shortens the lines that PyTorch's ninja writes to stdout, the file of number 1, inside the block."""
+    reader, writer = os.pipe()
+    stdout = os.dup(1)
+    os.dup2(writer, 1)
+    os.close(writer)
+
+    def copy() -> None:
+        with open(reader, "rb") as lines, open(stdout, "wb", buffering=0) as shown:
+            for line in lines:
+                shown.write(shortened(line))
+
+    copying = threading.Thread(target=copy)
+    copying.start()
+    restored = os.dup(stdout)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(restored, 1)  # closes the pipe, which ends the thread
+        os.close(restored)
+        copying.join()
+
+
 class BuildIncrementally(BuildExtension):
     """Shares one folder of objects among an editable install, a wheel and the packaging tests. ninja rebuilds what
     changed.
@@ -134,7 +171,8 @@ class BuildIncrementally(BuildExtension):
             flags = [*self.compiler.compiler_so[1:], *(f"-I{folder}" for folder in folders), *COMPILE_FLAGS]
             shared = precompiled(Path(self.build_temp), [*flags, *QUIET])
             extension.extra_compile_args = {"cxx": [*COMPILE_FLAGS, *shared]}
-        super().build_extensions()
+        with short_progress():
+            super().build_extensions()
 
 
 class BuildPythonAndShaders(build_py):

@@ -190,7 +190,11 @@ def test_python_for_both_kinds_of_mac_builds_for_one() -> None:
 
 @pytest.fixture
 def setup_py(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Yields setup.py as a module, which builds nothing. Restores the environment variables that it changes."""
+    return load_setup_py(monkeypatch)
+
+
+def load_setup_py(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Returns setup.py as a module, which builds nothing. The environment variables that it changes are restored."""
     monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setattr(setuptools, "setup", lambda **_: None)
     spec = importlib.util.spec_from_file_location("setup_py", ROOT / "setup.py")
@@ -229,12 +233,35 @@ def test_a_build_without_a_compiler_says_what_to_install(setup_py: ModuleType, m
         setup_py.BuildIncrementally(setuptools.Distribution()).build_extensions()
 
 
-def test_a_build_without_torch_says_what_to_install(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_build_without_torch_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.cpp_extension", None)
     with pytest.raises(SystemExit, match=r"Install that first:\n    pip install torch==2\.13\.0 numpy"):
-        request.getfixturevalue("setup_py")
+        load_setup_py(monkeypatch)
+
+
+def test_a_build_with_an_old_python_says_which_it_needs() -> None:
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(SystemExit) as ended:
+        patched.setitem(sys.modules, "torch.utils.cpp_extension", None)  # such a Python has no torch to build with
+        patched.setattr(sys, "version_info", (3, 9, 18, "final", 0))
+        load_setup_py(patched)
+    assert str(ended.value) == "torch_gdn needs Python 3.10 or later; this is Python 3.9.18"
+
+
+def test_the_paths_of_the_extension_are_relative(setup_py: ModuleType) -> None:
+    """setuptools prints a warning for each one that is not."""
+    extension = setup_py.extension()
+    files = [Path(name) for name in (*extension.sources, *extension.depends)]
+    assert len(files) > 200 and all((ROOT / file).is_file() and not file.is_absolute() for file in files)
+    assert Path("shaders/core/parameters.h") in files
+
+
+def test_a_build_shows_one_file_a_line(setup_py: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
+    failed = f"FAILED: [code=1] bindings.o\nc++ {'-I/folder ' * 70} -c {ROOT}/csrc/bindings.cpp -o bindings.o\n"
+    with setup_py.short_progress():
+        command = f"c++ -MMD -MF x.o.d {'-I/folder ' * 70} -c {ROOT}/csrc/cpu/x.cpp -o /objects/x.o -std=c++20"
+        subprocess.run(["printf", "%s", f"[13/66] {command}\nx.cpp: warning: text\n{failed}"], check=True)
+    print("after", flush=True)
+    assert capfd.readouterr().out == f"[13/66] csrc/cpu/x.cpp\nx.cpp: warning: text\n{failed}after\n"
 
 
 def test_source_distribution_holds_every_file_git_does(tmp_path: Path) -> None:
