@@ -319,7 +319,7 @@ BAD_FILES = {
     "no key norms": (lambda tensors, metadata: tensors.pop("key.norms"), "expected key.norms of shape"),
     "another D": (
         lambda tensors, metadata: tensors.update({"key.signs": torch.ones(60)}),
-        "codebook: D: expected one of .*, got 60",
+        "KVCache: head_dim: expected one of .*, got 60",
     ),
 }
 
@@ -375,8 +375,8 @@ ERRORS = {
         "Scheme: table: expected 'lloyd-max' for '4v4t', got 'origin'",
     ),
     "no such table": (lambda cache: Scheme("4v4", table="x"), "Scheme: table: expected one of 'lloyd-max'"),
-    "no such size": (lambda cache: KVCache("4v4", 1, 1, 100, 5), "D: expected one of 64, 80, .*, got 100"),
     "no batch": (lambda cache: KVCache("4v4", 0, 1, 64, 5), "KVCache: batch: expected at least 1, got 0"),
+    "head_dim": (lambda cache: KVCache("4v4", 1, 1, 100, 5), "KVCache: head_dim: expected one of 64, .*, got 100"),
     "capacity": (lambda cache: KVCache("4v4", 1, 1, 64, -5), "KVCache: capacity: expected at least 0, got -5"),
     "dtype": (lambda cache: KVCache("4v4", 1, 1, 64, 5, dtype=torch.float64), "KVCache: dtype: expected bfloat16"),
     "tail": (lambda cache: KVCache("4v4", 1, 1, 64, 5, tail=-1), "KVCache: tail: expected at least 0, got -1"),

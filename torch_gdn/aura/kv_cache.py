@@ -10,6 +10,7 @@ from torch_gdn.aura.codebooks import DIMENSIONS, aura_signs
 from torch_gdn.aura.coded_tensor import DTYPES, CodedTensor, dtype_name, entries, has_tile_means
 from torch_gdn.aura.exact_rows import ExactRows
 from torch_gdn.aura.scheme import Scheme
+from torch_gdn.aura.tables import require
 from torch_gdn.reference.aura import TILE
 
 EXACT = ("exact.keys", "exact.values")  # names in a file
@@ -77,10 +78,10 @@ class KVCache:
                 raise ValueError(f"KVCache: {argument}: expected at least {lowest}, got {value}")
         if dtype not in DTYPES:
             raise TypeError(f"KVCache: dtype: expected bfloat16, float16 or float32, got {dtype_name(dtype)}")
+        require("KVCache: head_dim", head_dim, DIMENSIONS)
         self.scheme = scheme if isinstance(scheme, Scheme) else Scheme(scheme)
         bits = (self.scheme.key_bits, self.scheme.value_bits)
-        if head_dim in DIMENSIONS:
-            tested.test((bits, self.scheme.trellis, head_dim, dtype), torch.device(device))
+        tested.test((bits, self.scheme.trellis, head_dim, dtype), torch.device(device))
         self.kv_heads, self.head_dim, self.dtype, self.seed = kv_heads, head_dim, dtype, seed
         self.tail, self.sinks, self.capacity = tail, sinks, capacity
         self.length = self.coded = 0  # the number of all tokens, and of codes
