@@ -142,6 +142,15 @@ def test_transformers_serves(given: list[str], passed: list[str], monkeypatch: p
     assert sys.argv == ["transformers", "serve", "model", "--continuous-batching", *passed]
 
 
+def test_transformers_without_its_packages_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    (extra,) = re.findall(r"(?s)\nserving = \[(.*?)\n\]", (DOCS.parent / "pyproject.toml").read_text())
+    assert set(transformers_serve.SERVING) | {"torch_gdn[examples]"} == set(re.findall(r'"([\w\[\]]+)', extra))
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(transformers_serve, "find_spec", lambda name: None if name == "uvicorn" else name)
+    with pytest.raises(SystemExit, match=r"^transformers serve: uvicorn: not installed.*pip install -e '.\[serving\]'"):
+        command.main(["serve", "--engine", "transformers", "model"])
+
+
 def test_sglang_serves_on_mps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr(sys, "argv", [])

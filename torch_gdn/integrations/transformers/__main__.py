@@ -5,11 +5,20 @@ with models on torch_gdn, in continuous batching too.
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 
 from torch_gdn.integrations.transformers.switch import enable
 
+SERVING = ("fastapi", "uvicorn", "openai", "accelerate")  # the packages of the extra `serving`
+
 
 def main() -> None:
+    missing = [name for name in SERVING if find_spec(name) is None]
+    if missing and sys.argv[1:2] == ["serve"]:
+        sys.exit(
+            f"transformers serve: {', '.join(missing)}: not installed here. In torch_gdn's checkout: "
+            "pip install -e '.[serving]' --no-build-isolation"
+        )
     enable(continuous_batching=True)
     from transformers.cli.transformers import main as command
 
