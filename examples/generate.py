@@ -186,15 +186,12 @@ def run(options: argparse.Namespace) -> bool:
     model = trained_model().to(device)
     text = options.prompt_file.read_bytes()[: options.prompt_tokens]
     prompt = torch.tensor([list(text)], device=device)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    print(f"device    {options.device if simulated else device}")
-    print(f"model     Qwen3Next, {parameters / 1e6:.1f} M f32 weights of examples/pycode; K = V = 128, HV/H = 2")
-    print(f"prompt    {len(text)} bytes of {options.prompt_file.name}", flush=True)
-
     pieces = held_back(options.modules).to(device)
     with on_torch_gdn():
         with counted(simulated) as counts:
             ours = generate(model, prompt, options.new_tokens, "torch_gdn")
+        print("text      the prompt's end, then after the bar what the model wrote:")
+        print((text[-PROMPT_SHOWN:] + b"|" + bytes(ours.tokens)).decode(errors="replace"), flush=True)
         # A second run is timed, because the first one pays for counting and, on a Mac, for compiling the kernels.
         timed = ours if simulated else generate(model, prompt, options.new_tokens, "torch_gdn, timed")
         our_bits = bits_per_byte(model, pieces, "torch_gdn")
@@ -204,9 +201,11 @@ def run(options: argparse.Namespace) -> bool:
         fallback = generate(model, prompt, options.new_tokens, "transformers' fallback", forced=ours.tokens)
         fallback_bits = bits_per_byte(model, pieces, "transformers' fallback")
 
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    print(f"device    {options.device if simulated else device}")
+    print(f"model     Qwen3Next, {parameters / 1e6:.1f} M f32 weights of examples/pycode; K = V = 128, HV/H = 2")
+    print(f"prompt    {len(text)} bytes of {options.prompt_file.name}")
     print_counts(counts)
-    print("text      the prompt's end, then after the bar what the model wrote:")
-    print((text[-PROMPT_SHOWN:] + b"|" + bytes(ours.tokens)).decode(errors="replace"))
     note = " (of the simulated device: says nothing of a Mac)" if simulated else ""
     print(f"prefill   {len(text) / timed.prefill_seconds:.0f} tokens/s{note}")
     print(f"decode    {options.new_tokens / timed.decode_seconds:.1f} tokens/s{note}")
