@@ -59,3 +59,10 @@ def test_mps_may_be_asked_for_before_activation(output: Callable[..., str]) -> N
         "assert torch.backends.mps.is_available(); print(torch.ones(2, device='mps').tolist())"
     )
     assert output("-c", code) == "[1.0, 1.0]\n"
+
+
+def test_a_variable_has_the_instruction_set(output: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import mps_simulator; mps_simulator.activate(); print(mps_simulator.settings.march)"
+    for value, expected in (("x86-64-v3", "x86-64-v3"), ("", "native")):
+        monkeypatch.setenv("MPS_SIMULATOR_MARCH", value)
+        assert output("-c", code) == f"{expected}\n"

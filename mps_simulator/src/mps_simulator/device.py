@@ -55,6 +55,7 @@ def open_device() -> None:
     clang = shutil.which(build.Toolchain.make().compiler)
     module.set_tools(clang, shutil.which("ld"), str(requirements.gcc_directory()))
     module.set_fault_class(Fault)
+    module.settings().march = os.environ.get("MPS_SIMULATOR_MARCH") or "native"
     patches.apply(module)
     _device = module
 
@@ -67,13 +68,14 @@ class Settings:
     Metal specification, shuffles reductions, and flushes denormals. workers: the number of threads; 0 means one per
     core. parts: divides the threadgroups of each dispatch into this many equal parts, and runs only the last one.
     strict: shaders must be C++14, as Metal 3.1 is. If it is off, features of C++17 pass; Apple's compiler accepts them
-    with a warning. all_lanes: every lane of a simdgroup must reach a simdgroup operation. If it is off, the operation
-    takes the lanes that reach it, as Metal does. run_at: "wait" (commands run when the host waits for them) or
-    "commit". encoder: "serial" or "concurrent". With "concurrent", dispatches between two memory barriers run in
+    with a warning. march: the instruction set that shaders are compiled for, as in clang's -march; $MPS_SIMULATOR_MARCH
+    or "native" at first. all_lanes: every lane of a simdgroup must reach a simdgroup operation. If it is off, the
+    operation takes the lanes that reach it, as Metal does. run_at: "wait" (commands run when the host waits for them)
+    or "commit". encoder: "serial" or "concurrent". With "concurrent", dispatches between two memory barriers run in
     reverse order.
     """
 
-    _names = ("watch", "detailed", "seed", "perturb", "workers", "parts", "strict", "all_lanes")
+    _names = ("watch", "detailed", "seed", "perturb", "workers", "parts", "strict", "march", "all_lanes")
     _every = (*_names, "run_at", "encoder")
 
     def __getattr__(self, name: str) -> Any:

@@ -25,7 +25,9 @@ struct CompileOptions {
   uint32_t language_version = 0;
   bool fast_math = true;  // Metal's default
   std::vector<std::pair<std::string, std::string>> macros;
-  bool strict = true;  // compile() sets it from the settings
+  // compile() sets these from the settings.
+  bool strict = true;
+  std::string march = "native";
 };
 
 struct CompileError : std::runtime_error {
@@ -118,6 +120,7 @@ struct Settings {
   unsigned workers = 0;   // operating-system threads; 0 for one per core
   uint64_t parts = 1;  // divides each dispatch into this many equal parts of its threadgroups, and runs only the last
   bool strict = true;  // refuses what C++14 lacks; Apple's compiler accepts some of C++17 with a warning
+  std::string march = "native";  // the instruction set that shaders are compiled for, as in clang's -march
   bool all_lanes = true;  // refuses a simdgroup operation that some lanes do not reach; Metal leaves those lanes out
 };
 Settings& settings();

@@ -64,6 +64,7 @@ void bind_engine(py::module_& module) {
       .def_readwrite("workers", &Settings::workers)
       .def_readwrite("parts", &Settings::parts)
       .def_readwrite("strict", &Settings::strict)
+      .def_readwrite("march", &Settings::march)
       .def_readwrite("all_lanes", &Settings::all_lanes);
   module.def("settings", &settings, py::return_value_policy::reference);
   module.def("set_directories", &set_directories);

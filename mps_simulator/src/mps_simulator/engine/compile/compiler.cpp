@@ -47,7 +47,8 @@ Tools& tools() {
 
 fs::path metal_headers() { return directories().engine / "compile" / "metal"; }
 
-// Returns the compiler's identity and the processor's features (-march=native), without running the compiler.
+// Returns the compiler's identity and the processor's features, which -march=native stands for, without running the
+// compiler.
 std::string machine_key() {
   struct stat status{};
   stat(tools().clang.c_str(), &status);
@@ -76,8 +77,8 @@ std::string engine_key() {
 
 const std::vector<std::string>& common_flags() {
   static const std::vector<std::string> flags = {
-      "-cl-std=clc++2021", "-cl-no-stdinc", "-nostdinc", "-cl-single-precision-constant", "-fPIC", "-march=native",
-      "-ffp-contract=fast", "-fno-math-errno", "-fno-strict-aliasing",
+      "-cl-std=clc++2021", "-cl-no-stdinc", "-nostdinc", "-cl-single-precision-constant", "-fPIC", "-ffp-contract=fast",
+      "-fno-math-errno", "-fno-strict-aliasing",
       // The sanitizer's pass misses accesses of more than 16 bytes. Vectorising would hide the shader's own accesses.
       "-fno-vectorize", "-fno-slp-vectorize", "-mllvm", "-disable-vector-combine",
       // A kernel variant runs for milliseconds and takes about a second to compile. The passes that are turned off here
@@ -103,9 +104,10 @@ const std::vector<std::string>& common_flags() {
   return flags;
 }
 
-std::vector<std::string> math_flags(const CompileOptions& options) {
-  if (!options.fast_math) return {};
-  return {"-ffast-math"};
+std::vector<std::string> option_flags(const CompileOptions& options) {
+  std::vector<std::string> flags = {"-march=" + options.march};
+  if (options.fast_math) flags.push_back("-ffast-math");
+  return flags;
 }
 
 // With -O1, a kernel variant compiles in two thirds of the time that -O2 takes, and runs as fast. Operations are
@@ -199,15 +201,15 @@ std::string preprocess(const std::string& source, const CompileOptions& options,
 }
 
 fs::path prelude(const CompileOptions& options, const std::string& engine, const fs::path& directory) {
-  const std::string key =
-      content_hash(engine + machine_key() + directories().engine.string() + (options.fast_math ? "fast" : "safe"));
+  const std::string key = content_hash(engine + machine_key() + directories().engine.string() + options.march + " " +
+                                       (options.fast_math ? "fast" : "safe"));
   const fs::path path = directory / ("prelude_" + key + ".pch");
   if (fs::exists(path)) return path;
   const fs::path library = metal_headers() / "library";
   TemporaryFile output(directory, ".pch");
   std::vector<std::string> arguments = {"-x", "cl-header"};
   append(arguments, common_flags());
-  append(arguments, math_flags(options));
+  append(arguments, option_flags(options));
   // The cache's key covers the headers' content. A new checkout changes only their times.
   append(arguments, {"-Xclang", "-fno-pch-timestamp", "-isystem", (library / "host").string(), "-o",
                      output.path().string(), (library / "prelude.h").string()});
@@ -232,7 +234,7 @@ void build(const std::string& source, const CompileOptions& options, bool is_cou
   input.write(transform_source(preprocess(source, options, directory), language_version(options)));
   std::vector<std::string> arguments = {"-x", "cl", optimisation(is_counted)};
   append(arguments, common_flags());
-  append(arguments, math_flags(options));
+  append(arguments, option_flags(options));
   // Metal 3.1 is C++14. clang's C++ for OpenCL is C++17, and warns about features that C++14 lacks.
   if (options.strict) arguments.push_back("-Werror=pre-c++17-compat");
   append(arguments, {"-include-pch", prelude(options, engine, directory).string(), input.path().string()});
@@ -252,6 +254,7 @@ std::shared_ptr<const Program> build_and_load(const std::string& source, const C
   const std::string engine = engine_key();
   std::string key =
       engine + machine_key() + std::to_string(language_version(options)) + (options.fast_math ? "fast" : "safe");
+  key += options.march + '\0';
   for (const std::string& flag : common_flags()) key += flag + '\0';
   for (const auto& [name, value] : options.macros) key += name + '=' + value + '\0';
   if (options.strict) key += "strict";
@@ -272,10 +275,12 @@ std::shared_ptr<const Program> build_and_load(const std::string& source, const C
 }
 
 std::shared_ptr<const Program> compile_one(const std::string& source, const CompileOptions& options, bool is_counted) {
-  using Key = std::tuple<std::string, uint32_t, bool, std::vector<std::pair<std::string, std::string>>, bool, bool>;
+  using Key = std::tuple<std::string, uint32_t, bool, std::vector<std::pair<std::string, std::string>>, bool, bool,
+                         std::string>;
   static std::mutex mutex;
   static std::map<Key, std::shared_ptr<const Program>> programs;
-  const Key key{source, language_version(options), options.fast_math, options.macros, options.strict, is_counted};
+  const Key key{source,       language_version(options), options.fast_math, options.macros, options.strict, is_counted,
+                options.march};
   {
     const std::lock_guard lock(mutex);
     if (const auto known = programs.find(key); known != programs.end()) return known->second;
@@ -299,6 +304,7 @@ void set_tools(const std::string& clang, const std::string& linker, const std::s
 std::shared_ptr<const Program> compile(const std::string& source, const CompileOptions& options) {
   CompileOptions with_settings = options;
   with_settings.strict = settings().strict;
+  with_settings.march = settings().march;
   return compile_one(source, with_settings, false);
 }
 
