@@ -15,15 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_gdn.integrations import plain
 from torch_gdn.integrations.transformers import known_forms, norms
-from torch_gdn.integrations.transformers.functions import Function, common_reason, grad_reason
-from torch_gdn.integrations.transformers.refusal import Sizes, is_plain, kept, meta, refused
+from torch_gdn.integrations.transformers.functions import Function, are_alike, common_reason, grad_reason
+from torch_gdn.integrations.transformers.refusal import Sizes, kept, meta, refused
 
 ROTATION = "apply_rotary_pos_emb"
 INTERFACES = "ALL_ATTENTION_FUNCTIONS"  # a model module's functions by implementation
 OWN_ATTENTION = "eager_attention_forward"  # the module's own function, if there is no other
 Tables = tuple[Tensor, Tensor]
 modules: dict[type, ModuleType] = {}  # the module that defines each attention layer's class
+rotations: dict[ModuleType, tuple[Any, Any]] = {}  # a module's own rotation, and torch_gdn's
 
 
 def gated_attention_classes(module: ModuleType) -> Iterator[type]:
@@ -36,7 +38,7 @@ def gated_attention_classes(module: ModuleType) -> Iterator[type]:
             yield owner
 
 
-@functools.cache
+@plain.once_per_code
 def is_known(owner: type) -> bool:
     takes = inspect.signature(owner.__init__).parameters  # type: ignore[misc]
     return "layer_idx" in takes and bool(
@@ -85,14 +87,23 @@ def tables_reason(position_embeddings: Any) -> str:
 
 
 def attention_reason(layer: Any, hidden_states: Tensor, position_embeddings: Any, *others: Any, **options: Any) -> str:
-    if not (is_plain(layer.q_norm) and is_plain(layer.k_norm)):
-        return "a hook of a norm of q or k must be called"
+    q_norm, k_norm = layer.q_norm, layer.k_norm
+    if reason := norms.change_of(q_norm) or norms.change_of(k_norm) or rotation_change(modules[type(layer)]):
+        return reason
     if reason := grad_reason(layer) or tables_reason(position_embeddings):
         return reason
-    cos, weight = position_embeddings[0], layer.q_norm.weight
-    return common_reason(hidden_states, cos, weight) or rotation_refusal(
+    (cos, sin), weight, other = position_embeddings, q_norm.weight, k_norm.weight
+    if type(k_norm) is not type(q_norm) or norms.eps_of(k_norm) != norms.eps_of(q_norm) or other.dtype != weight.dtype:
+        return "the norms of q and k differ"
+    return common_reason(hidden_states, cos, sin, weight, other) or rotation_refusal(
         (layer.head_dim,), hidden_states.dtype, (cos.shape[-1] // 2,), cos.dtype, (weight.shape, weight.dtype)
     )
+
+
+def rotation_change(module: ModuleType) -> str:
+    """Returns a reason if the module's rotation is neither its own nor torch_gdn's."""
+    is_known = getattr(module, ROTATION, None) in rotations.get(module, ())
+    return "" if is_known else f"{module.__name__}.{ROTATION} was replaced"
 
 
 def run_attention(
@@ -106,23 +117,28 @@ def run_attention(
     batch, D = hidden_states.shape[0], layer.head_dim
     q, gate = layer.q_proj(hidden_states).unflatten(-1, (-1, 2, D)).unbind(-2)
     k, v = (project(hidden_states).unflatten(-1, (-1, D)) for project in (layer.k_proj, layer.v_proj))
-    norm, weights = layer.q_norm, (layer.q_norm.weight, layer.k_norm.weight)
-    zero_centered = norms.form_of(norm).zero_centered
-    angles = halves(position_embeddings, batch)
-    q, k = torch.ops.gdn.qk_norm_rope(q, k, *angles, *weights, norms.eps_of(norm), zero_centered, True)
+    if are_alike(hidden_states, q, k):
+        norm, weights = layer.q_norm, (layer.q_norm.weight, layer.k_norm.weight)
+        zero_centered = norms.form_of(norm).zero_centered
+        angles = halves(position_embeddings, batch)
+        q, k = torch.ops.gdn.qk_norm_rope(q, k, *angles, *weights, norms.eps_of(norm), zero_centered, True)
+    else:  # a hook or another class of projection may return anything
+        q, k = layer.q_norm(q).transpose(1, 2), layer.k_norm(k).transpose(1, 2)
+        q, k = getattr(modules[type(layer)], ROTATION)(q, k, *position_embeddings)
     v = v.transpose(1, 2)
     if past_key_values is not None:
         k, v = past_key_values.update(k, v, layer.layer_idx)
     dropout = layer.attention_dropout if layer.training else 0.0
     attend = attention_of(layer)
     o, weights_of_keys = attend(layer, q, k, v, attention_mask, dropout=dropout, scaling=layer.scaling, **options)
-    o = torch.ops.gdn.act_and_mul(gate, o.view(gate.shape), "sigmoid")
+    o = o.view(gate.shape)
+    o = torch.ops.gdn.act_and_mul(gate, o, "sigmoid") if are_alike(gate, o) else o * torch.sigmoid(gate)
     return layer.o_proj(o.flatten(2)), weights_of_keys
 
 
 def attention_of(layer: Any) -> Callable[..., Any]:
     """Returns the function that the layer's configuration names."""
-    module = next(modules[each] for each in type(layer).__mro__ if each in modules)
+    module = modules[type(layer)]
     found: Callable[..., Any] = getattr(module, INTERFACES).get_interface(
         layer.config._attn_implementation, getattr(module, OWN_ATTENTION)
     )

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torch_gdn.integrations import plain
 from torch_gdn.integrations.transformers import known_forms, norms
-from torch_gdn.integrations.transformers.functions import Function, grad_reason
-from torch_gdn.integrations.transformers.refusal import is_plain
+from torch_gdn.integrations.transformers.functions import Function, are_alike, grad_reason
 
 WIDTH = 32  # the width of the layers that the trial builds
 MIXERS = {"linear_attn": "linear_attention", "self_attn": "full_attention"}  # attribute -> kind of layer
@@ -43,7 +43,7 @@ class Part(nn.Module):
         return (y, None) if self.is_attention else y
 
 
-@functools.cache
+@plain.once_per_code
 def is_known(owner: type, norm: type) -> bool:
     """Tries a layer with either mixer. Layers of some classes have only one of them."""
     found = [known_forms.has_form(functools.partial(built, owner, norm, mixer), call, run_layer) for mixer in MIXERS]
@@ -69,8 +69,8 @@ def built(owner: Any, norm: type, mixer: str, configuration: Any) -> Any:
 
 def layer_reason(layer: Any, hidden_states: Tensor, *others: Any, **options: Any) -> str:
     norm = layer.post_attention_layernorm
-    if not is_plain(norm):
-        return "a hook of a layer's norm must be called"
+    if change := norms.change_of(norm):
+        return change
     return grad_reason(layer) or norms.norm_reason(norm, hidden_states)
 
 
@@ -90,14 +90,18 @@ def run_layer(
         of_keys = {"position_embeddings": position_embeddings, "position_ids": position_ids}
         mixed, _ = layer.self_attn(past_key_values=past_key_values, **of_keys, **options)
     norm = layer.post_attention_layernorm
-    y, residual = norms.form_of(norm).apply_to_sum(norm, mixed, hidden_states)
+    if are_alike(mixed, hidden_states) and mixed.shape == hidden_states.shape:
+        y, residual = norms.form_of(norm).apply_to_sum(norm, mixed, hidden_states)
+    else:  # a hook or another class of mixer may return anything
+        residual = hidden_states + mixed
+        y = norm(residual)
     return add_mlp(layer.mlp, y, residual)
 
 
 def add_mlp(mlp: Any, x: Tensor, residual: Tensor) -> Tensor:
     """Lets an MLP or a block that torch_gdn computes add the residual. A hook would see the sum."""
     found: Tensor
-    if is_plain(mlp) and getattr(type(mlp).forward, "adds_residual", False):
+    if not plain.change_of(mlp, plain.known) and getattr(type(mlp).forward, "adds_residual", False):
         found = mlp(x, residual=residual)
         return found
     found = residual + known_forms.first(mlp(x))

@@ -11,8 +11,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_gdn.integrations.transformers.functions import Function, common_reason, gate_activation, self_test_reason
-from torch_gdn.integrations.transformers.refusal import Sizes, is_plain, kept, meta, refused
+from torch_gdn.integrations import plain
+from torch_gdn.integrations.transformers.functions import (
+    Function,
+    are_alike,
+    common_reason,
+    gate_activation,
+    gated_norms,
+    self_test_reason,
+)
+from torch_gdn.integrations.transformers.refusal import Sizes, kept, meta, refused
 
 NAME = "gdn_decode"
 OTHERS = ("conv1d", "A_log", "dt_bias")
@@ -32,6 +40,7 @@ FORMS = (
     Form(("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj"), "o_norm", "o_proj"),
 )
 Known = tuple[Sizes, torch.dtype]
+layers: set[type] = set()  # classes of layers that one of the forms describes
 
 
 def form_of(layer: Any) -> Form | None:
@@ -50,11 +59,14 @@ def decode_reason(layer: Any, hidden_states: Tensor, conv_state: Tensor, state: 
     form = form_of(layer)
     assert form is not None
     gated_norm = getattr(layer, form.norm)
-    for module in (layer.conv1d, gated_norm):
-        if not is_plain(module):
-            return f"a hook of {type(module).__name__} must be called"
+    if change := (
+        layer_change(layer)
+        or plain.change_of(layer.conv1d, plain.CONVOLUTIONS)
+        or plain.change_of(gated_norm, gated_norms)
+    ):
+        return change
     weight, norm = layer.conv1d.weight, gated_norm.weight
-    tensors = (hidden_states, conv_state, state, weight, norm, layer.A_log, layer.dt_bias)
+    tensors = (hidden_states, conv_state, state, weight, layer.conv1d.bias, norm, layer.A_log, layer.dt_bias)
     return (
         common_reason(*tensors)
         or self_test_reason("gdn_decode_", hidden_states.device)
@@ -68,6 +80,11 @@ def decode_reason(layer: Any, hidden_states: Tensor, conv_state: Tensor, state: 
             (layer.activation, gate_activation(gated_norm)),
         )
     )
+
+
+def layer_change(layer: Any) -> str:
+    kind = type(layer)
+    return plain.change_of_itself(layer, kind) if kind in layers else f"torch_gdn does not know {kind.__name__}"
 
 
 @kept
@@ -103,12 +120,16 @@ def decode_refusal(
     )
 
 
-def run_decode(layer: Any, hidden_states: Tensor, conv_state: Tensor, state: Tensor) -> Tensor:
+def run_decode(layer: Any, hidden_states: Tensor, conv_state: Tensor, state: Tensor) -> Tensor | None:
+    """Returns None, before it has written a state, if the projections are not what their classes promise."""
     form = form_of(layer)
     assert form is not None
     norm = getattr(layer, form.norm)
+    projected = [getattr(layer, name)(hidden_states) for name in form.inputs]
+    if not are_alike(hidden_states, *projected):
+        return None
     o: Tensor = torch.ops.gdn.gdn_decode_(
-        *project(layer, form, hidden_states),
+        *in_order(projected),
         layer.conv1d.weight[:, 0],
         conv_state,
         layer.A_log,
@@ -126,9 +147,8 @@ def run_decode(layer: Any, hidden_states: Tensor, conv_state: Tensor, state: Ten
     return y
 
 
-def project(layer: Any, form: Form, hidden_states: Tensor) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+def in_order(projected: list[Tensor]) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
     """Returns qkv, z, b and a, as `gdn_decode_` takes them."""
-    projected = [getattr(layer, name)(hidden_states) for name in form.inputs]
     if len(projected) == 2:
         return projected[0], None, projected[1], None
     *qkv, z, b, a = projected

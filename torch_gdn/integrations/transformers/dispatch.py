@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torch_gdn.integrations.plain import change_of_itself
 from torch_gdn.integrations.transformers import (
     attention,
     decoder_layers,
     decoding,
     experts,
     functions,
+    layers_run,
     mlp,
     norms,
     tested,
 )
-from torch_gdn.integrations.transformers.functions import CACHED_STATE
+from torch_gdn.integrations.transformers.functions import CACHED_STATE, KDA_FUNCTIONS, RULE_OPTIONS
 from torch_gdn.integrations.transformers.known_forms import first
 
 FUNCTIONS = functions.FUNCTIONS | experts.FUNCTIONS | norms.FUNCTIONS | mlp.FUNCTIONS
 FUNCTIONS |= attention.FUNCTIONS | decoder_layers.FUNCTIONS | decoding.FUNCTIONS
 HINT = ". Ignore transformers' hint to install flash-linear-attention: it needs Triton"  # shown with each fallback
+RULES = (*RULE_OPTIONS, *KDA_FUNCTIONS)  # of which every layer's forward calls one
+enabled = False  # between enable() and disable()
 taken: Counter[str] = Counter()  # by function
 left: Counter[tuple[str, str]] = Counter()  # by function and reason
 
@@ -66,15 +71,37 @@ def supports(function: str, *args: Any, **kwargs: Any) -> tuple[bool, str]:
         inspect.signature(reason_of).bind(*args, **kwargs)
     except TypeError as error:
         raise TypeError(f"supports: arguments of {function}: {error}") from None
-    reason = reason_of(*args, **kwargs)
+    if args and isinstance(args[0], torch.nn.Module):
+        learn_models_of(args[0])
+    reason = reason_for(reason_of, args, kwargs)
     return not reason, reason
 
 
-def dispatcher(function: str, original: Callable[..., Any], everywhere: bool = False) -> Callable[..., Any]:
+def learn_models_of(layer: torch.nn.Module) -> None:
+    """Learns the classes of the layer's model. Otherwise only enable() learns them."""
+    from torch_gdn.integrations.transformers import patches
+
+    if not enabled:
+        patches.learn(sys.modules[type(layer).__module__])
+
+
+def reason_for(reason_of: Callable[..., str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Returns the reason. A module in the place of another one may lack any attribute."""
+    try:
+        return reason_of(*args, **kwargs)
+    except AttributeError as error:
+        return str(error)
+
+
+def dispatcher(
+    function: str, original: Callable[..., Any], everywhere: bool = False, owner: Any = None
+) -> Callable[..., Any]:
     """Replaces `original`. Each call goes to torch_gdn or to the original.
 
-    `everywhere`: counts all calls, even those that `is_elsewhere` would skip.
+    `everywhere`: counts all calls, even those that `is_elsewhere` would skip. `owner`: the class, module or dictionary
+    that has the original while torch_gdn is disabled. Whoever has kept the replacement then gets the original too.
     """
+    of_class = isinstance(owner, type)
     reason_of, run = FUNCTIONS[function].reason, FUNCTIONS[function].run
     is_elsewhere = None if everywhere else FUNCTIONS[function].is_elsewhere
     if FUNCTIONS[function].adds_residual:
@@ -82,12 +109,16 @@ def dispatcher(function: str, original: Callable[..., Any], everywhere: bool = F
 
     @functools.wraps(original, updated=())
     def dispatch(*args: Any, **kwargs: Any) -> Any:
+        if owner is not None and not enabled:
+            kwargs.pop(CACHED_STATE, None)
+            return original(*args, **kwargs)
         if is_elsewhere is not None and is_elsewhere(*args, **kwargs):
             return original(*args, **kwargs)
         is_eager = not torch.compiler.is_compiling()
-        reason = reason_of(*args, **kwargs)
+        reason = change_of_itself(args[0], owner) if of_class else ""
+        reason = reason or reason_for(reason_of, args, kwargs)
         if is_eager and not reason and tested.test_call(function, args, kwargs):
-            reason = reason_of(*args, **kwargs)  # because an op may have failed
+            reason = reason_for(reason_of, args, kwargs)  # because an op may have failed
         if reason and "layer_states" in kwargs:  # the original would lose them
             raise ValueError(f"{function} with states that torch_gdn holds: {reason}")
         if is_eager:  # a graph that counts would be recompiled for each count
@@ -113,6 +144,8 @@ def adding_residual(original: Callable[..., Any]) -> Callable[..., Any]:
 def count(function: str, reason: str) -> None:
     if not reason:
         taken[function] += 1
+        if function in RULES:
+            layers_run.add()
         return
     if not any(reason == known for _, known in left):
         hint = "" if torch.cuda.is_available() else HINT
@@ -124,3 +157,4 @@ def reset_counts() -> None:
     """Resets the counts. Each reason warns again."""
     taken.clear()
     left.clear()
+    layers_run.reset()

@@ -8,21 +8,21 @@ the CPU they stay transformers' own, unless the configuration names "torch_gdn".
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from torch_gdn.integrations import plain
 from torch_gdn.integrations.transformers import known_forms
 from torch_gdn.integrations.transformers.functions import Function, common_reason
 from torch_gdn.integrations.transformers.packed_layers import PackedExperts, PackedLinear
-from torch_gdn.integrations.transformers.refusal import experts_refusal, is_plain
+from torch_gdn.integrations.transformers.refusal import experts_refusal
 
 NAME = "torch_gdn"
 IMPLEMENTATIONS = ("grouped_mm", "batched_mm")  # on mps, calls by these names go to the ops
@@ -37,7 +37,28 @@ GROUPED = {  # sizes of the block that a trial builds
     "n_shared_experts": 1,
     "_experts_implementation": "eager",
 }
-DEFAULT_GATE = "_default_apply_gate"  # act_fn(gate) * up, for experts without a method of their own
+SOFTMAX = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "norm_topk_prob": True,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 24,
+    "_experts_implementation": "eager",
+}
+PACKED_LINEARS = (PackedLinear,)
+PACKED_EXPERTS = (PackedExperts,)
+gates: set[Any] = set()  # the function act_fn(gate) * up, of experts without a method of their own
+
+
+class Parts(NamedTuple):
+    """The class of each part of a block, as its constructor makes them."""
+
+    router: tuple[type, ...]
+    experts: tuple[type, ...]
+    shared: tuple[type, ...]
+
+
+blocks: dict[type, Parts] = {}  # the classes of blocks that `run_block` computes
 
 
 def interface() -> Any:
@@ -46,6 +67,7 @@ def interface() -> Any:
         module = importlib.import_module("transformers.integrations.moe")
     except ModuleNotFoundError:
         return None
+    gates.add(getattr(module, "_default_apply_gate", None))
     return getattr(module, "ALL_EXPERTS_FUNCTIONS", None)
 
 
@@ -59,11 +81,10 @@ def form_reason(experts: Any) -> str:
     for name, value in expected.items():
         if getattr(experts, name, value) != value:
             return f"the experts' {name.lstrip('_')} is {not value}"
-    if getattr(getattr(type(experts), "_apply_gate", None), "__name__", "") != DEFAULT_GATE:
+    gate = getattr(type(experts), "_apply_gate", None)
+    if gate is None or gate not in gates or "_apply_gate" in vars(experts):
         return f"{type(experts).__name__} has its own gate"
-    if type(experts.act_fn).__name__ not in known_forms.SILU:
-        return f"the experts' activation is {type(experts.act_fn).__name__}, not silu"
-    return ""
+    return plain.change_of(experts.act_fn, known_forms.SILU)
 
 
 def experts_reason(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> str:
@@ -87,12 +108,32 @@ def run_experts(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_
 # ---- blocks of Qwen3-Next, Qwen3.5 and Qwen4, and with DeepSeek-V3's router ------------------------------------------
 
 
-def has_known_block(module: ModuleType, block: type) -> bool:
-    """Returns whether it is the block of transformers 5, with a softmax router of its own class, and returns one
-    tensor.
-    """
-    returned = inspect.signature(block.forward).return_annotation  # type: ignore[attr-defined]
-    return returned in (Tensor, "torch.Tensor") and any(name.endswith("TopKRouter") for name in vars(module))
+@plain.once_per_code
+def has_known_block(owner: type) -> bool:
+    """Tries a block with a softmax router and a weighted shared expert. Until transformers 5, it returned a tuple."""
+    returned = inspect.signature(owner.forward).return_annotation  # type: ignore[attr-defined]
+    if returned not in (Tensor, "torch.Tensor"):
+        return False
+    return all(has_block(owner, **SOFTMAX | {"norm_topk_prob": norm}) for norm in (True, False))
+
+
+def has_block(owner: type, **sizes: Any) -> bool:
+    """Tries a block, and remembers the classes of its parts if `run_block` computes it."""
+
+    def build(configuration: Any) -> Any:
+        block = owner(SimpleNamespace(**vars(configuration) | sizes))
+        if hasattr(block.gate, "e_score_correction_bias"):
+            block.gate.e_score_correction_bias.normal_()
+        parts = (type(block.gate),), (type(block.experts),), (type(shared_of(block)[0]),)
+        for (each,) in parts:
+            plain.learn(each)
+        blocks[owner] = Parts(*parts)
+        return block
+
+    is_known = bool(known_forms.has_form(build, lambda: ((torch.randn(2, 5, 32),), {}), run_block))
+    if not is_known:
+        blocks.pop(owner, None)
+    return is_known
 
 
 def grouped_block_classes(module: ModuleType) -> Iterator[type]:
@@ -100,47 +141,58 @@ def grouped_block_classes(module: ModuleType) -> Iterator[type]:
     return (owner for owner in known_forms.classes(module, "MoE") if has_grouped_block(owner))
 
 
-@functools.cache
+@plain.once_per_code
 def has_grouped_block(owner: type) -> bool:
     """Tries a block with groups, and one whose weights are not divided by their sum."""
-
-    def build(configuration: Any, **sizes: Any) -> Any:
-        block = owner(SimpleNamespace(**vars(configuration) | GROUPED | sizes))
-        block.gate.e_score_correction_bias.normal_()
-        return block
-
-    builds = (build, functools.partial(build, norm_topk_prob=False, n_group=1, topk_group=1))
-    return all(known_forms.has_form(each, lambda: ((torch.randn(2, 5, 32),), {}), run_block) for each in builds)
+    ungrouped = {"norm_topk_prob": False, "n_group": 1, "topk_group": 1}
+    return all(has_block(owner, **GROUPED | sizes) for sizes in ({}, ungrouped))
 
 
 def is_block_elsewhere(block: Any, hidden_states: Tensor, **options: Any) -> bool:
-    chosen = getattr(getattr(block.experts, "config", None), "_experts_implementation", None)
+    chosen = getattr(getattr(getattr(block, "experts", None), "config", None), "_experts_implementation", None)
     return chosen != NAME and (chosen not in IMPLEMENTATIONS or known_forms.is_on_another_device(block, hidden_states))
 
 
 def block_reason(block: Any, hidden_states: Tensor, residual: Tensor | None = None) -> str:
     experts, (shared, *gates) = block.experts, shared_of(block)
+    packed = type(experts) is PackedExperts
+    if change := parts_change(block, packed, shared, *gates):
+        return change
     projections = (shared.gate_proj, shared.up_proj, shared.down_proj)
-    for module in (block.gate, experts, shared, *projections, *gates):
-        if not is_plain(module):
-            return f"a hook of {type(module).__name__} must be called"
-    packed = isinstance(experts, PackedExperts)
-    for module in (*projections, *gates):
-        if not is_known_linear(module, packed or module in gates):
-            return f"the shared expert has a {type(module).__name__} that is not a plain linear layer"
-    if type(shared.act_fn).__name__ not in known_forms.SILU:
-        return f"the shared expert's activation is {type(shared.act_fn).__name__}, not silu"
     weights = experts.gate_up_proj, experts.down_proj, *(module.weight for module in projections)
-    if packed:  # their form was checked when they were packed
-        return common_reason(hidden_states, block.gate.weight, *weights)
-    if reason := form_reason(experts):
+    bias = getattr(block.gate, "e_score_correction_bias", None)
+    if reason := common_reason(hidden_states, block.gate.weight, bias, *weights):
         return reason
-    return common_reason(hidden_states, block.gate.weight, *weights) or experts_refusal(
+    if packed:  # their form was checked when they were packed
+        return ""
+    return form_reason(experts) or experts_refusal(
         (hidden_states.shape[2:], hidden_states.dtype),
         ((block.gate.top_k,), torch.int32, torch.float32),
         (block.gate.weight.shape[:1], block.gate.weight.dtype, *groups_of(block.gate)),
         *((weight.shape, weight.stride(), weight.dtype) for weight in weights),
     )
+
+
+def parts_change(block: Any, packed: bool, shared: Any, *gates: Any) -> str:
+    """Returns what was changed in a part of a block that `run_block` does not call, or ""."""
+    parts = blocks.get(type(block))
+    if parts is None:
+        return f"torch_gdn does not know {type(block).__name__}"
+    if change := (
+        plain.change_of(block.gate, parts.router)
+        or plain.change_of(block.experts, PACKED_EXPERTS if packed else parts.experts)
+        or plain.change_of(shared, parts.shared)
+        or plain.change_of(shared.act_fn, known_forms.SILU)
+        or (packed and plain.change_of(block.experts.act_fn, known_forms.SILU))
+    ):
+        return change
+    for module in (shared.gate_proj, shared.up_proj, shared.down_proj, *gates):
+        is_packed = type(module) is PackedLinear and (packed or module in gates)
+        if change := plain.change_of(module, PACKED_LINEARS if is_packed else plain.LINEARS):
+            return f"the shared expert has a layer that is not a plain linear one: {change}"
+        if module.bias is not None or (is_packed and module.order is not None):
+            return f"the shared expert has a {type(module).__name__} with a bias or in another order"
+    return ""
 
 
 def shared_of(block: Any) -> tuple[Any, ...]:
@@ -168,12 +220,6 @@ def route(gate: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     options = (*groups_of(gate), gate.norm_topk_prob, gate.routed_scaling_factor)
     chosen = torch.ops.gdn.moe_router(logits, gate.top_k, "sigmoid", gate.e_score_correction_bias, *options)
     return chosen
-
-
-def is_known_linear(module: Any, may_be_packed: bool) -> bool:
-    if type(module) is PackedLinear:
-        return may_be_packed and module.bias is None and module.order is None
-    return type(module) is torch.nn.Linear and module.bias is None
 
 
 def run_block(block: Any, hidden_states: Tensor, residual: Tensor | None = None) -> Tensor:

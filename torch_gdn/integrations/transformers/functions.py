@@ -16,9 +16,11 @@ from torch import Tensor
 
 import torch_gdn
 from torch_gdn import causal_conv1d_interface, self_test
+from torch_gdn.integrations.plain import DENSE
 from torch_gdn.integrations.transformers.refusal import convolution_refusal, norm_refusal, rule_refusal
 
 DEVICES = ("mps", "cpu")
+gated_norms: set[type] = set()  # classes with the forward that `run_norm` computes
 CACHED_STATE = "cached_state"  # argument with the state that the layer's cache overwrites afterwards
 COMMON_OPTIONS = ("initial_state", "output_final_state", "use_qk_l2norm_in_kernel", "cu_seqlens")
 RECURRENT = "fused_recurrent_gated_delta_rule"
@@ -30,6 +32,7 @@ NEEDS_GRAD = (
     "grad mode is on and an input requires grad; torch_gdn's kernels are forward only "
     "(torch.no_grad() and torch.inference_mode() turn it off)"
 )
+AUTOCAST = "autocast is on, which chooses the dtypes of transformers' operations"
 KDA_FUNCTIONS = ("chunk_kda", "fused_recurrent_kda")
 
 
@@ -43,17 +46,30 @@ class Function:
 
 
 def common_reason(*tensors: Tensor | None) -> str:
-    """Checks any call: the tensors' devices, and whether a gradient is needed."""
+    """Checks any call: the tensors' classes and devices, autocast, and whether a gradient is needed."""
     given = [tensor for tensor in tensors if tensor is not None]
     device = given[0].device
     if device.type not in DEVICES:
         return f"the tensors are on {device.type}; torch_gdn has kernels for {' and '.join(DEVICES)}"
+    if torch.is_autocast_enabled(device.type):
+        return AUTOCAST
     for tensor in given:  # no generator, because this runs at every call
         if tensor.device != device:
             return "the tensors are on several devices"
+        if type(tensor) not in DENSE:
+            return f"{type(tensor).__name__} is a subclass of torch.Tensor"
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
         return NEEDS_GRAD
     return ""
+
+
+def are_alike(*tensors: Tensor) -> bool:
+    """Returns whether these are plain tensors of one dtype on one device, after modules that may do anything."""
+    first = tensors[0]
+    for tensor in tensors:
+        if type(tensor) not in DENSE or tensor.dtype != first.dtype or tensor.device != first.device:
+            return False
+    return True
 
 
 def grad_reason(layer: Any) -> str:

@@ -6,14 +6,14 @@ that copy is certain to follow, the rule writes into the cache itself: one pass 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, LinearAttentionLayer
 
-from torch_gdn.integrations.transformers import decoding, dispatch
+from torch_gdn.integrations.transformers import decoding, dispatch, layers_run
 from torch_gdn.integrations.transformers.functions import CACHED_STATE
 
 METHODS = ("get_conv_state", "get_recurrent_state", "update_conv_state", "update_recurrent_state")
@@ -24,9 +24,9 @@ THEIRS = {
 }
 
 
-def forward_with_cached_state(original: Callable[..., Any], rule: Any) -> Callable[..., Any]:
+def forward_with_cached_state(original: Callable[..., Any], rule: Any, functions: Sequence[Any]) -> Callable[..., Any]:
     """Passes the state on. `rule` is the patch of the module's function that the layer calls. If it was rebound since,
-    it may lack the option.
+    it may lack the option. `functions` are the patches of all functions that the layer calls.
     """
 
     def forward(layer: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -36,14 +36,15 @@ def forward_with_cached_state(original: Callable[..., Any], rule: Any) -> Callab
         if cache is not None and hidden_states.shape[1] == 1 and "layer_states" not in kwargs and rule.is_applied():
             state = overwritten_state(cache, layer.layer_idx)
             if state is not None and state.shape[0] == hidden_states.shape[0]:
-                is_plain = not args and all(kwargs.get(name) is None for name in NOT_DECODED)
-                y = decode(layer, hidden_states, cache, state) if is_plain else None
+                is_usual = not args and all(kwargs.get(name) is None for name in NOT_DECODED)
+                is_usual = is_usual and all(each.is_applied() for each in functions)
+                y = decode(layer, hidden_states, cache, state) if is_usual else None
                 if y is not None:
                     return y
                 kwargs[CACHED_STATE] = state
         return original(layer, hidden_states, *args, **kwargs)
 
-    return forward
+    return layers_run.noting_layer(forward)
 
 
 def decode(layer: Any, hidden_states: Tensor, cache: Any, state: Tensor) -> Tensor | None:
@@ -53,11 +54,13 @@ def decode(layer: Any, hidden_states: Tensor, cache: Any, state: Tensor) -> Tens
     conv_state = cache.layers[layer.layer_idx].conv_states[0]
     if type(conv_state) is not Tensor or conv_state.shape[0] != hidden_states.shape[0]:
         return None
-    if decoding.decode_reason(layer, hidden_states, conv_state, state):
-        return None
+    reason = decoding.decode_reason(layer, hidden_states, conv_state, state)
+    y = None if reason else decoding.run_decode(layer, hidden_states, conv_state, state)
     if not torch.compiler.is_compiling():  # a graph that counts would be recompiled for each count
-        dispatch.count(decoding.NAME, "")
-    return decoding.run_decode(layer, hidden_states, conv_state, state)
+        if y is not None:
+            layers_run.add(layer)
+        dispatch.count(decoding.NAME, reason or ("" if y is not None else "its projections have another dtype"))
+    return y
 
 
 def overwritten_state(cache: Any, layer_idx: int) -> Tensor | None:

@@ -6,18 +6,21 @@ cannot be built from the few sizes given here, or that computes something else, 
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from torch_gdn.integrations import plain
 
 Compute = Callable[..., Any]  # takes a layer and its arguments
 Call = Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]  # draws the arguments, by position and by name
 ERRORS = (AttributeError, IndexError, KeyError, RuntimeError, StopIteration, TypeError, ValueError)  # of another kind
-SILU = ("SiLU", "SiLUActivation")  # names of the activation's classes
+SILU: set[type] = set()  # classes of the activation
 SIZES = {
     "hidden_size": 32,
     "intermediate_size": 24,
@@ -30,6 +33,12 @@ SIZES = {
     "rms_norm_eps": 1e-6,
     "_attn_implementation": "eager",
 }
+
+
+def learn_silu() -> None:
+    for owner in (nn.SiLU, type(importlib.import_module("transformers.activations").ACT2FN["silu"])):
+        plain.learn(owner)
+        SILU.add(owner)
 
 
 def classes(module: ModuleType, ending: str) -> list[Any]:
@@ -73,7 +82,7 @@ def first(result: Any) -> Any:
 
 def is_on_another_device(layer: Any, *args: Any, **kwargs: Any) -> bool:
     """Returns whether the call silently goes to transformers' own layer, because it is not on mps."""
-    return next(each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)).device.type != "mps"
+    return next((x.device.type != "mps" for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), True)
 
 
 def is_elsewhere(layer: Any, *args: Any, **kwargs: Any) -> bool:

@@ -8,11 +8,12 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from torch_gdn.integrations import plain
 from torch_gdn.integrations.transformers import known_forms
-from torch_gdn.integrations.transformers.functions import Function, common_reason, grad_reason
-from torch_gdn.integrations.transformers.refusal import is_plain, kept, meta, refused
+from torch_gdn.integrations.transformers.functions import Function, are_alike, common_reason, grad_reason
+from torch_gdn.integrations.transformers.refusal import kept, meta, refused
 
 
 def mlp_classes(module: ModuleType) -> Iterator[type]:
@@ -20,7 +21,7 @@ def mlp_classes(module: ModuleType) -> Iterator[type]:
     return (owner for owner in known_forms.classes(module, "MLP") if is_known(owner))
 
 
-@functools.cache
+@plain.once_per_code
 def is_known(owner: type) -> bool:
     """Draws large inputs too: they show whether a class limits its values."""
     builds = (owner, functools.partial(owner, intermediate_size=24))
@@ -33,17 +34,18 @@ def product_refusal(dtype: torch.dtype) -> str:
 
 
 def mlp_reason(mlp: Any, x: Tensor, residual: Tensor | None = None) -> str:
-    if type(mlp.act_fn).__name__ not in known_forms.SILU or not is_plain(mlp.act_fn):
-        return f"the MLP's activation is {type(mlp.act_fn).__name__}, not a plain silu"
+    if change := plain.change_of(mlp.act_fn, known_forms.SILU):
+        return change
     return grad_reason(mlp) or common_reason(x) or product_refusal(x.dtype)
 
 
 def run_mlp(mlp: Any, x: Tensor, residual: Tensor | None = None) -> Tensor:
-    hidden, down = torch.ops.gdn.act_and_mul(mlp.gate_proj(x), mlp.up_proj(x)), mlp.down_proj
+    gate, up, down = mlp.gate_proj(x), mlp.up_proj(x), mlp.down_proj
+    hidden = torch.ops.gdn.act_and_mul(gate, up) if are_alike(gate, up) else mlp.act_fn(gate) * up
     if residual is None:
         found: Tensor = down(hidden)
         return found
-    if type(down) is nn.Linear and down.bias is None and is_plain(down) and down.weight.dtype == residual.dtype:
+    if not plain.change_of(down, plain.LINEARS) and down.bias is None and are_alike(down.weight, residual, hidden):
         rows = residual.flatten(0, -2), hidden.flatten(0, -2)
         return torch.addmm(*rows, down.weight.mT).view_as(residual)
     return residual + down(hidden)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_gdn.integrations import plain
 from torch_gdn.integrations.transformers import known_forms
 from torch_gdn.integrations.transformers.functions import Function, common_reason
 from torch_gdn.integrations.transformers.refusal import kept, meta, refused
@@ -38,7 +39,7 @@ class Form:
 
 
 FORMS = (Form(True, False), Form(False, False), Form(False, True))
-form_of_class: dict[type, Form | None] = {}  # None for a class that computes something else
+form_of_class: dict[type, Form] = {}  # of the classes that compute one
 
 
 def eps_of(norm: Any) -> float:
@@ -52,9 +53,13 @@ def norm_classes(module: ModuleType) -> Iterator[type]:
 
 
 def known_form(owner: type) -> Form | None:
-    if owner not in form_of_class:
-        form_of_class[owner] = find_form(owner)
-    return form_of_class[owner]
+    """Tries a class, and remembers it if it has a form."""
+    form = tried_form(owner)
+    if form is not None:
+        form_of_class[owner] = form
+    else:
+        form_of_class.pop(owner, None)
+    return form
 
 
 def find_form(owner: Callable[..., Any]) -> Form | None:
@@ -72,6 +77,7 @@ def find_form(owner: Callable[..., Any]) -> Form | None:
     return matching[0] if len(matching) == 1 else None
 
 
+tried_form = plain.once_per_code(find_form)
 DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -85,7 +91,12 @@ def agrees(form: Form, norm: Any, rows: Tensor, dtype: torch.dtype) -> bool:
 
 
 def form_of(norm: Any) -> Form:
-    return next(form for each in type(norm).__mro__ if (form := form_of_class.get(each)) is not None)
+    return form_of_class[type(norm)]
+
+
+def change_of(norm: Any) -> str:
+    """Returns what forbids a path to do the norm's work, or ""."""
+    return plain.change_of(norm, form_of_class)
 
 
 @kept
@@ -98,8 +109,7 @@ def is_elsewhere(norm: Any, *args: Any, **kwargs: Any) -> bool:
 
     Inductor fuses a norm in a compiled graph, and Qwen4-Exp has norms of groups of channels.
     """
-    is_grouped = getattr(norm, "group_size", None) is not None
-    return norm.weight.device.type != "mps" or torch.compiler.is_compiling() or is_grouped
+    return known_forms.is_elsewhere(norm, *args, **kwargs) or getattr(norm, "group_size", None) is not None
 
 
 def norm_reason(norm: Any, hidden_states: Tensor) -> str:

@@ -18,8 +18,20 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
-from torch_gdn.integrations.transformers import attention, decoder_layers, experts, known_forms, mlp, norms
+from torch_gdn.integrations import plain
+from torch_gdn.integrations.transformers import (
+    attention,
+    decoder_layers,
+    decoding,
+    dispatch,
+    experts,
+    known_forms,
+    mlp,
+    norms,
+)
 from torch_gdn.integrations.transformers.dispatch import dispatcher
+from torch_gdn.integrations.transformers.functions import gated_norms
+from torch_gdn.integrations.transformers.layers_run import noting_layer
 
 MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen4_exp", "olmo_hybrid")
 SERVED_MODELS = tuple(model for model in MODELS if model != "qwen4_exp")  # with continuous batching and rollback
@@ -61,6 +73,7 @@ IN_THE_LAYER = {
 }
 # These classes of a model's module, by the end of their name, get another forward.
 FORWARDS = {"ShortConvolution": "short_convolution", "RMSNormGated": "rms_norm_gated"}
+DELTA_LAYERS = ("GatedDeltaNet", "DeltaAttention", "Glm5NextTextLinearAttention")  # endings of classes
 REPLACED = ("RMSNorm", "RMSNormGated", "MLP", "Attention", "SparseMoeBlock", "DecoderLayer")  # endings of classes
 ABSENT = object()
 
@@ -125,14 +138,23 @@ def modeling_module(model: str) -> ModuleType | None:
     return importlib.import_module(f"{package}.modeling_{model}")
 
 
+def learn(module: ModuleType) -> None:
+    """Learns the classes of a model's module, without a change to them."""
+    known_forms.learn_silu()
+    experts.interface()
+    list(kda_patches(module) if any(name in vars(module) for name in KDA_IN_THE_MODULE) else patches_of(module))
+
+
 def patches_of(module: ModuleType) -> Iterator[Patch]:
     for ending, function in FORWARDS.items():
         for owner in known_forms.classes(module, ending):
             yield patch(owner, "forward", function)
+            if function == "rms_norm_gated":
+                gated_norms.add(owner)
     yield from norm_patches(module)
     yield from layer_patches(module)
     for owner in known_forms.classes(module, "SparseMoeBlock"):
-        if experts.has_known_block(module, owner):
+        if experts.has_known_block(owner):
             yield patch(owner, "forward", "moe_block")
     kept_in_layers = hasattr(module, "is_fast_path_available")  # until 5.12, read by the layers' constructor
     if not kept_in_layers:
@@ -141,6 +163,7 @@ def patches_of(module: ModuleType) -> Iterator[Patch]:
         yield from in_place_patches(module, functions)
         return
     for layer in known_forms.classes(module, "GatedDeltaNet"):
+        yield rebind(layer, "forward", noting_layer)
         for name, function in IN_THE_LAYER.items():
             yield Patch(layer, name, vars(layer).get(name, ABSENT), attribute(name, function))
 
@@ -150,6 +173,8 @@ def kda_patches(module: ModuleType) -> Iterator[Patch]:
     for name, function in KDA_IN_THE_MODULE.items():
         if name in vars(module):
             yield patch(module, name, function)
+    for layer in (each for ending in DELTA_LAYERS for each in known_forms.classes(module, ending)):
+        yield rebind(layer, "forward", noting_layer)
     yield from norm_patches(module)
     yield from layer_patches(module)
     yield from convolution_patches(module)
@@ -177,8 +202,11 @@ def layer_patches(module: ModuleType) -> Iterator[Patch]:
         yield patch(owner, "forward", "mlp")
     for owner in attention.gated_attention_classes(module):
         yield patch(owner, "forward", "attention")
+    attention.rotations.pop(module, None)
     if attention.has_known_rotation(module):
-        yield patch(module, attention.ROTATION, "rotation")
+        rotation = patch(module, attention.ROTATION, "rotation")
+        attention.rotations[module] = rotation.original, rotation.replacement
+        yield rotation
 
 
 def experts_patches() -> Iterator[Patch]:
@@ -187,9 +215,9 @@ def experts_patches() -> Iterator[Patch]:
     known = [] if functions is None else [name for name in experts.IMPLEMENTATIONS if name in functions]
     for name in known:
         original = functions[name]
-        yield EntryPatch(functions, name, original, dispatcher("experts", original))
+        yield EntryPatch(functions, name, original, dispatcher("experts", original, owner=functions))
         if name == "grouped_mm":
-            ours = dispatcher("experts", original, everywhere=True)
+            ours = dispatcher("experts", original, everywhere=True, owner=functions)
             yield EntryPatch(functions, experts.NAME, ABSENT, ours)
 
 
@@ -198,7 +226,11 @@ def in_place_patches(module: ModuleType, functions: list[Patch]) -> Iterator[Pat
     in_place = importlib.import_module("torch_gdn.integrations.transformers.in_place")
     for rule in (x for x in functions if x.name == "torch_recurrent_gated_delta_rule"):
         for layer in known_forms.classes(module, "GatedDeltaNet"):
-            yield rebind(layer, "forward", functools.partial(in_place.forward_with_cached_state, rule=rule))
+            decoding.layers.add(layer)
+            plain.learn(layer)
+            yield rebind(
+                layer, "forward", functools.partial(in_place.forward_with_cached_state, rule=rule, functions=functions)
+            )
 
 
 def convolution_patches(module: ModuleType) -> Iterator[Patch]:
@@ -210,19 +242,32 @@ def convolution_patches(module: ModuleType) -> Iterator[Patch]:
 
 def patch(owner: Any, name: str, function: str) -> Patch:
     original = vars(owner)[name]
-    return Patch(owner, name, original, dispatcher(function, original))
+    replacement = dispatcher(function, original, owner=owner)
+    if isinstance(owner, type):
+        plain.learn(owner, replacement)
+    return Patch(owner, name, original, replacement)
 
 
 def rebind(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Patch:
     """Rebinds a name. `wrap` gets its value and returns the replacement."""
     original = vars(owner)[name]
-    return Patch(owner, name, original, functools.wraps(original, updated=())(wrap(original)))
+    return Patch(owner, name, original, while_enabled(wrap(original), original))
+
+
+def while_enabled(replacement: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the replacement for whoever keeps it beyond disable(), as accelerate's hooks do."""
+
+    @functools.wraps(original, updated=())
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (replacement if dispatch.enabled else original)(*args, **kwargs)
+
+    return call
 
 
 def rebind_entry(owner: dict[str, Any], name: str, wrap: Callable[[Any], Any]) -> EntryPatch:
     """Rebinds a dictionary's entry, like `rebind`."""
     original = owner[name]
-    return EntryPatch(owner, name, original, functools.wraps(original, updated=())(wrap(original)))
+    return EntryPatch(owner, name, original, while_enabled(wrap(original), original))
 
 
 def attribute(name: str, function: str) -> property:
@@ -232,7 +277,8 @@ def attribute(name: str, function: str) -> property:
         if name not in layer.__dict__:
             raise AttributeError(name)  # torch.nn.Module then looks among the submodules
         original = layer.__dict__[name]
-        return dispatcher(function, functools.partial(convolution_of, layer) if original is None else original)
+        original = functools.partial(convolution_of, layer) if original is None else original
+        return dispatcher(function, original, owner=layer)
 
     def write(layer: Any, value: Any) -> None:
         layer.__dict__[name] = value

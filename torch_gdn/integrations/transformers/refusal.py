@@ -41,11 +41,6 @@ def refused(op: str, **call: Any) -> str:
     return ""
 
 
-def is_plain(module: Any) -> bool:
-    """Returns whether calling the module does only what its class says."""
-    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
-
-
 def meta(sizes: Sizes, dtype: torch.dtype) -> Tensor:
     return torch.empty(sizes, dtype=dtype, device="meta")
 

@@ -6,7 +6,6 @@ import gc
 import importlib
 import importlib.metadata
 import warnings
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +16,7 @@ import torch
 from torch.nn import Module
 
 from torch_gdn import self_test
-from torch_gdn.integrations.transformers import dispatch, experts, tested
+from torch_gdn.integrations.transformers import dispatch, experts, known_forms, layers_run, tested
 from torch_gdn.integrations.transformers.functions import KDA_FUNCTIONS
 from torch_gdn.integrations.transformers.gguf_layers import gguf_patches
 from torch_gdn.integrations.transformers.memory_guard import memory_patches
@@ -25,6 +24,7 @@ from torch_gdn.integrations.transformers.packed_layers import layers_packed
 from torch_gdn.integrations.transformers.packed_patches import packed_patches
 from torch_gdn.integrations.transformers.patches import (
     CONVOLVING_MODELS,
+    DELTA_LAYERS,
     KDA_MODELS,
     MODELS,
     SERVED_MODELS,
@@ -41,7 +41,6 @@ lock = RLock()  # one thread at a time enables or disables
 applied: dict[str, list[Patch]] = {}  # by model or feature; empty while disabled
 SERVED_VERSION = "5.23"  # the features below know this version's generation and caches
 POOL_OPS = ("chunk_gated_delta_rule_", "paged_attention_", "reshape_and_cache_", "batch_copy_")  # for pools of states
-DELTA_LAYERS = ("GatedDeltaNet", "DeltaAttention", "Glm5NextTextLinearAttention")  # endings of classes' names
 FEATURES = {  # the module, imported on demand, and its function that yields the patches
     "continuous batching": ("continuous_batching", "serving_patches"),
     "rollback": ("rollback", "rollback_patches"),
@@ -60,20 +59,12 @@ class Status:
     wrong: dict[str, str]  # by op: what the self-test found, and what runs instead
     packed: int  # layers whose weights are packed, in all models that exist
     unknown: dict[str, tuple[str, ...]]  # by model: classes that compute something else and stay unchanged
+    running: int  # layers whose delta rule ran on torch_gdn since enable(), outside compiled graphs; 0 while disabled
 
     @cached_property
     def layers(self) -> int:
         """Counts Gated DeltaNet and Kimi Delta Attention layers of all models that exist when you first read this."""
-        return sum(self._layers.values())
-
-    @cached_property
-    def running(self) -> int:
-        """Counts those of them that run on torch_gdn."""
-        return sum(count for model, count in self._layers.items() if model in self.replaced)
-
-    @cached_property
-    def _layers(self) -> Counter[str]:
-        return Counter(model for model, _ in delta_layers())
+        return sum(1 for _ in delta_layers())
 
     def __str__(self) -> str:
         return "\n".join([self._first_line(), *self._problems()])
@@ -91,11 +82,13 @@ class Status:
         if not self.layers:
             state = "enabled" if self.enabled else "disabled"
             return f"torch_gdn is {state}, and no model with Gated DeltaNet layers exists"
+        layers = f"{self.layers} Gated DeltaNet layers"
+        if not self.enabled:
+            return f"torch_gdn is disabled, and {layers} run on transformers' own code: call torch_gdn.enable()"
         calls = sum(sum(reasons.values()) for reasons in self.left.values())
-        return (
-            f"{self.running} of {self.layers} Gated DeltaNet layers run on torch_gdn; "
-            f"{calls} calls went to transformers"
-        )
+        if not (calls or self.running):
+            return f"torch_gdn is enabled, and none of {layers} has run since"
+        return f"{self.running} of {layers} ran on torch_gdn; {calls} calls went to transformers"
 
     def _problems(self) -> list[str]:
         """Lists problems, and the number of packed layers."""
@@ -168,6 +161,7 @@ def dtypes_of_models() -> set[torch.dtype]:
 
 
 def enable_models(version: str) -> None:
+    known_forms.learn_silu()
     modules = modules_of(MODELS)
     if not modules:
         raise ImportError(f"enable: expected a transformers that has one of {', '.join(MODELS)}, got {version}")
@@ -209,6 +203,7 @@ def modules_of(models: tuple[str, ...]) -> dict[str, ModuleType]:
 
 def apply(found: dict[str, list[Patch]]) -> None:
     applied.update(found)
+    dispatch.enabled = True
     for patch in (patch for of_model in found.values() for patch in of_model):
         patch.apply()
 
@@ -227,11 +222,12 @@ def disable() -> Status:
                         f"torch_gdn does not restore {patch}: something else replaced it in the meantime", stacklevel=2
                     )
         applied.clear()
+        dispatch.enabled = False
         return status()
 
 
 def status() -> Status:
-    """Returns how many layers of your models run on torch_gdn, and which calls went to transformers and why.
+    """Returns how many layers of your models ran on torch_gdn, and which calls went to transformers and why.
 
     Returns:
         status: A `Status`. `print(status)` is short; `print(status.details())` also lists what is replaced, and counts
@@ -252,6 +248,7 @@ def status() -> Status:
         wrong=dict(self_test.replaced),
         packed=layers_packed(),
         unknown=unknown_classes(),
+        running=len(layers_run.known) if applied else 0,
     )
 
 
