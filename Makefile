@@ -112,12 +112,13 @@ $(VENV)/.system:
 
 $(VENV)/.torch: $(VENV)/.system
 	@echo 'Installing $(TORCH) into $(VENV): some minutes'
-	$(BIN)/python -m pip install --quiet $(INDEX_OPTION) '$(TORCH)'
+	$(BIN)/python -m pip install $(INDEX_OPTION) '$(TORCH)'
 	@touch $@
 
 $(VENV)/.packages: $(VENV)/.torch pyproject.toml setup.py mps_simulator/pyproject.toml
 	$(BIN)/python -m pip install --quiet 'setuptools>=77.0.3' wheel ninja
 	@echo 'Building the extension: some minutes'
+	$(BIN)/python setup.py --quiet build_ext --inplace  # shows its progress, unlike pip
 	$(BIN)/python -m pip install --quiet --no-build-isolation $(SIMULATOR) --editable '.[examples]'
 	@touch $@
 
@@ -155,6 +156,6 @@ $(VENV)/.extension: $(VENV)/.packages $(EXTENSION_SOURCES)
 	@touch $@
 
 $(VENV)/.simulator: $(VENV)/.extension $(SIMULATOR_SOURCES)
-	@echo 'Building the simulated device: a minute or two'
+	@echo 'Building the simulated device: two to four minutes on two cores'
 	$(BIN)/python -m mps_simulator -c pass
 	@touch $@
