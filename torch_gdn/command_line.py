@@ -94,7 +94,7 @@ def info() -> argparse.ArgumentParser:
 CHECK = """\
 Tests and times torch_gdn on this machine's mps device. The report says which assumption failed, if any.
 
-    python -m torch_gdn check --quick                      on a Mac: two minutes
+    python -m torch_gdn check --quick                      on a Mac: meant to take two minutes
     python -m torch_gdn check                              the same, longer times, and every kernel variant compiled
     python -m mps_simulator -m torch_gdn check --quick     on the simulated device, in a checkout on Linux
     python -m torch_gdn check --compare a.json b.json      prints two reports side by side
@@ -127,7 +127,8 @@ def check() -> argparse.ArgumentParser:
     found.add_argument(
         "--quick",
         action="store_true",
-        help="run for two minutes on a Mac: facts, probes, every op at one size, three recorded cases, some timings",
+        help="run less, to take two minutes on a Mac: facts, probes, every op at one size, three recorded cases, some "
+        "timings",
     )
     found.add_argument(
         "--compare",

@@ -70,7 +70,7 @@ def hybrid() -> Picture:
     picture.shapes.append(f'<path d="M120 212 H540" stroke="{BLUE}" stroke-width="2" fill="none"/>')
     picture.text(120, 228, "torch_gdn computes this. The size of a state is fixed.", fill=BLUE)
     picture.text(570, 222, "The cache grows with each token.")
-    picture.text(570, 239, "AURA stores it in 1/2 to 1/7 of float16.")
+    picture.text(570, 239, "AURA stores it in about 1/3.5 of float16.")
     return picture
 
 

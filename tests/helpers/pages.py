@@ -14,7 +14,7 @@ FORKS.set_forkserver_preload(
 
 
 def run(code: str, page: Path, folder: Path, small_downloads: bool) -> str:
-    """Returns what the program wrote to stderr if it failed, else ""."""
+    """Returns what the program wrote to stderr if it failed, else "". What it printed is in the folder's stdout.txt."""
     errors = folder / "stderr.txt"
     process = FORKS.Process(target=_run, args=(code, page, folder, errors, small_downloads))
     process.start()
@@ -23,7 +23,7 @@ def run(code: str, page: Path, folder: Path, small_downloads: bool) -> str:
 
 
 def _run(code: str, page: Path, folder: Path, errors: Path, small_downloads: bool) -> None:
-    sys.stderr = errors.open("w")
+    sys.stdout, sys.stderr = (folder / "stdout.txt").open("w"), errors.open("w")
     os.chdir(folder)
     if small_downloads:
         import tests.helpers.downloads  # noqa: F401

@@ -72,6 +72,9 @@ def test_programs_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     if "transformers" in code:
         need("transformers")
     assert pages.run(code, page, tmp_path, small_downloads=bool(program(page, "py"))) == ""
+    if page.name == "README.md":  # the page shows the line of status(), and the lists of tokens mean nothing
+        shown = [line for line in (tmp_path / "stdout.txt").read_text().splitlines() if not line.startswith("[")]
+        assert len(shown) == 1 and f"\n    {shown[0]}\n" in page.read_text()
 
 
 def test_the_readme_is_short_and_in_order() -> None:
