@@ -269,7 +269,10 @@ def serve() -> argparse.ArgumentParser:
     found = parser_of("serve", SERVE)
     found.add_argument("--engine", choices=ENGINES, default="vllm", help="the server to start; default: %(default)s")
     found.add_argument("model", metavar="MODEL", help="the model: a name on the Hub or a folder")
-    found.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="arguments to pass on to the server")
+    rest = found.add_argument(
+        "rest", nargs=argparse.REMAINDER, metavar="...", help="arguments to pass on to the server"
+    )
+    rest.required = False  # otherwise Python 3.11 says that they are missing, together with MODEL
     return found
 
 

@@ -128,10 +128,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     show("versions", facts_as_lines(versions()))
     show("system", facts_as_lines(system()))
     show("mps device", facts_as_lines(mps()))
-    show("ops", ops())
     devices = ["cpu"] + (["mps"] if torch.backends.mps.is_available() else [])
     show("chunked against recurrent", [f"{device}: {agreement(device)}" for device in devices])
     show("self-test of kernels", self_tested())
+    show("ops", ops())
     show("kernels compiled in this process", pipelines())
 
 

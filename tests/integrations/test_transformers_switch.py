@@ -485,3 +485,17 @@ def test_a_compiled_layer_is_one_graph() -> None:
     found = torch.compile(layer, fullgraph=True, backend="aot_eager")(hidden)
     assert distance(found, expected) < 4e-6
     assert not transformers.status().taken  # a graph does not count
+
+
+@pytest.mark.skipif(
+    importlib.metadata.version("transformers").startswith("4."),
+    reason="transformers 4 does not count a model's bytes before loading",
+)
+def test_a_model_for_a_device_that_is_absent_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_model("qwen3_5")
+    model.save_pretrained(tmp_path)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    transformers.enable()
+    with pytest.raises(RuntimeError, match=r'^the weights of Qwen3_5ForCausalLM: .+ no mps device.+device_map="cpu"'):
+        type(model).from_pretrained(tmp_path, device_map="mps")
+    assert type(model).from_pretrained(tmp_path, device_map="cpu").device.type == "cpu"

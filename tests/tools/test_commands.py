@@ -88,6 +88,7 @@ def test_everything_else_imports_it(arguments: list[str], tmp_path: Path) -> Non
         ("check --golden missing", "argument --golden: expected a folder, got 'missing'"),
         ("check --shaders missing", "argument --shaders: expected a folder, got 'missing'"),
         ("check --json missing/x.json", "argument --json: expected a file in a folder that exists"),
+        ("serve", "serve: error: the following arguments are required: MODEL\n"),
         ("serve --engine mlx model", "argument --engine: invalid choice: 'mlx'"),
     ],
 )

@@ -158,12 +158,6 @@ def test_what_the_hub_logs_is_not_shown(monkeypatch: pytest.MonkeyPatch, capsys:
     assert capsys.readouterr().err == "python -m torch_gdn fits: owner/model: We couldn't connect\n"
 
 
-def test_without_a_device_a_model_for_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    with pytest.raises(RuntimeError, match=r"the weights of Model: .*no mps device.* Use device_map=\"cpu\""):
-        fits.check_memory("the weights of Model", 1, torch.device("mps"))
-
-
 def test_a_model_without_the_rule_is_refused() -> None:
     from transformers import LlamaConfig
 
