@@ -46,10 +46,10 @@ CROSS_BUILD_TESTS := tests/proof/test_mac_build.py tests/proof/test_mac_wheel.py
 test: lint $(DEVICE)  ## run the linters, and every test except the cross-build's, in two processes
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --durations=30 --durations-min=1 $(CROSS_BUILD_TESTS:%=--ignore=%) $(TESTS)
 
-test-vllm: $(VLLM_VENV)/.packages $(DEVICE)  ## test vLLM's engine on the CPU and on mps, in its own environment (3.5 GB)
+test-vllm: $(VLLM_VENV)/.packages $(DEVICE)  ## test vLLM's engine on the CPU and on mps, by a sample, in its own environment (3.5 GB)
 	$(VLLM_VENV)/bin/python -m pytest -n 2 --confcutdir tests/vllm_engine tests/vllm_engine
 
-test-sglang: $(SGLANG_VENV)/.packages $(DEVICE)  ## test SGLang's engine on mps, in its own environment (1.9 GB)
+test-sglang: $(SGLANG_VENV)/.packages $(DEVICE)  ## test SGLang's engine on mps, by a sample, in its own environment (1.9 GB)
 	$(SGLANG_VENV)/bin/python -m pytest -n 2 --confcutdir tests/sglang_engine tests/sglang_engine
 
 quick: install $(DEVICE)  ## test each op on both devices, errors, torch.compile and a model; three minutes on two cores
@@ -60,7 +60,7 @@ proof: install  ## examine the Mac build and the shaders without a Mac, and prin
 	$(BIN)/python -m proof --json build/proof.json
 	$(BIN)/python -m pytest $(CROSS_BUILD_TESTS)
 	TORCH_GDN_SWEEPS=all $(BIN)/python -m pytest -n 2 --dist loadgroup -m sweep $(TESTS)
-	$(MAKE) test-sglang
+	TORCH_GDN_SWEEPS=all $(MAKE) test-vllm test-sglang
 
 # A copy of the checkout with its own build: g++ compiles host code and CPU kernels, clang the Metal half. Both use g++'s run
 # time, which needs libstdc++ preloaded too. Leaks are Python's own; a kernel's fibres have stacks of their own.
@@ -127,12 +127,17 @@ $(VENV)/.dev: $(VENV)/.extension pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[dev]'
 	@touch $@
 
+# An environment of an engine links to .venv's torch. It is not unpacked again, and the simulated device, which is built
+# against it, is not built again. pip then only adds torch's dependencies.
+LINK_TORCH = ln -s $(abspath $(VENV))/lib/python*/site-packages/{torch,torchgen,functorch,torch-[0-9]*.dist-info}
+
 # vLLM wants versions of its own, of transformers among others. Its tests take torch_gdn from the checkout, with .venv's
 # extension, because Python and torch are the same; egg_info writes the metadata with the entry points. An editable
 # installation would compile the extension again, with the paths of the other environment.
 $(VLLM_VENV)/.packages: $(VENV)/.extension pyproject.toml mps_simulator/pyproject.toml
-	$(PYTHON) -m venv $(VLLM_VENV)
-	@echo 'Installing $(TORCH) and vLLM into $(VLLM_VENV): some minutes'
+	$(PYTHON) -m venv --clear $(VLLM_VENV)
+	@echo 'Installing vLLM into $(VLLM_VENV): some minutes'
+	$(LINK_TORCH) $(VLLM_VENV)/lib/python*/site-packages
 	$(VLLM_VENV)/bin/python -m pip install --quiet $(INDEX_OPTION) '$(TORCH)'
 	$(VLLM_VENV)/bin/python -m pip install --quiet 'setuptools>=77.0.3' wheel ninja
 	$(VLLM_VENV)/bin/python setup.py --quiet egg_info --egg-base $(VLLM_VENV)/lib/python*/site-packages
@@ -142,8 +147,9 @@ $(VLLM_VENV)/.packages: $(VENV)/.extension pyproject.toml mps_simulator/pyprojec
 
 # SGLang too wants versions of its own.
 $(SGLANG_VENV)/.packages: $(VENV)/.extension pyproject.toml mps_simulator/pyproject.toml tests/sglang_engine/requirements.txt
-	$(PYTHON) -m venv $(SGLANG_VENV)
-	@echo 'Installing $(TORCH) and SGLang into $(SGLANG_VENV): some minutes'
+	$(PYTHON) -m venv --clear $(SGLANG_VENV)
+	@echo 'Installing SGLang into $(SGLANG_VENV): some minutes'
+	$(LINK_TORCH) $(SGLANG_VENV)/lib/python*/site-packages
 	$(SGLANG_VENV)/bin/python -m pip install --quiet $(INDEX_OPTION) '$(TORCH)'
 	$(SGLANG_VENV)/bin/python -m pip install --quiet --no-deps --requirement tests/sglang_engine/requirements.txt
 	$(SGLANG_VENV)/bin/python -m pip install --quiet 'setuptools>=77.0.3' wheel ninja

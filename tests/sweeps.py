@@ -3,6 +3,8 @@
     @pytest.mark.sweep(4)                  one case in 4 on each device, at least one
     @pytest.mark.sweep(4, of="capability") every case of one value in 4 of this parameter
     @pytest.mark.sweep(1, seeds=3)         every case, for one seed in 3; the same seeds for all tests of a file
+    @pytest.mark.sweep(4, among="engine")  one in 4 of all cases with this word on each device, whatever their file;
+                                           every case if one file is named
 
 The sample follows from a seed: the environment variable TORCH_GDN_SWEEPS, or else the commit. The head of a run prints
 it, so that the run can be repeated. A case that is named by itself always runs. `make proof` takes every case, with
@@ -90,10 +92,14 @@ def left_out(items: Sequence[pytest.Item], seed: str) -> list[pytest.Item]:
         if not (is_one_file or has_its_turn(file_of(item), mark.kwargs.get("seeds", 1), seed)):
             found.append(item)
             continue
+        among = mark.kwargs.get("among")
+        if among and is_one_file:
+            continue
         parent = item.parent.nodeid if item.parent else ""  # pytest-xdist changes an item's own
         name, function = f"{parent}::{item.name}", f"{parent}::{item.name.partition('[')[0]}"
-        # All tests of a file share the value of one parameter, which often makes the file's fixtures.
-        key = (parent.partition("::")[0], of) if of else (function, value_of(item, "device"))
+        key = (among or function, value_of(item, "device"))
+        if of:  # all tests of a file share the value of one parameter, which often makes the file's fixtures
+            key = (parent.partition("::")[0], of)
         sweeps[key].append((value_of(item, of) if of else name, item))
         shares[key] = mark.args[0]
     for key, cases in sweeps.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from mps_simulator import build, requirements
 
@@ -50,3 +51,14 @@ def test_headers_are_found_where_the_compiler_looks(tmp_path: Path, monkeypatch:
     (tmp_path / "elsewhere" / "Block.h").touch()
     monkeypatch.setenv("CPATH", str(tmp_path))
     assert requirements.missing_headers() == []
+
+
+def test_environments_that_link_to_one_torch_share_what_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = build.Toolchain.make.__wrapped__().key()
+    (tmp_path / "torch").symlink_to(Path(torch.__file__).parent)
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch/__init__.py"))
+    assert build.Toolchain.make.__wrapped__().key() == key
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "another/__init__.py"))
+    assert build.Toolchain.make.__wrapped__().key() != key

@@ -1,8 +1,8 @@
 """`python -m proof.metal.changed [--base COMMIT]`: checks kernels whose shaders changed, in two minutes.
 
 It takes what changed since COMMIT. The default is the merge base with the main branch, or the last commit if that
-branch is checked out. It takes a fixed sample of every kernel if there is no history, or if the code that examines
-shaders has changed. It says what it took and what it left to `make proof`.
+branch is checked out. It takes a fixed sample of what models launch of every kernel if there is no history, or if the
+code that examines shaders has changed. It says what it took and what it left to `make proof`.
 """
 
 from __future__ import annotations
@@ -120,11 +120,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m proof.metal.changed", description=__doc__)
     parser.add_argument("--base", metavar="COMMIT", help="count changes from here")
     options = parser.parse_args(arguments)
-    launches = strict_launches.all_launches()
-    groups = by_kernel(launch.variant for launch in launches)
-    shaders, why = what_changed(options.base or default_base(), {variants[0].file for variants in groups.values()})
-    taken = selection(groups, shaders)
+    files = {str(path.relative_to(SHADERS)) for path in SHADERS.rglob("*.metal")}
+    shaders, why = what_changed(options.base or default_base(), files)
     print(f"Strict Metal: {why}")
+    if shaders is None:
+        launches = strict_launches.model_launches()
+    else:  # recording all launches takes a minute
+        launches = strict_launches.all_launches() if shaders else []
+    groups = by_kernel(launch.variant for launch in launches)
+    taken = selection(groups, shaders)
     for kernel, variants in groups.items():
         print(f"  {kernel}: {len(taken.get(kernel, ()))} of {len(variants)} variants taken")
     try:

@@ -113,6 +113,18 @@ def test_a_sample_is_spread_and_has_no_variant_twice() -> None:
     assert numbers == [24, 49, 74, 99]
 
 
+@pytest.mark.parametrize(("shaders", "recorded"), [(set(), []), (None, ["model"]), ({"gdn/solve_tril.metal"}, ["all"])])
+def test_launches_are_recorded_as_far_as_they_are_taken(
+    shaders: set[str] | None, recorded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recording all takes a minute, and most commits change no shader."""
+    seen: list[str] = []
+    for name in ("model", "all"):
+        monkeypatch.setattr(strict_launches, f"{name}_launches", lambda name=name: seen.append(name) or [])
+    monkeypatch.setattr(strict_changed, "what_changed", lambda base, known: (shaders, "why"))
+    assert strict_changed.main([]) == 0 and seen == recorded
+
+
 @needs_clang
 @pytest.mark.parametrize("fault", [False, True])
 def test_the_command_reports_a_fault_and_what_was_taken(

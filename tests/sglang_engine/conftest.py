@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests import sweeps
 from tests.vllm_engine.models import generated, model_of, prompts, tokenizer_into
 from tests.vllm_engine.packed_models import Format, packed_model
 from tests.vllm_engine.site.sitecustomize import define_operators_of_torchvision
@@ -22,6 +23,21 @@ ROOT = HERE.parents[1]
 GREEDY_TOKENS = 12
 
 define_operators_of_torchvision()  # transformers needs them here
+
+
+def pytest_report_header() -> str:
+    return sweeps.header()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Engines take minutes: a run starts one in six, and `make proof` all. Files that start none, or one, run whole."""
+    if item.path.name not in ("test_hooks.py",):
+        item.add_marker(pytest.mark.sweep(6, among="engine"))
+
+
+@pytest.hookimpl(trylast=True)  # so that it samples what -k and -m leave
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    sweeps.deselect(config, items)
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -48,6 +48,33 @@ def test_a_fresh_clone_installs_what_the_target_needs(target: str, extras: list[
     assert commands.count("--index-url https://index 'torch==") == len(torch)
 
 
+@pytest.mark.parametrize("target", ["vllm", "sglang"])
+def test_an_engine_links_to_the_torch_that_is_there(target: str, tmp_path: Path) -> None:
+    """Otherwise its environment would unpack another, and build the simulated device against that one."""
+    torch = tmp_path / "venv/lib/python3/site-packages"
+    for name in ("torch", "torchgen", "functorch", "torch-2.13.0+cpu.dist-info", "torch_gdn-0.1.0.dist-info"):
+        (torch / name).mkdir(parents=True)
+    linked = tmp_path / target / "lib/python3/site-packages"
+    linked.mkdir(parents=True)
+    places = [f"VENV={tmp_path / 'venv'}", f"{target.upper()}_VENV={tmp_path / target}"]
+    commands = [line.strip() for line in make("--dry-run", *places, f"test-{target}").splitlines()]
+    (link,) = [line for line in commands if line.startswith("ln ")]
+    assert commands.index(link) < next(
+        i for i, line in enumerate(commands) if f"{tmp_path / target}/bin/python" in line
+    )
+    subprocess.run(["bash", "-c", link], check=True)
+    assert {path.name for path in linked.iterdir()} == {path.name for path in torch.iterdir()} - {
+        "torch_gdn-0.1.0.dist-info"
+    }
+    assert all(path.resolve().parent == torch for path in linked.iterdir())
+
+
+def test_the_proof_runs_the_engines_tests_whole() -> None:
+    commands = make("--dry-run", "proof").splitlines()
+    (line,) = [line for line in commands if line.endswith(" test-vllm test-sglang")]
+    assert line.startswith("TORCH_GDN_SWEEPS=all ")
+
+
 def system_packages(folder: Path, **programs: str) -> subprocess.CompletedProcess[str]:
     """Runs .ci/system-packages on a system that has Python and these programs, but no compiler."""
     for name in PROGRAMS:

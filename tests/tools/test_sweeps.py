@@ -12,8 +12,16 @@ from tests import sweeps
 SEEDS = [str(number) for number in range(50)]
 
 
-def case(name: str, share: int, of: str | None = None, seeds: int = 1, file: str = "test_x", **params: Any) -> Any:
-    mark = SimpleNamespace(args=(share,), kwargs={"of": of, "seeds": seeds})
+def case(
+    name: str,
+    share: int,
+    of: str | None = None,
+    seeds: int = 1,
+    file: str = "test_x",
+    among: str | None = None,
+    **params: Any,
+) -> Any:
+    mark = SimpleNamespace(args=(share,), kwargs={"of": of, "seeds": seeds, "among": among})
     name = f"{name}[{'-'.join(map(str, params.values()))}]"
     return SimpleNamespace(
         name=name,
@@ -60,6 +68,22 @@ def test_files_take_turns_among_seeds_and_a_file_by_itself_runs() -> None:
     assert all(run in ([*own, always], [always]) for run in runs)
     assert 5 <= sum(len(run) > 1 for run in runs) <= 20
     assert all(kept(own, seed) == own for seed in SEEDS)
+
+
+def test_a_share_of_several_files_together_runs_on_each_device() -> None:
+    items = [
+        case(name, 4, among="engine", file=file, device=device)
+        for file in ("test_x", "test_y")
+        for name in ("a", "b", "c", "d")
+        for device in ("cpu", "mps")
+    ]
+    seen = set()
+    for seed in SEEDS:
+        run = kept(items, seed)
+        assert sorted(item.callspec.params["device"] for item in run) == ["cpu", "cpu", "mps", "mps"]
+        seen |= {item.nodeid for item in run}
+    assert seen == {item.nodeid for item in items}
+    assert kept(items[:8], "seed") == items[:8], "a file that is named runs whole"
 
 
 def test_a_case_by_itself_and_tests_without_the_mark_run() -> None:

@@ -59,7 +59,7 @@ class Toolchain:
         check_tools()
         gcc = requirements.gcc_directory()
         assert gcc is not None  # check_tools() has looked for it
-        root = Path(torch.__file__).parent
+        root = Path(torch.__file__).resolve().parent  # environments that link to one torch share what is built
         system = [
             root / "include",
             root / "include/torch/csrc/api/include",
