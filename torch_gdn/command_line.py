@@ -35,6 +35,12 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def seconds(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number of seconds, got {text!r}")
+    return int(text)
+
+
 def shape(text: str) -> tuple[int, int, int, int]:
     sizes = text.split(",")
     if len(sizes) != 4 or not all(size.isdigit() and int(size) > 0 for size in sizes):
@@ -261,19 +267,37 @@ Serves a model with an OpenAI-compatible server, on torch_gdn's kernels.
 
 Arguments after MODEL go to the server; its own documentation lists them. vLLM and SGLang refuse to start where PyTorch
 has no mps device. The documentation, page "Serve a model", says which server to choose and how to install it.
+
+After SIGTERM, running requests have --shutdown-timeout seconds to end, and new ones are refused. The exit status is 0.
 """
+SHUTDOWN_TIMEOUT = 30  # seconds
 ENGINES = ("vllm", "sglang", "transformers")
 
 
 def serve() -> argparse.ArgumentParser:
     found = parser_of("serve", SERVE)
     found.add_argument("--engine", choices=ENGINES, default="vllm", help="the server to start; default: %(default)s")
+    found.add_argument(
+        "--shutdown-timeout",
+        type=seconds,
+        default=SHUTDOWN_TIMEOUT,
+        metavar="SECONDS",
+        help="how long running requests may take after SIGTERM; default: %(default)s",
+    )
     found.add_argument("model", metavar="MODEL", help="the model: a name on the Hub or a folder")
     rest = found.add_argument(
         "rest", nargs=argparse.REMAINDER, metavar="...", help="arguments to pass on to the server"
     )
     rest.required = False  # otherwise Python 3.11 says that they are missing, together with MODEL
     return found
+
+
+def shutdown_timeout_in(arguments: Sequence[str], default: int = SHUTDOWN_TIMEOUT) -> tuple[int, list[str]]:
+    """Returns the time-out that the arguments of a server ask for, and the other arguments."""
+    parser = argparse.ArgumentParser(prog=f"{PROGRAM} serve", add_help=False, allow_abbrev=False)
+    parser.add_argument("--shutdown-timeout", "--shutdown_timeout", type=seconds, default=default)
+    options, rest = parser.parse_known_args(list(arguments))
+    return options.shutdown_timeout, rest
 
 
 # ---- all of them -----------------------------------------------------------------------------------------------------

@@ -1,4 +1,6 @@
-"""Tests `python -m sglang.launch_server` with the plugin over HTTP: 32 streams at once, and nothing left behind."""
+"""Tests `torch_gdn serve` with SGLang over HTTP: 32 streams at once, one that ends after SIGTERM, and nothing left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,11 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from tests.helpers.streams import assert_ended_by_sigterm, begun, events, wait_until_refused
 from tests.sglang_engine.conftest import GREEDY_TOKENS, environment, processes_of
 
 STREAMS = 32
+LAST_TOKENS = 60  # of the stream that runs when the server is told to end
 
 
 class Server:
@@ -25,8 +29,9 @@ class Server:
             free.bind(("127.0.0.1", 0))
             self.port = int(free.getsockname()[1])
         pools = ["--max-total-tokens", "4096", "--max-running-requests", "16", "--max-mamba-cache-size", "64"]
-        options = ["--dtype", "float32", "--device", "mps", "--chunked-prefill-size", "64", "--enable-mixed-chunk"]
-        command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--port", str(self.port)]
+        options = ["--dtype", "float32", "--chunked-prefill-size", "64", "--enable-mixed-chunk"]
+        serve = [sys.executable, "-m", "torch_gdn", "serve", "--engine", "sglang"]
+        command = [*serve, str(model), "--port", str(self.port)]
         with log.open("w") as file:
             self.process = subprocess.Popen(
                 [*command, *pools, *options], env=environment(), stdout=file, stderr=file, start_new_session=True
@@ -77,8 +82,16 @@ def test_streams(reference: Any, tmp_path: Path) -> None:
         before = server.kernels()
         answers = asyncio.run(ask(server.port, [texts[i % len(texts)] for i in range(STREAMS)]))
         late = server.kernels() - before
-    finally:
+        sampling = {"temperature": 0, "max_new_tokens": LAST_TOKENS, "ignore_eos": True}
+        body = {"input_ids": texts[0], "sampling_params": sampling, "stream": True}
+        stream = begun(server.port, "/generate", body)
         server.process.send_signal(signal.SIGTERM)
+        wait_until_refused(server.port)
+        *_, last, done = events(stream)
+        assert len(json.loads(last)["output_ids"]) == LAST_TOKENS and done == "[DONE]"
+        assert_ended_by_sigterm(server.process.wait(120), server.log.read_text())
+    finally:
+        server.process.kill()
         left = processes_of(server.process.pid)
     assert answers == [tokens[i % len(texts)] for i in range(STREAMS)]
     assert late == set()

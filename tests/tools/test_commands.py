@@ -15,6 +15,7 @@ import torch_gdn.integrations.transformers.__main__ as transformers_serve
 from torch_gdn import __main__ as command
 from torch_gdn import __version__, serve
 from torch_gdn.command_line import COMMANDS, ENGINES, USAGE
+from torch_gdn.integrations import draining
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 NOT_IMPORTED = 'import os\nos.write(2, b"PyTorch was imported")\nos._exit(3)\n'
@@ -138,6 +139,7 @@ def test_arguments_go_to_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_transformers_serves(given: list[str], passed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(draining.Drain, "install", lambda drain: None)
     monkeypatch.setattr(transformers_serve, "main", lambda: None)
     command.main(["serve", "--engine", "transformers", "model", *given])
     assert sys.argv == ["transformers", "serve", "model", "--continuous-batching", *passed]
@@ -156,6 +158,7 @@ def test_sglang_serves_on_mps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setenv("TORCH_GDN_SGLANG", "auto")
+    monkeypatch.setattr(draining.Drain, "install", lambda drain: None)
     monkeypatch.setattr(serve, "find_spec", lambda name: SimpleNamespace())
     monkeypatch.setattr(serve.runpy, "run_module", lambda *_, **__: started.append(sys.argv))
     monkeypatch.setattr(serve, "why_no_mps", lambda: "no device")
@@ -164,9 +167,3 @@ def test_sglang_serves_on_mps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "why_no_mps", lambda: "")
     command.main(["serve", "--engine", "sglang", "model", "--port", "1"])
     assert started == [["sglang", "--model-path", "model", "--device", "mps", "--port", "1"]]
-
-
-def test_an_engine_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "find_spec", lambda name: None)
-    with pytest.raises(SystemExit, match="SGLang is not installed here"):
-        command.main(["serve", "--engine", "sglang", "model"])

@@ -1,4 +1,6 @@
-"""`vllm serve` with the plugin, asked over HTTP by OpenAI's client: 33 streams at once, and nothing left behind."""
+"""`torch_gdn serve` with vLLM, asked over HTTP by OpenAI's client: 33 streams at once, one that ends after SIGTERM, and
+nothing left behind.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,12 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.helpers.streams import assert_ended_by_sigterm, begun, events, wait_until_refused
 from tests.vllm_engine.conftest import GREEDY_TOKENS, environment
 from tests.vllm_engine.models import with_tokenizer
 
 STREAMS = 32
+LAST_TOKENS = 60  # of the stream that runs when the server is told to end
 
 
 def free_port() -> int:
@@ -37,7 +41,8 @@ class Server:
         command = [
             sys.executable,
             "-m",
-            "torch_gdn.integrations.vllm.serve",
+            "torch_gdn",
+            "serve",
             str(model),
             "--port",
             str(self.port),
@@ -103,6 +108,14 @@ def test_streams(device: str, by: signal.Signals, reference: Any, tmp_path: Path
         server.wait()
         asked = [texts[i % len(texts)] for i in range(STREAMS)]
         *answers, sampled = asyncio.run(ask(server.port, str(model), asked, seeded=max(texts, key=len)))
+        if by == signal.SIGTERM:
+            body = {"model": str(model), "prompt": texts[0], "max_tokens": LAST_TOKENS, "ignore_eos": True}
+            stream = begun(server.port, "/v1/completions", {**body, "stream": True})
+            server.process.send_signal(by)
+            wait_until_refused(server.port)
+            parts = events(stream)
+            assert len(parts) == LAST_TOKENS and parts[-1] == "[DONE]"
+            assert_ended_by_sigterm(server.process.wait(120), server.log.read_text())
     finally:
         left = server.stop(by)
     wanted = [bytes(each).decode() for each in tokens]

@@ -12,13 +12,18 @@ from torch_gdn.integrations.transformers.switch import enable
 SERVING = ("fastapi", "uvicorn", "openai", "accelerate")  # the packages of the extra `serving`
 
 
-def main() -> None:
+def require_packages() -> None:
     missing = [name for name in SERVING if find_spec(name) is None]
-    if missing and sys.argv[1:2] == ["serve"]:
+    if missing:
         sys.exit(
             f"transformers serve: {', '.join(missing)}: not installed here. In torch_gdn's checkout: "
             "pip install -e '.[serving]' --no-build-isolation"
         )
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["serve"]:
+        require_packages()
     enable(continuous_batching=True)
     from transformers.cli.transformers import main as command
 

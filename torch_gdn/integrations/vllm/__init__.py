@@ -88,6 +88,7 @@ def register() -> None:
         )
     if not is_mps and not current_platform.is_cpu():
         return
+    from torch_gdn.integrations import draining
     from torch_gdn.integrations.vllm import compat, kv_cache_dtype, layers, models, selector
 
     compat.require_checked_version()
@@ -99,6 +100,8 @@ def register() -> None:
         compat.replace_cpu_preparation()
         compat.replace_cpu_attention()
         compat.replace_cpu_lora()
+    if draining.is_inherited():
+        draining.silence_shutdown(logging.getLogger("vllm"))
     kv_cache_dtype.register()
     models.register()
     layers.register()

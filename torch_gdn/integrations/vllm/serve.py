@@ -7,6 +7,8 @@ import os
 import sys
 
 from torch_gdn._mps import why_no_mps
+from torch_gdn.command_line import shutdown_timeout_in
+from torch_gdn.integrations.draining import Drain
 
 NAME = "python -m torch_gdn serve"
 
@@ -15,15 +17,24 @@ def main() -> None:
     if "-h" in sys.argv[1:] or "--help" in sys.argv[1:]:
         print(f"{__doc__}\nTORCH_GDN_VLLM=cpu: on vLLM's CPU platform. vLLM's documentation lists the arguments.")
         return
+    timeout, arguments = shutdown_timeout_in(sys.argv[1:])
+    start(arguments, Drain(NAME, timeout))
+
+
+def start(arguments: list[str], drain: Drain) -> None:
+    """Serves with vLLM's arguments, where there is a device."""
     device = os.environ.setdefault("TORCH_GDN_VLLM", "mps")
     reason = why_no_mps() if device == "mps" else ""
     if reason:
-        sys.exit(f"{NAME}: {reason}; TORCH_GDN_VLLM=cpu serves on the CPU")
+        sys.exit(f"{drain.name}: {reason}; TORCH_GDN_VLLM=cpu serves on the CPU")
     try:
         import vllm  # noqa: F401
     except ImportError as error:
-        sys.exit(f"{NAME}: vLLM is not installed here ({error}); torch_gdn's documentation, page vLLM, says how")
-    serve(sys.argv[1:])
+        sys.exit(
+            f'{drain.name}: vLLM is not installed here ({error}): torch_gdn\'s documentation, page "vLLM", says how'
+        )
+    drain.install()
+    serve([*arguments, "--shutdown-timeout", str(drain.seconds)])
 
 
 def serve(arguments: list[str]) -> None:

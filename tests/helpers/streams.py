@@ -1,0 +1,48 @@
+"""Requests that a server streams while it is told to end."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from typing import Any
+
+PATIENCE = 300  # seconds after which something is taken to hang
+
+
+def begun(port: int, path: str, body: dict[str, Any]) -> http.client.HTTPResponse:
+    """Returns an answer whose first line has come."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    assert answer.status == 200, answer.read()
+    assert answer.readline().strip()
+    return answer
+
+
+def wait_until_refused(port: int) -> None:
+    """Waits until a server takes no new connections."""
+    for _ in range(100 * PATIENCE):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+        try:
+            connection.connect()
+        except ConnectionRefusedError:
+            return
+        connection.close()
+        time.sleep(0.01)
+    raise AssertionError("connections are not refused")
+
+
+def events(answer: http.client.HTTPResponse) -> list[str]:
+    """Returns the data of a stream's other events."""
+    lines = answer.read().decode().splitlines()
+    return [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+
+
+def assert_ended_by_sigterm(status: int, log: str) -> None:
+    """`log` is what a server has printed, from its start on."""
+    rest = "got SIGTERM: running requests have 30 s to end, and new ones are refused\n"
+    before, told, after = log.partition(f"python -m torch_gdn serve: {rest}")
+    assert told, before[-3000:]
+    ours = [line for line in after.splitlines() if not line.startswith(("nanobind:", " - "))]  # Triton's, at its exit
+    assert (status, [line for line in ours if "nanobind.readthedocs" not in line]) == (0, [])

@@ -1,0 +1,60 @@
+"""Tests what `python -m torch_gdn serve` says before a server starts, and what it passes on."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import torch_gdn.integrations.transformers.__main__ as transformers_serve
+from torch_gdn import serve
+from torch_gdn.command_line import SHUTDOWN_TIMEOUT as SECONDS
+from torch_gdn.integrations.draining import Drain
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+@pytest.mark.parametrize(
+    ("engine", "missing", "page"),
+    [("sglang", "sglang", "sglang.md"), ("transformers", "transformers", "transformers-serving.md")],
+)
+def test_a_package_that_is_not_installed_is_named_with_the_page_that_says_how(
+    engine: str, missing: str, page: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "find_spec", lambda name: None if name == missing else object())
+    with pytest.raises(SystemExit) as ended:
+        serve.main(["--engine", engine, "model"])
+    title = (DOCS / page).read_text().splitlines()[0].removeprefix("# ")
+    assert str(ended.value) == (
+        f"python -m torch_gdn serve: expected the package {missing}, which is not installed here: torch_gdn's "
+        f'documentation, page "{title}", says how to install it'
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        (["model", "--port", "1"], SECONDS),
+        (["--shutdown-timeout", "5", "model", "--port", "1"], 5),
+        (["model", "--shutdown-timeout=5", "--port", "1"], 5),
+        (["--shutdown-timeout", "9", "model", "--port", "1", "--shutdown_timeout", "0"], 0),
+    ],
+)
+def test_the_time_out_may_come_before_or_after_the_model(
+    given: list[str], seconds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Any] = []
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(Drain, "install", lambda drain: found.append(drain.seconds))
+    monkeypatch.setattr(transformers_serve, "main", lambda: found.append(sys.argv[-2:]))
+    serve.main(["--engine", "transformers", *given])
+    assert found == [seconds, ["--port", "1"]]
+
+
+@pytest.mark.parametrize("value", ["-1", "1.5", "soon"])
+def test_a_time_out_is_a_whole_number(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        serve.main(["model", f"--shutdown-timeout={value}"])
+    assert f"--shutdown_timeout: expected a whole number of seconds, got '{value}'" in capsys.readouterr().err
