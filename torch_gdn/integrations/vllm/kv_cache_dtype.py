@@ -6,6 +6,9 @@ the name is replaced before vLLM sizes anything.
 
 from __future__ import annotations
 
+import argparse
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,11 +32,24 @@ class Handler:
         return KVQuantMode.NONE
 
 
+def refuse_in_old_versions(arguments: Sequence[str]) -> None:
+    """Exits if vLLM is 0.32, whose command line would call a name of ours an invalid choice."""
+    from torch_gdn.integrations.vllm import compat
+
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--kv-cache-dtype", "--kv_cache_dtype", default="")
+    value = parser.parse_known_args(list(arguments))[0].kv_cache_dtype
+    if value.startswith(PREFIX) and compat.version_of_vllm().startswith("0.32."):
+        option = f'--additional-config \'{{"aura": "{value.removeprefix(PREFIX)}"}}\''
+        sys.exit(f"--kv-cache-dtype: expected one of vLLM 0.32's own names, got {value}: pass {option} instead")
+
+
 def register() -> None:
-    """Does nothing for vLLM 0.32, which refuses names other than its own."""
+    """Registers nothing for vLLM 0.32, which refuses names other than its own. It calls this before it parses."""
     from vllm.config import cache
 
     if not hasattr(cache, "register_kv_cache_dtype"):
+        refuse_in_old_versions(sys.argv[1:])
         return
     for name in map(PREFIX.__add__, names()):
         if name not in cache.KV_CACHE_DTYPES:

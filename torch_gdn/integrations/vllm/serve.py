@@ -9,6 +9,7 @@ import sys
 from torch_gdn._mps import why_no_mps
 from torch_gdn.command_line import shutdown_timeout_in
 from torch_gdn.integrations.draining import Drain
+from torch_gdn.integrations.vllm import kv_cache_dtype
 
 NAME = "python -m torch_gdn serve"
 
@@ -33,6 +34,7 @@ def start(arguments: list[str], drain: Drain) -> None:
         sys.exit(
             f'{drain.name}: vLLM is not installed here ({error}): torch_gdn\'s documentation, page "vLLM", says how'
         )
+    kv_cache_dtype.refuse_in_old_versions(arguments)
     drain.install()
     serve([*arguments, "--shutdown-timeout", str(drain.seconds)])
 
