@@ -8,7 +8,12 @@
 
 namespace torch_gdn::cpu {
 
-static const RowKernels& kernels = row_kernels();  // looked up once, because Rows asks for them for every row
+// Looked up once, because Rows asks for them for every row, and not while the library loads, because best_isa() may
+// throw.
+static const RowKernels& kernels() {
+  static const RowKernels& found = row_kernels();
+  return found;
+}
 
 std::vector<Sequence> sequences_of(const ChunkShape<>& s, const optional<Tensor>& cu_seqlens) {
   std::vector<Sequence> sequences(s.N);
@@ -96,11 +101,11 @@ Rows::Rows(const Tensor& x)
       width_(x.dim() == 4 ? x.size(3) : 1) {}
 
 void Rows::read(int64_t batch, int64_t token, int64_t head, int64_t first, int64_t count, float* out) const {
-  kernels.upcast(at(batch, token, head, first), dtype_, count, out);
+  kernels().upcast(at(batch, token, head, first), dtype_, count, out);
 }
 
 void Rows::write(int64_t batch, int64_t token, int64_t head, int64_t first, int64_t count, const float* in) const {
-  kernels.downcast(in, count, dtype_, at(batch, token, head, first));
+  kernels().downcast(in, count, dtype_, at(batch, token, head, first));
 }
 
 void Rows::read_tile(const Chunk& chunk, int64_t head, int64_t rows, float* out) const {

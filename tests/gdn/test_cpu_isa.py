@@ -1,4 +1,4 @@
-"""Tests the CPU kernels of every ISA variant that this machine has: convolution, norms, gates, codes, attention, the
+"""Tests the CPU kernels of every ISA variant that this processor runs: convolution, norms, gates, codes, attention, the
 rule.
 """
 
@@ -7,9 +7,12 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import platform
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,16 +33,18 @@ pytestmark = [
     pytest.mark.xdist_group("cpu_isa"),
 ]  # each process would make the results again
 
-CAPABILITIES = ("DEFAULT", "AVX2", "AVX512") if sys.platform == "linux" else ("DEFAULT",)
+VARIABLE = "TORCH_GDN_CPU_ISA"
+HAS_VARIANTS = sys.platform == "linux" and platform.machine() == "x86_64"
+VARIANTS = ("baseline", "avx2", "avx512", "avx512_bf16", "amx") if HAS_VARIANTS else ("the only one",)
 CHANNELS, ROW = 130, 77  # some whole vectors or tiles, and a remainder
 NORMS = [op for op, entry in REGISTRY.items() if {"x", "eps"} <= {*entry.arguments}]
-GATED_NORM = "rms_norm_gated"
+GATED_NORM, PAIRS = "rms_norm_gated", "chunk_gated_delta_rule"
 
 PROGRAM = """
 import sys, torch, torch_gdn
 from torch_gdn.testing import REGISTRY
 results = {name: REGISTRY[op].outputs(call, REGISTRY[op].run(call)) for name, op, call in torch.load(sys.argv[1])}
-torch.save((torch.backends.cpu.get_cpu_capability(), results), sys.argv[2])
+torch.save(results, sys.argv[2])
 """
 
 
@@ -97,6 +102,9 @@ def rules() -> dict[str, Case]:
     for op, (K, V), v_first in itertools.product(ops, ((16, 20), (96, 192), (256, 40)), (False, True)):
         point = RulePoint(K=K, V=V, tokens=5 if "recurrent" in op else 70, HV=1, state_v_first=v_first)
         found[f"{op} {K} {V}{' values first' if v_first else ''}"] = drawn(op, point)
+    found[f"{PAIRS} of pairs"] = drawn(
+        PAIRS, RulePoint(torch.bfloat16, tokens=70)
+    )  # variants with products of bfloat16
     return found
 
 
@@ -119,18 +127,48 @@ def calls() -> list[tuple[str, str, Call]]:
     return [*found, ("gates", "gdn_gating", gating)]
 
 
-@pytest.fixture(scope="module", params=CAPABILITIES)
+def run(program: str, variant: str, *arguments: Path) -> subprocess.CompletedProcess[str]:
+    """Runs the program in a process with this ISA variant. Skips if the processor cannot run it."""
+    environment = os.environ | ({VARIABLE: variant} if HAS_VARIANTS else {})
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    finished = subprocess.run(command, env=environment, text=True, capture_output=True, check=False)
+    if refusal := re.search(
+        rf"ValueError: ({VARIABLE}: expected one of .* on this processor, got .*)", finished.stderr
+    ):
+        pytest.skip(refusal[1])
+    assert finished.returncode == 0, finished.stderr
+    return finished
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Named]:
-    """Returns the results by name from a process that is limited to one ISA variant."""
-    directory = tmp_path_factory.mktemp(request.param)
+    """Returns the results by name from a process with one ISA variant."""
+    directory = tmp_path_factory.mktemp("results")
     there, back = directory / "calls.pt", directory / "results.pt"
     torch.save(calls(), there)
-    environment = os.environ | {"ATEN_CPU_CAPABILITY": request.param.lower()}
-    subprocess.run([sys.executable, "-c", PROGRAM, there, back], check=True, env=environment)
-    found, by_name = torch.load(back)
-    if found != request.param:
-        pytest.skip(f"this machine has no {request.param}")
-    return by_name
+    run(PROGRAM, request.param, there, back)
+    found: dict[str, Named] = torch.load(back)
+    return found
+
+
+BITS_OF_VARIANT = """
+import torch, torch_gdn
+torch.manual_seed(0)
+y = torch_gdn.rms_norm(torch.randn(20, 5120), torch.ones(5120))
+q, k, v = torch.randn(3, 1, 64, 1, 128).bfloat16()
+o, _ = torch_gdn.chunk_gated_delta_rule(q, k, v, torch.zeros(1, 64, 1), torch.ones(1, 64, 1))
+print(y.view(torch.int32).sum().item(), o.view(torch.int16).sum().item())
+"""
+
+
+@pytest.mark.skipif(not HAS_VARIANTS, reason="on this machine the kernels have no variant to force")
+def test_a_variant_is_forced_and_one_that_cannot_run_is_refused() -> None:
+    """The order of a sum depends on the width of vectors, and products of bfloat16 are those of two variants."""
+    with pytest.raises(pytest.skip.Exception, match="expected one of baseline.*, got 'no such variant'") as refused:
+        run(BITS_OF_VARIANT, "no such variant")
+    (runs_here,) = re.findall("one of (.*) on this processor", str(refused.value))
+    bits = {each: run(BITS_OF_VARIANT, each).stdout for each in runs_here.split(", ") if each != "amx"}
+    assert len(set(bits.values())) == len(bits) >= 1, bits
 
 
 @pytest.mark.parametrize("name", cases())
