@@ -74,9 +74,11 @@ HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def model(text: str) -> str:
-    if not (Path(text).exists() or HUB_NAME.fullmatch(text)):
+    path = Path(text)
+    found = path.is_file() or (path / "config.json").is_file()
+    if not (found or text in KNOWN_MODELS or (HUB_NAME.fullmatch(text) and not path.exists())):
         raise argparse.ArgumentTypeError(
-            f"expected a name on the Hub, or a folder or config.json that exists, got {text!r}"
+            f"expected a name on the Hub, a config.json or a folder that has one, got {text!r}"
         )
     return text
 
