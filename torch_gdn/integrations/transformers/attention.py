@@ -25,7 +25,7 @@ INTERFACES = "ALL_ATTENTION_FUNCTIONS"  # a model module's functions by implemen
 OWN_ATTENTION = "eager_attention_forward"  # the module's own function, if there is no other
 Tables = tuple[Tensor, Tensor]
 modules: dict[type, ModuleType] = {}  # the module that defines each attention layer's class
-rotations: dict[ModuleType, tuple[Any, Any]] = {}  # a module's own rotation, and torch_gdn's
+rotations: dict[str, tuple[Any, Any]] = {}  # by the module's name: its own rotation, and torch_gdn's
 
 
 def gated_attention_classes(module: ModuleType) -> Iterator[type]:
@@ -102,7 +102,7 @@ def attention_reason(layer: Any, hidden_states: Tensor, position_embeddings: Any
 
 def rotation_change(module: ModuleType) -> str:
     """Returns a reason if the module's rotation is neither its own nor torch_gdn's."""
-    is_known = getattr(module, ROTATION, None) in rotations.get(module, ())
+    is_known = getattr(module, ROTATION, None) in rotations.get(module.__name__, ())
     return "" if is_known else f"{module.__name__}.{ROTATION} was replaced"
 
 

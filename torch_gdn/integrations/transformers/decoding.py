@@ -18,6 +18,7 @@ from torch_gdn.integrations.transformers.functions import (
     common_reason,
     gate_activation,
     gated_norms,
+    narrowing_reason,
     self_test_reason,
 )
 from torch_gdn.integrations.transformers.refusal import Sizes, kept, meta, refused
@@ -68,7 +69,8 @@ def decode_reason(layer: Any, hidden_states: Tensor, conv_state: Tensor, state: 
     weight, norm = layer.conv1d.weight, gated_norm.weight
     tensors = (hidden_states, conv_state, state, weight, layer.conv1d.bias, norm, layer.A_log, layer.dt_bias)
     return (
-        common_reason(*tensors)
+        narrowing_reason(hidden_states, weight)
+        or common_reason(*tensors)
         or self_test_reason("gdn_decode_", hidden_states.device)
         or decode_refusal(
             hidden_states.dtype,

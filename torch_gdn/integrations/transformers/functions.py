@@ -189,6 +189,8 @@ def convolution_reason(
     """Checks `causal_conv1d_fn`, which gets `x` until 5.12 and `hidden_states` since."""
     columns = hidden_states if x is None else x
     assert columns is not None and weight is not None
+    if reason := narrowing_reason(columns, weight):
+        return reason
     return common_reason(columns, weight, bias, seq_idx) or convolution_refusal(
         "causal_conv1d",
         (columns.shape[1:-1], columns.dtype),
@@ -200,10 +202,16 @@ def convolution_reason(
     )
 
 
+def narrowing_reason(x: Tensor, weight: Tensor) -> str:
+    """Refuses a weight of fewer bits: transformers rounds the input to its dtype, and torch_gdn does not."""
+    rounds = torch.promote_types(x.dtype, weight.dtype) != weight.dtype
+    return f"weight: expected dtype {x.dtype} or wider, got {weight.dtype}" if rounds else ""
+
+
 def update_reason(
     hidden_states: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None
 ) -> str:
-    reason = common_reason(hidden_states, weight, bias, conv_state)
+    reason = narrowing_reason(hidden_states, weight) or common_reason(hidden_states, weight, bias, conv_state)
     reason = reason or self_test_reason("causal_conv1d_update_", hidden_states.device)
     return reason or convolution_refusal(
         "causal_conv1d_update_",

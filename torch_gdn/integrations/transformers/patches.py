@@ -202,10 +202,10 @@ def layer_patches(module: ModuleType) -> Iterator[Patch]:
         yield patch(owner, "forward", "mlp")
     for owner in attention.gated_attention_classes(module):
         yield patch(owner, "forward", "attention")
-    attention.rotations.pop(module, None)
+    attention.rotations.pop(module.__name__, None)
     if attention.has_known_rotation(module):
         rotation = patch(module, attention.ROTATION, "rotation")
-        attention.rotations[module] = rotation.original, rotation.replacement
+        attention.rotations[module.__name__] = rotation.original, rotation.replacement
         yield rotation
 
 

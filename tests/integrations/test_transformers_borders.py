@@ -1,0 +1,320 @@
+"""Tests that what a user changed in a model stays in effect on mps: each change of each module gives the logits that it
+gives without torch_gdn, for a prompt and for two decoded tokens.
+
+A change that torch_gdn ignored would be seen only in the path that computes the module, so several modules that no path
+shares are changed at once.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import zip_longest
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as global_hooks
+from torch.nn.utils import parametrize
+from torch.utils._pytree import tree_map
+
+from tests.helpers.devices import ready
+from tests.integrations import models
+from tests.integrations.models import distance, random_model
+from tests.sweeps import share_of
+
+CPU = torch.device("cpu")
+KINDS = [kind for kind in models.KINDS if models.there(kind)]
+Changes = Iterator[None]
+
+
+def shifted(x: Any) -> Any:
+    """Returns another tensor. A norm would undo a change of the scale alone."""
+    return 0.5 * x + 0.05 if isinstance(x, Tensor) and x.is_floating_point() else x
+
+
+def changed(results: Any) -> Any:
+    """Changes a module's results or arguments. Containers other than tuples and dictionaries stay."""
+    if type(results) is tuple:
+        return tuple(shifted(x) for x in results)
+    return {name: shifted(x) for name, x in results.items()} if type(results) is dict else shifted(results)
+
+
+# ---- changes of one module, as context managers ----------------------------------------------------------------------
+
+
+@contextmanager
+def another_class(model: nn.Module, name: str) -> Changes:
+    module = model.get_submodule(name)
+    theirs: Any = type(module)
+
+    class Changed(theirs):  # type: ignore[misc]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return changed(super().forward(*args, **kwargs))
+
+    module.__class__ = Changed
+    try:
+        yield
+    finally:
+        module.__class__ = theirs
+
+
+@contextmanager
+def another_method(model: nn.Module, name: str) -> Changes:
+    """Overrides what a class's forward calls, without a forward of its own."""
+    module = model.get_submodule(name)
+    theirs: Any = type(module)
+    names = [each for each in ("_norm", "_apply_gate", "fix_query_key_value_ordering") if hasattr(theirs, each)]
+
+    def of(each: str) -> Callable[..., Any]:
+        return lambda self, *args: changed(getattr(theirs, each)(self, *args))
+
+    module.__class__ = type("Changed", (theirs,), {each: of(each) for each in names})
+    try:
+        yield
+    finally:
+        module.__class__ = theirs
+
+
+@contextmanager
+def its_own_method(model: nn.Module, name: str) -> Changes:
+    module: Any = model.get_submodule(name)
+    names = [each for each in ("_norm", "_apply_gate", "fix_query_key_value_ordering") if hasattr(module, each)]
+
+    def of(theirs: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: changed(theirs(*args))
+
+    for each in names:
+        setattr(module, each, of(getattr(module, each)))
+    try:
+        yield
+    finally:
+        for each in names:
+            delattr(module, each)
+
+
+@contextmanager
+def its_own_forward(model: nn.Module, name: str) -> Changes:
+    module = model.get_submodule(name)
+    forward = module.forward
+    module.forward = lambda *args, **kwargs: changed(forward(*args, **kwargs))
+    try:
+        yield
+    finally:
+        del module.forward
+
+
+class Wrapper(nn.Module):
+    """Has the attributes of the module inside."""
+
+    def __init__(self, inside: nn.Module) -> None:
+        super().__init__()
+        self.inside = inside
+
+    def __getattr__(self, name: str) -> Any:
+        return super().__getattr__(name) if name == "inside" else getattr(self.inside, name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return changed(self.inside(*args, **kwargs))
+
+
+@contextmanager
+def a_wrapper(model: nn.Module, name: str) -> Changes:
+    module = model.get_submodule(name)
+    model.set_submodule(name, Wrapper(module))
+    try:
+        yield
+    finally:
+        model.set_submodule(name, module)
+
+
+def local_hook(register: str, hook: Callable[..., Any], **options: Any) -> Any:
+    @contextmanager
+    def change(model: nn.Module, name: str) -> Changes:
+        handle = getattr(model.get_submodule(name), register)(hook, **options)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    return change
+
+
+def global_hook(register: str, hook: Callable[..., Any], **options: Any) -> Any:
+    @contextmanager
+    def change(model: nn.Module, name: str) -> Changes:
+        module = model.get_submodule(name)
+
+        def only(each: nn.Module, *args: Any) -> Any:
+            return hook(each, *args) if each is module else None
+
+        handle = getattr(global_hooks, register)(only, **options)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    return change
+
+
+def after(module: nn.Module, *args_and_result: Any) -> Any:
+    return changed(args_and_result[-1])
+
+
+def before(module: nn.Module, args: tuple[Any, ...]) -> Any:
+    return changed(args)
+
+
+def before_with_names(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return changed(args), changed(kwargs)
+
+
+class Int8(Tensor):
+    """A weight that is stored as codes. Operations of others than PyTorch do not know it."""
+
+    codes: Tensor
+
+    @staticmethod
+    def __new__(cls, codes: Tensor) -> Int8:
+        made = Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32, device=codes.device)
+        made.codes = codes
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace != "aten":
+            raise NotImplementedError(f"{func} is not implemented for Int8")
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].codes)
+        args, kwargs = tree_map(lambda x: x.codes.float() / 64 if isinstance(x, cls) else x, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+class Shift(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return shifted(x)
+
+
+def own_weights(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return list(module.named_parameters(recurse=False))
+
+
+def other_weights(make: Callable[[Tensor], Tensor]) -> Any:
+    @contextmanager
+    def change(model: nn.Module, name: str) -> Changes:
+        module = model.get_submodule(name)
+        weights = own_weights(module)
+        for each, weight in weights:
+            setattr(module, each, nn.Parameter(make(weight.data), requires_grad=False))
+        try:
+            yield
+        finally:
+            for each, weight in weights:
+                setattr(module, each, weight)
+
+    return change
+
+
+@contextmanager
+def a_parametrisation(model: nn.Module, name: str) -> Changes:
+    module = model.get_submodule(name)
+    names = [each for each, _ in own_weights(module)]
+    for each in names:
+        parametrize.register_parametrization(module, each, Shift())
+    try:
+        yield
+    finally:
+        for each in names:
+            parametrize.remove_parametrizations(module, each, leave_parametrized=False)
+
+
+def in_int8(weight: Tensor) -> Tensor:
+    return Int8((weight * 64).round().to(torch.int8))
+
+
+HOOKS: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
+    "hook": ("forward_hook", after, {}),
+    "hook with names": ("forward_hook", after, {"with_kwargs": True}),
+    "hook always called": ("forward_hook", after, {"always_call": True}),
+    "hook before": ("forward_pre_hook", before, {}),
+    "hook before with names": ("forward_pre_hook", before_with_names, {"with_kwargs": True}),
+}
+CHANGES: dict[str, Any] = {
+    "another class": another_class,
+    "another class's method": another_method,
+    "its own method": its_own_method,
+    "its own forward": its_own_forward,
+    "a wrapper": a_wrapper,
+    **{f"local {name}": local_hook(f"register_{kind}", *rest[:1], **rest[1]) for name, (kind, *rest) in HOOKS.items()},
+    **{
+        f"global {name}": global_hook(f"register_module_{kind}", hook, **options)
+        for name, (kind, hook, options) in HOOKS.items()
+        if "before with names" not in name  # PyTorch has no such global hook
+    },
+    "codes": other_weights(in_int8),
+    "another dtype": other_weights(lambda weight: weight.bfloat16()),
+    "a parametrisation": a_parametrisation,
+}
+ON_WEIGHTS = ("codes", "another dtype", "a parametrisation")
+
+
+# ---- every module in turn --------------------------------------------------------------------------------------------
+
+
+def place_of(name: str) -> tuple[str, str]:
+    """Returns the layer, and the part of it, within which a path may compute several modules."""
+    before, _, rest = name.partition("layers.")
+    index, _, part = rest.partition(".")
+    if not rest or before != "model.":
+        return "", ""
+    first = part.partition(".")[0]
+    return index, "mixer" if first in ("linear_attn", "self_attn") else "mlp" if first == "mlp" else "layer"
+
+
+def groups_of(names: Sequence[str]) -> list[list[str]]:
+    """Puts the modules in groups that have at most one in each place. A layer's norms go with no part of the layer."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        places.setdefault(place_of(name), []).append(name)
+    of_layers = [found for (_, part), found in places.items() if part == "layer"]
+    of_parts = [found for (_, part), found in places.items() if part != "layer"]
+    rows = [*zip_longest(*of_layers), *zip_longest(*of_parts)]
+    return [[name for name in row if name is not None] for row in rows]
+
+
+def logits(model: Any, device: torch.device, change: Any, group: Sequence[str]) -> Tensor:
+    with ExitStack() as stack:
+        for name in group:
+            stack.enter_context(change(model, name))
+        return models.decode(model, device, prompt=5, steps=(1, 1)).cpu()
+
+
+def runs(model: Any, change: Any, name: str) -> bool:
+    try:
+        return bool(logits(model, CPU, change, [name]).isfinite().all())
+    except RuntimeError:  # transformers multiplies only tensors of one dtype
+        return False
+
+
+@pytest.mark.sweep(10)
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_each_module_that_was_changed(kind: str, change: str) -> None:
+    model, make = random_model(kind), CHANGES[change]
+    names = [name for name, module in model.named_modules() if name and not isinstance(module, nn.ModuleList)]
+    if change in ON_WEIGHTS:
+        names = [name for name in names if own_weights(model.get_submodule(name))]
+    if change == "another dtype":
+        names = [name for name in names if runs(model, make, name)]
+    groups = share_of(groups_of(names), 4)
+    unchanged = logits(model, CPU, make, [])
+    expected = [logits(model, CPU, make, group) for group in groups]
+    there = copy.deepcopy(model).to(ready("mps"))
+    with models.torch_gdn_enabled():
+        found = [logits(there, ready("mps"), make, group) for group in groups]
+    wrong = [(group, distance(x, y)) for group, x, y in zip(groups, found, expected, strict=True)]
+    assert not [(group, off) for group, off in wrong if not off < 2e-5]
+    assert any(distance(x, unchanged) > 1e-4 for x in expected)
