@@ -6,7 +6,7 @@
 
 namespace torch_gdn::cpu {
 
-template <template <typename> class Op, auto run>
+template <template <typename> class Op, Run<Op> run>
 void define(torch::Library& m) {
   torch_gdn::define<Op>(m);
   implement<Op, run, &prepare_output>(m, c10::DispatchKey::CPU);

@@ -10,7 +10,7 @@ inline void prepare_output(const Tensor& output) {
   if (is_recording()) output.zero_();
 }
 
-template <template <typename> class Op, auto run>
+template <template <typename> class Op, Run<Op> run>
 void implement(torch::Library& m) {
   torch_gdn::implement<Op, run, &prepare_output>(m, c10::DispatchKey::MPS);
 }

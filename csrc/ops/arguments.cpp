@@ -3,7 +3,6 @@
 #include <c10/core/impl/COW.h>
 #include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
-#include <torch/csrc/jit/frontend/function_schema_parser.h>
 
 #include <algorithm>
 #include <functional>
@@ -106,18 +105,9 @@ Sharing sharing_of(const at::Tensor& a, const at::Tensor& b) {
 
 bool share_memory(const at::Tensor& a, const at::Tensor& b) { return sharing_of(a, b) != Sharing::kNone; }
 
-std::vector<Argument> arguments_of(const std::string& schema) {
-  std::vector<Argument> arguments;
-  const auto parsed = torch::jit::parseSchema(schema);
-  for (const auto& each : parsed.arguments()) {
-    arguments.push_back({each.name(), each.alias_info() != nullptr && each.alias_info()->isWrite()});
-  }
-  return arguments;
-}
-
-void check_required(const char* op, const std::vector<Argument>& arguments, TensorPointers tensors) {
+void check_required(const char* op, const c10::FunctionSchema& schema, TensorPointers tensors) {
   for (size_t i = 0; i < tensors.size(); ++i) {
-    TORCH_CHECK_TYPE(tensors[i] == nullptr || tensors[i]->defined(), op, ": ", arguments[i].name,
+    TORCH_CHECK_TYPE(tensors[i] == nullptr || tensors[i]->defined(), op, ": ", schema.arguments()[i].name(),
                      ": expected a tensor, got None");
   }
 }
@@ -131,20 +121,21 @@ static void make_own(const char* op, const std::string& argument, const at::Tens
   tensor.mutable_data_ptr();
 }
 
-void check_written(const char* op, const std::vector<Argument>& arguments, TensorPointers tensors) {
+void check_written(const char* op, const c10::FunctionSchema& schema, TensorPointers tensors) {
+  const auto& arguments = schema.arguments();
   for (size_t i = 0; i < tensors.size(); ++i) {
-    if (!arguments[i].is_written || tensors[i] == nullptr) continue;
-    make_own(op, arguments[i].name, *tensors[i]);
-    TORCH_CHECK_VALUE(tensors[i]->numel() == 0 || !overlaps_itself(*tensors[i]), op, ": ", arguments[i].name,
+    if (!is_written(arguments[i]) || tensors[i] == nullptr) continue;
+    make_own(op, arguments[i].name(), *tensors[i]);
+    TORCH_CHECK_VALUE(tensors[i]->numel() == 0 || !overlaps_itself(*tensors[i]), op, ": ", arguments[i].name(),
                       ": expected elements that do not overlap, got strides ", tensors[i]->strides());
     for (size_t j = 0; j < tensors.size(); ++j) {
       if (j == i || tensors[j] == nullptr) continue;
       const Sharing sharing = sharing_of(*tensors[i], *tensors[j]);
-      TORCH_CHECK_VALUE(sharing != Sharing::kSome, op, ": ", arguments[i].name,
-                        ": expected memory of its own, got memory that it shares with ", arguments[j].name);
-      TORCH_CHECK_VALUE(sharing != Sharing::kUndecided, op, ": ", arguments[i].name,
+      TORCH_CHECK_VALUE(sharing != Sharing::kSome, op, ": ", arguments[i].name(),
+                        ": expected memory of its own, got memory that it shares with ", arguments[j].name());
+      TORCH_CHECK_VALUE(sharing != Sharing::kUndecided, op, ": ", arguments[i].name(),
                         ": expected memory of its own, got strides ", tensors[i]->strides(),
-                        ", too complex to compare with those of ", arguments[j].name, " in the same memory");
+                        ", too complex to compare with those of ", arguments[j].name(), " in the same memory");
     }
   }
 }

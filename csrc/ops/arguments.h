@@ -1,31 +1,28 @@
 // Checks what every op requires of its tensors: required ones exist, and written ones have memory of their own.
 #pragma once
 #include <ATen/core/Tensor.h>
+#include <ATen/core/function_schema.h>
 
 #include <array>
 #include <optional>
-#include <string>
 #include <tuple>
-#include <vector>
 
 namespace torch_gdn {
 
-struct Argument {
-  std::string name;
-  bool is_written;
-};
-
-// Returns the arguments in the order of the schema.
-std::vector<Argument> arguments_of(const std::string& schema);
+// Says whether the op writes to the argument.
+inline bool is_written(const c10::Argument& argument) {
+  const auto* alias = argument.alias_info();
+  return alias != nullptr && alias->isWrite();
+}
 
 // Has one pointer per argument. It is nullptr for an argument that is not a tensor.
 using TensorPointers = c10::ArrayRef<const at::Tensor*>;
 
-void check_required(const char* op, const std::vector<Argument>& arguments, TensorPointers tensors);
+void check_required(const char* op, const c10::FunctionSchema& schema, TensorPointers tensors);
 bool share_memory(const at::Tensor& a, const at::Tensor& b);
 
 // Checks that a written tensor overlaps neither itself nor another argument.
-void check_written(const char* op, const std::vector<Argument>& arguments, TensorPointers tensors);
+void check_written(const char* op, const c10::FunctionSchema& schema, TensorPointers tensors);
 
 template <typename... Member>
 std::array<const at::Tensor*, sizeof...(Member)> tensors_of(const std::tuple<Member&...>& members, bool required_only) {

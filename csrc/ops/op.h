@@ -56,6 +56,35 @@ void for_each_output(const Outputs& outputs, const F& f) {
   }
 }
 
+template <template <typename> class Op>
+using OutputsOf = decltype(std::declval<const Op<int64_t>&>().outputs());
+
+// What a device's function takes: the op itself, or the base class that its ops name Shared.
+template <typename Op>
+struct Taken {
+  using Type = Op;
+};
+
+template <typename Op>
+  requires requires { typename Op::Shared; }
+struct Taken<Op> {
+  using Type = typename Op::Shared;
+};
+
+template <typename Op, typename Outputs>
+struct Runs {
+  using Function = void(const Op&, const Outputs&);
+};
+
+template <typename Op>
+struct Runs<Op, void> {
+  using Function = void(const Op&);
+};
+
+// A device's function for an op. The functions of several ops may share a name, because each takes its own op.
+template <template <typename> class Op>
+using Run = typename Runs<typename Taken<Op<int64_t>>::Type, OutputsOf<Op>>::Function*;
+
 // The op that the calling thread runs. Kernels put its name into their errors.
 class RunningOp {
  public:
@@ -70,39 +99,34 @@ class RunningOp {
 
 namespace detail {
 
-// The function of an op for the dispatcher. `prepare` sees each output before `run` does.
-template <template <typename> class Op, auto run, auto prepare, typename Arguments>
-struct Kernel;
-
-template <template <typename> class Op, auto run, auto prepare, typename... Argument>
-struct Kernel<Op, run, prepare, std::tuple<Argument&...>> {
-  static auto call(Argument... arguments) {
-    Op<int64_t> op;
-    op.arguments() = std::tuple<Argument...>(std::move(arguments)...);
-    static const auto named = arguments_of(Op<int64_t>::kSchema);
-    static const auto name = name_of<Op>();
-    check_required(name.c_str(), named, tensors_of(op.arguments(), true));
-    op.check(name.c_str());
-    check_written(name.c_str(), named, tensors_of(op.arguments(), false));
-    const RunningOp running(name.c_str());
-    if constexpr (std::is_void_v<decltype(op.outputs())>) {
-      run(op);
-    } else {
-      auto outputs = op.outputs();
-      for_each_output(outputs, prepare);
-      run(op, outputs);
-      return outputs;
-    }
-  }
-};
-
-template <template <typename> class Op, auto run, auto prepare>
-using KernelOf = Kernel<Op, run, prepare, decltype(std::declval<Op<int64_t>&>().arguments())>;
-
 template <typename... Argument>
 void read_stack(const torch::jit::Stack& stack, std::tuple<Argument&...> arguments) {
   const auto values = torch::jit::last(stack, sizeof...(Argument));
   std::apply([&, i = size_t(0)](Argument&... each) mutable { ((each = values[i++].to<Argument>()), ...); }, arguments);
+}
+
+// The function of an op for the dispatcher, whose callers all have their arguments on a stack already. `prepare` sees
+// each output before `run` does.
+template <template <typename> class Op, Run<Op> run, auto prepare>
+void run_on_stack(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  static const auto name = name_of<Op>();
+  const auto& schema = handle.schema();
+  Op<int64_t> op;
+  read_stack(*stack, op.arguments());
+  check_required(name.c_str(), schema, tensors_of(op.arguments(), true));
+  op.check(name.c_str());
+  check_written(name.c_str(), schema, tensors_of(op.arguments(), false));
+  const RunningOp running(name.c_str());
+  if constexpr (std::is_void_v<OutputsOf<Op>>) {
+    run(op);
+    torch::jit::drop(*stack, schema.arguments().size());
+  } else {
+    const auto outputs = op.outputs();
+    for_each_output(outputs, prepare);
+    run(op, outputs);
+    torch::jit::drop(*stack, schema.arguments().size());
+    for_each_output(outputs, [&](const Tensor& output) { stack->emplace_back(output); });
+  }
 }
 
 template <template <typename> class Op>
@@ -112,16 +136,17 @@ void infer(torch::jit::Stack& stack) {
   static const auto name = name_of<Op>();
   op.check(name.c_str());
   stack.clear();
-  if constexpr (!std::is_void_v<decltype(op.outputs())>) {
+  if constexpr (!std::is_void_v<OutputsOf<Op>>) {
     for_each_output(op.outputs(), [&](const Tensor& output) { stack.emplace_back(output); });
   }
 }
 
 }  // namespace detail
 
-template <template <typename> class Op, auto run, auto prepare>
+template <template <typename> class Op, Run<Op> run, auto prepare>
 void implement(torch::Library& m, c10::DispatchKey device) {
-  m.impl(name_of<Op>().c_str(), torch::dispatch(device, &detail::KernelOf<Op, run, prepare>::call));
+  constexpr auto kernel = &detail::run_on_stack<Op, run, prepare>;
+  m.impl(name_of<Op>().c_str(), torch::dispatch(device, torch::CppFunction::makeFromBoxedFunction<kernel>()));
 }
 
 // Replaces the arguments on the stack by empty outputs. The key is the op's name. Fake tensors give fake outputs.

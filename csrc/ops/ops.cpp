@@ -11,11 +11,6 @@ namespace torch_gdn {
 
 namespace {
 
-bool is_written(const c10::Argument& argument) {
-  const auto* alias = argument.alias_info();
-  return alias != nullptr && alias->isWrite();
-}
-
 std::string without_namespace(const c10::OperatorHandle& op) {
   const std::string& name = op.schema().name();
   return name.substr(name.rfind(':') + 1);

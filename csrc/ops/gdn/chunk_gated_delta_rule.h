@@ -47,6 +47,8 @@ struct ChunkedRule : GatedDeltaRule<Int> {
 
 template <typename Int>
 struct ChunkedCall : WithStates<ChunkedRule<Int>, Int> {
+  using Shared = ChunkedCall;
+
   std::tuple<Tensor, Tensor, Tensor> outputs() const {
     return {this->output(), this->new_state(), this->chunk_states()};
   }
@@ -54,6 +56,8 @@ struct ChunkedCall : WithStates<ChunkedRule<Int>, Int> {
 
 template <typename Int>
 struct ChunkedCallInPlace : WithPool<ChunkedRule<Int>, Int> {
+  using Shared = ChunkedCallInPlace;
+
   auto results() {
     return std::tie(this->return_intermediate_states, this->pool.checkpoint_offsets, this->pool.checkpoint_indices,
                     this->out);

@@ -30,11 +30,15 @@ struct RecurrentRule : GatedDeltaRule<Int> {
 
 template <typename Int>
 struct RecurrentCall : WithStates<RecurrentRule<Int>, Int> {
+  using Shared = RecurrentCall;
+
   std::tuple<Tensor, Tensor> outputs() const { return {this->output(), this->new_state()}; }
 };
 
 template <typename Int>
 struct RecurrentCallInPlace : WithPool<RecurrentRule<Int>, Int> {
+  using Shared = RecurrentCallInPlace;
+
   auto results() { return std::tie(this->pool.num_accepted_tokens, this->out); }
 
   Tensor outputs() const { return this->output(); }
