@@ -87,7 +87,8 @@ def extension() -> Extension:
     return CppExtension(
         "torch_gdn._C",
         everywhere + (metal_half if ON_MAC else []),
-        depends=[*sources("**/*.h"), *sources("**/*.h", folder="shaders")],  # hosts include both
+        # Hosts include both kinds of headers. On Linux, units include the sources.
+        depends=[*everywhere, *sources("**/*.h"), *sources("**/*.h", folder="shaders")],
         include_dirs=[str(ROOT), str(ROOT / "csrc"), str(ROOT / "shaders")],
         extra_link_args=SANITIZE + (["-framework", "Metal", "-framework", "Foundation"] if ON_MAC else []),
     )
@@ -99,17 +100,15 @@ SHARED_HEADERS = ("torch/library.h", "ATen/Parallel.h", "ATen/ops/empty.h")
 QUIET = ["-Wno-sign-compare"]  # compiled headers lose the pragma that silences this warning in a header of PyTorch's
 
 
-def precompiled(folder: Path, flags: list[str]) -> list[str]:
-    """Returns options that include the headers, compiled with these flags. They are compiled again if anything changed.
-    On a Mac there are none; the proof of the Mac build asks for a Mac's flags when g++ is the compiler.
+def precompiled(folder: Path, flags: list[str]) -> str:
+    """Returns a line that includes the headers, compiled with these flags. They are compiled again if anything changed.
+    Other compilers than g++ get none.
     """
-    if ON_MAC:
-        return []
     header, record = folder / "shared_headers.h", folder / "shared_headers.command"
     compiler = shlex.split(os.environ.get("CXX", "c++"))
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True).stdout
     if "Free Software Foundation" not in version:
-        return []
+        return ""
     command = [*compiler, *flags, "-x", "c++-header", str(header), "-o", f"{header}.gch"]
     wanted = "\n".join([torch.__version__, version, *SHARED_HEADERS, shlex.join(command)])
     if not record.is_file() or record.read_text() != wanted:
@@ -117,7 +116,29 @@ def precompiled(folder: Path, flags: list[str]) -> list[str]:
         header.write_text("".join(f"#include <{name}>\n" for name in SHARED_HEADERS))
         subprocess.run(command, check=True)
         record.write_text(wanted)
-    return ["-include", str(header), *QUIET]
+    return f'#include "{header.relative_to(ROOT)}"\n'
+
+
+# These files need few of PyTorch's headers, and each compiles its kernels for several instruction sets.
+ALONE = "csrc/cpu/simd"
+
+
+def units(files: list[str], folder: Path, first_line: str) -> list[str]:
+    """Writes one file per folder of csrc, which includes the folder's sources, so that the compiler reads PyTorch's
+    headers once for all of them. Returns what to compile.
+    """
+    members: dict[str, list[str]] = {}
+    for file in files:
+        members.setdefault(str(Path(file).parent), []).append(file)
+    result = members.pop(ALONE, [])
+    for name, included in members.items():
+        unit = folder / f"{name.replace('/', '_')}.cpp"
+        text = first_line + "".join(f'#include "{file}"\n' for file in included)
+        if not unit.is_file() or unit.read_text() != text:  # ninja compiles what is newer than its object
+            folder.mkdir(parents=True, exist_ok=True)
+            unit.write_text(text)
+        result.append(str(unit.relative_to(ROOT)))
+    return result
 
 
 COMPILING = re.compile(rb"(\[\d+/\d+\]) .* -c (\S+) -o .*")
@@ -155,7 +176,7 @@ def short_progress():
 
 class BuildIncrementally(BuildExtension):
     """Shares one folder of objects among an editable install, a wheel and the packaging tests. ninja rebuilds what
-    changed.
+    changed. A Mac compiles each source by itself, as the proof of the Mac build does.
     """
 
     def finalize_options(self):
@@ -167,12 +188,19 @@ class BuildIncrementally(BuildExtension):
         # One run of setup.py may come here twice, and torch adds its flags to the extension's each time. Flags that
         # differ from the earlier ones would compile everything again.
         for extension in self.extensions:
-            folders = [*extension.include_dirs, *self.compiler.include_dirs]
-            flags = [*self.compiler.compiler_so[1:], *(f"-I{folder}" for folder in folders), *COMPILE_FLAGS]
-            shared = precompiled(Path(self.build_temp), [*flags, *QUIET])
-            extension.extra_compile_args = {"cxx": [*COMPILE_FLAGS, *shared]}
+            extension.extra_compile_args = {"cxx": [*COMPILE_FLAGS, *([] if ON_MAC else QUIET)]}
         with short_progress():
             super().build_extensions()
+
+    def build_extension(self, extension):
+        files = extension.sources
+        if not ON_MAC:
+            folder = Path(self.build_temp)
+            folders = [*extension.include_dirs, *self.compiler.include_dirs]
+            flags = [*self.compiler.compiler_so[1:], *(f"-I{folder}" for folder in folders), *COMPILE_FLAGS, *QUIET]
+            extension.sources = units(files, folder / "units", precompiled(folder, flags))
+        super().build_extension(extension)
+        extension.sources = files  # a source distribution has these
 
 
 class BuildPythonAndShaders(build_py):

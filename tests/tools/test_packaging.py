@@ -227,6 +227,35 @@ def test_a_build_has_as_many_jobs_as_cores_and_memory_allow(
     assert setup_py.jobs() == jobs
 
 
+def test_each_source_is_compiled_once_in_a_unit_of_its_folder(
+    setup_py: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(setup_py, "ROOT", tmp_path)
+    files = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "csrc").rglob("*.cpp"))]
+    compiled = setup_py.units(files, tmp_path / "units", '#include "first.h"\n')
+    alone = {file for file in compiled if not file.startswith("units/")}
+    assert {Path(file).parent.name for file in alone} == {"simd"}
+    members = []
+    for unit in compiled:
+        if unit not in alone:
+            first, *lines = (tmp_path / unit).read_text().splitlines()
+            assert first == '#include "first.h"'
+            members.append([re.findall(r'#include "(.*)"', line)[0] for line in lines])
+    assert sorted([*alone, *(file for unit in members for file in unit)]) == files
+    folders = [{Path(file).parent for file in unit} for unit in members]
+    assert all(len(folder) == 1 for folder in folders) and len(set.union(*folders)) == len(folders)
+    before = {unit: (tmp_path / unit).stat().st_mtime_ns for unit in compiled if unit not in alone}
+    setup_py.units(files, tmp_path / "units", '#include "first.h"\n')
+    assert before == {unit: (tmp_path / unit).stat().st_mtime_ns for unit in before}
+
+
+def test_a_change_of_any_source_or_header_starts_a_build(setup_py: ModuleType) -> None:
+    extension = setup_py.extension()
+    files = {str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.*") if "metal" not in path.parts}
+    watched = {os.path.relpath(path, ROOT) for path in extension.depends}
+    assert files <= watched and set(extension.sources) <= files
+
+
 def test_a_build_without_a_compiler_says_what_to_install(setup_py: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, "CXX", "no-such-compiler --flag")
     with pytest.raises(SystemExit, match=r"No such file or directory: 'no-such-compiler'.*xcode-select --install"):

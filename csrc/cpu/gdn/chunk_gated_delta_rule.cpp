@@ -9,7 +9,7 @@ namespace torch_gdn {
 
 namespace {
 
-struct Inputs {
+struct ChunkInputs {
   cpu::Rows q, k, v, g, beta;
   float scale;
   bool normalise;
@@ -27,7 +27,7 @@ template <typename Operand_>
 class HeadDecayRule {
  public:
   using Operand = Operand_;
-  HeadDecayRule(const Inputs& in, int64_t K, const cpu::ChunkKernels<Operand>& kernels)
+  HeadDecayRule(const ChunkInputs& in, int64_t K, const cpu::ChunkKernels<Operand>& kernels)
       : in_(in), kernels_(kernels), tiles_(std::make_unique<Tiles>()), width_(K) {
     tiles_->keys.K = padded_keys(K);
   }
@@ -62,7 +62,7 @@ class HeadDecayRule {
     cpu::PanelTiles<Operand> panel;
   };
 
-  const Inputs& in_;
+  const ChunkInputs& in_;
   const cpu::ChunkKernels<Operand>& kernels_;
   std::unique_ptr<Tiles> tiles_;
   int64_t width_;
@@ -72,7 +72,7 @@ class HeadDecayRule {
 class ChannelDecayRule {
  public:
   using Operand = float;
-  ChannelDecayRule(const Inputs& in, int64_t K, const cpu::ChannelGateValues& gate)
+  ChannelDecayRule(const ChunkInputs& in, int64_t K, const cpu::ChannelGateValues& gate)
       : in_(in), gate_(gate), kernels_(cpu::channel_kernels()), tiles_(std::make_unique<Tiles>()), width_(K) {
     tiles_->keys.K = padded_keys(K);
   }
@@ -105,7 +105,7 @@ class ChannelDecayRule {
     cpu::PanelTiles<float> panel;
   };
 
-  const Inputs& in_;
+  const ChunkInputs& in_;
   const cpu::ChannelGateValues& gate_;
   const cpu::ChannelKernels& kernels_;
   std::unique_ptr<Tiles> tiles_;
@@ -119,13 +119,13 @@ void run_chunks(const ChunkedRule<int64_t>& op, const cpu::ChunkedWork& work, co
   const auto& [gk, gv, gk_name, gate] = op.channels;
   const Tensor g = gk ? unit_last_stride(cpu::as_activation(*gk), gk_name) : cpu::log_decays_of(s, op.g, op.gates);
   const Tensor betas = cpu::betas_of(s, op.beta, op.gates);
-  const Inputs in{.q = cpu::Rows(q),
-                  .k = cpu::Rows(k),
-                  .v = cpu::Rows(v),
-                  .g = cpu::Rows(g),
-                  .beta = cpu::Rows(betas),
-                  .scale = static_cast<float>(scale_or_default(op.scale, s.K)),
-                  .normalise = op.use_qk_l2norm};
+  const ChunkInputs in{.q = cpu::Rows(q),
+                       .k = cpu::Rows(k),
+                       .v = cpu::Rows(v),
+                       .g = cpu::Rows(g),
+                       .beta = cpu::Rows(betas),
+                       .scale = static_cast<float>(scale_or_default(op.scale, s.K)),
+                       .normalise = op.use_qk_l2norm};
   if (gk) {
     const cpu::ChannelGateValues gate_values(s.HV, s.K, gate);
     return cpu::run_chunks(work, state_io, outputs, [&] { return ChannelDecayRule(in, s.K, gate_values); });

@@ -12,7 +12,7 @@ namespace torch_gdn {
 
 namespace {
 
-struct Inputs {
+struct RecurrentInputs {
   cpu::Rows q, k, v, g, beta;
   optional<cpu::Rows> gk, gv;
   float scale;
@@ -46,7 +46,7 @@ struct Inputs {
 // if there are fewer heads than cores.
 class Work {
  public:
-  Work(const ChunkShape<>& s, const Inputs& in, const cpu::StateIo& state_io, const Tensor& o,
+  Work(const ChunkShape<>& s, const RecurrentInputs& in, const cpu::StateIo& state_io, const Tensor& o,
        const optional<Tensor>& cu_seqlens)
       : s_(s),
         in_(in),
@@ -215,7 +215,7 @@ class Work {
   }
 
   const ChunkShape<>& s_;
-  const Inputs& in_;
+  const RecurrentInputs& in_;
   const cpu::StateIo& state_io_;
   cpu::Rows out_;
   std::vector<cpu::Sequence> sequences_;
@@ -236,16 +236,16 @@ void cpu::run_recurrence(const GatedDeltaRule<>& op, const StateIo& state_io, co
   const Tensor log_decays = log_decays_of(s, op.g, op.gates), betas = betas_of(s, op.beta, op.gates);
   const auto log_gk = channels.gk ? channel_decays_of(*channels.gk, channels.gate) : channels.gk;
   const auto gk = rows_or_none(log_gk, channels.gk_name), gv = rows_or_none(channels.gv, "gv");
-  const Inputs in{.q = Rows(q),
-                  .k = Rows(k),
-                  .v = Rows(v),
-                  .g = Rows(log_decays),
-                  .beta = Rows(betas),
-                  .gk = gk ? optional(Rows(*gk)) : std::nullopt,
-                  .gv = gv ? optional(Rows(*gv)) : std::nullopt,
-                  .scale = static_cast<float>(scale_or_default(op.scale, s.K)),
-                  .has_vector_beta = betas.dim() == 4,
-                  .normalise = op.use_qk_l2norm};
+  const RecurrentInputs in{.q = Rows(q),
+                           .k = Rows(k),
+                           .v = Rows(v),
+                           .g = Rows(log_decays),
+                           .beta = Rows(betas),
+                           .gk = gk ? optional(Rows(*gk)) : std::nullopt,
+                           .gv = gv ? optional(Rows(*gv)) : std::nullopt,
+                           .scale = static_cast<float>(scale_or_default(op.scale, s.K)),
+                           .has_vector_beta = betas.dim() == 4,
+                           .normalise = op.use_qk_l2norm};
   Work(s, in, state_io, o, op.cu_seqlens).run();
 }
 

@@ -9,8 +9,7 @@
 namespace torch_gdn {
 namespace {
 
-constexpr int64_t kElements = 16384;  // least number of elements per core
-constexpr int64_t kBlock = 1024;      // elements computed at a time
+constexpr int64_t kBlock = 1024;  // elements computed at a time
 
 struct Block {
   std::array<float, kBlock> factor, logit, result;
@@ -35,7 +34,7 @@ void run(const ActAndMul<int64_t>& op, const Tensor& y) {
   const auto dtype = y.scalar_type();
   auto* const out = static_cast<char*>(y.mutable_data_ptr());
   const auto& rows = cpu::row_kernels();
-  at::parallel_for(0, y.numel() / D, ceil_div(kElements, D), [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, y.numel() / D, ceil_div(cpu::kElementsPerCore, D), [&](int64_t begin, int64_t end) {
     Block block;
     for (int64_t row = begin; row < end; ++row) {
       const auto *logits = static_cast<const char*>(gates.at(row)), *values = static_cast<const char*>(factors.at(row));

@@ -7,8 +7,6 @@
 namespace torch_gdn {
 namespace {
 
-constexpr int64_t kElements = 16384;  // least number of elements per core
-
 void run(const RmsNorm<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
   const auto& [y, residual_out] = outputs;
   if (y.numel() == 0) return;
@@ -21,7 +19,7 @@ void run(const RmsNorm<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) 
   const auto normalise = cpu::norm_kernels().normalise_rows(x.scalar_type(), has_residual);
   auto* const out = static_cast<char*>(y.mutable_data_ptr());
   auto* const sum = has_residual ? static_cast<char*>(residual_out.mutable_data_ptr()) : nullptr;
-  at::parallel_for(0, y.numel() / op.D, ceil_div(kElements, op.D), [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, y.numel() / op.D, ceil_div(cpu::kElementsPerCore, op.D), [&](int64_t begin, int64_t end) {
     cpu::NormRows rows{.x_stride = in.stride(),
                        .residual_stride = added.stride(),
                        .D = op.D,

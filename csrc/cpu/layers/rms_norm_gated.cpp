@@ -6,11 +6,7 @@
 #include "cpu/simd/layer_kernels.h"
 
 namespace torch_gdn {
-namespace {
-
-constexpr int64_t kElements = 16384;  // least number of elements per core
-
-}  // namespace
+namespace {}  // namespace
 
 void cpu::rms_norm_gated(const RmsNormGated<int64_t>& op, const Tensor& y) {
   if (y.numel() == 0) return;
@@ -20,7 +16,7 @@ void cpu::rms_norm_gated(const RmsNormGated<int64_t>& op, const Tensor& y) {
   auto* out = static_cast<char*>(y.mutable_data_ptr());
   const int64_t row_size = op.D * y.element_size();
   const auto normalise = cpu::gated_norm_kernels().normalise_rows(x.scalar_type(), g.scalar_type());
-  at::parallel_for(0, y.numel() / op.D, ceil_div(kElements, op.D), [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, y.numel() / op.D, ceil_div(cpu::kElementsPerCore, op.D), [&](int64_t begin, int64_t end) {
     cpu::GatedNormRows rows{.x = nullptr,
                             .gate = nullptr,
                             .out = nullptr,

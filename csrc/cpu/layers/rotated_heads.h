@@ -39,7 +39,6 @@ inline void rotate(float* x, const float* cos, const float* sin, int64_t pairs) 
 template <typename Write>
 void rotated_heads(const QkNormRope<int64_t>& op, const Tensor& x_any, const optional<Tensor>& weight_any,
                    const Write& write) {
-  constexpr int64_t kElements = 16384;  // least number of elements per core
   if (x_any.numel() == 0) return;
   const Tensor x = unit_last_stride(x_any, "q or k");
   const Tensor cos = op.cos.to(at::kFloat).contiguous(), sin = op.sin.to(at::kFloat).contiguous();
@@ -48,7 +47,7 @@ void rotated_heads(const QkNormRope<int64_t>& op, const Tensor& x_any, const opt
   const int64_t heads = x.size(2);
   const float* const weights = weight.defined() ? weight.const_data_ptr<float>() : nullptr;
   const auto *cosines = cos.const_data_ptr<float>(), *sines = sin.const_data_ptr<float>();
-  at::parallel_for(0, x.numel() / op.D, ceil_div(kElements, op.D), [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, x.numel() / op.D, ceil_div(kElementsPerCore, op.D), [&](int64_t begin, int64_t end) {
     std::vector<float> values(op.D);
     for (int64_t row = begin; row < end; ++row) {
       const int64_t token = row / heads;

@@ -3,6 +3,8 @@
 
 namespace torch_gdn::cpu {
 
+constexpr int64_t kElementsPerCore = 16384;  // at least
+
 // Returns x as [B, T, heads, D] with a last stride of 1.
 inline Tensor four_dimensions(const Tensor& x_any, const char* name) {
   Tensor x = unit_last_stride(x_any, name);

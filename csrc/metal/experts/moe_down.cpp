@@ -10,16 +10,16 @@ namespace torch_gdn {
 
 namespace {
 
-struct Call {
+struct DownCall {
   Tensor hidden, shared_hidden, shared_down_proj;  // the shared ones are undefined if there is no shared expert
   Tensor residual;                                 // undefined if there is no residual
   int width;                                       // elements per load of a vector
   MoeDownParameters parameters;
 };
 
-Call call_of(const MoeDown<int64_t>& op) {
+DownCall call_of(const MoeDown<int64_t>& op) {
   const auto& s = op.shape;
-  Call call{as_contiguous(op.hidden, "hidden"), {}, op.shared_down_proj.value_or(Tensor()), {}, 1, {}};
+  DownCall call{as_contiguous(op.hidden, "hidden"), {}, op.shared_down_proj.value_or(Tensor()), {}, 1, {}};
   auto& parameters = call.parameters;
   call.width = vector_width({call.hidden, op.w_down});
   if (op.shared_hidden.has_value()) {
@@ -45,7 +45,7 @@ Call call_of(const MoeDown<int64_t>& op) {
 void run(const MoeDown<int64_t>& op, const Tensor& y) {
   const auto& s = op.shape;
   if (s.T == 0) return;
-  Call call = call_of(op);
+  DownCall call = call_of(op);
   const auto dtype = y.scalar_type();
   if (is_few(s)) {
     const int64_t rows = op.packing.bits == 0 ? DownPlan<0>::kRows : DownPlan<4>::kRows;

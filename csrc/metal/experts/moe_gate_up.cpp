@@ -8,19 +8,19 @@ namespace torch_gdn {
 
 namespace {
 
-struct Call {
+struct GateUpCall {
   Tensor x, gate_proj, up_proj;
   int width;  // elements per load of a vector
   MoeGateUpParameters parameters;
 };
 
-Call call_of(const MoeGateUp<int64_t>& op) {
+GateUpCall call_of(const MoeGateUp<int64_t>& op) {
   const auto& s = op.shape;
-  Call call{unit_last_stride(op.x, "x"),
-            op.shared_gate_proj.value_or(op.w_gate_up.select(0, 0)),
-            op.shared_up_proj.value_or(op.w_gate_up.select(0, 0)),
-            1,
-            {}};
+  GateUpCall call{unit_last_stride(op.x, "x"),
+                  op.shared_gate_proj.value_or(op.w_gate_up.select(0, 0)),
+                  op.shared_up_proj.value_or(op.w_gate_up.select(0, 0)),
+                  1,
+                  {}};
   call.width = vector_width({call.x, op.w_gate_up, call.gate_proj, call.up_proj});
   auto& parameters = call.parameters;
   parameters.pairs = pair_parameters(s, op.topk_ids);
@@ -42,7 +42,7 @@ void run(const MoeGateUp<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs
   const auto& [hidden, shared_hidden] = outputs;
   const auto& s = op.shape;
   if (s.T == 0) return;
-  Call call = call_of(op);
+  GateUpCall call = call_of(op);
   const auto dtype = op.x.scalar_type();
   if (is_few(s)) {
     const bool is_packed = op.packing.bits != 0;
