@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 import subprocess
@@ -119,6 +120,30 @@ def test_a_new_source_leaves_the_other_objects(tmp_path: Path, monkeypatch: pyte
     assert [str(new) in command for command in commands if " -c " in command] == [True]
 
 
+def test_sources_of_a_folder_compile_as_one_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = [tmp_path / folder / f"{folder}_{name}.cpp" for folder in ("a", "b") for name in ("one", "two")]
+    for source in sources:
+        source.parent.mkdir(exist_ok=True)
+        source.write_text(f'extern "C" int {source.stem}() {{ return 1; }}\n')
+    commands: list[str] = []
+    run = build._run
+    monkeypatch.setattr(build, "_run", lambda command, at: (commands.append(" ".join(command)), run(command, at))[1])
+
+    def compiled() -> int:
+        commands.clear()
+        library = ctypes.CDLL(str(mps_simulator.load(sources, name="united", units=sources)))
+        assert all(getattr(library, source.stem)() == 1 for source in sources)
+        return sum(" -c " in command and "personality" not in command for command in commands)
+
+    assert compiled() == 2
+    assert compiled() == 0
+    sources[3].touch()
+    assert compiled() == 1
+    sources[3].write_text("int broken(\n")
+    with pytest.raises(build.BuildError, match=rf"{sources[3]}:1:\d+: error"):
+        compiled()
+
+
 def test_a_python_module_can_be_imported(tmp_path: Path) -> None:
     source = tmp_path / "module.cpp"
     source.write_text(MODULE)
@@ -192,17 +217,17 @@ def test_the_nearest_table_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_an_entry(tmp_path: Path) -> None:
     (tmp_path / "csrc" / "metal").mkdir(parents=True)
-    for name in ("csrc/a.cpp", "csrc/b.cpp", "csrc/metal/c.mm"):
+    for name in ("csrc/a.cpp", "csrc/b.cpp", "csrc/metal/c.mm", "csrc/d.cpp"):
         (tmp_path / name).touch()
     path = write(
         tmp_path,
         '[[tool.mps_simulator.load]]\nname = "x"\nsources = ["csrc/**/*.cpp", "csrc/**/*.mm"]\n'
-        'exclude = ["csrc/b.cpp"]\ninclude = ["csrc"]\nextensions = ["p._C"]\nflags = ["-DA"]\n',
+        'exclude = ["csrc/b.cpp"]\nunits = ["csrc/[ab].cpp"]\ninclude = ["csrc"]\n'
+        'extensions = ["p._C"]\nflags = ["-DA"]\n',
     )
+    sources = [tmp_path / name for name in ("csrc/a.cpp", "csrc/d.cpp", "csrc/metal/c.mm")]
     assert project.read_project(path) == [
-        project.Entry(
-            "x", [tmp_path / "csrc/a.cpp", tmp_path / "csrc/metal/c.mm"], [tmp_path / "csrc"], ["p._C"], ["-DA"]
-        )
+        project.Entry("x", sources, sources[:1], [tmp_path / "csrc"], ["p._C"], ["-DA"])
     ]
 
 
@@ -233,7 +258,7 @@ def test_an_entry_whose_extension_is_not_installed_is_left_out(tmp_path: Path, m
     (package / "__init__.py").write_text("raise RuntimeError('not to be imported')\n")
     monkeypatch.syspath_prepend(tmp_path)
     entries = [
-        project.Entry("x", [OWN_OP], [], [name], [])
+        project.Entry("x", [OWN_OP], [], [], [name], [])
         for name in ("no_such_package._C", "unbuilt._C", "json.no_module.x")
     ]
     monkeypatch.setattr(loading, "find_project", lambda: tmp_path / "pyproject.toml")

@@ -233,6 +233,22 @@ def _link(
     return output
 
 
+def _united(directory: Path, sources: Sequence[Path], units: Sequence[Path]) -> list[Path]:
+    """Writes one file per folder of `units`, which includes them. Returns these files and the other sources."""
+    folders: dict[Path, list[Path]] = {}
+    for source in units:
+        folders.setdefault(source.parent, []).append(source)
+    directory.mkdir(exist_ok=True)
+    united = []
+    for folder, members in folders.items():
+        unit = directory / f"{folder.name}_{_hash([str(folder)])}.cpp"
+        text = "".join(f'#include "{member}"\n' for member in members)
+        if not unit.exists() or unit.read_text() != text:
+            unit.write_text(text)
+        united.append(unit)
+    return [*united, *(source for source in sources if source not in set(units))]
+
+
 def device_sources() -> list[Path]:
     patterns = ("engine/*/*.cpp", "foundation/*.mm", "foundation/*.c", "metal/*.mm", "pytorch/*.cpp")
     return sorted(path for pattern in patterns for path in SIMULATOR.glob(pattern))
@@ -265,6 +281,7 @@ def build_library(
     *,
     include: Sequence[Path] = (),
     flags: Sequence[str] = (),
+    units: Sequence[Path] = (),
 ) -> Path:
     """Builds Objective-C++ and C++ into a shared library linked against the device. See mps_simulator.load()."""
     toolchain = Toolchain.make()
@@ -278,7 +295,8 @@ def build_library(
     # A new source leaves the other objects unchanged. Each set of sources has its own library.
     directory = device.parent / "libraries" / f"{name}-{_hash([*map(str, libraries), *flags])}"
     with _locked(directory):
-        objects = _compile(toolchain, directory, [*sources, SIMULATOR / "foundation/personality.c"], flags)
+        compiled = [*_united(directory / "units", sources, units), SIMULATOR / "foundation/personality.c"]
+        objects = _compile(toolchain, directory, compiled, flags)
         linked = (device, *libraries)
         rpaths = (f"-Wl,-rpath,{path.parent}" for path in linked)
         flags = [*map(str, linked), *toolchain.libraries, *rpaths]

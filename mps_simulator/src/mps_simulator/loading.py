@@ -26,6 +26,7 @@ def load(
     include: Sequence[PathLike] = (),
     libraries: Sequence[PathLike] = (),
     flags: Sequence[str] = (),
+    units: Sequence[PathLike] = (),
 ) -> Path:
     """Builds .mm and .cpp files, unchanged from a Mac, and loads them. Their ops are then in torch.ops.
 
@@ -36,7 +37,8 @@ def load(
     sources: one file or several. name: the name of the library, by default that of the first file. If a source has
     PYBIND11_MODULE(TORCH_EXTENSION_NAME, m), you also import the library by this name, which may have dots. include:
     folders of headers in addition to PyTorch's and Metal's. libraries: shared libraries to link against. flags: more
-    flags for the compiler, such as "-DNAME=1".
+    flags for the compiler, such as "-DNAME=1". units: .cpp files among the sources that compile together, one unit per
+    folder, which is quicker if they are many. The files of a folder must not reuse names of their unnamed namespaces.
 
     Returns the library's path, in the cache. Compiles only what changed. A library that a process has loaded does not
     change. Raises build.BuildError with the compiler's message, or RuntimeError before activate().
@@ -58,6 +60,7 @@ def load(
         [Path(path).resolve() for path in libraries],
         include=[Path(path).resolve() for path in include],
         flags=flags,
+        units=[Path(path).resolve() for path in units],
     )
     torch.ops.load_library(str(library))
     if hasattr(ctypes.CDLL(str(library)), f"PyInit_{name.rpartition('.')[2]}"):
@@ -84,4 +87,5 @@ def _load_project(path: Path) -> None:
             include=entry.include,
             libraries=[str(module.__file__) for module in modules],
             flags=entry.flags,
+            units=entry.units,
         )

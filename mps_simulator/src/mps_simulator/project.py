@@ -4,6 +4,7 @@
     name = "my_ops_metal"
     sources = ["csrc/**/*.mm", "csrc/*.cpp"]
     exclude = ["csrc/cpu.cpp"]     # this key and the following ones are optional
+    units = ["csrc/*.cpp"]         # which of them compile together, one unit per folder
     include = ["csrc"]             # folders of headers
     extensions = ["my_ops._C"]     # extension modules: imported first, and linked against
     flags = ["-DMY_FLAG=1"]        # more for the compiler
@@ -22,7 +23,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-KEYS = ("name", "sources", "exclude", "include", "extensions", "flags")
+KEYS = ("name", "sources", "exclude", "units", "include", "extensions", "flags")
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Entry:
 
     name: str
     sources: list[Path]
+    units: list[Path]
     include: list[Path]
     extensions: list[str]
     flags: list[str]
@@ -75,8 +77,10 @@ def _entry(path: Path, table: Any) -> Entry:
     sources = _files(where, root, table.get("sources", [])) - _files(where, root, table.get("exclude", []))
     if not sources:
         raise ProjectError(f"{where}: expected sources, got none")
+    units = _files(where, root, table.get("units", [])) & sources
     include = [root / folder for folder in table.get("include", [])]
-    return Entry(table["name"], sorted(sources), include, table.get("extensions", []), table.get("flags", []))
+    extensions, flags = table.get("extensions", []), table.get("flags", [])
+    return Entry(table["name"], sorted(sources), sorted(units), include, extensions, flags)
 
 
 def find_project() -> Path | None:
