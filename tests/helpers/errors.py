@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -27,8 +29,21 @@ __all__ = [
     "assert_same_bits",
     "chunk_f32",
     "head_errors",
+    "of_a_sum",
     "relative_error",
 ]
+
+NARROWEST = 4  # lanes of the narrowest variant of the CPU kernels
+
+
+def of_a_sum(terms: int, dtype: torch.dtype) -> float:
+    """Returns how far the rounding of a sum of squares takes a norm, which divides by its root.
+
+    The narrowest variant adds terms / 4 squares in turn in each of 4 lanes. Each addition rounds the sum so far, by
+    0.3 x 2^-24 on average, so that n of them change the whole by 0.3 x 2^-24 sqrt(n / 3). The mean of the lanes and the
+    root halve that once each. This is 6 times the result, for the largest of many rows. A wider variant has less.
+    """
+    return 2**-24 * math.sqrt(terms / NARROWEST) / 4 if dtype == torch.float32 else 0.0
 
 
 def assert_close(name: str, x: Tensor, exact: Tensor, bound: float, head_dim: int | None = 2) -> None:
