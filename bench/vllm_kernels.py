@@ -201,9 +201,9 @@ class Convolution:
         return lambda: op(x, self.weight, pool, self.slots, None, 0, None, "silu", None)[:, 0]
 
     def vllm(self) -> Callable[[], Tensor]:
+        kernels, pool = ops(), self.pool()
         if not has_bf16_products():
             raise LeftOut("its C++ convolution needs bfloat16 products")
-        kernels, pool = ops(), self.pool()
         packed = kernels.causal_conv1d_weight_pack(self.weight)
         rest = (packed, None, True, None, self.slots, -1, True)
         return lambda: kernels.causal_conv1d_update_cpu(self.x, pool, *rest)

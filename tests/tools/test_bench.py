@@ -277,7 +277,9 @@ def test_each_convolution_of_vllms_section_gives_the_exact_answer(name: str) -> 
     assert (y.double() - case.exact()).norm() <= 5e-3 * case.exact().norm()
 
 
-def test_vllm_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_products", [True, False], ids=["bfloat16 products", "no bfloat16 products"])
+def test_vllm_that_is_not_there_is_named(has_products: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(vllm_kernels, "has_bf16_products", lambda: has_products)
     monkeypatch.setattr(vllm_kernels, "ops", vllm_kernels.ops.__wrapped__)
     monkeypatch.setenv(vllm_kernels.FOLDER, str(tmp_path))
     for what in ("decode", "convolution"):
