@@ -24,6 +24,7 @@ from tests.helpers.devices import ready
 from tests.integrations import models
 from tests.integrations.models import distance, random_model
 from tests.sweeps import share_of
+from torch_gdn.integrations import transformers
 
 CPU = torch.device("cpu")
 KINDS = [kind for kind in models.KINDS if models.there(kind)]
@@ -318,3 +319,120 @@ def test_each_module_that_was_changed(kind: str, change: str) -> None:
     wrong = [(group, distance(x, y)) for group, x, y in zip(groups, found, expected, strict=True)]
     assert not [(group, off) for group, off in wrong if not off < 2e-5]
     assert any(distance(x, unchanged) > 1e-4 for x in expected)
+
+
+# ---- other changes ---------------------------------------------------------------------------------------------------
+
+
+def compared(model: Any, change: Callable[[Any], Any] = lambda model: None) -> None:
+    """Asserts that a changed model has the same logits with torch_gdn as without."""
+    change(model)
+    there = copy.deepcopy(model).to(ready("mps"))
+    expected = models.decode(model, CPU, prompt=5, steps=(1, 1))
+    with models.torch_gdn_enabled():
+        found = models.decode(there, ready("mps"), prompt=5, steps=(1, 1))
+    assert distance(found, expected) < 2e-5
+
+
+NORMS = ("layers.0.input_layernorm", "layers.1.post_attention_layernorm", "layers.1.self_attn.q_norm", "norm")
+
+
+@pytest.mark.parametrize("norm", [nn.RMSNorm, lambda size: nn.Identity()], ids=["RMSNorm", "Identity"])
+@pytest.mark.parametrize("name", NORMS)
+@torch.no_grad()
+def test_norms_of_torch_in_the_place_of_a_models(name: str, norm: Callable[[int], nn.Module]) -> None:
+    model = random_model("qwen3_next")
+    compared(model, lambda model: model.model.set_submodule(name, norm(*model.model.get_submodule(name).weight.shape)))
+
+
+@pytest.mark.parametrize("name", ["q_norm", "k_norm"])
+@torch.no_grad()
+def test_norms_of_q_and_k_with_different_eps(name: str) -> None:
+    compared(random_model("qwen3_next"), lambda x: setattr(getattr(x.model.layers[1].self_attn, name), "eps", 0.5))
+
+
+@pytest.mark.parametrize("when", ["before enable()", "after enable()"])
+@pytest.mark.parametrize(
+    "name",
+    ["Qwen3NextRMSNorm.forward", "Qwen3NextRMSNorm._norm", "Qwen3NextTopKRouter.forward", "apply_rotary_pos_emb"],
+)
+@torch.no_grad()
+def test_functions_that_were_rebound(name: str, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After enable(), the function in place is torch_gdn's, and the new one calls it."""
+    model = random_model("qwen3_next")
+    module = models.modeling_module("qwen3_next")
+    owner, _, attribute = name.rpartition(".")
+    holder = getattr(module, owner) if owner else module
+
+    def rebind() -> None:
+        theirs = getattr(holder, attribute)
+        monkeypatch.setattr(holder, attribute, lambda *args, **kwargs: changed(theirs(*args, **kwargs)))
+
+    there = copy.deepcopy(model).to(ready("mps"))
+    with monkeypatch.context() as patched:
+        theirs = getattr(holder, attribute)
+        patched.setattr(holder, attribute, lambda *args, **kwargs: changed(theirs(*args, **kwargs)))
+        expected = models.decode(model, CPU, prompt=5, steps=(1, 1))
+    if when == "before enable()":
+        rebind()
+    transformers.enable()
+    try:
+        if when == "after enable()":
+            rebind()
+        found = models.decode(there, ready("mps"), prompt=5, steps=(1, 1))
+    finally:
+        monkeypatch.undo()
+        transformers.disable()
+    assert distance(found, expected) < 2e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+@torch.no_grad()
+def test_autocast(kind: str, device: str) -> None:
+    model = random_model(kind).to(ready(device))
+    with torch.autocast(device, torch.bfloat16):
+        expected = models.decode(model, torch.device(device), prompt=5, steps=(1, 1))
+        with models.torch_gdn_enabled():
+            found = models.decode(model, torch.device(device), prompt=5, steps=(1, 1))
+            left = transformers.status().left
+    assert torch.equal(found, expected)
+    assert all("autocast is on" in reason for reasons in left.values() for reason in reasons)
+    assert left
+
+
+@torch.no_grad()
+def test_modules_that_accelerate_hooked_while_enabled_are_transformers_own_after_disable() -> None:
+    hooks = pytest.importorskip("accelerate.hooks")
+    model = random_model("qwen3_next")
+    there = copy.deepcopy(model).to(ready("mps"))
+    with models.torch_gdn_enabled():
+        for module in there.modules():
+            hooks.add_hook_to_module(module, hooks.ModelHook())
+    expected = models.decode(there, ready("mps"), prompt=5, steps=(1, 1))
+    taken, status = transformers.status().taken, transformers.status()
+    assert not taken and not status.left and status.running == 0
+    hooks.remove_hook_from_submodules(there)
+    assert torch.equal(models.decode(there, ready("mps"), prompt=5, steps=(1, 1)), expected)
+
+
+ROUNDED = {
+    "model.layers.0": ("linear_attn", "linear_attn.in_proj_qkvz", "mlp.shared_expert.up_proj"),
+    "model.layers.1": ("self_attn", "self_attn.q_proj", "self_attn.k_proj", "mlp.shared_expert.gate_proj"),
+}
+
+
+@pytest.mark.parametrize("name", [f"{layer}.{name}" for layer, names in ROUNDED.items() for name in names])
+@torch.no_grad()
+def test_a_module_between_fused_ones_that_returns_another_dtype(name: str) -> None:
+    """transformers promotes it. torch_gdn's ops refuse mixed dtypes."""
+    model = random_model("qwen3_next")
+
+    def rounded(module: nn.Module, args: Any, y: Any) -> Any:
+        return (y[0].bfloat16(), *y[1:]) if isinstance(y, tuple) else y.bfloat16()
+
+    model.get_submodule(name).register_forward_hook(rounded)
+    there = copy.deepcopy(model).to(ready("mps"))
+    expected = models.decode(model, CPU, prompt=5, steps=(1, 1))
+    with models.torch_gdn_enabled():
+        assert distance(models.decode(there, ready("mps"), prompt=5, steps=(1, 1)), expected) < 2e-3

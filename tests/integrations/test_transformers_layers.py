@@ -138,7 +138,10 @@ def test_a_decoder_layer_is_no_further_from_float32(kind: str, index: int) -> No
     assert distance(apart, exact) <= 1.05 * own
     assert 0 < distance(found, exact) <= 1.05 * own
     layer.post_attention_layernorm.register_forward_hook(lambda *_: None)
-    assert supports("decoder_layer", layer, x) == (False, f"a hook of {type(layer.input_layernorm).__name__} must be called")
+    assert supports("decoder_layer", layer, x) == (
+        False,
+        f"a hook of {type(layer.input_layernorm).__name__} must be called",
+    )
 
 
 def test_layers_of_another_form_are_left() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import doctest
 import gc
 import importlib.metadata
@@ -169,15 +170,38 @@ def test_a_model_above_metals_recommendation_is_refused_before_it_is_read(
     load(-1)
 
 
-def test_the_first_line_counts_the_layers_of_models_that_exist() -> None:
+@torch.no_grad()
+def test_the_first_line_counts_the_layers_that_ran() -> None:
     gc.collect()
     before = transformers.status().layers  # other tests hold models too
-    model = random_model("qwen3_next")  # built before enable()
+    model, another = random_model("qwen3_next"), random_model("qwen3_next")  # built before enable()
     mine = sum(type(layer).__name__ == "Qwen3NextGatedDeltaNet" for layer in model.modules())
+    layers = f"{before + 2 * mine} Gated DeltaNet layers"
+    assert f"{layers} run on transformers' own code: call torch_gdn.enable()" in str(transformers.status())
     found = transformers.enable()
-    assert mine > 0 and found.layers == found.running == before + mine
-    assert str(found).startswith(f"{before + mine} of {before + mine} Gated DeltaNet layers run on torch_gdn; 0 calls")
-    assert str(transformers.disable()).startswith(f"0 of {before + mine} Gated DeltaNet layers run on torch_gdn")
+    assert mine > 0 and found.running == 0 and found.layers == before + 2 * mine
+    assert str(found).startswith(f"torch_gdn is enabled, and none of {layers} has run since")
+    for _ in range(2):
+        models.decode(model, CPU)
+        assert transformers.status().running == mine
+    assert str(transformers.status()).startswith(f"{mine} of {layers} ran on torch_gdn; 0 calls")
+    models.decode(copy.deepcopy(another), CPU)
+    assert transformers.status().running == mine  # the copy is gone
+    assert transformers.disable().running == 0
+
+
+@pytest.mark.parametrize("why", ["long heads", "training", "another dtype"])
+@torch.no_grad()
+def test_a_model_whose_rule_was_left_is_not_counted(why: str) -> None:
+    """Norms and convolutions of the model may run on torch_gdn."""
+    model = random_model("qwen3_next", **{"linear_key_head_dim": 288} if why == "long heads" else {})
+    model = model.double() if why == "another dtype" else model
+    transformers.enable()
+    with torch.set_grad_enabled(why == "training"), pytest.warns(UserWarning, match="leaves chunk_gated_delta_rule"):
+        models.prefill(model, CPU)
+    status = transformers.status()
+    assert status.running == 0
+    assert str(status).startswith("0 of ") and "chunk_gated_delta_rule: 1 calls left" in str(status)
 
 
 @pytest.mark.sweep(2)

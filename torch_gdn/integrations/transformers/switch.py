@@ -87,7 +87,7 @@ class Status:
             return f"torch_gdn is disabled, and {layers} run on transformers' own code: call torch_gdn.enable()"
         calls = sum(sum(reasons.values()) for reasons in self.left.values())
         if not (calls or self.running):
-            return f"torch_gdn is enabled, and none of {layers} has run since"
+            return f"torch_gdn is enabled, and none of {layers} has run since, except in compiled graphs"
         return f"{self.running} of {layers} ran on torch_gdn; {calls} calls went to transformers"
 
     def _problems(self) -> list[str]:
