@@ -417,7 +417,7 @@ def test_modules_that_accelerate_hooked_while_enabled_are_transformers_own_after
 
 
 ROUNDED = {
-    "model.layers.0": ("linear_attn", "linear_attn.in_proj_qkvz", "mlp.shared_expert.up_proj"),
+    "model.layers.0": ("linear_attn", "linear_attn.in_proj_ba", "mlp.shared_expert.up_proj"),
     "model.layers.1": ("self_attn", "self_attn.q_proj", "self_attn.k_proj", "mlp.shared_expert.gate_proj"),
 }
 
