@@ -68,14 +68,15 @@ class OurMethod:
 class PackedLinearMethod: ...
 
 
-class ReplicatedLinear:
+class ReplicatedLinear(torch.nn.Module):
     order = None
 
     def __init__(self, rows: int, columns: int, device: torch.device) -> None:
+        super().__init__()
         self.weight, self.bias = torch.randn(rows, columns).to(device), None
         self.quant_method = UnquantizedLinearMethod()
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, None]:
+    def forward(self, x: Tensor) -> tuple[Tensor, None]:
         return torch.nn.functional.linear(x, self.weight), None
 
 
@@ -88,8 +89,13 @@ class RowParallelLinear(ReplicatedLinear): ...
 class LoRALinear(ReplicatedLinear): ...
 
 
-class Qwen2MoeMLP:
+class SiluAndMul(torch.nn.Module): ...
+
+
+class Qwen2MoeMLP(torch.nn.Module):
     def __init__(self, device: torch.device, size: int, width: int) -> None:
+        super().__init__()
+        self.act_fn = SiluAndMul()
         self.gate_up_proj = MergedColumnParallelLinear(2 * width, size, device)
         self.down_proj = RowParallelLinear(size, width, device)
         self.expert_gate = ReplicatedLinear(1, size, device)
@@ -120,7 +126,16 @@ def left_to_vllm(*_: object, **__: object) -> Tensor:
     raise NotImplementedError("the forward of vLLM")
 
 
-forward = moe.with_shared_expert(left_to_vllm, (OurMethod,))
+CLASSES = moe.Classes(
+    experts=(OurMethod,),
+    unquantized=(UnquantizedLinearMethod,),
+    packed=(PackedLinearMethod,),
+    routers=(FusedTopKRouter,),
+    shared=(Qwen2MoeMLP,),
+    linears=(ReplicatedLinear, MergedColumnParallelLinear, RowParallelLinear),
+    activations=(SiluAndMul,),
+).learnt()
+forward = moe.with_shared_expert(left_to_vllm, lambda: CLASSES)
 
 
 @pytest.mark.parametrize("tokens", [1, 20])
@@ -176,7 +191,27 @@ def pack_shared(runner: Any) -> None:
     down.scales, down.biases, down.quant_method = torch.zeros(H, 1), torch.zeros(H, 1), PackedLinearMethod()
 
 
+def hook(name: str) -> Any:
+    def change(runner: Any) -> None:
+        runner._shared_experts._layer.get_submodule(name).register_forward_hook(lambda *_: None)
+
+    return change
+
+
+def derive(name: str) -> Any:
+    """Gives a module a class that derives from its own."""
+
+    def change(runner: Any) -> None:
+        module = runner._shared_experts._layer.get_submodule(name)
+        module.__class__ = type(type(module).__name__, (type(module),), {})
+
+    return change
+
+
 CHANGES = {
+    **{f"a hook of {name or 'the expert'}": hook(name) for name in ("", "act_fn", "gate_up_proj", "expert_gate")},
+    **{f"another class of {name or 'the expert'}": derive(name) for name in ("", "act_fn", "down_proj")},
+    "another router": lambda runner: setattr(runner, "router", type("FusedTopKRouter", (FusedTopKRouter,), {})()),
     "another method": lambda runner: setattr(runner.routed_experts, "quant_method", object()),
     "no shared expert": lambda runner: setattr(runner, "_shared_experts", None),
     "two ranks": lambda runner: setattr(runner.moe_config, "tp_size", 2),

@@ -45,7 +45,7 @@ def learn(owner: type, replacement: Any = None) -> None:
     if replacement is None and before is not None and owner.forward in before.forwards:  # type: ignore[attr-defined]
         return
     functions = functions_of(owner)
-    forward = functions.pop("forward")
+    forward = functions.pop("forward", owner.forward)  # type: ignore[attr-defined]
     known[owner] = Known((forward, replacement), tuple(functions.items()), frozenset(functions))
 
 

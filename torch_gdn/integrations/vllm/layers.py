@@ -28,6 +28,7 @@ from vllm.utils.torch_utils import (
 )
 
 import torch_gdn
+from torch_gdn.integrations import plain
 from torch_gdn.integrations.vllm import gated_delta_net, moe
 
 
@@ -63,7 +64,7 @@ def build_state(layer: Any) -> gated_delta_net.LayerState:
 def norm_of(layer: Any) -> dict[str, Any] | None:
     """Returns what `gdn_decode_` takes of the layer's gated norm, or None if it does not compute that norm."""
     norm = getattr(layer, "norm", None)
-    if not isinstance(norm, TorchGdnRMSNormGated) or norm.group_size is not None or not norm.norm_before_gate:
+    if type(norm) is not TorchGdnRMSNormGated or norm.group_size is not None or not norm.norm_before_gate:
         return None
     return {"norm_weight": norm.weight, "norm_activation": norm.activation, "norm_eps": norm.eps}
 
@@ -85,6 +86,8 @@ def decode(layer: Any, mixed_qkvz: Tensor, ba: Tensor) -> Tensor | None:
     metadata = get_forward_context().attn_metadata
     metadata = metadata.get(layer.prefix) if isinstance(metadata, dict) else None
     if metadata is None or not current_platform.is_out_of_tree() or torch.compiler.is_compiling():
+        return None
+    if plain.change_of(layer.norm, (TorchGdnRMSNormGated,)):
         return None
     if layer.gqa_interleaved_layout:
         return gated_delta_net.decode(state_of(layer), metadata, mixed_qkvz, None, ba, None)
@@ -211,6 +214,7 @@ class TorchGdnFusedMoEMethod(UnquantizedFusedMoEMethod):
 
 def register() -> None:
     assert torch_gdn  # defines torch.ops.gdn
+    plain.learn(TorchGdnRMSNormGated)
     direct_register_custom_op("torch_gdn_core", gated_delta_net_core, ["out"], gated_delta_net_core_fake)
     QwenGatedDeltaNetAttention.register_oot(TorchGdnQwenAttention)
     OlmoHybridGatedDeltaNetAttention.register_oot(TorchGdnOlmoHybridAttention)
@@ -223,4 +227,4 @@ def register() -> None:
 
         quantized.register()
         rotary.register()
-        MoERunner.forward = moe.with_shared_expert(MoERunner.forward, quantized_layers.EXPERTS)
+        MoERunner.forward = moe.with_shared_expert(MoERunner.forward, quantized_layers.classes_of_experts)

@@ -10,9 +10,25 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-# Classes of vLLM whose behaviour is known. LoRA replaces them by others.
-ROUTERS = ("FusedTopKRouter",)
-LINEARS = ("MergedColumnParallelLinear", "RowParallelLinear", "ReplicatedLinear")
+from torch_gdn.integrations import plain
+
+
+class Classes(NamedTuple):
+    """The classes of layers and methods that the ops can stand in for. LoRA replaces them by others."""
+
+    experts: tuple[type, ...]  # methods of routed experts
+    unquantized: tuple[type, ...]  # methods of linear layers
+    packed: tuple[type, ...]
+    routers: tuple[type, ...]
+    shared: tuple[type, ...]
+    linears: tuple[type, ...]
+    activations: tuple[type, ...]
+
+    def learnt(self) -> Classes:
+        """Returns itself, once `plain.change_of` knows the modules among them."""
+        for owner in (*self.shared, *self.linears, *self.activations):
+            plain.learn(owner)
+        return self
 
 
 class Matrix(NamedTuple):
@@ -88,16 +104,16 @@ def topk_softmax(
     return weights, ids.to(topk_indices.dtype)
 
 
-def with_shared_expert(theirs: Callable[..., Tensor], methods: tuple[type, ...]) -> Callable[..., Tensor]:
+def with_shared_expert(theirs: Callable[..., Tensor], classes: Callable[[], Classes]) -> Callable[..., Tensor]:
     """Wraps a MoERunner's forward, so that a plain shared expert goes to the same ops as the routed experts.
 
-    vLLM computes it separately and adds it, which takes 8 more launches. It takes the layers of `methods`, ours.
+    vLLM computes it separately and adds it, which takes 8 more launches. `classes` is called in each step.
     """
 
     @functools.wraps(theirs)
     def forward(runner: Any, hidden_states: Tensor, router_logits: Tensor, *others: Any, **options: Any) -> Tensor:
         given = [*others, *options.values()]
-        shared = shared_expert_of(runner, methods) if all(each is None for each in given) else None
+        shared = shared_expert_of(runner, classes()) if all(each is None for each in given) else None
         if shared is None:
             return theirs(runner, hidden_states, router_logits, *others, **options)
         if runner.gate is not None:
@@ -113,21 +129,22 @@ def with_shared_expert(theirs: Callable[..., Tensor], methods: tuple[type, ...])
     return forward
 
 
-def shared_expert_of(runner: Any, methods: tuple[type, ...]) -> SharedExpert | None:
+def shared_expert_of(runner: Any, known: Classes) -> SharedExpert | None:
     """Returns None if vLLM computes it or there is none. Runs in each step, because an adapter may wrap the layers."""
     shared = getattr(runner, "_shared_experts", None)
     config = runner.moe_config
     is_whole = all(getattr(config, f"{kind}_size") == 1 for kind in ("tp", "pcp", "dp", "ep", "sp"))
-    is_plain = isinstance(runner.routed_experts.quant_method, methods) and type(runner.router).__name__ in ROUTERS
+    is_plain = type(runner.routed_experts.quant_method) in known.experts and type(runner.router) in known.routers
     is_plain = is_plain and runner.routed_scaling_factor == 1.0 and not runner._fse_fuse_gate
     is_plain = is_plain and runner.routed_input_transform is None and runner.routed_output_transform is None
     if shared is None or not (is_whole and is_plain):
         return None
     layer = shared._layer
-    if type(layer).__name__ != "Qwen2MoeMLP":
+    if plain.change_of(layer, known.shared) or plain.change_of(layer.act_fn, known.activations):
         return None
-    gate_up, down, has_gate = matrix_of(layer.gate_up_proj), matrix_of(layer.down_proj), layer.expert_gate is not None
-    gate = matrix_of(layer.expert_gate) if has_gate else None
+    gate_up, down = matrix_of(layer.gate_up_proj, known), matrix_of(layer.down_proj, known)
+    has_gate = layer.expert_gate is not None
+    gate = matrix_of(layer.expert_gate, known) if has_gate else None
     if gate_up is None or down is None or (has_gate and (gate is None or gate.scales is not None)):
         return None
     are_packed = experts_of(runner.routed_experts)[0].scales is not None
@@ -137,11 +154,11 @@ def shared_expert_of(runner: Any, methods: tuple[type, ...]) -> SharedExpert | N
     return SharedExpert(gate_proj, up_proj, down, None if gate is None else gate.weight)
 
 
-def matrix_of(layer: Any) -> Matrix | None:
+def matrix_of(layer: Any, known: Classes) -> Matrix | None:
     """Returns a linear layer's matrix, or None if the layer does more than multiply by it."""
-    method = type(layer.quant_method).__name__
-    if type(layer).__name__ not in LINEARS or getattr(layer, "bias", None) is not None:
+    if plain.change_of(layer, known.linears) or getattr(layer, "bias", None) is not None:
         return None
-    if method == "PackedLinearMethod":
+    method = type(layer.quant_method)
+    if method in known.packed:
         return None if layer.order is not None else Matrix(layer.weight, layer.scales, layer.biases)
-    return Matrix(layer.weight) if method == "UnquantizedLinearMethod" else None
+    return Matrix(layer.weight) if method in known.unquantized else None

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from torch import Tensor
 from torch.nn import Parameter
+from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase, RoutedExperts, UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.linear import (
     LinearBase,
     LinearMethodBase,
+    MergedColumnParallelLinear,
+    ReplicatedLinear,
+    RowParallelLinear,
     UnquantizedLinearMethod,
     register_weight_loader_v2_supported_method,
 )
@@ -19,6 +24,7 @@ from torch_gdn.integrations import packed
 from torch_gdn.integrations.packed import Packing
 from torch_gdn.integrations.vllm import moe
 from torch_gdn.integrations.vllm.layers import TorchGdnFusedMoEMethod, check_experts
+from torch_gdn.integrations.vllm.rotary import TorchGdnSiluAndMul
 
 
 @register_weight_loader_v2_supported_method
@@ -53,7 +59,21 @@ class PackedExpertsMethod(packed.Experts, FusedMoEMethodBase):
     apply = moe.routed_experts
 
 
-EXPERTS = (TorchGdnFusedMoEMethod, PackedExpertsMethod)  # the methods of routed experts on mps
+@functools.cache
+def classes_of_experts() -> moe.Classes:
+    """Returns the classes of a mixture of experts on mps. Called when a model exists, because it imports one."""
+    from vllm.model_executor.layers.fused_moe.router.fused_topk_router import FusedTopKRouter
+    from vllm.model_executor.models.qwen2_moe import Qwen2MoeMLP
+
+    return moe.Classes(
+        experts=(TorchGdnFusedMoEMethod, PackedExpertsMethod),
+        unquantized=(UnquantizedLinearMethod,),
+        packed=(PackedLinearMethod,),
+        routers=(FusedTopKRouter,),
+        shared=(Qwen2MoeMLP,),
+        linears=(MergedColumnParallelLinear, RowParallelLinear, ReplicatedLinear),
+        activations=(SiluAndMul, TorchGdnSiluAndMul),
+    ).learnt()
 
 
 # Helpers for the configurations of all formats.

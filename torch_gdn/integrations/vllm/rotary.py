@@ -12,7 +12,9 @@ from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.model_executor.layers.rotary_embedding.mrope import MRotaryEmbedding, apply_interleaved_rope
 
+from torch_gdn.integrations import plain
 from torch_gdn.integrations.vllm.attention import PagedAttention
+from torch_gdn.integrations.vllm.layers import TorchGdnGemmaRMSNorm
 
 Angles = tuple[Tensor, Tensor]
 ANGLES = "torch_gdn_angles"  # attribute of a step's forward context
@@ -84,7 +86,14 @@ def angles_of_step(rotary: TorchGdnRotaryEmbedding | TorchGdnMRotaryEmbedding, p
 
 
 def is_taken(layer: Any, positions: Tensor) -> bool:
-    return layer.attn_output_gate and isinstance(layer.rotary_emb, ROTATIONS) and layer.rotary_emb.takes(positions)
+    """Returns whether the layer's norms and rotation, which are not called, are those that the op computes."""
+    q_norm, k_norm = layer.q_norm, layer.k_norm
+    changes = [plain.change_of(each, (TorchGdnGemmaRMSNorm,)) for each in (q_norm, k_norm)]
+    if not layer.attn_output_gate or any(changes) or plain.change_of(layer.rotary_emb, ROTATIONS):
+        return False
+    is_same = q_norm.variance_epsilon == k_norm.variance_epsilon and q_norm.weight.dtype == k_norm.weight.dtype
+    takes: bool = is_same and layer.rotary_emb.takes(positions)
+    return takes
 
 
 def slots_of_step(attention: Any) -> Tensor | None:
@@ -142,3 +151,5 @@ def register() -> None:
     SiluAndMul.register_oot(TorchGdnSiluAndMul)
     RotaryEmbedding.register_oot(TorchGdnRotaryEmbedding)
     MRotaryEmbedding.register_oot(TorchGdnMRotaryEmbedding)
+    for owner in (TorchGdnGemmaRMSNorm, *ROTATIONS):
+        plain.learn(owner)

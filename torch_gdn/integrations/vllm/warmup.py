@@ -103,13 +103,14 @@ def call_rotary(runner: Any) -> None:
 def call_experts(runner: Any) -> None:
     """Calls the experts for one token, for a few and for many, because the number decides the kernels."""
     from torch_gdn.integrations.vllm import moe
-    from torch_gdn.integrations.vllm.quantized_layers import EXPERTS
+    from torch_gdn.integrations.vllm.quantized_layers import classes_of_experts
 
+    known = classes_of_experts()
     for module in runner.model.modules():
         layer: Any = getattr(module, "routed_experts", None)
-        if not isinstance(getattr(layer, "quant_method", None), EXPERTS):
+        if type(getattr(layer, "quant_method", None)) not in known.experts:
             continue
-        shared = moe.shared_expert_of(module, EXPERTS)
+        shared = moe.shared_expert_of(module, known)
         for n in (1, 2, 33):
             x = torch.zeros(n, layer.hidden_size, dtype=runner.dtype, device=runner.device)
             logits = torch.zeros(n, module.router.global_num_experts, dtype=runner.dtype, device=runner.device)
