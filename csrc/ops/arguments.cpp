@@ -1,5 +1,6 @@
 #include "ops/arguments.h"
 
+#include <ATen/EmptyTensor.h>
 #include <c10/core/impl/COW.h>
 #include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
@@ -121,8 +122,22 @@ static void make_own(const char* op, const std::string& argument, const at::Tens
   tensor.mutable_data_ptr();
 }
 
+// A storage can be shorter than its tensor: after storage.resize_(0), which frees weights for a while, and in a
+// subclass without memory of its own whose __torch_dispatch__ is off.
+static void check_memory(const char* op, const std::string& argument, const at::Tensor& x) {
+  if (x.numel() == 0) return;
+  const auto& storage = x.storage();
+  const size_t bytes = at::detail::computeStorageNbytes(x.sizes(), x.strides(), x.element_size(), x.storage_offset());
+  const size_t given = storage.data_ptr().get() == nullptr ? 0 : storage.nbytes();
+  TORCH_CHECK_VALUE(bytes <= given, op, ": ", argument, ": expected memory of at least ", bytes,
+                    " bytes for its elements, got ", given);
+}
+
 void check_written(const char* op, const c10::FunctionSchema& schema, TensorPointers tensors) {
   const auto& arguments = schema.arguments();
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i] != nullptr && tensors[i]->defined()) check_memory(op, arguments[i].name(), *tensors[i]);
+  }
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (!is_written(arguments[i]) || tensors[i] == nullptr) continue;
     make_own(op, arguments[i].name(), *tensors[i]);

@@ -1,4 +1,5 @@
-// Checks what every op requires of its tensors: required ones exist, and written ones have memory of their own.
+// Checks what every op requires of its tensors: required ones exist, all have memory, and written ones
+// have memory of their own.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <ATen/core/function_schema.h>
@@ -21,7 +22,8 @@ using TensorPointers = c10::ArrayRef<const at::Tensor*>;
 void check_required(const char* op, const c10::FunctionSchema& schema, TensorPointers tensors);
 bool share_memory(const at::Tensor& a, const at::Tensor& b);
 
-// Checks that a written tensor overlaps neither itself nor another argument.
+// Checks that each tensor's memory has room for its elements, and that a written tensor overlaps neither itself nor
+// another argument.
 void check_written(const char* op, const c10::FunctionSchema& schema, TensorPointers tensors);
 
 template <typename... Member>

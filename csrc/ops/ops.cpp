@@ -1,4 +1,4 @@
-// All ops of torch.ops.gdn share this code. It refuses autograd, because the ops are forward only, and makes outputs
+// All ops of torch.ops.gdn share this code. It refuses gradients, because the ops are forward only, and makes outputs
 // for fake tensors.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
@@ -18,8 +18,8 @@ std::string without_namespace(const c10::OperatorHandle& op) {
 
 bool is_strided(const Tensor& x) { return x.layout() == at::kStrided && !x.is_quantized() && !x.is_nested(); }
 
-// Raises an error if an input needs a gradient or is not dense. Otherwise it redispatches below autograd. Mutated
-// tensors get a new version, so that autograd refuses them if it saved them.
+// Raises an error if an input needs a gradient, has a tangent, or is not dense. Otherwise it redispatches below
+// autograd. Mutated tensors get a new version, so that autograd refuses them if it saved them.
 void forward_only(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto& arguments = op.schema().arguments();
   const auto values = torch::jit::last(*stack, arguments.size());
@@ -33,7 +33,12 @@ void forward_only(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (!values[i].isTensor()) continue;
     const Tensor& x = values[i].toTensor();
-    TORCH_CHECK_NOT_IMPLEMENTED(!x.defined() || is_strided(x), op.schema().name(), ": ", arguments[i].name(),
+    if (!x.defined()) continue;
+    // The last sentence is PyTorch's own for an op without a formula.
+    TORCH_CHECK_NOT_IMPLEMENTED(!x._fw_grad(/*level=*/0).defined(), op.schema().name(), ": ", arguments[i].name(),
+                                ": expected a tensor without a tangent, got one with a tangent. Trying to use ",
+                                "forward AD with ", op.schema().name(), " that does not support it.");
+    TORCH_CHECK_NOT_IMPLEMENTED(is_strided(x), op.schema().name(), ": ", arguments[i].name(),
                                 ": expected a dense tensor, got one of layout ", x.layout(), " and dtype ", x.dtype());
     if (is_written(arguments[i]) && !x.is_inference()) x.unsafeGetTensorImpl()->bump_version();
   }

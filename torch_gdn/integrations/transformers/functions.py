@@ -7,12 +7,13 @@ all versions pass, with the models' own names.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import torch_gdn
 from torch_gdn import causal_conv1d_interface, self_test
@@ -33,6 +34,9 @@ NEEDS_GRAD = (
     "(torch.no_grad() and torch.inference_mode() turn it off)"
 )
 AUTOCAST = "autocast is on, which chooses the dtypes of transformers' operations"
+NEEDS_TANGENT = (
+    "an input has a forward-mode gradient (torch.func.jvp, torch.autograd.forward_ad); torch_gdn's kernels have none"
+)
 KDA_FUNCTIONS = ("chunk_kda", "fused_recurrent_kda")
 
 
@@ -46,7 +50,7 @@ class Function:
 
 
 def common_reason(*tensors: Tensor | None) -> str:
-    """Checks any call: the tensors' classes and devices, autocast, and whether a gradient is needed."""
+    """Checks any call: the tensors' classes and devices, autocast, and whether a gradient of either mode is needed."""
     given = [tensor for tensor in tensors if tensor is not None]
     device = given[0].device
     if device.type not in DEVICES:
@@ -58,8 +62,18 @@ def common_reason(*tensors: Tensor | None) -> str:
             return "the tensors are on several devices"
         if type(tensor) not in DENSE:
             return f"{type(tensor).__name__} is a subclass of torch.Tensor"
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
-        return NEEDS_GRAD
+    return needs_gradient(given)
+
+
+def needs_gradient(tensors: Iterable[Tensor]) -> str:
+    is_dual_level = forward_ad._current_level >= 0  # cheap, and false in nearly every call
+    if not (is_dual_level or torch.is_grad_enabled()):
+        return ""
+    for tensor in tensors:
+        if tensor.requires_grad and torch.is_grad_enabled():
+            return NEEDS_GRAD
+        if is_dual_level and forward_ad.unpack_dual(tensor).tangent is not None:
+            return NEEDS_TANGENT
     return ""
 
 
@@ -73,10 +87,8 @@ def are_alike(*tensors: Tensor) -> bool:
 
 
 def grad_reason(layer: Any) -> str:
-    """Returns why a whole layer is left to transformers if one of its parameters is trained."""
-    if torch.is_grad_enabled() and any(weight.requires_grad for weight in layer.parameters()):
-        return NEEDS_GRAD
-    return ""
+    """Returns why a whole layer is left to transformers if a gradient with respect to its parameters is needed."""
+    return needs_gradient(layer.parameters())
 
 
 def mixed_reason(query: Tensor, value: Tensor) -> str:
