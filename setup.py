@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -88,7 +89,12 @@ def extension() -> Extension:
         "torch_gdn._C",
         everywhere + (metal_half if ON_MAC else []),
         # Hosts include both kinds of headers. On Linux, units include the sources.
-        depends=[*everywhere, *sources("**/*.h"), *sources("**/*.h", folder="shaders")],
+        depends=[
+            *everywhere,
+            *sources("**/*.h"),
+            *sources("**/*.h", folder="shaders"),
+            str(VERSION_HEADER.relative_to(ROOT)),
+        ],
         include_dirs=[str(ROOT), str(ROOT / "csrc"), str(ROOT / "shaders")],
         extra_link_args=SANITIZE + (["-framework", "Metal", "-framework", "Foundation"] if ON_MAC else []),
     )
@@ -174,6 +180,18 @@ def short_progress():
         copying.join()
 
 
+VERSION_HEADER = ROOT / "build" / "version.h"
+
+
+def write_version() -> None:
+    """Writes the header with the version of the sources, unless it has it: a new header compiles bindings.cpp again."""
+    version = runpy.run_path(str(ROOT / "torch_gdn" / "_version.py"))["__version__"]
+    text = f'#define TORCH_GDN_VERSION "{version}"\n'
+    if not VERSION_HEADER.is_file() or VERSION_HEADER.read_text() != text:
+        VERSION_HEADER.parent.mkdir(exist_ok=True)
+        VERSION_HEADER.write_text(text)
+
+
 class BuildIncrementally(BuildExtension):
     """Shares one folder of objects among an editable install, a wheel and the packaging tests. ninja rebuilds what
     changed. A Mac compiles each source by itself, as the proof of the Mac build does.
@@ -182,6 +200,7 @@ class BuildIncrementally(BuildExtension):
     def finalize_options(self):
         super().finalize_options()
         self.build_temp = str(ROOT / "build" / "objects")
+        write_version()
 
     def build_extensions(self):
         check_compiler()

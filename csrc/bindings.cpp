@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <set>
 
+#include "build/version.h"  // from setup.py
 #include "launch/launch.h"
 #include "launch/prefill.h"
 #include "launch/recorder.h"
@@ -283,6 +284,7 @@ py::object infer_outputs(const std::string& op, const py::args& arguments, const
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "Reports and controls torch_gdn's Metal half. The ops are torch.ops.gdn.*.";
+  m.attr("version") = TORCH_GDN_VERSION;
   m.attr("built_with_torch") = TORCH_VERSION;
   m.attr("built_with_compiler") = __VERSION__;
 #ifdef __MAC_OS_X_VERSION_MAX_ALLOWED

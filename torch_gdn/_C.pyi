@@ -52,6 +52,7 @@ class DeviceFacts(TypedDict):
     registry_id: int
     families: list[str]
 
+version: str
 built_with_torch: str
 built_with_compiler: str
 built_with_sdk: int | None

@@ -2,6 +2,7 @@
 
 from functools import partial
 from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.util import find_spec
 from pathlib import Path
 
 try:
@@ -14,6 +15,8 @@ except ModuleNotFoundError as error:
         "such as: pip install torch==2.13.0",
         name="torch",
     ) from None
+
+from torch_gdn._version import __version__
 
 PACKAGE = Path(__file__).resolve().parent
 BUILD = "pip install -e . --no-build-isolation"  # without -e, Python finds a checkout's sources, and no build
@@ -29,6 +32,31 @@ def why_not_loaded() -> str:
     )
 
 
+def check_folder(package: Path, extension: Path) -> None:
+    """Raises ImportError if the extension is not in the package's folder: it is another copy's, whose editable install
+    Python also searches.
+    """
+    if not package.samefile(extension):
+        raise ImportError(
+            f"torch_gdn: expected the extension in {package}, like the sources, got another copy's, in {extension}. "
+            f"Build this copy in {package.parent}: {BUILD}. To use the other copy, start Python in another folder"
+        )
+
+
+def check_version(package: Path, built: str, sources: str) -> None:
+    """Raises ImportError if the extension was built from sources of another version."""
+    if built != sources:
+        raise ImportError(
+            f"torch_gdn: expected an extension of version {sources}, as the sources in {package}, got one of {built}. "
+            f"Build it again in {package.parent}: {BUILD}"
+        )
+
+
+# Before it is loaded, because nothing can take its ops back. The paths are as Python found them: in a tree of links,
+# the extension is no link.
+_found = find_spec("torch_gdn._C")
+if _found is not None and _found.origin is not None:
+    check_folder(Path(__file__).parent, Path(_found.origin).parent)
 try:
     from torch_gdn import _C
 except ImportError as error:
@@ -50,6 +78,7 @@ def shader_directory() -> Path:
 
 
 check_torch(_C.built_with_torch, torch.__version__)
+check_version(PACKAGE, getattr(_C, "version", "an older version"), __version__)
 _C.set_shader_directory(str(shader_directory()))
 for _op in _C.ops():
     torch.library.register_fake(f"gdn::{_op}", partial(_C.infer_outputs, _op))
