@@ -235,13 +235,13 @@ py::object forced_prefill_algorithm() {
   return choice.has_value() ? py::object(named(*choice)) : py::none();
 }
 
-using Rows = std::vector<std::tuple<int64_t, int64_t, int64_t, std::string, int64_t>>;
+using Rows = std::vector<std::tuple<int64_t, int64_t, int64_t, bool, std::string, int64_t>>;
 
 void set_tuning_cache(const std::map<std::string, Rows>& table) {
   std::map<std::string, std::vector<torch_gdn::TuningRow>> result;
   for (const auto& [device, rows] : table) {
-    for (const auto& [tokens, threadgroups, K, algorithm, chunk_size] : rows) {
-      result[device].push_back({tokens, threadgroups, K, choice_of(algorithm, chunk_size)});
+    for (const auto& [tokens, threadgroups, K, channel_decays, algorithm, chunk_size] : rows) {
+      result[device].push_back({tokens, threadgroups, K, channel_decays, choice_of(algorithm, chunk_size)});
     }
   }
   torch_gdn::set_tuning_cache(std::move(result));
@@ -350,9 +350,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("tuning_key", &torch_gdn::tuning_key, py::arg("device"), py::arg("cores"),
         "Returns the name that a device's rows have in the tuning cache.");
   m.def("set_tuning_cache", &set_tuning_cache, py::arg("table"),
-        "Sets the fastest algorithms: {tuning_key(): [(tokens, threadgroups of 32 columns of V, K, algorithm, "
-        "chunk_size), "
-        "...]}.");
+        "Sets the fastest algorithms: {tuning_key(): [(tokens, threadgroups of 32 columns of V, K, channel_decays, "
+        "algorithm, chunk_size), ...]}.");
   m.def("force_prefill_algorithm", &force_prefill_algorithm, py::arg("algorithm"), py::arg("chunk_size") = 0,
         "Forces this algorithm on every prefill of the calling thread. None lets the tuning cache or the heuristic "
         "decide again. chunk_size applies to fused_chunk, if it fits threadgroup memory; fused_chunk_size() chooses it "

@@ -176,24 +176,34 @@ Finds the fastest prefill algorithm on this machine's mps device, and stores the
     python -m torch_gdn tune                                on a Mac: some minutes
     python -m mps_simulator -m torch_gdn tune --tokens 8    on the simulated device, whose times mean nothing
 
-`chunk_gated_delta_rule` has three algorithms for a prompt, whose results differ only by rounding:
+`chunk_gated_delta_rule` and `chunk_kda` have three algorithms for a prompt, whose results differ only by rounding:
 
     chunked        one kernel per stage, all chunks at once, intermediate results in device memory
     fused_chunk    one kernel, chunk by chunk, the state in registers
     recurrent      one kernel, token by token, the state in registers
 
-A call uses the algorithm that was fastest for the nearest shape measured here. Without measurements a heuristic picks
-one from counted bytes and published rates. Nobody has measured it on a Mac.
+A call uses the algorithm that was fastest for the nearest shape measured here with the same rule. Without measurements
+of the rule a heuristic picks one from counted bytes and published rates. Nobody has measured it on a Mac.
 """
 TUNED_TOKENS = (8, 16, 32, 64, 128, 512, 2048, 8192)
-TUNED_SHAPES = ((16, 32, 128, 128), (16, 64, 128, 128), (16, 16, 128, 128), (30, 30, 96, 192))  # H, HV, K, V of models
+TUNED_SHAPES = {  # by rule: H, HV, K, V of models
+    "delta_rule": ((16, 32, 128, 128), (16, 64, 128, 128), (16, 16, 128, 128), (30, 30, 96, 192)),
+    "kda": ((32, 32, 128, 128),),
+}
 TUNED_SEQUENCES = (1, 8)
 
 
 def tune() -> argparse.ArgumentParser:
     found = parser_of("tune", TUNE)
     found.add_argument(
-        "--shapes", type=shape, nargs="+", default=TUNED_SHAPES, metavar="H,HV,K,V", help="head sizes to time"
+        "--rules",
+        choices=TUNED_SHAPES,
+        nargs="+",
+        default=list(TUNED_SHAPES),
+        help="rules to time; times of another rule stay in the file",
+    )
+    found.add_argument(
+        "--shapes", type=shape, nargs="+", metavar="H,HV,K,V", help="head sizes to time; default: those of models"
     )
     found.add_argument(
         "--tokens",

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
 from torch_gdn import command_line, tuning_cache
 from torch_gdn._mps import why_no_mps
 from torch_gdn.prefill import prefill_algorithm
-from torch_gdn.tuning_cache import Row
+from torch_gdn.tuning_cache import DELTA_RULE, KDA, Row
 
+Shape = tuple[int, int, int, int]  # H, HV, K, V
 CANDIDATES = {  # a chunk that does not fit threadgroup memory gets the fused chunk algorithm's own size
     "chunked": ("chunked", 0),
     **{f"fused_chunk {size}": ("fused_chunk", size) for size in tuning_cache.FUSED_CHUNK_SIZES},
@@ -24,50 +27,59 @@ MOST_TOKENS = 16384  # for all sequences together
 
 
 def measure(
-    sizes: tuple[int, int, int, int],
+    sizes: Shape,
     tokens: int,
     sequences: int,
     dtype: torch.dtype,
     repeats: int,
     device: torch.device = MPS,
+    rule: str = DELTA_RULE,
 ) -> Row:
     """Times each algorithm, from a state to a state. Returns the times and the fastest algorithm."""
-    from torch_gdn import chunk_gated_delta_rule  # here, because torch_gdn imports this module
+    from torch_gdn import chunk_gated_delta_rule, chunk_kda  # here, because torch_gdn imports this module
     from torch_gdn.check.timing import median_seconds
     from torch_gdn.testing.cases import make_case
 
     H, HV, K, V = sizes
-    case = make_case(tokens, K, V, B=sequences, H=H, HV=HV, dtype=dtype, normal=False).to(device)
-    call = partial(chunk_gated_delta_rule, *case.qkv, **case.options, use_qk_l2norm_in_kernel=True)
+    case = make_case(tokens, K, V, B=sequences, H=H, HV=HV, dtype=dtype, normal=False)
+    function: Callable[..., Any] = chunk_gated_delta_rule
+    g = case.g
+    if rule == KDA:
+        function, g = chunk_kda, case.g[..., None].expand(*case.g.shape, K).contiguous()
+    case = replace(case, g=g).to(device)
+    call = partial(function, *case.qkv, **case.options, use_qk_l2norm_in_kernel=True)
     seconds = {}
     for name, (algorithm, chunk_size) in CANDIDATES.items():
         with prefill_algorithm(algorithm, chunk_size):
             seconds[name] = median_seconds(call, device, repeats, calls=1)
     fastest = min(seconds, key=lambda name: seconds[name])
-    return Row(tokens, sequences * HV * -(-V // 32), K, *CANDIDATES[fastest], seconds)
+    return Row(tokens, sequences * HV * -(-V // 32), K, *CANDIDATES[fastest], rule, seconds)
 
 
 def measured(options: argparse.Namespace) -> list[Row]:
     from tqdm.auto import tqdm
 
     work = [
-        (sizes, tokens, sequences)
-        for sizes in options.shapes
+        (sizes, tokens, sequences, rule)
+        for rule in options.rules
+        for sizes in options.shapes or command_line.TUNED_SHAPES[rule]
         for sequences in options.sequences
         for tokens in options.tokens
         if tokens * sequences <= MOST_TOKENS
     ]
     dtype = getattr(torch, options.dtype)
     bar = tqdm(work, desc="torch_gdn: timing", unit="shape")
-    return [measure(sizes, tokens, sequences, dtype, options.repeats) for sizes, tokens, sequences in bar]
+    return [
+        measure(sizes, tokens, sequences, dtype, options.repeats, rule=rule) for sizes, tokens, sequences, rule in bar
+    ]
 
 
 def lines(rows: Sequence[Row]) -> list[str]:
-    table = [["tokens", "groups", "K", *(f"{name} us" for name in CANDIDATES), "fastest"]]
+    table = [["rule", "tokens", "groups", "K", *(f"{name} us" for name in CANDIDATES), "fastest"]]
     for row in rows:
         times = [f"{row.seconds[name] * 1e6:.0f}" for name in CANDIDATES]
         fastest = f"{row.algorithm} {row.chunk_size or ''}".strip()
-        table.append([str(row.tokens), str(row.threadgroups), str(row.K), *times, fastest])
+        table.append([row.rule, str(row.tokens), str(row.threadgroups), str(row.K), *times, fastest])
     return ["  ".join(cell.rjust(max(map(len, table[0]))) for cell in cells) for cells in table]
 
 
@@ -85,7 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     table = tuning_cache.read(file) if file.is_file() else {}
     with torch.no_grad():
         rows = measured(options)
-    table[tuning_cache.key()] = rows
+    others = [row for row in table.get(tuning_cache.key(), []) if row.rule not in options.rules]
+    table[tuning_cache.key()] = others + rows
     tuning_cache.write(file, table)
     tuning_cache.install(table)
     print("\n".join(lines(rows)))

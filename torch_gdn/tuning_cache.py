@@ -17,7 +17,10 @@ from torch_gdn import _C
 from torch_gdn._files import write_whole
 
 VARIABLE = "TORCH_GDN_TUNING_CACHE"
-VERSION = 3  # the file's version
+VERSION = 4  # the file's version
+WITHOUT_RULES = 3  # an older version, whose rows have no rule: only the delta rule was measured
+DELTA_RULE, KDA = "delta_rule", "kda"
+RULES = (DELTA_RULE, KDA)
 FUSED_CHUNK_SIZES = (8, 16, 32)
 
 
@@ -30,6 +33,7 @@ class Row:
     K: int
     algorithm: str
     chunk_size: int = 0  # for fused_chunk: 8, 16 or 32
+    rule: str = DELTA_RULE  # one of RULES, the one that was measured; the row decides for no other
     seconds: dict[str, float] = field(default_factory=dict)  # by algorithm; nothing reads it
 
 
@@ -79,7 +83,7 @@ def read(file: Path) -> Table:
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{file}: expected a table of prefill algorithms: {error}") from error
     version = content.get("version") if isinstance(content, dict) else None
-    if version != VERSION:
+    if version not in (WITHOUT_RULES, VERSION):
         raise ValueError(
             f"{file}: version: expected {VERSION}, got {version!r}; python -m torch_gdn tune writes a new one"
         )
@@ -108,10 +112,13 @@ def row_of(label: str, row: Any) -> Row:
     allowed = (0, *FUSED_CHUNK_SIZES) if row["algorithm"] == "fused_chunk" else (0,)
     if type(chunk_size) is not int or chunk_size not in allowed:
         raise ValueError(f"{label}: chunk_size: expected one of {allowed}, got {chunk_size!r}")
+    rule = row.get("rule", DELTA_RULE)
+    if rule not in RULES:
+        raise ValueError(f"{label}: rule: expected one of {', '.join(map(repr, RULES))}, got {rule!r}")
     seconds = row.get("seconds", {})
     if not isinstance(seconds, dict):
         raise ValueError(f"{label}: seconds: expected an object, got {seconds!r}")
-    return Row(row["tokens"], row["threadgroups"], row["K"], row["algorithm"], chunk_size, seconds)
+    return Row(row["tokens"], row["threadgroups"], row["K"], row["algorithm"], chunk_size, rule, seconds)
 
 
 def write(file: Path, table: Table) -> None:
@@ -123,7 +130,9 @@ def install(table: Table) -> None:
     """Makes later prefills on `mps` use these rows, each device its own."""
     _C.set_tuning_cache(
         {
-            device: [(row.tokens, row.threadgroups, row.K, row.algorithm, row.chunk_size) for row in rows]
+            device: [
+                (row.tokens, row.threadgroups, row.K, row.rule == KDA, row.algorithm, row.chunk_size) for row in rows
+            ]
             for device, rows in table.items()
         }
     )

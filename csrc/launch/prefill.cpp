@@ -26,14 +26,16 @@ std::array<std::atomic<unsigned>, 2> excluded;  // one bit per algorithm, for ea
 
 double distance(double a, double b) { return std::abs(std::log2(std::max(a, 1.0) / std::max(b, 1.0))); }
 
-PrefillChoice nearest(const PrefillShape& shape, const std::vector<TuningRow>& rows) {
+// Returns the choice of the nearest row of the same rule, if there is one.
+std::optional<PrefillChoice> nearest(const PrefillShape& shape, const std::vector<TuningRow>& rows) {
   const auto to = [&](const TuningRow& row) {
+    if (row.has_channel_decays != shape.has_channel_decays) return double(INFINITY);
     return distance(double(row.tokens), double(shape.tokens)) + distance(double(row.K), double(shape.K)) +
            distance(double(row.threadgroups), double(shape.threadgroups()));
   };
-  return std::min_element(rows.begin(), rows.end(),
-                          [&](const TuningRow& a, const TuningRow& b) { return to(a) < to(b); })
-      ->choice;
+  const auto row =
+      std::min_element(rows.begin(), rows.end(), [&](const TuningRow& a, const TuningRow& b) { return to(a) < to(b); });
+  return row == rows.end() || std::isinf(to(*row)) ? std::nullopt : std::optional(row->choice);
 }
 
 // The first row that matches decides. The rows come from the simulated device's counts and from published rates
@@ -79,8 +81,8 @@ PrefillChoice unless_excluded(const PrefillChoice& choice, bool has_channel_deca
 PrefillChoice measured_or_heuristic(const PrefillShape& shape, const std::string& device, int64_t cores) {
   const std::lock_guard<std::mutex> guard(mutex);
   const auto rows = measured.find(tuning_key(device, cores));
-  return rows == measured.end() || rows->second.empty() ? PrefillChoice{heuristic(shape, cores)}
-                                                        : nearest(shape, rows->second);
+  const auto choice = rows == measured.end() ? std::nullopt : nearest(shape, rows->second);
+  return choice.value_or(PrefillChoice{heuristic(shape, cores)});
 }
 
 // Returns whether `wanted` tokens with row_bytes each fit in threadgroup memory.

@@ -38,12 +38,13 @@ struct PrefillChoice {
 
 struct TuningRow {
   int64_t tokens, threadgroups, K;
+  bool has_channel_decays;
   PrefillChoice choice;
 };
 
-// Returns the forced algorithm if there is one. Otherwise returns that of the nearest row measured on a device of this
-// name, where the distance is the sum of |log(ratio)| of the sizes. Without such a row, asks the heuristic. An excluded
-// algorithm is replaced by fused_chunk, or else by chunked, or else by recurrent.
+// Returns the forced algorithm if there is one. Otherwise returns that of the nearest row measured with this rule on a
+// device of this name, where the distance is the sum of |log(ratio)| of the sizes. Without such a row, asks the
+// heuristic. An excluded algorithm is replaced by fused_chunk, or else by chunked, or else by recurrent.
 PrefillChoice prefill_algorithm(const PrefillShape& shape, const std::string& device, int64_t cores);
 
 // Sets the algorithms that no prefill of the rule may run. The rule is the delta rule or Kimi Delta Attention. The call

@@ -17,8 +17,8 @@ import torch_gdn
 from tests.helpers.cases import make_case
 from tests.helpers.devices import on_a_mac, profiled, ready
 from tests.helpers.prefill import ALGORITHMS
-from torch_gdn import _C, chunk_gated_delta_rule, tune, tuning_cache
-from torch_gdn.tuning_cache import Row
+from torch_gdn import _C, chunk_gated_delta_rule, command_line, tune, tuning_cache
+from torch_gdn.tuning_cache import DELTA_RULE, KDA, RULES, Row
 
 DEVICE, CORES = "Apple M1", 8
 KEY = _C.tuning_key(DEVICE, CORES)
@@ -95,6 +95,25 @@ def test_the_nearest_measured_shape_decides() -> None:
     assert algorithm(256) == "chunked"  # equally far from both, so the first
 
 
+SHAPES: list[dict[str, int]] = [{"tokens": tokens, "heads": heads} for tokens in (1, 64, 2048) for heads in (1, 8, 32)]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("wanted", _C.prefill_algorithms())
+def test_a_row_decides_for_the_rule_that_it_measured(rule: str, wanted: str) -> None:
+    """The other rule keeps the heuristic, or goes by its own rows, even if they are farther away."""
+    of_kda = rule == KDA
+    heuristic = [algorithm(**shape, channel_decays=not of_kda) for shape in SHAPES]
+    tuning_cache.install({KEY: [Row(64, 32, 128, wanted, rule=rule)]})
+    assert {algorithm(**shape, channel_decays=of_kda) for shape in SHAPES} == {wanted}
+    assert [algorithm(**shape, channel_decays=not of_kda) for shape in SHAPES] == heuristic
+    (other,) = set(RULES) - {rule}
+    for far in _C.prefill_algorithms():
+        tuning_cache.install({KEY: [Row(64, 32, 128, wanted, rule=rule), Row(10**6, 10**6, 1, far, rule=other)]})
+        assert {algorithm(**shape, channel_decays=of_kda) for shape in SHAPES} == {wanted}
+        assert {algorithm(**shape, channel_decays=not of_kda) for shape in SHAPES} == {far}
+
+
 def test_a_table_is_of_its_device_alone() -> None:
     """A table also belongs to one number of cores: an M3 Max has 30 or 40."""
     tuning_cache.install({_C.tuning_key("Apple M3 Max", 30): [Row(64, 128, 128, "chunked")]})
@@ -160,10 +179,17 @@ def test_packed_sequences_count_by_their_mean_length() -> None:
 
 def test_a_table_comes_back_from_its_file(tmp_path: Path) -> None:
     file = tmp_path / "new" / "algorithms.json"
-    table = {DEVICE: [Row(64, 128, 128, "fused_chunk", 32, {"fused_chunk 32": 1e-3, "chunked": 2e-3})], "another": []}
+    rows = [Row(64, 128, 128, "fused_chunk", 32, rule, {"fused_chunk 32": 1e-3, "chunked": 2e-3}) for rule in RULES]
+    table = {DEVICE: rows, "another": []}
     tuning_cache.write(file, table)
     assert tuning_cache.read(file) == table
     assert [path.name for path in file.parent.iterdir()] == ["algorithms.json"]
+
+
+def test_rows_of_a_file_from_before_rules_had_rows_are_the_delta_rules(tmp_path: Path) -> None:
+    file = tmp_path / "algorithms.json"
+    file.write_text(json.dumps({"version": 3, "devices": {KEY: [GOOD]}}))
+    assert tuning_cache.read(file) == {KEY: [Row(64, 128, 128, "fused_chunk", rule=DELTA_RULE)]}
 
 
 GOOD: dict[str, Any] = {"tokens": 64, "threadgroups": 128, "K": 128, "algorithm": "fused_chunk"}
@@ -173,14 +199,15 @@ GOOD: dict[str, Any] = {"tokens": 64, "threadgroups": 128, "K": 128, "algorithm"
     ("content", "words"),
     [
         ("{", "expected a table of prefill algorithms: Expecting property name"),
-        ("[]", "version: expected 3, got None"),
-        ({"version": 1, "devices": {}}, "version: expected 3, got 1"),
-        ({"version": 3}, "devices: expected an object of device names, got None"),
-        ({"version": 3, "devices": {"Apple M1": 3}}, "Apple M1: expected a list of rows, got 3"),
-        ({"version": 3, "devices": {"Apple M1": [7]}}, "Apple M1: row 0: expected an object, got 7"),
+        ("[]", "version: expected 4, got None"),
+        ({"version": 1, "devices": {}}, "version: expected 4, got 1"),
+        ({"version": 4}, "devices: expected an object of device names, got None"),
+        ({"version": 4, "devices": {"Apple M1": 3}}, "Apple M1: expected a list of rows, got 3"),
+        ({"version": 4, "devices": {"Apple M1": [7]}}, "Apple M1: row 0: expected an object, got 7"),
         (GOOD | {"tokens": 0}, "row 0: tokens: expected a positive integer, got 0"),
         (GOOD | {"K": True}, "row 0: K: expected a positive integer, got True"),
         (GOOD | {"threadgroups": None}, "row 0: threadgroups: expected a positive integer, got None"),
+        (GOOD | {"rule": "mamba"}, "row 0: rule: expected one of 'delta_rule', 'kda', got 'mamba'"),
         (GOOD | {"chunk_size": 64}, "row 0: chunk_size: expected one of (0, 8, 16, 32), got 64"),
         (GOOD | {"algorithm": "chunked", "chunk_size": 8}, "row 0: chunk_size: expected one of (0,), got 8"),
         (
@@ -193,7 +220,7 @@ GOOD: dict[str, Any] = {"tokens": 64, "threadgroups": 128, "K": 128, "algorithm"
 def test_a_file_that_cannot_be_used(content: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading it is an error. Importing torch_gdn warns and uses the heuristic."""
     if isinstance(content, dict) and "tokens" in content:
-        content = {"version": 3, "devices": {"Apple M1": [content]}}
+        content = {"version": 4, "devices": {"Apple M1": [content]}}
     file = tmp_path / "algorithms.json"
     file.write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(ValueError) as caught:
@@ -214,30 +241,46 @@ def test_the_import_reads_the_file(tmp_path: Path) -> None:
 
 
 def test_the_command_measures_and_keeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Other devices' rows stay. This device's rows are new and apply from now on."""
+    """Other devices' rows stay. This device's rows are new, of both rules, and apply from now on."""
     ready("mps")
     file = tmp_path / "algorithms.json"
     tuning_cache.write(file, {"Apple M9": [Row(64, 128, 128, "chunked")], tuning_cache.key(): []})
-    sizes = ["--shapes", "1,2,32,40", "--tokens", "5", "20", "--sequences", "1", "3", "--dtype", "float32"]
+    sizes = ["--shapes", "1,2,32,40", "--tokens", "5", "--sequences", "1", "3", "--dtype", "float32"]
     assert tune.main([*sizes, "--repeats", "1", "--file", str(file)]) == 0
     table = tuning_cache.read(file)
     assert table["Apple M9"] == [Row(64, 128, 128, "chunked")]
     rows = table[tuning_cache.key()]
-    assert [(row.tokens, row.threadgroups, row.K) for row in rows] == [
-        (5, 4, 32),
-        (20, 4, 32),
-        (5, 12, 32),
-        (20, 12, 32),
-    ]
+    expected = [(rule, 5, threadgroups, 32) for rule in RULES for threadgroups in (4, 12)]
+    assert [(row.rule, row.tokens, row.threadgroups, row.K) for row in rows] == expected
     cores = _C.device_facts()["core_count"]
     for row in rows:
         assert set(row.seconds) == set(tune.CANDIDATES)
         assert (row.algorithm, row.chunk_size) == tune.CANDIDATES[min(row.seconds, key=row.seconds.__getitem__)]
-        taken = _C.prefill_algorithm(row.tokens, row.threadgroups // 2, 32, 40, _C.device_facts()["name"], cores)
+        heads, name = row.threadgroups // 2, _C.device_facts()["name"]
+        taken = _C.prefill_algorithm(row.tokens, heads, 32, 40, name, cores, channel_decays=row.rule == KDA)
         assert taken == (row.algorithm, row.chunk_size)
     printed = capsys.readouterr()
     assert "4/4" in printed.err and f"Written to {file}." in printed.out
     assert ("mean nothing" in printed.out) != on_a_mac()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_command_measures_the_rule_and_keeps_rows_of_the_other(
+    rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernels that it runs are those of the rule."""
+    ready("mps")
+    monkeypatch.setattr(tune, "CANDIDATES", {"recurrent": ("recurrent", 0), "fused_chunk 16": ("fused_chunk", 16)})
+    file = tmp_path / "algorithms.json"
+    tuning_cache.write(file, {tuning_cache.key(): [Row(7, 7, 7, "chunked", rule=each) for each in RULES]})
+    sizes = ["--shapes", "1,2,32,40", "--tokens", "5", "--sequences", "1", "--dtype", "float32", "--repeats", "1"]
+    with torch_gdn.recording() as recorded:
+        assert tune.main([*sizes, "--file", str(file), "--rules", rule]) == 0
+    kernels = {variant.kernel for variant in recorded.variants}
+    assert ("fused_chunk_kda" in kernels) == (rule == KDA)
+    assert ("fused_chunk_gated_delta_rule" in kernels) == (rule == DELTA_RULE)
+    kept, new = tuning_cache.read(file)[tuning_cache.key()]
+    assert (kept.tokens, new.tokens, new.rule) == (7, 5, rule) and kept.rule != rule
 
 
 @pytest.mark.parametrize(
@@ -246,6 +289,7 @@ def test_the_command_measures_and_keeps(tmp_path: Path, capsys: pytest.CaptureFi
         (["--shapes", "16,32,128"], "expected H,HV,K,V, such as 16,32,128,128, got '16,32,128'"),
         (["--tokens", "0"], "expected a positive integer, got '0'"),
         (["--dtype", "float64"], "invalid choice: 'float64'"),
+        (["--rules", "mamba"], "invalid choice: 'mamba'"),
     ],
 )
 def test_wrong_arguments(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -267,3 +311,7 @@ def test_a_warmup_compiles_the_chunks_that_the_table_asks_for_and_no_others() ->
 def test_without_a_file_to_write() -> None:
     with pytest.raises(SystemExit, match="expected a file to write, since \\$TORCH_GDN_TUNING_CACHE is empty"):
         tune.main([])
+
+
+def test_the_command_times_each_rule_of_a_table() -> None:
+    assert tuple(command_line.TUNED_SHAPES) == RULES
