@@ -145,49 +145,48 @@ void launch(const std::string& kernel, const std::string& file, const Words& arg
   });
 }
 
+// The last owner of a function may be a thread without the GIL, or one that outlives Python, whose objects are gone.
+std::shared_ptr<py::function> shared(const py::function& function) {
+  return {new py::function(function), [](py::function* owned) {
+            if (Py_IsInitialized() == 0) return;
+            const py::gil_scoped_acquire held;
+            delete owned;
+          }};
+}
+
 torch_gdn::Tracer::Callback tracing_callback(const py::function& function) {
-  return [function](const torch_gdn::Launch& launch) {
+  return [function = shared(function)](const torch_gdn::Launch& launch) {
     const py::gil_scoped_acquire held;
     py::list bindings;
     for (const auto& binding : launch.bindings) bindings.append(bound_object(launch.bindings, binding));
-    function(launch_row(launch, std::move(bindings)));
+    (*function)(launch_row(launch, std::move(bindings)));
   };
 }
 
-// Recordings nest. The innermost one takes the launches.
 class Recording {
  public:
-  void start() { outer_ = torch_gdn::set_recorder(&recorder_); }
+  void start() { recording_.start(); }
   py::list stop() {
-    torch_gdn::set_recorder(outer_);
-    return recorded(recorder_);
+    recording_.end();
+    return recorded(*recorder_);
   }
 
  private:
-  torch_gdn::Recorder recorder_;
-  torch_gdn::Launcher* outer_ = nullptr;
+  std::shared_ptr<torch_gdn::Recorder> recorder_ = std::make_shared<torch_gdn::Recorder>();
+  torch_gdn::Recording recording_{recorder_};
 };
 
 // Lets the thread's launches run inside a recording or a tracing.
-class Pause {
+class Pause : public torch_gdn::Recording {
  public:
-  void start() { recorder_ = torch_gdn::set_recorder(nullptr); }
-  void stop() { torch_gdn::set_recorder(recorder_); }
-
- private:
-  torch_gdn::Launcher* recorder_ = nullptr;
+  Pause() : torch_gdn::Recording(nullptr) {}
 };
 
-class Tracing {
+class Tracing : public torch_gdn::Recording {
  public:
   Tracing(const py::function& before, const py::function& after, bool runs)
-      : tracer_(tracing_callback(before), tracing_callback(after), runs) {}
-  void start() { outer_ = torch_gdn::set_recorder(&tracer_); }
-  void stop() { torch_gdn::set_recorder(outer_); }
-
- private:
-  torch_gdn::Tracer tracer_;
-  torch_gdn::Launcher* outer_ = nullptr;
+      : torch_gdn::Recording(
+            std::make_shared<torch_gdn::Tracer>(tracing_callback(before), tracing_callback(after), runs)) {}
 };
 
 py::dict device_facts() {
@@ -225,10 +224,12 @@ py::tuple named(const torch_gdn::PrefillChoice& choice) {
   return py::make_tuple(torch_gdn::name_of(choice.algorithm), choice.chunk_size);
 }
 
-void force_prefill_algorithm(const std::optional<std::string>& algorithm, int64_t chunk_size) {
-  torch_gdn::force_prefill_algorithm(algorithm.has_value() ? std::optional(choice_of(*algorithm, chunk_size))
-                                                           : std::nullopt);
-}
+class ForcedPrefill : public torch_gdn::ForcedPrefill {
+ public:
+  ForcedPrefill(const std::optional<std::string>& algorithm, int64_t chunk_size)
+      : torch_gdn::ForcedPrefill(algorithm.has_value() ? std::optional(choice_of(*algorithm, chunk_size))
+                                                       : std::nullopt) {}
+};
 
 py::object forced_prefill_algorithm() {
   const auto choice = torch_gdn::forced_prefill_algorithm();
@@ -322,23 +323,32 @@ PYBIND11_MODULE(_C, m) {
       "wait_and_time", [] { return without_gil([] { return torch_gdn::launcher().wait_and_time(); }); },
       "Waits for everything that was encoded on PyTorch's stream. Returns the seconds that the GPU worked on the "
       "command buffer in progress, by the GPU's own clock: GPUEndTime less GPUStartTime.");
+  // These blocks end as Block does: on any thread, with effect on the thread that started them.
   py::class_<Recording>(m, "Recording", "Records the launches of the thread that starts it instead of running them.")
       .def(py::init<>())
       .def("start", &Recording::start)
       .def("stop", &Recording::stop,
            "Returns the launches since start(): a list of dicts with kernel, file, arguments, bindings (how many), "
-           "overlaps "
-           "(pairs of bindings that share bytes), threadgroups and threads (per threadgroup).");
+           "overlaps (pairs of bindings that share bytes), threadgroups and threads (per threadgroup).");
   py::class_<Pause>(m, "Pause", "Runs the launches of the thread that starts it, whatever records them.")
       .def(py::init<>())
       .def("start", &Pause::start)
-      .def("stop", &Pause::stop);
+      .def("stop", &Pause::end);
   py::class_<Tracing>(m, "Tracing",
                       "Calls before(launch) and after(launch) around each launch of the thread that starts it.")
       .def(py::init<const py::function&, const py::function&, bool>(), py::arg("before"), py::arg("after"),
            py::arg("runs"))
       .def("start", &Tracing::start)
-      .def("stop", &Tracing::stop);
+      .def("stop", &Tracing::end);
+  py::class_<ForcedPrefill>(m, "ForcedPrefill",
+                            "Forces this algorithm on every prefill of the thread that starts it. None lets the tuning "
+                            "cache or the heuristic "
+                            "decide again. chunk_size applies to fused_chunk, if it fits threadgroup memory; "
+                            "fused_chunk_size() chooses it if "
+                            "you pass 0.")
+      .def(py::init<const std::optional<std::string>&, int64_t>(), py::arg("algorithm"), py::arg("chunk_size") = 0)
+      .def("start", &ForcedPrefill::start)
+      .def("stop", &ForcedPrefill::end);
   m.def("shader_source", &shader_source, py::arg("kernel"), py::arg("file"), py::arg("arguments"),
         "Returns the Metal source of a kernel variant.");
   m.def("prefill_algorithms", &torch_gdn::prefill_algorithms, "Returns the names of the prefill algorithms on Metal.");
@@ -352,10 +362,6 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_tuning_cache", &set_tuning_cache, py::arg("table"),
         "Sets the fastest algorithms: {tuning_key(): [(tokens, threadgroups of 32 columns of V, K, channel_decays, "
         "algorithm, chunk_size), ...]}.");
-  m.def("force_prefill_algorithm", &force_prefill_algorithm, py::arg("algorithm"), py::arg("chunk_size") = 0,
-        "Forces this algorithm on every prefill of the calling thread. None lets the tuning cache or the heuristic "
-        "decide again. chunk_size applies to fused_chunk, if it fits threadgroup memory; fused_chunk_size() chooses it "
-        "if you pass 0.");
   m.def("forced_prefill_algorithm", &forced_prefill_algorithm,
         "Returns the algorithm forced in the calling thread and its chunk_size, or None.");
   m.def("exclude_prefill_algorithms", &exclude_prefill_algorithms, py::arg("algorithms"), py::arg("channel_decays"),

@@ -10,7 +10,8 @@ from torch_gdn import _C
 def prefill_algorithm(algorithm: str | None, chunk_size: int = 0) -> Iterator[None]:
     """Selects the algorithm of every prefill that the calling thread starts on `mps` inside the block.
 
-    A sequence then has the same bits alone and in any batch.
+    A sequence then has the same bits alone and in any batch. The block applies to the thread that enters it, even if it
+    ends on another one, as that of a generator can.
 
     Args:
         algorithm: "chunked", "fused_chunk" or "recurrent"; `torch_gdn tune --help` explains them. None selects the
@@ -26,9 +27,9 @@ def prefill_algorithm(algorithm: str | None, chunk_size: int = 0) -> Iterator[No
         >>> with torch_gdn.prefill_algorithm("recurrent"):
         ...     pass
     """
-    before = _C.forced_prefill_algorithm() or (None,)
-    _C.force_prefill_algorithm(*(algorithm, chunk_size) if algorithm else (algorithm,))
+    forced = _C.ForcedPrefill(*(algorithm, chunk_size) if algorithm else (algorithm,))
+    forced.start()
     try:
         yield
     finally:
-        _C.force_prefill_algorithm(*before)
+        forced.stop()

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <utility>
 
 #include "launch/recorder.h"
 
@@ -12,8 +11,13 @@ namespace torch_gdn {
 
 namespace {
 Launcher* registered_launcher = nullptr;
-thread_local Launcher* recorder_of_thread = nullptr;
 std::string registered_directory;
+
+// Returns nullptr if the calling thread's launches run.
+Launcher* recorder_of_thread() {
+  const auto* recorder = Recording::innermost();
+  return recorder == nullptr ? nullptr : recorder->get();
+}
 }  // namespace
 
 TemplateArgument::TemplateArgument(at::ScalarType dtype) {
@@ -91,7 +95,10 @@ Variant Launch::variant_of(const char* kernel, const char* file, const TemplateA
   return variant;
 }
 
-Launcher& launcher() { return recorder_of_thread ? *recorder_of_thread : device_launcher(); }
+Launcher& launcher() {
+  auto* recorder = recorder_of_thread();
+  return recorder ? *recorder : device_launcher();
+}
 
 Launcher& device_launcher() {
   TORCH_CHECK(registered_launcher != nullptr,
@@ -107,9 +114,10 @@ bool has_launcher() { return registered_launcher != nullptr; }
 void set_launcher(Launcher* launcher) { registered_launcher = launcher; }
 
 // A tracer does not count: its launches run and write their outputs.
-bool is_recording() { return recorder_of_thread && !dynamic_cast<Tracer*>(recorder_of_thread); }
-
-Launcher* set_recorder(Launcher* recorder) { return std::exchange(recorder_of_thread, recorder); }
+bool is_recording() {
+  const auto* recorder = recorder_of_thread();
+  return recorder && !dynamic_cast<const Tracer*>(recorder);
+}
 
 const std::string& shader_directory() { return registered_directory; }
 

@@ -7,11 +7,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>
 #include <vector>
+
+#include "launch/block.h"
 
 namespace torch_gdn {
 
@@ -201,9 +204,9 @@ int64_t busy_threadgroups();
 
 void set_launcher(Launcher* launcher);
 
-// A recorder takes only the launches of its own thread (recorder.h).
+// Takes the launches of the thread that starts it (recorder.h). nullptr lets them run, even inside a recording.
+using Recording = Block<std::shared_ptr<Launcher>>;
 bool is_recording();
-Launcher* set_recorder(Launcher* recorder);  // for the calling thread; nullptr removes it; returns the previous one
 
 // Set when torch_gdn is imported.
 const std::string& shader_directory();

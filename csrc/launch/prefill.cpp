@@ -17,7 +17,6 @@ constexpr std::array<std::pair<PrefillAlgorithm, const char*>, 3> kAlgorithms = 
     {PrefillAlgorithm::kRecurrent, "recurrent"},
 }};
 
-thread_local std::optional<PrefillChoice> forced;
 std::mutex mutex;
 std::map<std::string, std::vector<TuningRow>> measured;  // guarded by mutex
 constexpr std::array kStandIns = {PrefillAlgorithm::kFusedChunk, PrefillAlgorithm::kChunked,
@@ -115,6 +114,7 @@ std::string tuning_key(const std::string& device, int64_t cores) {
 }
 
 PrefillChoice prefill_algorithm(const PrefillShape& shape, const std::string& device, int64_t cores) {
+  const auto forced = forced_prefill_algorithm();
   return unless_excluded(forced.has_value() ? *forced : measured_or_heuristic(shape, device, cores),
                          shape.has_channel_decays);
 }
@@ -130,9 +130,10 @@ void set_tuning_cache(std::map<std::string, std::vector<TuningRow>> rows) {
   measured = std::move(rows);
 }
 
-void force_prefill_algorithm(std::optional<PrefillChoice> choice) { forced = choice; }
-
-std::optional<PrefillChoice> forced_prefill_algorithm() { return forced; }
+std::optional<PrefillChoice> forced_prefill_algorithm() {
+  const auto* forced = ForcedPrefill::innermost();
+  return forced == nullptr ? std::nullopt : *forced;
+}
 
 int64_t fused_chunk_size(int64_t K, int64_t element_bytes, int64_t wanted) {
   const int64_t key_bytes = (K + 7) / 8 * 8 * element_bytes + 16;                // one padded row of q or k

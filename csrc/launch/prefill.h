@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "launch/block.h"
 #include "shaders/gdn/state_tile.h"
 
 namespace torch_gdn {
@@ -57,8 +58,8 @@ std::string tuning_key(const std::string& device, int64_t cores);
 // Takes measured rows, keyed by tuning_key().
 void set_tuning_cache(std::map<std::string, std::vector<TuningRow>> rows);
 
-// Forces an algorithm for the calling thread only. nullopt lets the tuning cache or the heuristic decide again.
-void force_prefill_algorithm(std::optional<PrefillChoice> choice);
+// Forces an algorithm for the thread that starts it. nullopt lets the tuning cache or the heuristic decide again.
+using ForcedPrefill = Block<std::optional<PrefillChoice>>;
 std::optional<PrefillChoice> forced_prefill_algorithm();
 
 // Returns `wanted` if that many tokens fit in 32 KB of threadgroup memory. Otherwise returns 16 if q and k take at most

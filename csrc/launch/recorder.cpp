@@ -21,6 +21,7 @@ std::vector<std::pair<size_t, size_t>> overlaps_of(const Bindings& bindings) {
 }  // namespace
 
 void Recorder::run(Launches launches) {
+  const std::lock_guard<std::mutex> guard(mutex_);
   for (const auto& launch : launches) {
     if (launch.is_empty()) continue;
     launches_.push_back({launch.kernel, launch.file, launch.arguments, launch.bindings.size(),
@@ -28,7 +29,13 @@ void Recorder::run(Launches launches) {
   }
 }
 
+std::vector<RecordedLaunch> Recorder::launches() const {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  return launches_;
+}
+
 void Tracer::run(Launches launches) {
+  const auto alive = shared_from_this();  // a callback may end the tracing
   for (const auto& launch : launches) {
     if (launch.is_empty()) continue;
     before_(launch);

@@ -2,6 +2,8 @@
 // model needs.
 #pragma once
 #include <functional>
+#include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -36,15 +38,16 @@ class StandIn : public Launcher {
 class Recorder final : public StandIn {
  public:
   void run(Launches launches) override;
-  const std::vector<RecordedLaunch>& launches() const { return launches_; }
+  std::vector<RecordedLaunch> launches() const;  // on any thread
 
  private:
-  std::vector<RecordedLaunch> launches_;
+  mutable std::mutex mutex_;
+  std::vector<RecordedLaunch> launches_;  // guarded by mutex_
 };
 
 // Passes each launch and its tensors to `before`, runs the launch on the device unless told not to, and passes it to
 // `after`. The callbacks can store what a launch read and what it wrote.
-class Tracer final : public StandIn {
+class Tracer final : public StandIn, public std::enable_shared_from_this<Tracer> {
  public:
   using Callback = std::function<void(const Launch&)>;
   Tracer(Callback before, Callback after, bool runs)

@@ -5,6 +5,7 @@ Other tests name the algorithms that they run on (tests/helpers/prefill.py). tes
 
 from __future__ import annotations
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -99,6 +100,28 @@ def test_an_algorithm_is_forced_until_the_end_of_its_block_in_its_thread() -> No
         with pytest.raises(KeyError), prefill_algorithm("fused_chunk"):
             raise KeyError
         assert _C.forced_prefill_algorithm() == ("chunked", 0)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_blocks_that_force_an_algorithm_may_end_in_any_order_and_on_any_thread(
+    order: tuple[int, ...], elsewhere: bool
+) -> None:
+    forced = ["chunked", None, "recurrent"]
+    opened = [prefill_algorithm(algorithm) for algorithm in forced]
+    still = {0, 1, 2}
+    with ThreadPoolExecutor(1) as other:
+        for block in opened:
+            block.__enter__()
+        for number in order:
+            assert (_C.forced_prefill_algorithm() or (None,))[0] == forced[max(still)]
+            if elsewhere:
+                other.submit(opened[number].__exit__, None, None, None).result()
+            else:
+                opened[number].__exit__(None, None, None)
+            still.remove(number)
+            assert other.submit(_C.forced_prefill_algorithm).result() is None
+    assert _C.forced_prefill_algorithm() is None
 
 
 def test_an_unknown_algorithm_is_refused() -> None:
