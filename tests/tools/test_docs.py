@@ -4,6 +4,7 @@ files.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -134,6 +135,23 @@ def test_the_reference_has_every_function() -> None:
     reference = re.sub(r"(?s)## All functions\n.*?(?=\n## )", "", (DOCS / "api.md").read_text())  # without the table
     missing = [name for name in torch_gdn.__all__ if not re.search(rf"(?<!\w)(torch_gdn\.)?{name}(?!\w)", reference)]
     assert missing == ["__version__"]
+
+
+def test_pages_agree_on_launches() -> None:
+    """tests/integrations/launches.json has what a test counts with torch_gdn."""
+    counted = json.loads((ROOT / "tests/integrations/launches.json").read_text())
+    page, readme = (DOCS / "transformers.md").read_text(), (ROOT / "README.md").read_text()
+    rows = dict(re.findall(r"^\| (.*?) \| (\d+ \| \d+).* \|$", page, flags=re.MULTILINE))
+    parts = {"Gated DeltaNet of": "linear layers: gated delta net", "attention of": "full layers: attention"}
+    for title, row in rows.items():
+        for start, part in parts.items():
+            for model in re.findall(r"Qwen3[\w.-]*", title) if title.startswith(start) else []:
+                (name,) = (name for name in counted if name.startswith(f"{model}-") and "B-A" in name)
+                (operators,) = (each for key, each in counted[name]["decode"].items() if key.endswith(part))
+                assert row.endswith(f"| {sum(operators.values())}"), title
+    assert len(rows) >= 5
+    ours, theirs = re.findall(r"(\d+) kernel launches per decoded token instead of (\d+)", readme)[0]
+    assert rows["Gated DeltaNet of Qwen3-Next"] == f"{theirs} | {ours}"
 
 
 RECORDED = re.compile(r".*\.tsv$|CHANGELOG\.md$|docs/adding-an-op\.md$|proof/mutate/faults/")
