@@ -154,6 +154,23 @@ def test_pages_agree_on_launches() -> None:
     assert rows["Gated DeltaNet of Qwen3-Next"] == f"{theirs} | {ours}"
 
 
+def test_pages_agree_on_pythons() -> None:
+    readme, install = (ROOT / "README.md").read_text(), (DOCS / "install.md").read_text()
+    (pythons,) = re.findall(r"^- (Python [\d.]+ to [\d.]+);$", install, flags=re.MULTILINE)
+    assert f"You need {pythons}," in readme
+
+
+def test_pages_agree_on_the_memory_of_a_cache() -> None:
+    """aura.md has a row per scheme, which begins with the bits per value; float16 has 16."""
+    page = (DOCS / "aura.md").read_text()
+    bits = {name: float(each) for name, each in re.findall(r"^\| (\d\w+) \| ([\d.]+) \|", page, flags=re.MULTILINE)}
+    (default,) = re.findall(r"The default is `(\w+)`", page)
+    share, largest, smallest = 16 / bits[default], 16 / max(bits.values()), 16 / min(bits.values())
+    assert len(bits) > 5 and f"in 1/{largest:.1f} to\n1/{smallest:.0f}. " in page
+    for text in (page, *((ROOT / name).read_text() for name in ("README.md", "docs/pictures/hybrid.svg"))):
+        assert f"about 1/{share:.1f} of " in text
+
+
 RECORDED = re.compile(r".*\.tsv$|CHANGELOG\.md$|docs/adding-an-op\.md$|proof/mutate/faults/")
 
 
