@@ -43,7 +43,8 @@ def test_they_are_of_every_minor_version_that_pyproject_accepts() -> None:
 def test_the_pythons_are_those_that_the_documentation_names() -> None:
     first, last = (int(x.split(".")[1]) for x in (MATRIX["python"][0], MATRIX["python"][-1]))
     assert MATRIX["python"] == [f"3.{number}" for number in range(first, last + 1)]
-    assert f"Python 3.{first} to 3.{last}" in (ROOT / "docs/install.md").read_text()
+    for page in ("README.md", "docs/install.md"):
+        assert f"Python 3.{first} to 3.{last}" in (ROOT / page).read_text()
     assert f'requires-python = ">=3.{first}"' in PYPROJECT
 
 
