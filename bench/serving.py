@@ -33,7 +33,7 @@ from torch_gdn.check.steps import LeftOut
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = "TORCH_GDN_VLLM_PYTHON"  # the environment variable for the interpreter that has vLLM
-SITE = ROOT / "tests" / "vllm_engine" / "site"  # lets vLLM import a torchvision built for another PyTorch
+SITE = ROOT / "bench" / "site"  # lets vLLM import a torchvision built for another PyTorch
 CLIENTS = (1, 2, 4, 8, 16, 32)
 SHORTEST, LONGEST, TOKENS, LEAST_REQUESTS = 32, 300, 48, 4
 MOST_ROUNDS = 20
@@ -105,7 +105,6 @@ def environment(plugin: str) -> dict[str, str]:
         "OMP_NUM_THREADS": str(torch.get_num_threads()),
         **os.environ,
         "TORCH_GDN_VLLM": plugin,
-        "ENGINE_TESTS": "1",
         "PYTHONPATH": os.pathsep.join(map(str, (SITE, ROOT))),
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",

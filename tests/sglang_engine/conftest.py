@@ -16,13 +16,13 @@ import pytest
 from tests import sweeps
 from tests.vllm_engine.models import generated, model_of, prompts, tokenizer_into
 from tests.vllm_engine.packed_models import Format, packed_model
-from tests.vllm_engine.site.sitecustomize import define_operators_of_torchvision
+from torch_gdn.integrations import torchvision_operators
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 GREEDY_TOKENS = 12
 
-define_operators_of_torchvision()  # transformers needs them here
+torchvision_operators.declare()  # transformers needs them here
 
 
 def pytest_report_header() -> str:

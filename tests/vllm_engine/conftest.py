@@ -13,13 +13,13 @@ import pytest
 
 from tests import sweeps
 from tests.vllm_engine.models import generated, model_of, prompts
-from tests.vllm_engine.site.sitecustomize import define_operators_of_torchvision
+from torch_gdn.integrations import torchvision_operators
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 GREEDY_TOKENS = 12
 
-define_operators_of_torchvision()  # here for transformers
+torchvision_operators.declare()  # here for transformers; in an engine, the plugin does it
 
 
 def pytest_report_header() -> str:
@@ -44,21 +44,19 @@ def environment(device: str, first: Sequence[Path] = ()) -> dict[str, str]:
     """
     import torch
 
-    variables = {
+    is_simulated = device == "mps" and not torch.backends.mps.is_available()
+    folders = [*first, HERE / "site", ROOT] if is_simulated else [*first, ROOT]
+    return {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         **os.environ,
         "TORCH_GDN_VLLM": device,
         "TORCH_GDN_SELF_TEST": "off",
-        "ENGINE_TESTS": "1",
-        "PYTHONPATH": os.pathsep.join(map(str, [*first, HERE / "site", ROOT])),
+        "PYTHONPATH": os.pathsep.join(map(str, folders)),
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_NUM_THREADS": "1" if "PYTEST_XDIST_WORKER" in os.environ else str(os.cpu_count()),
     }
-    if device == "mps" and not torch.backends.mps.is_available():
-        variables["SIMULATED_MPS"] = "1"
-    return variables
 
 
 def run_engine(

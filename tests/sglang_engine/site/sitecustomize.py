@@ -6,12 +6,14 @@ On a Mac SGLang installs stand-ins for Triton and for what torch.mps lacks. For 
 import importlib.util
 import os
 import platform
+import runpy
 import sys
+from pathlib import Path
 from unittest.mock import patch
 
 import torch
 
-from tests.vllm_engine.site.sitecustomize import define_operators_of_torchvision
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def install_stubs_of_sglang() -> None:
@@ -26,7 +28,9 @@ def install_stubs_of_sglang() -> None:
 
 
 if os.environ.get("SGLANG_ENGINE_TESTS"):
-    define_operators_of_torchvision()
+    # Without torch_gdn, whose extension would find no mps yet.
+    OPERATORS = runpy.run_path(str(ROOT / "torch_gdn/integrations/torchvision_operators.py"))
+    OPERATORS["declare"]()
     if not torch.backends.mps.is_available():
         import mps_simulator
 

@@ -88,7 +88,9 @@ def register() -> None:
         )
     if not is_mps and not current_platform.is_cpu():
         return
-    from torch_gdn.integrations import draining
+    from torch_gdn.integrations import draining, torchvision_operators
+
+    torchvision_operators.declare()  # before any import of vLLM's models
     from torch_gdn.integrations.vllm import compat, kv_cache_dtype, layers, models, selector
 
     compat.require_checked_version()

@@ -1,0 +1,7 @@
+"""On the path of the measured servers: lets vLLM import torchvision without torch_gdn's plugin too."""
+
+import runpy
+from pathlib import Path
+
+OPERATORS = runpy.run_path(str(Path(__file__).parents[2] / "torch_gdn" / "integrations" / "torchvision_operators.py"))
+OPERATORS["declare"]()
