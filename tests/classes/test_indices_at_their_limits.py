@@ -1,0 +1,97 @@
+"""Tests each index of every op at its limits: 0, the last one, the count, and -1. Both devices have the same limits."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.variations import attempt, plans, some
+from tests.hostile.outcomes import BOUNDS, STORES, difference
+from torch_gdn.testing import REGISTRY, invalid, layers
+from torch_gdn.testing.inputs import Call, tensors_of
+from torch_gdn.testing.registry import OpEntry
+
+NO_INDICES = ("codes", "weight", "w_gate_up", "w_down", "_proj", "pool", "dst", "src")  # ends of names
+
+
+def calls_of(op: str) -> Iterator[tuple[Any, Call]]:
+    """Yields two of the op's plans, packed sequences, and steps with drafts or checkpoints."""
+    entry, (first, *others) = REGISTRY[op], plans(op)
+    for point in (first, *some(others, 1, "indices", op)):
+        yield point, entry.call(point)
+    if entry.packable:
+        yield entry.small, entry.smallest(packed=True)
+    if "num_accepted_tokens" in entry.arguments:
+        is_convolution = isinstance(entry.small, layers.ConvolutionPoint)
+        drafted = layers.drafted_columns if is_convolution else invalid.drafted
+        yield entry.small, drafted({})(entry.smallest() | {"has_initial_state": None})
+    if "checkpoint_offsets" in entry.arguments:
+        good = {"checkpoint_offsets": torch.tensor([64, 64]), "checkpoint_indices": torch.tensor([0, 4])}
+        point = replace(entry.small, tokens=70)
+        yield point, entry.call(point) | good
+
+
+def indices_in(call: Call) -> list[str]:
+    names = (name for name in tensors_of(call) if not name.endswith(NO_INDICES))
+    return [name for name in names if call[name].dtype in (torch.int32, torch.int64) and call[name].numel()]
+
+
+def candidates(call: Call) -> list[int]:
+    """Returns numbers around each size of each tensor, each number of rows, and each integer of the call."""
+    shapes = [call[name].shape for name in tensors_of(call)]
+    sizes = {size for shape in shapes for size in shape} | {shape[:2].numel() for shape in shapes}
+    sizes |= {value for value in call.values() if type(value) is int}
+    return sorted({n + more for n in {*sizes, 0} for more in (-1, 0, 1)})
+
+
+def with_index(call: Call, name: str, place: int, number: int) -> Call:
+    changed = call[name].clone()
+    changed.view(-1)[place] = number
+    return call | {name: changed}
+
+
+def edges(entry: OpEntry[Any], point: Any, call: Call, name: str, place: int) -> tuple[set[int], int]:
+    """Returns -1, 0 and the numbers on both sides of each limit on the CPU, and how many limits there are."""
+    others = call[name].flatten().tolist()
+    numbers = candidates(call)
+    if (entry.name, name) in STORES:  # either of two writers to a slot may come last
+        numbers = [n for n in numbers if n not in others[:place] + others[place + 1 :]]
+    taken = [not isinstance(attempt(entry, point, with_index(call, name, place, n), "cpu"), str) for n in numbers]
+    sides = {n for i, n in enumerate(numbers[1:]) if taken[i] != taken[i + 1] for n in (numbers[i], n)}
+    limits = sum(a != b for a, b in itertools.pairwise(taken))
+    return sides | {-1, 0} & set(numbers), limits
+
+
+def assert_devices_agree(entry: OpEntry[Any], point: Any, call: Call, what: str) -> None:
+    cpu, mps = (attempt(entry, point, call, device) for device in ("cpu", "mps"))
+    if isinstance(cpu, str) or isinstance(mps, str):
+        assert isinstance(cpu, str) == isinstance(mps, str), f"{entry.name}: {what}: cpu {cpu}, mps {mps}"
+        return
+    bound = max(BOUNDS.get(x.dtype, 0) for x in call.values() if isinstance(x, Tensor))
+    for name, x in mps.items():
+        assert not difference(x, cpu[name], bound), f"{entry.name}: {what}: {name}"
+
+
+INDEXED = [op for op, entry in REGISTRY.items() if any(indices_in(call) for _, call in [(0, entry.smallest())])]
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("op", INDEXED)
+def test_indices(op: str) -> None:
+    entry, limits = REGISTRY[op], 0
+    for point, call in calls_of(op):
+        for name in indices_in(call):
+            places = sorted({0, call[name].numel() // 2, call[name].numel() - 1})
+            for place in some(places, 1, op, name):
+                numbers, more = edges(entry, point, call, name, place)
+                limits += more
+                for number in sorted(numbers):
+                    changed = with_index(call, name, place, number)
+                    assert_devices_agree(entry, point, changed, f"{name}: {number} at {place}")
+    assert limits
