@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -264,7 +265,29 @@ def test_an_entry_whose_extension_is_not_installed_is_left_out(tmp_path: Path, m
     monkeypatch.setattr(loading, "find_project", lambda: tmp_path / "pyproject.toml")
     monkeypatch.setattr(loading, "read_project", lambda _: entries)
     monkeypatch.setattr(loading, "load", lambda *_, **__: pytest.fail("loaded"))
+    told: list[str] = []
+    monkeypatch.setattr(loading, "device_module", lambda: SimpleNamespace(say_what_is_loaded=told.append))
     loading.load_project()
+    assert "x was not loaded, because unbuilt._C is not built." in told[0]
+
+
+def test_an_op_without_a_kernel_says_what_was_loaded(tmp_path: Path) -> None:
+    """In a folder outside the project, and in one of another project."""
+    program = (
+        "import torch; library = torch.library.Library('elsewhere', 'DEF');"
+        "library.define('double(Tensor x) -> Tensor');"
+        "torch.ops.elsewhere.double(torch.ones(2, device='mps'))"
+    )
+
+    def error() -> str:
+        finished = python("-m", "mps_simulator", "-c", program, directory=tmp_path)
+        return finished.stderr.splitlines()[-1]
+
+    assert f"No pyproject.toml in {tmp_path} or above it has a table [tool.mps_simulator]" in error()
+    assert "Start the program in the folder of the project" in error()
+    path = write(tmp_path, '[[tool.mps_simulator.load]]\nname = "a"\nsources = ["*.mm"]\nextensions = ["absent._C"]\n')
+    (tmp_path / "op.mm").touch()
+    assert error().endswith(f"{path} has the kernels to load. a was not loaded, because absent._C is not built.")
 
 
 def test_the_file_of_an_extension() -> None:

@@ -69,17 +69,27 @@ def load(
 
 
 def load_project() -> None:
-    """Loads what the project's pyproject.toml names, once per process."""
+    """Loads what the project's pyproject.toml names, once per process. The error of an op without a kernel tells it."""
     if path := find_project():
-        _load_project(path)
+        what = _load_project(path)
+    else:
+        what = (
+            f"No pyproject.toml in {Path.cwd()} or above it has a table [tool.mps_simulator], so no kernels are "
+            "loaded. Start the program in the folder of the project that has them, or call mps_simulator.load()."
+        )
+    device_module().say_what_is_loaded(what)
 
 
 @functools.cache
-def _load_project(path: Path) -> None:
-    """Loads the entries. Skips an entry whose extension is not built."""
+def _load_project(path: Path) -> str:
+    """Loads the entries, and says which. Skips an entry whose extension is not built."""
+    told = [f"{path} has the kernels to load."]
     for entry in read_project(path):
-        if not all(extension_file(module) for module in entry.extensions):
+        lacking = [module for module in entry.extensions if not extension_file(module)]
+        if lacking:
+            told.append(f"{entry.name} was not loaded, because {', '.join(lacking)} is not built.")
             continue
+        told.append(f"{entry.name} was loaded.")
         modules = [importlib.import_module(module) for module in entry.extensions]
         load(
             entry.sources,
@@ -89,3 +99,4 @@ def _load_project(path: Path) -> None:
             flags=entry.flags,
             units=entry.units,
         )
+    return " ".join(told)

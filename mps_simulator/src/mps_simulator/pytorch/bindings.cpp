@@ -92,6 +92,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   bind_metal_objects(module);
   module.def("set_fault_class", [](const py::object& type) { set_fault_class(type.ptr()); });
   module.def("fallbacks", &fallbacks);
+  module.def("say_what_is_loaded", &say_what_is_loaded);
   module.def("synchronize", torch::wrap_pybind_function_no_gil(&wait_for_stream));
   module.def("pending_commands", &pending_commands);
   module.def("waits", &waits);

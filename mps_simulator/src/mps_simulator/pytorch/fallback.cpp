@@ -29,6 +29,11 @@ std::map<std::string, uint64_t>& counts() {
   return *map;
 }
 
+std::string& what_is_loaded() {
+  static auto* text = new std::string;
+  return *text;
+}
+
 // Lends the mps generator's engine to CPU code that draws from the CPU's default generator.
 class DefaultEngineScope {
  public:
@@ -63,7 +68,8 @@ void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       op.operator_name().getNamespace() == "aten", "The operator '", name,
       "' is not currently implemented for the MPS device. The simulated device falls back to the CPU for aten's "
-      "operators alone.");
+      "operators alone. ",
+      what_is_loaded());
   count_fallback(name);
   if (!use_cpu_engine(op.schema(), stack) && op.hasTag(at::Tag::nondeterministic_seeded)) {
     const DefaultEngineScope scope;
@@ -124,6 +130,8 @@ void count_fallback(const std::string& op) {
   std::lock_guard lock(count_mutex);
   counts()[op]++;
 }
+
+void say_what_is_loaded(const std::string& text) { what_is_loaded() = text; }
 
 std::map<std::string, uint64_t> fallbacks() {
   std::lock_guard lock(count_mutex);
