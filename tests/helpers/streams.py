@@ -39,10 +39,14 @@ def events(answer: http.client.HTTPResponse) -> list[str]:
     return [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
 
 
+OTHERS = ("nanobind:", " - ", "See https://nanobind")  # what Triton prints at its exit
+
+
 def assert_ended_by_sigterm(status: int, log: str) -> None:
-    """`log` is what a server has printed, from its start on."""
+    """`log` is what a server has printed, from its start on. SGLang goes on counting the tokens of running requests."""
     rest = "got SIGTERM: running requests have 30 s to end, and new ones are refused\n"
     before, told, after = log.partition(f"python -m torch_gdn serve: {rest}")
     assert told, before[-3000:]
-    ours = [line for line in after.splitlines() if not line.startswith(("nanobind:", " - "))]  # Triton's, at its exit
-    assert (status, [line for line in ours if "nanobind.readthedocs" not in line]) == (0, [])
+    lines = [line for line in after.splitlines() if not line.startswith(OTHERS) and "Decode batch" not in line]
+    assert lines == []
+    assert status == 0
