@@ -23,7 +23,7 @@ def declare() -> None:
     try:
         for library in Path(spec.origin).parent.glob("_C*.so"):
             torch.ops.load_library(str(library))
-    except OSError:
+    except (OSError, RuntimeError):
         LIBRARIES.append(torch.library.Library("torchvision", "FRAGMENT"))
         for name in ("nms", "qnms"):
             LIBRARIES[0].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

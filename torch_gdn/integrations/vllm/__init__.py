@@ -19,6 +19,8 @@ from functools import cache
 
 import torch
 
+from torch_gdn.integrations import draining, torchvision_operators
+
 MODES = ("auto", "mps", "cpu", "off")
 PLATFORMS = "vllm.platform_plugins"
 
@@ -39,7 +41,10 @@ def platform() -> str | None:
     class's constructor, which checks the mode, the device and vLLM's version.
     """
     wanted = os.environ.get("TORCH_GDN_VLLM", "auto")
-    if wanted in ("off", "cpu"):
+    if wanted == "off":
+        return None
+    torchvision_operators.declare()  # vLLM asks for its platform before it imports torchvision
+    if wanted == "cpu":
         return None
     if wanted == "auto":
         if not torch.backends.mps.is_available():
@@ -88,9 +93,6 @@ def register() -> None:
         )
     if not is_mps and not current_platform.is_cpu():
         return
-    from torch_gdn.integrations import draining, torchvision_operators
-
-    torchvision_operators.declare()  # before any import of vLLM's models
     from torch_gdn.integrations.vllm import compat, kv_cache_dtype, layers, models, selector
 
     compat.require_checked_version()
