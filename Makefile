@@ -128,7 +128,8 @@ $(VENV)/.dev: $(VENV)/.extension pyproject.toml
 	@touch $@
 
 # An environment of an engine links to .venv's torch. It is not unpacked again, and the simulated device, which is built
-# against it, is not built again. pip then only adds torch's dependencies.
+# against it, is not built again. pip then only adds torch's dependencies. It compiles no modules ahead: the tests import
+# few of them.
 LINK_TORCH = ln -s $(abspath $(VENV))/lib/python*/site-packages/{torch,torchgen,functorch,torch-[0-9]*.dist-info}
 
 # vLLM wants versions of its own, of transformers among others. Its tests take torch_gdn from the checkout, with .venv's
@@ -141,7 +142,7 @@ $(VLLM_VENV)/.packages: $(VENV)/.extension pyproject.toml mps_simulator/pyprojec
 	$(VLLM_VENV)/bin/python -m pip install --quiet $(INDEX_OPTION) '$(TORCH)'
 	$(VLLM_VENV)/bin/python -m pip install --quiet 'setuptools>=77.0.3' wheel ninja
 	$(VLLM_VENV)/bin/python setup.py --quiet egg_info --egg-base $(VLLM_VENV)/lib/python*/site-packages
-	$(VLLM_VENV)/bin/python -m pip install --quiet --no-build-isolation $(SIMULATOR) 'torch_gdn[test-vllm]'
+	$(VLLM_VENV)/bin/python -m pip install --quiet --no-compile --no-build-isolation $(SIMULATOR) 'torch_gdn[test-vllm]'
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec  # PyPI's are for CUDA: torch cannot load them
 	@touch $@
 
@@ -151,7 +152,7 @@ $(SGLANG_VENV)/.packages: $(VENV)/.extension pyproject.toml mps_simulator/pyproj
 	@echo 'Installing SGLang into $(SGLANG_VENV): some minutes'
 	$(LINK_TORCH) $(SGLANG_VENV)/lib/python*/site-packages
 	$(SGLANG_VENV)/bin/python -m pip install --quiet $(INDEX_OPTION) '$(TORCH)'
-	$(SGLANG_VENV)/bin/python -m pip install --quiet --no-deps --requirement tests/sglang_engine/requirements.txt
+	$(SGLANG_VENV)/bin/python -m pip install --quiet --no-compile --no-deps --requirement tests/sglang_engine/requirements.txt
 	$(SGLANG_VENV)/bin/python -m pip install --quiet 'setuptools>=77.0.3' wheel ninja
 	$(SGLANG_VENV)/bin/python -m pip install --quiet --no-deps --no-build-isolation $(SIMULATOR)
 	$(SGLANG_VENV)/bin/python setup.py --quiet egg_info --egg-base $(SGLANG_VENV)/lib/python*/site-packages
