@@ -268,7 +268,10 @@ def build_device() -> Path:
     toolchain = Toolchain.make()
     directory = cache_directory() / "device" / toolchain.key()
     with _locked(directory):
-        objects = _compile(toolchain, directory, device_sources(), DEVICE_FLAGS)
+        sources = device_sources()
+        # Each of these takes most of PyTorch's headers and its bindings of Python.
+        units = [source for source in sources if source.parent == SIMULATOR / "pytorch"]
+        objects = _compile(toolchain, directory, _united(directory / "units", sources, units), DEVICE_FLAGS)
         module = directory / f"{MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}"
         return _link(toolchain.compiler, module, objects, toolchain.libraries)
 
