@@ -41,14 +41,17 @@ FORMS = (
     Form(("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj"), "o_norm", "o_proj"),
 )
 Known = tuple[Sizes, torch.dtype]
-layers: set[type] = set()  # classes of layers that one of the forms describes
+layers: set[type] = set()  # classes of layers that enable() knows
+forms: dict[type, Form | None] = {}  # theirs
 
 
 def form_of(layer: Any) -> Form | None:
-    for form in FORMS:
-        if all(hasattr(layer, name) for name in (*form.inputs, form.norm, form.output, *OTHERS)):
-            return form
-    return None
+    """Returns the form of a known class's layers."""
+    kind = type(layer)
+    if kind in layers and kind not in forms:
+        names = [(form, (*form.inputs, form.norm, form.output, *OTHERS)) for form in FORMS]
+        forms[kind] = next((form for form, parts in names if all(hasattr(layer, name) for name in parts)), None)
+    return forms.get(kind)
 
 
 def is_elsewhere(layer: Any, hidden_states: Tensor, *others: Any) -> bool:
