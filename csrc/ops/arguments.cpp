@@ -135,8 +135,12 @@ static void check_memory(const char* op, const std::string& argument, const at::
 
 void check_written(const char* op, const c10::FunctionSchema& schema, TensorPointers tensors) {
   const auto& arguments = schema.arguments();
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    if (tensors[i] != nullptr && tensors[i]->defined()) check_memory(op, arguments[i].name(), *tensors[i]);
+  // Only the CPU's kernels read it by its address. For mps, tensors without memory can be recorded.
+  const auto given = [](const at::Tensor* x) { return x != nullptr && x->defined(); };
+  if (std::ranges::all_of(tensors, [&](const auto* x) { return !given(x) || x->is_cpu(); })) {
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (given(tensors[i])) check_memory(op, arguments[i].name(), *tensors[i]);
+    }
   }
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (!is_written(arguments[i]) || tensors[i] == nullptr) continue;
