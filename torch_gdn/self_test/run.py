@@ -111,6 +111,7 @@ def problem_of(case: Case) -> str:
     """Returns what is wrong with the op's results, or "" if they are right."""
     from torch_gdn.testing import REGISTRY  # here: torch_gdn.testing imports torch_gdn
     from torch_gdn.testing.bounds import worst
+    from torch_gdn.testing.drawing import drawing
     from torch_gdn.testing.inputs import to_device
 
     entry, point, mps = REGISTRY[case.op], case.point, torch.device("mps")
@@ -118,9 +119,7 @@ def problem_of(case: Case) -> str:
         settings.enter_context(launching())  # whatever the program records
         settings.enter_context(_disable_current_modes())  # whatever the program makes of operators
         settings.enter_context(torch.device("cpu"))  # whatever the program's default device
-        default = torch.get_default_dtype()
-        settings.callback(torch.set_default_dtype, default)
-        torch.set_default_dtype(torch.float32)
+        settings.enter_context(drawing())  # whatever its default dtype
         try:
             call = entry.call(point)
             there = to_device(call, mps)

@@ -19,6 +19,7 @@ from torch_gdn.prefill import prefill_algorithm
 from torch_gdn.reference.common import sequences
 from torch_gdn.testing import bounds, invalid, stages
 from torch_gdn.testing.cases import Case, bounds_of, channels_of, make_case
+from torch_gdn.testing.drawing import seed_of_draw
 from torch_gdn.testing.inputs import Call, boundaries_of, slots, unaligned
 from torch_gdn.testing.invalid import change, put, short
 from torch_gdn.testing.models import DTYPES, MODEL_SIZES, OTHER_SIZES
@@ -79,7 +80,7 @@ class RulePoint(Point):
             beta=1.9 if self.repeated_keys else None,
             same_keys=self.repeated_keys,
             normal=not self.normalise,
-            seed=torch.initial_seed(),
+            seed=seed_of_draw(),
         )
         return case if self.aligned else replace(case, q=unaligned(case.q), k=unaligned(case.k), v=unaligned(case.v))
 

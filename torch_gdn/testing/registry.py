@@ -17,6 +17,7 @@ from torch import Tensor
 from torch_gdn import reference
 from torch_gdn._recorder import KernelVariant, Launch, recording
 from torch_gdn.testing import bounds
+from torch_gdn.testing.drawing import drawing
 from torch_gdn.testing.inputs import Call, bytes_of, doubled, empty_on, to_device
 from torch_gdn.testing.models import METAL_TYPES
 from torch_gdn.testing.on_the_cpu import on_the_cpu
@@ -84,7 +85,7 @@ class OpEntry(Generic[P]):
     """Everything known about one op. A field that an op does not set keeps its default."""
 
     name: str
-    draw: Callable[[P], Call]  # draws keyword arguments on the CPU from torch's generator
+    draw: Callable[[P], Call]  # draws keyword arguments on the CPU, inside `drawing`
     small: P  # the smallest call; invalid and hostile calls are changes of it
     points: Sequence[P]  # computed by the check and replayed by lab.cuda
     # Returns the outputs for float64 inputs and updates what the op writes. The default is the reference of the op's
@@ -133,8 +134,7 @@ class OpEntry(Generic[P]):
         return to_device(self.call(replace(self.small, packed=packed, **changes)), device)
 
     def call(self, point: P, seed: int = 0) -> Call:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with torch.device("cpu"), drawing(seed):
             return self.draw(point)
 
     def run(self, call: Call, point: Point | None = None) -> Any:
