@@ -138,15 +138,6 @@ def test_blocks_that_sequences_share(device: torch.device) -> None:
     check(device, make_call([1, 5, 1, 30], [70, 90, 64, 94], shared_blocks=4))
 
 
-@pytest.mark.parametrize("which", ["key_cache", "value_cache", "q"])
-@pytest.mark.parametrize("name", ["decode", "prompt"])
-def test_one_tensor_without_alignment(device: torch.device, name: str, which: str) -> None:
-    call = make_call(*SEQUENCES[name], layout="apart")
-    aligned = call[which]
-    call[which] = torch.full((aligned.numel() + 1,), torch.nan)[1:].view(aligned.shape).copy_(aligned)
-    check(device, call)
-
-
 @pytest.mark.parametrize("name", ["decode", "prompt"])
 def test_scale(device: torch.device, name: str) -> None:
     check(device, make_call(*SEQUENCES[name]) | {"scale": 0.3})

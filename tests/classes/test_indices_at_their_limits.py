@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.variations import attempt, plans, some
+from tests.helpers.variations import attempt, plans, random_of, some
 from tests.hostile.outcomes import BOUNDS, STORES, difference
 from torch_gdn.testing import REGISTRY, invalid, layers
 from torch_gdn.testing.inputs import Call, tensors_of
@@ -24,7 +24,7 @@ def calls_of(op: str) -> Iterator[tuple[Any, Call]]:
     """Yields two of the op's plans, packed sequences, and steps with drafts or checkpoints."""
     entry, (first, *others) = REGISTRY[op], plans(op)
     for point in (first, *some(others, 1, "indices", op)):
-        yield point, entry.call(point)
+        yield point, with_readable_blocks(entry.call(point))
     if entry.packable:
         yield entry.small, entry.smallest(packed=True)
     if "num_accepted_tokens" in entry.arguments:
@@ -37,6 +37,13 @@ def calls_of(op: str) -> Iterator[tuple[Any, Call]]:
         yield point, entry.call(point) | good
 
 
+def with_readable_blocks(call: Call) -> Call:
+    """Returns the call with blocks of the cache where it has others, so that a sequence can be longer."""
+    blocks = next((len(call[name]) for name in ("key_cache", "key_codes") if name in call), 0)
+    is_read = blocks and "block_table" in call
+    return call | {"block_table": call["block_table"].clamp(max=blocks - 1)} if is_read else call
+
+
 def indices_in(call: Call) -> list[str]:
     names = (name for name in tensors_of(call) if not name.endswith(NO_INDICES))
     return [name for name in names if call[name].dtype in (torch.int32, torch.int64) and call[name].numel()]
@@ -47,6 +54,8 @@ def candidates(call: Call) -> list[int]:
     shapes = [call[name].shape for name in tensors_of(call)]
     sizes = {size for shape in shapes for size in shape} | {shape[:2].numel() for shape in shapes}
     sizes |= {value for value in call.values() if type(value) is int}
+    if "block_table" in call:
+        sizes |= {call["block_table"].shape[-1] * shape[1] for shape in shapes if len(shape) > 2}
     return sorted({n + more for n in {*sizes, 0} for more in (-1, 0, 1)})
 
 
@@ -56,16 +65,31 @@ def with_index(call: Call, name: str, place: int, number: int) -> Call:
     return call | {name: changed}
 
 
+def limited_place(entry: OpEntry[Any], point: Any, call: Call, name: str) -> tuple[int, set[int], int]:
+    """Returns the first, last or middle place, the numbers to try there, and how many limits there are.
+
+    A place has none if nothing reads its number.
+    """
+    place, numbers, limits = 0, set[int](), 0
+    for place in random_of(entry.name, name).sample([0, -1, call[name].numel() // 2], 3):
+        numbers, limits = edges(entry, point, call, name, place)
+        if limits:
+            break
+    return place, numbers, limits
+
+
 def edges(entry: OpEntry[Any], point: Any, call: Call, name: str, place: int) -> tuple[set[int], int]:
     """Returns -1, 0 and the numbers on both sides of each limit on the CPU, and how many limits there are."""
     others = call[name].flatten().tolist()
     numbers = candidates(call)
     if (entry.name, name) in STORES:  # either of two writers to a slot may come last
-        numbers = [n for n in numbers if n not in others[:place] + others[place + 1 :]]
+        del others[place]
+        numbers = [n for n in numbers if n not in others]
     taken = [not isinstance(attempt(entry, point, with_index(call, name, place, n), "cpu"), str) for n in numbers]
     sides = {n for i, n in enumerate(numbers[1:]) if taken[i] != taken[i + 1] for n in (numbers[i], n)}
     limits = sum(a != b for a, b in itertools.pairwise(taken))
-    return sides | {-1, 0} & set(numbers), limits
+    always = {-1, 0} & set(numbers) | ({2**32, 2**32 + 1} if call[name].dtype == torch.int64 else set())
+    return sides | always, limits
 
 
 def assert_devices_agree(entry: OpEntry[Any], point: Any, call: Call, what: str) -> None:
@@ -87,11 +111,10 @@ def test_indices(op: str) -> None:
     entry, limits = REGISTRY[op], 0
     for point, call in calls_of(op):
         for name in indices_in(call):
-            places = sorted({0, call[name].numel() // 2, call[name].numel() - 1})
-            for place in some(places, 1, op, name):
-                numbers, more = edges(entry, point, call, name, place)
-                limits += more
-                for number in sorted(numbers):
-                    changed = with_index(call, name, place, number)
-                    assert_devices_agree(entry, point, changed, f"{name}: {number} at {place}")
+            call = call | {name: call[name].to(some([torch.int32, torch.int64], 1, "width", op, name)[0])}
+            place, numbers, more = limited_place(entry, point, call, name)
+            limits += more
+            for number in sorted(numbers):
+                changed = with_index(call, name, place, number)
+                assert_devices_agree(entry, point, changed, f"{name}: {number} at {place}")
     assert limits

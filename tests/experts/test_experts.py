@@ -10,7 +10,7 @@ from tests.helpers.devices import launched, on_a_mac, ready
 from tests.helpers.errors import assert_close, assert_same_bits
 from torch_gdn import reference
 from torch_gdn.testing.experts import OF_TOKENS, ExpertPoint, draw_down, draw_gate_up, draw_logits
-from torch_gdn.testing.inputs import Call, doubled, to_device, unaligned
+from torch_gdn.testing.inputs import Call, doubled, to_device
 
 BOUND = {torch.float32: 6e-7, torch.bfloat16: 1.8e-3, torch.float16: 2.2e-4}
 
@@ -160,20 +160,3 @@ def test_bits_of_logits_do_not_depend_on_the_number_of_tokens() -> None:
     for T in (1, 2, 3, 8, 9):
         (part,) = results("moe_logits", tokens_of(call, slice(T)), device)
         assert_same_bits(f"{T} tokens", part, whole[:T])
-
-
-@pytest.mark.parametrize("layout", ["strided", "unaligned", "int64 ids"])
-@pytest.mark.parametrize("T", [4, 70])
-@pytest.mark.parametrize("op", OPS)
-def test_layouts(device: torch.device, op: str, T: int, layout: str) -> None:
-    call = OPS[op](ExpertPoint(T=T, E=6, k=2, D=36, I=20, IS=8))
-    expected = results(op, call, device)
-    change = {"strided": rows_apart, "unaligned": unaligned, "int64 ids": lambda x: x}[layout]
-    changed = {name: change(x) if x.is_floating_point() else x.long() for name, x in call.items()}
-    for x, other in zip(results(op, changed, device), expected, strict=True):
-        assert_close(layout, x, other.double(), 6e-7, head_dim=None)
-
-
-def rows_apart(x: Tensor) -> Tensor:
-    """Returns the same values with gaps between the rows."""
-    return torch.cat([x, x], dim=-1)[..., : x.shape[-1]]

@@ -14,7 +14,7 @@ from tests.helpers.devices import launched, on_a_mac, ready
 from tests.helpers.errors import assert_close, assert_same_bits
 from torch_gdn import reference
 from torch_gdn.testing.experts import OF_TOKENS, ExpertPoint, draw_down, draw_gate_up
-from torch_gdn.testing.inputs import Call, doubled, to_device, unaligned
+from torch_gdn.testing.inputs import Call, doubled, to_device
 from torch_gdn.testing.quantized import QuantizedPoint, draw_dequantize, draw_linear
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -67,22 +67,6 @@ def test_symmetric_weights_lose_no_digits_to_their_offset(device: torch.device, 
     call = draw_linear(QuantizedPoint(F32, M=M, N=40, K=1024, bits=bits, group=128))
     call |= {"biases": -(2.0 ** (bits - 1)) * call["scales"], "x": 1 + 0.001 * torch.randn(M, 1024)}
     assert_exact("quantized_linear", call, run(device, "quantized_linear", call), 2e-7 if M == 1 else 7e-7)
-
-
-def apart(x: Tensor, times: int = 2) -> Tensor:
-    """Returns the same values with gaps between the rows, which stay multiples of 16 bytes apart."""
-    return torch.cat([x] * times, dim=-1)[..., : x.shape[-1]]
-
-
-@pytest.mark.parametrize("change", [apart, unaligned], ids=["apart", "unaligned"])
-@pytest.mark.parametrize("M", [1, 4, 20])
-def test_layouts(device: torch.device, M: int, change: Any) -> None:
-    for bits in (4, 8):
-        call = draw_linear(QuantizedPoint(F16, M=M, N=33, K=192, bits=bits, group=64, biased=True))
-        expected = run(device, "quantized_linear", call)
-        changed = {name: change(x) for name, x in call.items()} | {"bias": torch.stack([call["bias"]] * 2, dim=1)[:, 0]}
-        changed["biases"] = apart(call["biases"], 3)  # biases have other strides than scales
-        assert_same_bits("y", run(device, "quantized_linear", changed), expected)
 
 
 def test_shapes_of_x(device: torch.device) -> None:
@@ -181,18 +165,3 @@ def test_packed_experts(device: torch.device, op: str, point: ExpertPoint) -> No
         for x, expected in zip(*(each if isinstance(each, tuple) else (each,) for each in (found, exact)), strict=True):
             if expected is not None:
                 assert_close(f"{op} of {T} tokens", x.cpu(), expected, BOUND[point.dtype], head_dim=None)
-
-
-@pytest.mark.parametrize("T", [3, 12])
-@pytest.mark.parametrize("op", EXPERTS)
-def test_rows_of_packed_experts_may_lie_apart(device: torch.device, op: str, T: int) -> None:
-    call = EXPERTS[op](replace(BOTH, T=T))
-    expected = getattr(torch.ops.gdn, op)(**to_device(call, device))
-    packed = [name for name in call if name.startswith("w_") or (name.startswith("shared_") and call[name].dim() == 2)]
-    changed = call | {name: apart(call[name]) for name in packed if call[name].shape[-1] > 1}
-    for name in changed:
-        if name.endswith("_biases"):  # biases have other strides than scales
-            changed[name] = apart(call[name], 3)
-    found = getattr(torch.ops.gdn, op)(**to_device(changed, device))
-    for x, other in zip(*(each if isinstance(each, tuple) else (each,) for each in (found, expected)), strict=True):
-        assert_same_bits(op, x, other)

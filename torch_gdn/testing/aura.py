@@ -176,7 +176,8 @@ def draw_encode_in_place(point: CodecPoint) -> Call:
 
 def exact_encode_in_place(call: Call) -> None:
     tables = {name: call[name] for name in ("signs", "boundaries", "codebook")}
-    encoded = reference.aura_encode(call["x"].double() - call["tile_means"].double(), **tables)
+    means = call.get("tile_means")
+    encoded = reference.aura_encode(call["x"].double() - (0.0 if means is None else means.double()), **tables)
     for name, part in zip(("codes", "norms"), encoded, strict=True):
         call[name][:, :, call["slots"]] = part.to(call[name].dtype)
 

@@ -1,0 +1,84 @@
+"""Tests every op with counts below, at and above each constant of its kernels and loops: words, blocks, tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from tests.helpers.entries import fields_of
+from tests.helpers.variations import assert_exact_everywhere, plans, random_of, size_of, some, variants_of
+from torch_gdn.testing import REGISTRY
+from torch_gdn.testing.registry import OpEntry
+
+NEAR = [n for power in (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024) for n in (power - 1, power, power + 1) if n > 0]
+# multiples of the groups of packed weights, and counts of many words with a rest
+NUMBERS = 2**18  # elements of all tensors of a call, at most
+TOGETHER = 4  # counts that a round changes
+FEW, MANY = 3, 10  # rounds of a run; AURA's tensors take long to draw
+REFUSED = (ValueError, TypeError, RuntimeError, IndexError, AssertionError, KeyError, ZeroDivisionError)
+COUNTS = sorted({*NEAR, 24, 96, 160, 192, 288, 1056, 1088})
+
+
+LEFT_OUT = {"bits", "shared_bits", "group", "chunk_size", "fused_chunk_size", "longest", "gap"}  # they count nothing
+
+
+def counts_of(entry: OpEntry[Any]) -> list[tuple[str, int | None]]:
+    """Returns the point's fields that are counts, and the places in those that are several counts."""
+    found: list[tuple[str, int | None]] = []
+    for each in fields(entry.small):
+        value = getattr(entry.small, each.name)
+        if each.name in LEFT_OUT:
+            continue
+        if type(value) is int:
+            found.append((each.name, None))
+        elif isinstance(value, tuple):
+            found += [(each.name, i) for i in range(len(value))]
+    return found
+
+
+def with_count(point: Any, field: str, place: int | None, count: int) -> Any:
+    """Returns the point with this count. A sequence has at least as many keys as queries."""
+    if place is None:
+        return replace(point, **{field: count})
+    values = list(getattr(point, field))
+    values[place % len(values)] = count
+    point = replace(point, **{field: tuple(values)})
+    if field in ("queries", "keys") and isinstance(point.keys, tuple):
+        point = replace(point, keys=tuple(map(max, point.queries, point.keys)))
+    return point
+
+
+def drawn_points(op: str) -> Iterator[Any]:
+    """Yields a point for each round. A round gives some of the fields counts that the op takes together.
+
+    Only kernels of the registry's points run, because each other one would take seconds to compile.
+    """
+    entry, draw = REGISTRY[op], random_of("counts", op)
+    known = set().union(*(variants_of(entry, point, entry.call(point)) for point in plans(op)))
+
+    def is_taken(point: Any) -> bool:
+        try:
+            call = entry.call(point)
+            return size_of(call) <= NUMBERS and variants_of(entry, point, call) <= known
+        except REFUSED:
+            return False
+
+    orders = {each: draw.sample(COUNTS, len(COUNTS)) for each in counts_of(entry)}
+    rounds = FEW if "trellis" in fields_of(entry) else MANY
+    for turn in some(range(len(COUNTS)), rounds, "rounds", op):
+        point = plans(op)[turn % len(plans(op))]
+        for (field, place), order in draw.sample([*orders.items()], min(len(orders), TOGETHER)):
+            changed = with_count(point, field, place, order[turn])
+            point = changed if is_taken(changed) else point
+        yield point
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("op", [op for op, entry in REGISTRY.items() if counts_of(entry)])
+def test_counts(op: str) -> None:
+    entry = REGISTRY[op]
+    for point in drawn_points(op):
+        assert_exact_everywhere(entry, point, entry.call(point))
