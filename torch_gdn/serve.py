@@ -40,7 +40,10 @@ def with_transformers(model: str, rest: list[str], drain: Drain) -> None:
     chosen = [] if any(each.startswith("--attn-implementation") for each in rest) else ["--attn-implementation", "sdpa"]
     drain.install()
     sys.argv = ["transformers", "serve", model, "--continuous-batching", *chosen, *rest]
-    main()
+    try:
+        main()
+    finally:
+        drain.leave()  # transformers leaves its thread of generation running
 
 
 ENGINES: dict[str, Callable[[str, list[str], Drain], None]] = {

@@ -1,8 +1,16 @@
-"""Tests `transformers serve` with hybrid models over HTTP: 32 clients get the tokens of `generate()`, 8 hang up."""
+"""Tests `transformers serve` with hybrid models over HTTP: 32 clients get the tokens of `generate()`, 8 hang up, and a
+stream ends after SIGTERM.
+"""
 
 from __future__ import annotations
 
+import json
 import random
+import signal
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +18,8 @@ import pytest
 import torch
 
 from tests.helpers.devices import kernels_run, ready
-from tests.integrations.http_serving import all_at_once, save, serving
+from tests.helpers.streams import PATIENCE, assert_ended_by_sigterm, begun, events, wait_until_refused
+from tests.integrations.http_serving import all_at_once, save, serving, text_of
 from tests.integrations.models import random_model
 from tests.integrations.serving import alone, assert_nothing_is_held, other_version, prompts_of
 from torch_gdn.integrations import transformers
@@ -55,6 +64,33 @@ def test_32_clients(device_name: str, tmp_path: Path, monkeypatch: pytest.Monkey
     assert found == expected
     assert len(served.cancelled) == GIVEN_UP
     assert transformers.status().left == {}
+
+
+def test_a_stream_ends_after_sigterm(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    model, log = save(random_model("qwen3_next"), tmp_path / "model"), tmp_path / "log"
+    command = [sys.executable, "-m", "torch_gdn", "serve", "--engine", "transformers", str(model)]
+    options = ["--device", "cpu", "--host", "127.0.0.1", "--port", str(port)]
+    memory = ["--cb-max-batch-tokens", "64", "--cb-block-size", "16", "--cb-num-blocks", "64"]
+    with log.open("w") as file, subprocess.Popen([*command, *options, *memory], stdout=file, stderr=file) as server:
+        try:
+            for _ in range(PATIENCE):
+                with socket.socket() as connection:
+                    if connection.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                assert server.poll() is None, log.read_text()
+                time.sleep(1)
+            body = {"model": str(model), "prompt": text_of(range(1, 40)), "max_tokens": 60, "stream": True}
+            stream = begun(port, "/v1/completions", body)
+            server.send_signal(signal.SIGTERM)
+            wait_until_refused(port)
+            found = [json.loads(event) for event in events(stream) if event != "[DONE]"]
+            assert [x["choices"][0].get("finish_reason") for x in found if x["choices"]][-1] == "length"
+            assert_ended_by_sigterm(server.wait(PATIENCE), log.read_text())
+        finally:
+            server.kill()
 
 
 def test_the_command_line_is_transformers_own_on_torch_gdn(monkeypatch: pytest.MonkeyPatch) -> None:

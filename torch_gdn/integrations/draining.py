@@ -34,6 +34,7 @@ class Drain:
         self.name, self.seconds = name, seconds
         self.servers: list[tuple[Any, list[Any]]] = []  # with the sockets that they were given
         self.task: asyncio.Task[None] | None = None
+        self.is_told = False  # to end
 
     def install(self) -> None:
         """Must run before a server starts. Until then SIGTERM ends the process with status 0."""
@@ -87,9 +88,17 @@ class Drain:
             self.task.cancel()
 
     def tell(self) -> None:
+        self.is_told = True
         rest = f"running requests have {self.seconds:g} s to end, and new ones are refused"
         print(f"{self.name}: got SIGTERM: {rest}", file=sys.stderr, flush=True)
         logging.disable(logging.WARNING)
+
+    def leave(self) -> None:
+        """Ends the process if it was told to, whatever threads it has. Otherwise does nothing."""
+        if self.is_told:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
 
     async def drain(self) -> None:
         for server, sockets in self.servers:
