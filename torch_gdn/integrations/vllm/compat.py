@@ -171,6 +171,14 @@ def replace_uniform_probabilities() -> None:
     rejection_sampler.generate_uniform_probs = generate_uniform_probs
 
 
+def replace_compiled_functions() -> None:
+    """Takes torch.compile off the count of a token's rank, which would compile in the first request with logprobs."""
+    from vllm.v1.sample import sampler
+
+    function = sampler.batched_count_greater_than
+    sampler.batched_count_greater_than = getattr(function, "__wrapped__", function)
+
+
 def replace_expert_routing() -> None:
     """Replaces the default router, which chooses the best experts by a CUDA kernel on every platform."""
     from vllm.model_executor.layers.fused_moe.router import fused_topk_router
@@ -263,6 +271,7 @@ def replace_cpu_preparation() -> None:
         from torch_gdn.integrations.vllm import exact_rows, kernels, seeds
 
         cpu_triton_utils._expand_kernel_impl = kernels.expand
+        replace_compiled_functions()
         theirs()
         from vllm.v1.worker import cpu_worker  # not before: it replaces parts of torch for the whole process
 

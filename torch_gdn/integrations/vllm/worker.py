@@ -55,6 +55,7 @@ class MpsWorker(Worker):
         compat.replace_streams()
         compat.replace_accelerator_functions()
         compat.replace_uniform_probabilities()
+        compat.replace_compiled_functions()
         compat.replace_expert_routing()
         compat.replace_gated_attention()
         compat.replace_embedding()
