@@ -5,6 +5,7 @@ pools.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import product
@@ -167,7 +168,9 @@ LONG: dict[str, Callable[[Inputs], Inputs]] = {
     ("algorithm", "kind"), [*product(("cpu", "decode-cpu"), LONG), ("chunked", "from -20")], ids=str
 )
 def test_thousands_of_tokens(algorithm: str, kind: str) -> None:
-    assert_exact((algorithm, 0), LONG[kind](kda_inputs(4096, 32, 16, HV=1)))
+    # The narrowest CPU variant has no fused multiply-add: it rounds an update twice, which shows with repeated keys.
+    f32 = F32 * math.sqrt(2) if kind == "repeated keys" else F32
+    assert_exact((algorithm, 0), LONG[kind](kda_inputs(4096, 32, 16, HV=1)), f32=f32)
 
 
 @all_ways
