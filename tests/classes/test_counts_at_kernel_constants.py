@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
@@ -16,6 +17,7 @@ from torch_gdn.testing.registry import OpEntry
 NEAR = [n for power in (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024) for n in (power - 1, power, power + 1) if n > 0]
 # multiples of the groups of packed weights, and counts of many words with a rest
 NUMBERS = 2**18  # elements of all tensors of a call, at most
+PRODUCT = 2**29  # of a point's counts, at most: a draw may make tensors that the op does not take, such as states
 TOGETHER = 4  # counts that a round changes
 FEW, MANY = 3, 10  # rounds of a run; AURA's tensors take long to draw
 REFUSED = (ValueError, TypeError, RuntimeError, IndexError, AssertionError, KeyError, ZeroDivisionError)
@@ -51,6 +53,12 @@ def with_count(point: Any, field: str, place: int | None, count: int) -> Any:
     return point
 
 
+def product_of(point: Any, counts: list[tuple[str, int | None]]) -> int:
+    """Returns the product of the point's counts, with the sum of several counts of one field."""
+    values = (getattr(point, name) for name in {name for name, _ in counts})
+    return math.prod(max(1, sum(value) if isinstance(value, tuple) else value) for value in values)
+
+
 def drawn_points(op: str) -> Iterator[Any]:
     """Yields a point for each round. A round gives some of the fields counts that the op takes together.
 
@@ -60,6 +68,8 @@ def drawn_points(op: str) -> Iterator[Any]:
     known = set().union(*(variants_of(entry, point, entry.call(point)) for point in plans(op)))
 
     def is_taken(point: Any) -> bool:
+        if product_of(point, counts_of(entry)) > PRODUCT:
+            return False
         try:
             call = entry.call(point)
             return size_of(call) <= NUMBERS and variants_of(entry, point, call) <= known
