@@ -47,6 +47,8 @@ SOFTMAX = {
 }
 PACKED_LINEARS = (PackedLinear,)
 PACKED_EXPERTS = (PackedExperts,)
+for owner in (*PACKED_LINEARS, *PACKED_EXPERTS):
+    plain.learn(owner)
 gates: set[Any] = set()  # the function act_fn(gate) * up, of experts without a method of their own
 
 
