@@ -18,10 +18,12 @@ NEAR = [n for power in (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024) for n in (power 
 # multiples of the groups of packed weights, and counts of many words with a rest
 NUMBERS = 2**18  # elements of all tensors of a call, at most
 PRODUCT = 2**29  # of a point's counts, at most: a draw may make tensors that the op does not take, such as states
-TOGETHER = 4  # counts that a round changes
-FEW, MANY = 3, 10  # rounds of a run; AURA's tensors take long to draw
+TRIES = 4  # counts of which a point takes the first that the op takes
+OTHERS = 2  # counts that a round changes besides its own
+FEW, MANY = 4, 24  # rounds of a run; AURA's tensors take long to draw
 REFUSED = (ValueError, TypeError, RuntimeError, IndexError, AssertionError, KeyError, ZeroDivisionError)
 COUNTS = sorted({*NEAR, 24, 96, 160, 192, 288, 1056, 1088})
+STRATA = [[n for n in COUNTS if low <= n < end] for low, end in ((1, 14), (14, 90), (90, 1000), (1000, 2000))]
 
 
 LEFT_OUT = {"bits", "shared_bits", "group", "chunk_size", "fused_chunk_size", "longest", "gap"}  # they count nothing
@@ -60,7 +62,7 @@ def product_of(point: Any, counts: list[tuple[str, int | None]]) -> int:
 
 
 def drawn_points(op: str) -> Iterator[Any]:
-    """Yields a point for each round. A round gives some of the fields counts that the op takes together.
+    """Yields a point for each field and order of magnitude. Some other fields have other counts, if the op takes them.
 
     Only kernels of the registry's points run, because each other one would take seconds to compile.
     """
@@ -76,18 +78,27 @@ def drawn_points(op: str) -> Iterator[Any]:
         except REFUSED:
             return False
 
-    orders = {each: draw.sample(COUNTS, len(COUNTS)) for each in counts_of(entry)}
-    rounds = FEW if "trellis" in fields_of(entry) else MANY
-    for turn in some(range(len(COUNTS)), rounds, "rounds", op):
-        point = plans(op)[turn % len(plans(op))]
-        for (field, place), order in draw.sample([*orders.items()], min(len(orders), TOGETHER)):
-            changed = with_count(point, field, place, order[turn])
-            point = changed if is_taken(changed) else point
+    def changed(point: Any, field: tuple[str, int | None], near: list[int]) -> Any:
+        """Returns the point with one of some counts that the op takes, or as it is."""
+        tried = (with_count(point, *field, count) for count in draw.sample(near, TRIES))
+        return next(filter(is_taken, tried), point)
+
+    counts = counts_of(entry)
+    rounds = [(field, near) for field in counts for near in STRATA]
+    limit = FEW if "trellis" in fields_of(entry) else MANY
+    for turn, (field, near) in enumerate(some(rounds, limit, "rounds", op)):
+        point = changed(plans(op)[turn % len(plans(op))], field, near)
+        for other in draw.sample(counts, min(len(counts), OTHERS)):
+            point = point if other == field else changed(point, other, COUNTS)
         yield point
 
 
+# test_many.py has the counts of the rules, whose float64 takes seconds.
+COUNTED = [op for op, entry in REGISTRY.items() if counts_of(entry) and not {"K", "V"} <= fields_of(entry)]
+
+
 @pytest.mark.sweep(1)
-@pytest.mark.parametrize("op", [op for op, entry in REGISTRY.items() if counts_of(entry)])
+@pytest.mark.parametrize("op", COUNTED)
 def test_counts(op: str) -> None:
     entry = REGISTRY[op]
     for point in drawn_points(op):

@@ -55,7 +55,7 @@ LAYOUTS: dict[str, Layout] = {
     "expanded within": lambda x: expanded(x, -2),
 }
 NEW_VALUES = {"expanded", "expanded within"}
-ALWAYS = ("rows apart, aligned", "an odd offset")  # in each run; the other layouts take turns
+ALWAYS = ("rows apart, aligned", "an odd offset", "columns apart")  # in each run; the other layouts take turns
 OPS = [op for op in REGISTRY if op not in ("batch_copy_",)]  # its pool is bytes in one row
 
 
