@@ -18,10 +18,12 @@ from torch_gdn.integrations.transformers import (
     decoding,
     experts,
     functions,
+    known_forms,
     mlp,
     norms,
     tested,
 )
+from torch_gdn.integrations.transformers.calls import Binder, binder_of
 from torch_gdn.integrations.transformers.functions import CACHED_STATE
 from torch_gdn.integrations.transformers.known_forms import first
 
@@ -70,13 +72,16 @@ def supports(function: str, *args: Any, **kwargs: Any) -> tuple[bool, str]:
     return not reason, reason
 
 
-def dispatcher(function: str, original: Callable[..., Any], everywhere: bool = False) -> Callable[..., Any]:
-    """Replaces `original`. Each call goes to torch_gdn or to the original.
+def dispatcher(
+    function: str, original: Callable[..., Any], everywhere: bool = False, binder: Binder | None = None
+) -> Callable[..., Any]:
+    """Replaces `original`. Each call goes to torch_gdn or, also if it has an unknown argument, to the original.
 
-    `everywhere`: counts all calls, even those that `is_elsewhere` would skip.
+    `everywhere`: counts all calls, even those that `is_elsewhere` would skip. `binder`: of calls of the original.
     """
     reason_of, run = FUNCTIONS[function].reason, FUNCTIONS[function].run
     is_elsewhere = None if everywhere else FUNCTIONS[function].is_elsewhere
+    bind = (binder or binder_of(FUNCTIONS[function], original)).bind
     if FUNCTIONS[function].adds_residual:
         original = adding_residual(original)
 
@@ -85,20 +90,26 @@ def dispatcher(function: str, original: Callable[..., Any], everywhere: bool = F
         if is_elsewhere is not None and is_elsewhere(*args, **kwargs):
             return original(*args, **kwargs)
         is_eager = not torch.compiler.is_compiling()
-        reason = reason_of(*args, **kwargs)
+        given, options, unknown = bind(args, kwargs)
+        reason = unknown or reason_of(*given, **options)
         if is_eager and not reason and tested.test_call(function, args, kwargs):
-            reason = reason_of(*args, **kwargs)  # because an op may have failed
+            reason = reason_of(*given, **options)  # because an op may have failed
         if reason and "layer_states" in kwargs:  # the original would lose them
             raise ValueError(f"{function} with states that torch_gdn holds: {reason}")
         if is_eager:  # a graph that counts would be recompiled for each count
             count(function, reason)
         if not reason:
-            return run(*args, **kwargs)
+            return run(*given, **options)
         kwargs.pop(CACHED_STATE, None)
         return original(*args, **kwargs)
 
     dispatch.adds_residual = FUNCTIONS[function].adds_residual  # type: ignore[attr-defined]
     return dispatch
+
+
+def own_binder(function: str) -> Binder:
+    """Returns the binder for an original that has the arguments of torch_gdn's function, and is not known yet."""
+    return binder_of(FUNCTIONS[function], FUNCTIONS[function].run)
 
 
 def adding_residual(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -114,7 +125,7 @@ def count(function: str, reason: str) -> None:
     if not reason:
         taken[function] += 1
         return
-    if not any(reason == known for _, known in left):
+    if not known_forms.is_forced() and not any(reason == known for _, known in left):
         hint = "" if torch.cuda.is_available() else HINT
         warnings.warn(f"torch_gdn leaves {function} to transformers: {reason}{hint}", stacklevel=4)
     left[function, reason] += 1
