@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
 import torch
 
 from torch_gdn.integrations.sglang import sampling, tracking
@@ -42,3 +48,49 @@ def test_states_are_copied_where_the_mask_says_so(device: torch.device) -> None:
     mask = torch.tensor([True, False, True, True, True], device=device)
     tracking.track_all_layers(*found, source, mask, destination, batch_size=4)
     assert all(torch.equal(x.cpu(), y) for x, y in zip(found, wanted, strict=True))
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports the kernels' module without SGLang, of which it may want one base class."""
+    name = "sglang.srt.layers.attention.linear.kernels.kernel_backend"
+    parts = name.split(".")
+    for end in range(1, len(parts) + 1):
+        monkeypatch.setitem(sys.modules, ".".join(parts[:end]), ModuleType(".".join(parts[:end])))
+    monkeypatch.setattr(sys.modules[name], "LinearAttnKernelBase", object, raising=False)
+    return importlib.import_module("torch_gdn.integrations.sglang.kernels")
+
+
+def test_an_unknown_argument_is_refused_where_sglangs_kernel_cannot_run(kernels: Any) -> None:
+    x, states, slots = torch.zeros(2, 4), torch.zeros(2, 4, 3), torch.arange(2, dtype=torch.int32)
+    starts = torch.tensor([0, 1, 2], dtype=torch.int32)
+    known = {"pad_slot_id": -1, "validate_data": False}
+    weight = torch.zeros(4, 4)
+    kernels.convolve_tokens(x, states, weight, conv_state_indices=slots, intermediate_conv_window=None, **known)
+    kernels.convolve_prompts(x.t(), weight, None, states, starts, cache_indices=slots, block_table=None, **known)
+    calls = [
+        ("causal_conv1d_update", kernels.convolve_tokens, (x, states, weight)),
+        ("causal_conv1d_fn", kernels.convolve_prompts, (x.t(), weight, None, states, starts)),
+    ]
+    for function, run, given in calls:
+        with pytest.raises(NotImplementedError, match=f"{function}: block_table: .* does not know this argument"):
+            run(*given, block_table=slots)
+    rule, q = kernels.DeltaRule(), torch.zeros(1, 2, 1, 4)
+    pools = {"ssm_states": torch.zeros(2, 1, 4, 4), "cache_indices": slots, "query_start_loc": starts}
+    for name, own in (("decode", {"A_log": torch.zeros(1), "dt_bias": torch.zeros(1)}), ("extend", {})):
+        gates = torch.zeros(2, 1) if name == "decode" else torch.zeros(1, 2, 1)
+        with pytest.raises(NotImplementedError, match=f"TritonGDNKernel.{name}: retrieve_next_token: "):
+            getattr(rule, name)(q, q, q, gates, gates, **pools, **own, retrieve_next_token=slots)
+
+
+def test_a_router_with_an_unknown_argument_is_sglangs(kernels: Any) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def theirs(*given: Any, **options: Any) -> Any:
+        seen.append(options)
+        return SimpleNamespace()
+
+    logits = torch.randn(2, 8)
+    assert isinstance(kernels.router(theirs, logits, logits, 2, True, another=None), tuple) and not seen
+    kernels.router(theirs, logits, logits, 2, True, another=1)
+    assert [options["another"] for options in seen] == [1]
