@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from torch_gdn import recording
+from torch_gdn.integrations.transformers.versions import CACHE_NAMES
 
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
 COPIES = ("copy_", "_to_copy", "to")  # free if nothing changes
@@ -159,7 +160,7 @@ def counting(
 
     def start(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         starts()
-        counter.excluded = weights | states_of(kwargs.get("past_key_values"))
+        counter.excluded = weights | states_of(kwargs.get(CACHE_NAMES.model))
 
     with ExitStack() as hooks:
         hooks.callback(model.register_forward_pre_hook(start, with_kwargs=True).remove)
