@@ -171,3 +171,10 @@ def test_results_of_another_structure_differ() -> None:
     assert known_forms.is_close((x, None), (x.clone(), None))
     for other in (x, (x, x), (x,), [x, None], (x.double(), None), (x + 1e-3, None), None):
         assert not known_forms.is_close(other, (x, None))
+
+
+@pytest.mark.skipif(experts.interface() is None, reason="this version has no functions of experts")
+def test_a_class_is_taken_although_enable_is_called_in_autocast() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        assert all(experts.is_known_function(experts.interface()[name]) for name in experts.IMPLEMENTATIONS)
+        assert norms.find_form(QWEN.Qwen3NextRMSNorm) is not None

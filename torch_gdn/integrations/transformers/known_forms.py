@@ -56,8 +56,9 @@ def classes(module: ModuleType, ending: str) -> list[Any]:
 
 @contextmanager
 def trial() -> Iterator[None]:
-    """Computes on the CPU, without gradients, and leaves the program's random numbers as they are."""
-    with torch.device("cpu"), torch.no_grad(), torch.random.fork_rng(devices=[]):
+    """Computes on the CPU, without gradients and autocast, and leaves the program's random numbers as they are."""
+    whole = torch.autocast("cpu", enabled=False)
+    with torch.device("cpu"), torch.no_grad(), whole, torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
 
