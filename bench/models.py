@@ -22,6 +22,7 @@ from bench.ceilings import Ceilings
 from bench.results import OURS, Row
 from bench.shapes import QWEN3_NEXT
 from bench.timing import Call, measure
+from torch_gdn.integrations.transformers.versions import CACHE_NAMES, with_cache
 from torch_gdn.testing.bounds import relative_error
 
 PYCODE = Path(__file__).resolve().parents[1] / "examples" / "pycode"
@@ -80,12 +81,12 @@ def layer_steps(dtype: torch.dtype, tokens: int) -> tuple[Any, Callable[[Any], t
         cache = DynamicCache(config=config)
 
         def prefill() -> Tensor:
-            return module(x, cache_params=DynamicCache(config=config))
+            return module(x, **{CACHE_NAMES.delta_net: DynamicCache(config=config)})
 
         def decode() -> Tensor:
             if cache.get_recurrent_state(0, state_idx=0) is None:
-                layer(x[:, :PROMPT], cache_params=cache)
-            return module(x[:, PROMPT : PROMPT + 1], cache_params=cache)
+                layer(x[:, :PROMPT], **{CACHE_NAMES.delta_net: cache})
+            return module(x[:, PROMPT : PROMPT + 1], **{CACHE_NAMES.delta_net: cache})
 
         return prefill, decode
 
@@ -106,12 +107,12 @@ def model_steps(dtype: torch.dtype, tokens: int) -> tuple[Any, Callable[[Any], t
         cache = DynamicCache(config=model.config)
 
         def prefill() -> Tensor:
-            return module(ids, past_key_values=DynamicCache(config=model.config), logits_to_keep=1).logits
+            return module(ids, logits_to_keep=1, **with_cache(DynamicCache(config=model.config))).logits
 
         def decode() -> Tensor:
             if not cache.get_seq_length():
-                model(ids[:, :PROMPT], past_key_values=cache)
-            return module(ids[:, PROMPT : PROMPT + 1], past_key_values=cache).logits
+                model(ids[:, :PROMPT], **with_cache(cache))
+            return module(ids[:, PROMPT : PROMPT + 1], **with_cache(cache)).logits
 
         return prefill, decode
 

@@ -26,6 +26,7 @@ from transformers.utils import logging as transformers_logging
 
 import torch_gdn
 from torch_gdn.integrations import transformers as integration
+from torch_gdn.integrations.transformers.versions import cache_in, with_cache
 from torch_gdn.testing.on_the_cpu import on_the_cpu
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -110,7 +111,7 @@ def generate(
         for step in range(new_tokens):
             tokens.append(int(logits.argmax()) if forced is None else forced[step])
             following = torch.tensor([tokens[-1:]], device=prompt.device)
-            output = model(input_ids=following, past_key_values=output.past_key_values, use_cache=True)
+            output = model(input_ids=following, use_cache=True, **with_cache(cache_in(output)))
             logits = output.logits[0, -1].float().cpu()
             decode_logits.append(logits)
             progress.update()

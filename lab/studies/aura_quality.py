@@ -32,6 +32,7 @@ from examples.pycode import corpus
 from lab.studies import format_quality
 from lab.studies.figures import panels_at
 from torch_gdn.aura import KVCache, Scheme
+from torch_gdn.integrations.transformers.versions import with_cache
 
 NAMES = {"lloyd-max": "ours", "origin": "origin's"}
 SCHEMES = ("8v8", "8v4", "4v4", "4v2", "3v3", "2v2")
@@ -100,7 +101,7 @@ def model_table(pieces: Tensor, schemes: tuple[str, ...] = SCHEMES) -> str:
     for scheme in tqdm(schemes, desc="a trained model", unit="scheme"):
         for table in TABLES:
             cache = AuraCache(model.config, Scheme(scheme, table), tail=0, sinks=0)
-            logits = model(input_ids=pieces[:, :-1], past_key_values=cache).logits
+            logits = model(input_ids=pieces[:, :-1], **with_cache(cache)).logits
             error = ((logits - exact).norm() / exact.norm()).item()
             rows.append(f"| {scheme} | {NAMES[table]} | {error:.4f} | {bits(logits, pieces):.3f} |")
     return "\n".join(rows)

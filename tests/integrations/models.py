@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,64 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_gdn.integrations.transformers import small_models
 from torch_gdn.integrations.transformers.patches import MODELS, SERVED_MODELS, modeling_module
+from torch_gdn.integrations.transformers.small_models import DELTA_NETS, SIZES, VOCABULARY
+from torch_gdn.integrations.transformers.versions import cache_in, with_cache
 
-VOCABULARY = 64
+__all__ = ["SIZES"]
+
 PROMPT = 70  # one whole chunk and a part
-SIZES = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "layer_types": ["linear_attention", "full_attention"],
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": 512,
-    "pad_token_id": 0,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "initializer_range": 0.1,
-}
-# Each token uses every expert. These tests do not depend on the choice, which ties would decide.
-EXPERTS = {
-    "num_experts": 2,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 32,
-}
-# Attention of Qwen4-Exp chooses blocks of keys. Here it chooses all of them.
-INDEXER = {
-    "indexer_n_heads": 2,
-    "indexer_kv_heads": 1,
-    "indexer_head_dim": 32,
-    "indexer_budget": 512,
-    "indexer_compress_ratio": 4,
-    "hc_lowrank": 8,
-}
-KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {  # configuration, model, and special options
-    "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", EXPERTS),
-    "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", {}),
-    "qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", EXPERTS),
-    "qwen4_exp": ("Qwen4ExpTextConfig", "Qwen4ExpForCausalLM", EXPERTS | INDEXER),
-    "olmo_hybrid": (
-        "OlmoHybridConfig",
-        "OlmoHybridForCausalLM",
-        # Like OLMo-Hybrid 7B, it has as many key heads as value heads, and values twice as long as keys.
-        {
-            "linear_num_key_heads": 3,
-            "linear_num_value_heads": 3,
-            "linear_key_head_dim": 24,
-            "linear_value_head_dim": 48,
-        },
-    ),
-}
-assert tuple(KINDS) == MODELS
-SERVED_KINDS = {kind: KINDS[kind] for kind in SERVED_MODELS}
+KINDS = {kind: each for kind, each in DELTA_NETS.items() if modeling_module(kind) is not None}
+assert tuple(DELTA_NETS) == MODELS
+SERVED_KINDS = {kind: KINDS[kind] for kind in SERVED_MODELS if kind in KINDS}
 
 
 def there(kind: str) -> bool:
@@ -78,11 +30,7 @@ def random_model(kind: str, dtype: torch.dtype = torch.float32, seed: int = 0, *
     """Makes a model in f32 or another dtype. Its weights are bf16 numbers in any case, so they do not depend on the
     dtype.
     """
-    configuration_name, model_name, own = KINDS[kind]
-    package = importlib.import_module(f"transformers.models.{kind}")
-    configuration = getattr(package, configuration_name)(**{**SIZES, **own, **special})
-    torch.manual_seed(seed)
-    model = getattr(modeling_module(kind), model_name)(configuration).eval()
+    model = small_models.make(kind, seed, **special)
     for module in model.modules():
         if type(module).__name__.endswith("GatedDeltaNet"):
             # The initial gate forgets everything within a token. Trained heads remember: here 10 to 1,000 tokens.
@@ -121,7 +69,7 @@ def decode(
     found, start = [output.logits], prompt
     for step in steps:
         following = tokens[:, start : start + step]
-        output = model(input_ids=following, past_key_values=output.past_key_values, use_cache=True)
+        output = model(input_ids=following, use_cache=True, **with_cache(cache_in(output)))
         found.append(output.logits)
         start += step
     return torch.cat(found, 1)

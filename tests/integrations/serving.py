@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from torch import Tensor
 from tests.integrations.models import VOCABULARY, distance, random_model, random_tokens
 from tests.integrations.test_transformers import BAR
 from torch_gdn.integrations import transformers
-from torch_gdn.integrations.transformers import switch
+from torch_gdn.integrations.transformers import versions
 
 NEW_TOKENS = 8
 GREEDY_TOKENS, DRAFTS = 20, 8
@@ -23,8 +22,8 @@ OPTIONS = {"page_size": 16, "num_blocks": 128, "max_batch_tokens": 64}
 
 def other_version(what: str) -> str:
     """Returns why this version of transformers skips the tests of `what`, or an empty string."""
-    served = importlib.metadata.version("transformers").startswith(f"{switch.SERVED_VERSION}.")
-    return "" if served else f"{what} is for transformers {switch.SERVED_VERSION}"
+    reason = versions.why_not_served(versions.installed())
+    return f"{what} {reason}" if reason else ""
 
 
 @dataclass

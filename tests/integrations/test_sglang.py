@@ -5,6 +5,7 @@ slots, and refusals of quantised files.
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -150,3 +151,38 @@ def test_schemes_of_compressed_tensors_without_kernels_are_refused(change: dict[
     assert packed.compressed_tensors(plain) == (4, 128)
     with pytest.raises(ValueError, match=f"^quantization: expected {re.escape(packed.SUPPORTED)}.*{re.escape(got)}"):
         packed.compressed_tensors(plain | change)
+
+
+def test_an_unknown_argument_is_refused_where_sglangs_kernel_cannot_run() -> None:
+    x, states, slots = torch.zeros(2, 4), torch.zeros(2, 4, 3), torch.arange(2, dtype=torch.int32)
+    starts = torch.tensor([0, 1, 2], dtype=torch.int32)
+    known = {"pad_slot_id": -1, "validate_data": False}
+    weight = torch.zeros(4, 4)
+    kernels.convolve_tokens(x, states, weight, conv_state_indices=slots, intermediate_conv_window=None, **known)
+    kernels.convolve_prompts(x.t(), weight, None, states, starts, cache_indices=slots, block_table=None, **known)
+    calls = [
+        ("causal_conv1d_update", kernels.convolve_tokens, (x, states, weight)),
+        ("causal_conv1d_fn", kernels.convolve_prompts, (x.t(), weight, None, states, starts)),
+    ]
+    for function, run, given in calls:
+        with pytest.raises(NotImplementedError, match=f"{function}: block_table: .* does not know this argument"):
+            run(*given, block_table=slots)
+    rule, q = kernels.DeltaRule(), torch.zeros(1, 2, 1, 4)
+    pools = {"ssm_states": torch.zeros(2, 1, 4, 4), "cache_indices": slots, "query_start_loc": starts}
+    for name, own in (("decode", {"A_log": torch.zeros(1), "dt_bias": torch.zeros(1)}), ("extend", {})):
+        gates = torch.zeros(2, 1) if name == "decode" else torch.zeros(1, 2, 1)
+        with pytest.raises(NotImplementedError, match=f"TritonGDNKernel.{name}: retrieve_next_token: "):
+            getattr(rule, name)(q, q, q, gates, gates, **pools, **own, retrieve_next_token=slots)
+
+
+def test_a_router_with_an_unknown_argument_is_sglangs() -> None:
+    seen: list[dict[str, Any]] = []
+
+    def theirs(*given: Any, **options: Any) -> Any:
+        seen.append(options)
+        return SimpleNamespace()
+
+    logits = torch.randn(2, 8)
+    assert isinstance(kernels.router(theirs, logits, logits, 2, True, another=None), tuple) and not seen
+    kernels.router(theirs, logits, logits, 2, True, another=1)
+    assert [options["another"] for options in seen] == [1]

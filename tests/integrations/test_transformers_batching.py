@@ -240,9 +240,12 @@ def test_disable_restores_continuous_batching() -> None:
 
 def test_another_version_is_enabled_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(switch, "transformers_version", lambda: "5.16.0")
-    with pytest.warns(UserWarning, match=r"continuous batching is for transformers 5.23, got 5.16.0"):
+    reason = "is for transformers 5.23 and 5.24, got 5.16.0"
+    with pytest.warns(UserWarning, match=f"continuous batching {reason}"):
         status = transformers.enable(continuous_batching=True)
     assert status.enabled
+    assert status.off == dict.fromkeys(("continuous batching", "rollback", "packed weights"), reason)
+    assert f"packed weights is off: {reason}" in str(status)
     assert "continuous batching" not in status.replaced
 
 

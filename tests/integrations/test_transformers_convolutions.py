@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import pytest
@@ -10,80 +9,17 @@ import torch
 from torch import Tensor
 
 from tests.integrations.models import random_tokens, torch_gdn_enabled
+from torch_gdn.integrations.transformers import versions
 from torch_gdn.integrations.transformers.patches import (
     CONVOLVING_MODELS,
     KDA_IN_THE_MODULE,
     KDA_MODELS,
     modeling_module,
 )
+from torch_gdn.integrations.transformers.small_models import OTHERS, make
 
-SIZES = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 64,
-    "max_position_embeddings": 512,
-    "pad_token_id": 0,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "initializer_range": 0.1,
-}
-MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_n_groups": 1, "mamba_d_state": 16}
-TWO_EXPERTS = {"num_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-LATENT = {
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 16,
-    "v_head_dim": 16,
-    "num_local_experts": 2,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-}
-ZAMBA = {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "mamba_d_state": 8}
-KINDS: dict[str, tuple[str, dict[str, Any]]] = {  # the model, and the special options of its configuration
-    "bailing_hybrid": (
-        "BailingHybrid",
-        LATENT | {"n_group": 1, "topk_group": 1, "layer_types": ["linear_attention", "full_attention"]},
-    ),
-    "bamba": ("Bamba", MAMBA | {"attn_layer_indices": [1]}),
-    "falcon_h1": ("FalconH1", MAMBA | {"mamba_d_ssm": 128, "head_dim": 16}),
-    "falcon_mamba": ("FalconMamba", {"state_size": 8}),
-    "granitemoehybrid": (
-        "GraniteMoeHybrid",
-        MAMBA | {"layer_types": ["mamba", "attention"], "shared_intermediate_size": 32, "num_local_experts": 2},
-    ),
-    "inkling": ("Inkling", {}),
-    "inkling2": ("Inkling2", {}),
-    "jamba": ("Jamba", {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "mamba_d_state": 8}),
-    "kimi_linear": (
-        "KimiLinear",
-        LATENT | {"linear_num_heads": 2, "linear_head_dim": 32, "layer_types": ["linear_attention", "full_attention"]},
-    ),
-    "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention"]}),
-    "lfm2_moe": ("Lfm2Moe", TWO_EXPERTS | {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1}),
-    "mamba": ("Mamba", {"state_size": 8}),
-    "mamba2": ("Mamba2", {"num_heads": 4, "head_dim": 32, "state_size": 16, "n_groups": 1, "chunk_size": 32}),
-    "nemotron_h": (
-        "NemotronH",
-        {"mamba_num_heads": 4, "mamba_head_dim": 32, "ssm_state_size": 16, "n_groups": 1, "head_dim": 16}
-        | {"layers_block_type": ["mamba", "attention"]},
-    ),
-    "zamba": ("Zamba", ZAMBA | {"n_mamba_heads": 2, "attention_head_dim": 32, "mamba_dt_rank": 8}),
-    "zamba2": ("Zamba2", ZAMBA | {"n_mamba_heads": 4, "mamba_headdim": 32, "mamba_ngroups": 1}),
-}
 BLOCKS = {"kimi_linear": "KimiLinearMoE.forward", "bailing_hybrid": "BailingHybridMoE.forward"}  # blocks with groups
 UNTRIED = {"glm5_next"}  # it is one part of a model of images
-
-
-def random_model(kind: str, **sizes: Any) -> Any:
-    name, special = KINDS[kind]
-    package, module = importlib.import_module(f"transformers.models.{kind}"), modeling_module(kind)
-    configuration = getattr(package, f"{name}{'TextConfig' if kind.startswith('inkling') else 'Config'}")
-    torch.manual_seed(0)
-    return getattr(module, f"{name}ForCausalLM")(configuration(**{**SIZES, **special, **sizes})).eval()
 
 
 def logits(model: Any) -> Tensor:
@@ -94,15 +30,15 @@ def logits(model: Any) -> Tensor:
 
 
 def test_every_model_is_tried() -> None:
-    assert set(KINDS) | UNTRIED == {*CONVOLVING_MODELS, *KDA_MODELS}
+    assert set(OTHERS) | UNTRIED == {*CONVOLVING_MODELS, *KDA_MODELS}
 
 
 @pytest.mark.sweep(2)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OTHERS)
 def test_logits_are_those_of_the_fallback(kind: str) -> None:
     if modeling_module(kind) is None:
         pytest.skip(f"this transformers has no {kind}")
-    model = random_model(kind)
+    model = make(kind)
     expected = logits(model)
     with torch_gdn_enabled() as transformers:
         found, status = logits(model), transformers.status()
@@ -114,3 +50,34 @@ def test_logits_are_those_of_the_fallback(kind: str) -> None:
     functions = {name for name in status.replaced[kind] if not name.endswith(("RMSNorm.forward", "MLP.forward"))}
     blocks = {BLOCKS[kind]} if kind in BLOCKS else set()
     assert functions == {"causal_conv1d_fn", "causal_conv1d_update", *rule, *blocks}
+
+
+LATENT_QUERIES = {"q_lora_rank": 16, "num_mtp_layers": 1}  # the larger Ling 3, since transformers 5.24
+
+
+@pytest.mark.skipif(versions.minor(versions.installed()) < (5, 24), reason="this version has no such configuration")
+def test_a_model_with_latent_queries() -> None:
+    model = make("bailing_hybrid", **LATENT_QUERIES)
+    assert any("q_a_proj" in name for name, _ in model.named_parameters())
+    expected = logits(model)
+    with torch_gdn_enabled() as transformers:
+        found, status = logits(model), transformers.status()
+    assert ((found - expected).norm() / expected.norm()).item() < 2e-6
+    assert {*KDA_IN_THE_MODULE.values()} < set(status.taken) and not status.left
+
+
+@pytest.mark.skipif(versions.minor(versions.installed()) < (5, 24), reason="earlier versions keep the model's dtype")
+@pytest.mark.parametrize("kind", KDA_MODELS[:2])
+def test_gates_and_routers_in_float32(kind: str) -> None:
+    """The models keep A_log, dt_bias and the router's weight in float32 when the rest is loaded in bfloat16."""
+    model = make(kind)
+    names = [name for name, _ in model.named_parameters() if name.endswith(("A_log", "dt_bias", "gate.weight"))]
+    model = model.bfloat16()
+    for name in names:
+        module, _, parameter = name.rpartition(".")
+        getattr(model.get_submodule(module), parameter).data = model.get_parameter(name).float()
+    expected = logits(model)
+    with torch_gdn_enabled() as transformers:
+        found, status = logits(model), transformers.status()
+    assert {*KDA_IN_THE_MODULE.values()} < set(status.taken) and not status.left
+    assert 0 < ((found - expected).norm() / expected.norm()).item() < 2e-2

@@ -15,6 +15,7 @@ from tests.integrations import models
 from tests.integrations.models import distance, random_model, torch_gdn_enabled
 from tests.integrations.serving import other_version
 from torch_gdn.integrations.transformers.decoding import form_of
+from torch_gdn.integrations.transformers.versions import CACHE_NAMES, cache_in
 
 if reason := other_version("decoding of whole layers"):
     pytest.skip(reason, allow_module_level=True)
@@ -53,7 +54,7 @@ def test_bf16_is_as_near_to_float32_as_the_fallback(kind: str) -> None:
 
 def prompted(model: Any) -> tuple[Any, Tensor]:
     tokens = models.random_tokens(2, 9).to(model.device)
-    return model(input_ids=tokens[:, :-1], use_cache=True).past_key_values, tokens[:, -1:]
+    return cache_in(model(input_ids=tokens[:, :-1], use_cache=True)), tokens[:, -1:]
 
 
 def gdn_layer(model: Any) -> Any:
@@ -72,7 +73,7 @@ def test_a_layer_takes_two_launches_and_its_projections(kind: str) -> None:
         states = cache.layers[0].conv_states[0], cache.layers[0].recurrent_states[0]
         before = [state.clone() for state in states]
         with profiled() as profile, CountedOperations() as counted:
-            layer(x, cache_params=cache)
+            layer(x, **{CACHE_NAMES.delta_net: cache})
     form = form_of(layer)
     assert form is not None
     assert counted.calls == {"mm": len(form.inputs) + 1, "gdn_decode_": 1}
@@ -91,7 +92,7 @@ def test_other_calls_are_decoded_function_by_function(how: str) -> None:
     with torch_gdn_enabled() as transformers:
         cache, _ = prompted(model)
         other = copy.deepcopy(cache)
-        expected, options = layer(x, cache_params=other), {}
+        expected, options = layer(x, **{CACHE_NAMES.delta_net: other}), {}
         assert transformers.status().taken["gdn_decode"] == 1
         if how == "a hook":
             layer.norm.register_forward_hook(lambda *args: calls.append(1))
@@ -99,6 +100,6 @@ def test_other_calls_are_decoded_function_by_function(how: str) -> None:
             options["attention_mask"] = torch.ones(2, 1, device="mps")
         else:
             cache.layers[0].record_past = True
-        found = layer(x, cache_params=cache, **options)
+        found = layer(x, **{CACHE_NAMES.delta_net: cache}, **options)
         assert transformers.status().taken["gdn_decode"] == 1
     assert distance(found, expected) < 2e-6 and len(calls) == (how == "a hook")

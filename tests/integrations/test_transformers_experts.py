@@ -14,8 +14,8 @@ from tests.helpers.errors import assert_close
 from tests.helpers.operations import CountedOperations
 from tests.integrations import models
 from tests.integrations.models import random_model, torch_gdn_enabled
-from tests.integrations.test_transformers_convolutions import random_model as convolving_model
 from torch_gdn.integrations.transformers import experts, supports
+from torch_gdn.integrations.transformers.small_models import make as convolving_model
 
 SPARSE = {"num_experts": 8, "num_experts_per_tok": 2}
 KINDS = [kind for kind in ("qwen3_next", "qwen3_5_moe") if models.there(kind)]

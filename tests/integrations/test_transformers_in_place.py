@@ -15,6 +15,7 @@ from tests.integrations import models
 from tests.integrations.models import KINDS, random_model, random_tokens
 from tests.integrations.serving import other_version
 from torch_gdn.integrations.transformers import in_place
+from torch_gdn.integrations.transformers.versions import CACHE_NAMES, with_cache
 
 if reason := other_version("decoding in place"):
     pytest.skip(reason, allow_module_level=True)
@@ -32,14 +33,14 @@ pytestmark = pytest.mark.usefixtures("enabled")
 def prompted(model: Any, cache: Any | None = None) -> Any:
     """Returns a cache after all tokens but the last."""
     cache = DynamicCache(config=model.config) if cache is None else cache
-    model(input_ids=TOKENS[:, :-1], past_key_values=cache, use_cache=True)
+    model(input_ids=TOKENS[:, :-1], use_cache=True, **with_cache(cache))
     return cache
 
 
 def step(model: Any, cache: Any) -> tuple[Tensor, Counter[str]]:
     """Returns the logits of the last token, and the rules that ran."""
     with CountedOperations(lambda name, args: name.startswith(RULE)) as rules:
-        output = model(input_ids=TOKENS[:, -1:], past_key_values=cache, use_cache=True)
+        output = model(input_ids=TOKENS[:, -1:], use_cache=True, **with_cache(cache))
     return output.logits, rules.calls
 
 
@@ -167,7 +168,7 @@ def test_states_of_another_batch_are_refused_and_kept() -> None:
     for columns in cache.layers[0].conv_states:
         cache.layers[0].conv_states[columns] = cache.layers[0].conv_states[columns][:1]
     with pytest.raises(ValueError, match="initial_state"):
-        layer(torch.randn(1, 1, model.config.hidden_size), cache_params=cache)
+        layer(torch.randn(1, 1, model.config.hidden_size), **{CACHE_NAMES.delta_net: cache})
     assert torch.equal(state, kept)
 
 
@@ -181,9 +182,9 @@ def test_a_state_in_another_dtype_is_rounded_by_the_cache() -> None:
 def test_packed_boundaries_are_heard() -> None:
     model = random_model("qwen3_5")
     cache = DynamicCache(config=model.config)
-    model(input_ids=TOKENS[:1, :-1], past_key_values=cache, use_cache=True)
+    model(input_ids=TOKENS[:1, :-1], use_cache=True, **with_cache(cache))
     with CountedOperations(lambda name, args: name.startswith(RULE)) as rules:
-        model(input_ids=TOKENS[:1, -1:], past_key_values=cache, cu_seq_lens_q=torch.tensor([0, 1]))
+        model(input_ids=TOKENS[:1, -1:], cu_seq_lens_q=torch.tensor([0, 1]), **with_cache(cache))
     assert rules.calls == OUT_OF_PLACE
 
 
@@ -250,7 +251,7 @@ def test_a_compiled_layer_writes_only_into_states_that_it_may_overwrite() -> Non
     for cache_for, rule in ((prompted, f"{RULE}_"), (of_another_class, RULE), (of_another_layer, RULE)):
         cache, other = cache_for(model), cache_for(model)
         before, kept = state_of(cache), state_of(cache).clone()
-        found, expected = compiled(x, cache_params=cache), layer(x, cache_params=other)
+        found, expected = compiled(x, **{CACHE_NAMES.delta_net: cache}), layer(x, **{CACHE_NAMES.delta_net: other})
         targets = {str(node.target).rpartition(".")[2] for node in graphs[-1].graph.nodes}
         assert {RULE, f"{RULE}_"} & targets == {rule}
         assert torch.equal(before, kept) == (rule == RULE)

@@ -14,10 +14,11 @@ from torch import Tensor
 from tests.helpers.devices import kernels_run, ready
 from tests.helpers.kda import kda_inputs
 from tests.integrations.models import distance, torch_gdn_enabled
-from tests.integrations.test_transformers_convolutions import logits, random_model
+from tests.integrations.test_transformers_convolutions import logits
 from torch_gdn.integrations.transformers import supports
 from torch_gdn.integrations.transformers.functions import KDA_FUNCTIONS
 from torch_gdn.integrations.transformers.patches import KDA_IN_THE_MODULE, KDA_MODELS, modeling_module
+from torch_gdn.integrations.transformers.small_models import make as random_model
 
 each_model = pytest.mark.parametrize("model", KDA_MODELS)
 each_function = pytest.mark.parametrize("function", KDA_IN_THE_MODULE)

@@ -20,14 +20,14 @@ from tests.helpers.errors import assert_close
 from tests.helpers.wide import write_wide_model
 from tests.integrations.models import random_model, random_tokens, torch_gdn_enabled
 from tests.integrations.serving import alone, prompts_of, served
-from tests.integrations.test_transformers_convolutions import random_model as convolving_model
 from torch_gdn import self_test
-from torch_gdn.integrations.transformers import packed_patches
+from torch_gdn.integrations.transformers import versions
 from torch_gdn.integrations.transformers.packed_formats import format_of
 from torch_gdn.integrations.transformers.packed_layers import PackedEmbedding, PackedExperts, PackedLinear
+from torch_gdn.integrations.transformers.small_models import make as convolving_model
 
 pytest.importorskip("mlx.core", reason="the files are written with MLX, which is installed on Linux and on macOS alone")
-if not list(packed_patches.packed_patches()):
+if not versions.is_served(versions.installed()):
     pytest.skip("this transformers loads quantised files in another way", allow_module_level=True)
 from tests.integrations import quantized_files
 from tests.integrations.quantized_files import FORMATS, ct_config, gptq_config, is_protected

@@ -19,6 +19,7 @@ from tests.integrations.serving import (
 )
 from tests.integrations.test_transformers import BAR
 from torch_gdn.integrations import transformers
+from torch_gdn.integrations.transformers.versions import with_cache
 
 if reason := other_version("rollback"):
     pytest.skip(reason, allow_module_level=True)
@@ -74,7 +75,7 @@ def cached(model: Any, tokens: torch.Tensor, *parts: int) -> Any:
     cache = DynamicCache(config=model.config)
     cache.activate_past_recording()
     for part in tokens.split(parts, 1):
-        model(input_ids=part, past_key_values=cache, use_cache=True)
+        model(input_ids=part, use_cache=True, **with_cache(cache))
     return cache
 
 
@@ -127,7 +128,7 @@ def test_a_reset_cache_starts_from_zeros() -> None:
     transformers.enable(rollback=True)
     cache = cached(model, tokens, 20, 10)
     cache.reset()
-    model(input_ids=tokens[:, :7], past_key_values=cache, use_cache=True)
+    model(input_ids=tokens[:, :7], use_cache=True, **with_cache(cache))
     cache.crop(-2)
     expected = cached(model, tokens[:, :5], 5)
     assert distance(states(cache)[0], states(expected)[0]) < BAR

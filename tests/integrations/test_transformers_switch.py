@@ -23,8 +23,10 @@ from tests.integrations.models import KINDS, distance, random_model
 from tests.integrations.serving import other_version
 from torch_gdn.integrations import transformers
 from torch_gdn.integrations.transformers import dispatch, refusal, supports, switch, tested
+from torch_gdn.integrations.transformers.calls import binder_of
 from torch_gdn.integrations.transformers.functions import FUNCTIONS, KDA_FUNCTIONS
 from torch_gdn.integrations.transformers.patches import CONVOLVING_MODELS, KDA_MODELS
+from torch_gdn.integrations.transformers.versions import cache_in, with_cache
 from torch_gdn.self_test.cases import cases_of_calls
 
 CPU = torch.device("cpu")
@@ -85,10 +87,11 @@ def test_enabling_tests_the_ops_that_models_call(monkeypatch: pytest.MonkeyPatch
     with torch.no_grad(), cases_of_calls() as called:
         for kind in EVERYWHERE:
             model, ids = random_model(kind).to(device), models.random_tokens(1, 5).to(device)
-            cache = model(ids, use_cache=True).past_key_values
-            model(ids[:, :1], past_key_values=cache)
+            cache = cache_in(model(ids, use_cache=True))
+            model(ids[:, :1], **with_cache(cache))
     blocks = [name for names in status.replaced.values() for name in names if name.endswith("SparseMoeBlock.forward")]
-    elsewhere = {*switch.POOL_OPS, *KDA_FUNCTIONS, "moe_logits"}  # no router here has a bias
+    elsewhere = {*switch.POOL_OPS, *KDA_FUNCTIONS}
+    elsewhere |= set() if "lara_mini" in EVERYWHERE else {"moe_logits"}  # of a router that multiplies in float32
     elsewhere |= set() if blocks else {"moe_router"}  # an older transformers keeps its block
     # The op of a whole layer decodes it, except with an older transformers, or if that op has failed.
     rules = {"fused_recurrent_gated_delta_rule", "fused_recurrent_gated_delta_rule_"}
@@ -440,7 +443,10 @@ def test_supports(function: str, different: dict[str, Any]) -> None:
     call = CALLS[function](**different)
     assert supports(function, **call) == (True, "")
     rows = call.get("value", call.get("hidden_states"))
-    y = FUNCTIONS[function].run(**call)  # and it does
+    layer = [call.pop("layer")] if "layer" in call else []
+    options, unknown = binder_of(FUNCTIONS[function], FUNCTIONS[function].run).bind(tuple(layer), call)[1:]
+    y = FUNCTIONS[function].run(*layer, **options)  # and it does
+    assert not unknown
     assert rows is not None and (y[0] if isinstance(y, tuple) else y).shape == rows.shape
 
 

@@ -24,6 +24,7 @@ from proof.mac.wheels import cache_directory
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 INSTALLED = "5.23.0"
+NEWEST = "5.24.0"  # all that INSTALLED has is tested with it too
 WITH_KERNELS = "5.22.0"  # the last one whose version of kernels we could download
 HTTPX = ("httpx<1", "httpcore<2", "h11<1", "anyio<5", "sniffio<2")  # huggingface_hub needs them before version 2
 # These are the packages that each version was released with. The other packages are this environment's.
@@ -32,6 +33,14 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "5.12.0": ("huggingface_hub<2", "tokenizers<0.23", *HTTPX),
     "5.16.0": ("huggingface_hub<2", "tokenizers<0.24", *HTTPX),
     WITH_KERNELS: ("kernels<0.18", "kernels-data<0.18", "tomlkit<1"),
+    NEWEST: (),
+}
+SUBJECTS = {  # of the tests, by version
+    WITH_KERNELS: ("_switch", "_kernels"),
+    NEWEST: (
+        *("", "_switch", "_norms", "_forms", "_planted", "_layers", "_in_place", "_decoding", "_convolutions", "_kda"),
+        *("_experts", "_batching", "_prefixes", "_rollback", "_conversation", "_quantized", "_serve", "_gguf"),
+    ),
 }
 IN_THE_TABLE = ("4.57.6", "5.12.0", "5.16.0", INSTALLED)
 
@@ -85,7 +94,7 @@ def run(version: str, *arguments: str, **options: Any) -> subprocess.CompletedPr
 
 
 def tests_with(version: str) -> tuple[str, ...]:
-    subjects = ("_switch", "_kernels") if version == WITH_KERNELS else ("", "_switch", "_norms")
+    subjects = SUBJECTS.get(version, ("", "_switch", "_norms", "_forms"))
     return tuple(f"tests/integrations/test_transformers{subject}.py" for subject in subjects)
 
 

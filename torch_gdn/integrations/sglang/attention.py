@@ -62,14 +62,14 @@ class PagedAttention(TorchNativeAttnBackend):
     def forward_extend(
         self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **others: Any
     ) -> Tensor:
-        if self.takes(layer, k, save_kv_cache):
+        if self.takes(layer, k, save_kv_cache) and all(each is None for each in others.values()):
             return self.attend(q, k, v, layer, forward_batch.out_cache_loc)
         return super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache, **others)
 
     def forward_decode(
         self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **others: Any
     ) -> Tensor:
-        if self.takes(layer, k, save_kv_cache):
+        if self.takes(layer, k, save_kv_cache) and all(each is None for each in others.values()):
             return self.attend(q, k, v, layer, forward_batch.out_cache_loc)
         return super().forward_decode(q, k, v, layer, forward_batch, save_kv_cache, **others)
 

@@ -49,6 +49,28 @@ def activation_of(name: str | bool | None) -> str | None:
     return ("silu" if name else None) if isinstance(name, bool) else name
 
 
+# Arguments of SGLang's kernels without a meaning here: a pool's rows have no other layout, padding has the slot -1, and
+# checkpoints come as track_state and track_chunk_idx.
+WITHOUT_MEANING = {
+    "extend_prefix_lens",
+    "layer_id",
+    "metadata",
+    "num_state_checkpoints",
+    "output",
+    "pad_slot_id",
+    "state_checkpoint_cu_starts",
+    "state_checkpoint_every_n_tokens",
+    "validate_data",
+}
+
+
+def refuse_unknown(function: str, others: dict[str, Any]) -> None:
+    """Raises if an argument is given that torch_gdn's kernel would ignore. SGLang's own kernel needs Triton."""
+    for name, value in others.items():
+        if value is not None and name not in WITHOUT_MEANING:
+            raise NotImplementedError(f"{function}: {name}: torch_gdn's SGLang plugin does not know this argument")
+
+
 def convolve_prompts(
     x: Tensor,
     weight: Tensor,
@@ -62,6 +84,7 @@ def convolve_prompts(
     **others: Any,
 ) -> Tensor:
     """Convolves x [D, T]. Returns [D, T]."""
+    refuse_unknown("causal_conv1d_fn", others)
     if cache_indices is None:
         cache_indices = torch.arange(query_start_loc.shape[0] - 1, device=x.device)
     batch = serving.Batch(
@@ -86,8 +109,8 @@ def convolve_tokens(
     **others: Any,
 ) -> Tensor:
     """Convolves x [N, D], one token of each sequence."""
-    drafts = others.get("intermediate_conv_window") is not None or others.get("num_accept_tokens") is not None
-    if x.dim() != 2 or cache_seqlens is not None or drafts:
+    refuse_unknown("causal_conv1d_update", others)  # those of drafts
+    if x.dim() != 2 or cache_seqlens is not None:
         raise NotImplementedError(
             f"causal_conv1d_update: expected x of shape [N, D] without drafts, got {list(x.shape)}"
         )
@@ -127,6 +150,7 @@ class DeltaRule:
         **others: Any,
     ) -> Tensor:
         """Takes q [1, N, H, K], one token of each sequence. Returns [1, N, HV, V]."""
+        refuse_unknown("TritonGDNKernel.decode", others)
         out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
         serving.delta_rule(
             serving.Batch(cache_indices, sequences=q.shape[1], decodes=q.shape[1]),
@@ -159,6 +183,7 @@ class DeltaRule:
         """Takes q [1, T, H, K], the tokens of all sequences. track_state [N, HV, V, K] takes each sequence's state
         after track_chunk_idx [N] chunks, if that is above 0.
         """
+        refuse_unknown("TritonGDNKernel.extend", others)
         if not inplace_update:
             raise NotImplementedError("multi-item scoring: torch_gdn's SGLang plugin does not support it")
         pool, slots, sequences = ssm_states, cache_indices, cache_indices.shape[0]
@@ -266,7 +291,8 @@ def router(
     scoring_func: str = "softmax",
     **others: Any,
 ) -> tuple[Tensor, Tensor]:
-    if correction_bias is not None or scoring_func != "softmax":
+    is_plain = correction_bias is None and all(each is None for each in others.values())
+    if not is_plain or scoring_func != "softmax":
         more = {"correction_bias": correction_bias, "scoring_func": scoring_func, **others}
         return theirs(hidden_states, gating_output, topk, renormalize, **more)
     return torch_gdn.moe_router(gating_output, topk, renormalize=renormalize)

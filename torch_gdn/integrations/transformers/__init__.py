@@ -3,11 +3,11 @@
     import torch_gdn.integrations.transformers
     torch_gdn.integrations.transformers.enable()
 
-From then on the layers of Qwen3-Next, Qwen3.5, Qwen3.5-MoE, OLMo-Hybrid, Kimi Linear, Bailing-Hybrid and GLM-5-Next,
-built before or after, call torch_gdn wherever `supports` says so, on `mps` and on `cpu`; any other call goes to what
-transformers itself would have used, and the first one of its kind warns why. `status()` says what is replaced and what
-was called; `disable()` restores everything.
-Tested with transformers 4.57.6, 5.12.0, 5.16.0 and 5.23.0.
+From then on the layers of Qwen3-Next, Qwen3.5, Qwen3.5-MoE, Lara-Mini, OLMo-Hybrid, Kimi Linear, Bailing-Hybrid and
+GLM-5-Next, built before or after, call torch_gdn wherever `supports` says so, on `mps` and on `cpu`; any other call
+goes to what transformers itself would have used, and the first one of its kind warns why. `status()` says what is
+replaced and what was called; `disable()` restores everything.
+Tested with transformers 4.57.6, 5.12.0, 5.16.0, 5.23.0 and 5.24.0.
 """
 
 from torch_gdn.integrations.transformers.dispatch import supports

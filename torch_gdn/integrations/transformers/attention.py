@@ -19,9 +19,11 @@ from torch_gdn.integrations import plain
 from torch_gdn.integrations.transformers import known_forms, norms
 from torch_gdn.integrations.transformers.functions import Function, are_alike, common_reason, grad_reason
 from torch_gdn.integrations.transformers.refusal import Sizes, kept, meta, refused
+from torch_gdn.integrations.transformers.versions import CACHE_NAMES
 
 ROTATION = "apply_rotary_pos_emb"
 INTERFACES = "ALL_ATTENTION_FUNCTIONS"  # a model module's functions by implementation
+TRIAL = "torch_gdn's trial"
 OWN_ATTENTION = "eager_attention_forward"  # the module's own function, if there is no other
 Tables = tuple[Tensor, Tensor]
 modules: dict[type, ModuleType] = {}  # the module that defines each attention layer's class
@@ -41,14 +43,57 @@ def gated_attention_classes(module: ModuleType) -> Iterator[type]:
 @plain.once_per_code
 def is_known(owner: type) -> bool:
     takes = inspect.signature(owner.__init__).parameters  # type: ignore[misc]
-    return "layer_idx" in takes and bool(
-        known_forms.has_form(functools.partial(owner, layer_idx=0), small_call, run_attention)
-    )
+    if "layer_idx" not in takes:
+        return False
+    module = modules[owner]
+    interface = getattr(module, INTERFACES)
+    interface[TRIAL] = attention_of_trial
+    try:
+        build = functools.partial(owner, layer_idx=0)
+        calls = functools.partial(attention_calls, module.DynamicCache)
+        options = {"_attn_implementation": TRIAL}
+        return bool(known_forms.has_form(build, calls, FUNCTIONS["attention"], options))
+    finally:
+        del interface[TRIAL]
 
 
-def small_call() -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns hidden states, tables of a partial rotation, and no mask."""
-    return (torch.randn(2, 3, 32), tables(torch.randn(2, 3, 4)), None), {}
+def attention_calls(kind: Callable[[], Any], run: Callable[..., Any]) -> list[Any]:
+    """Calls a layer with a prompt padded on the left, two single tokens after it, and packed sequences.
+
+    Returns its results, what it tells a cache of this kind, and what the cache then holds.
+    """
+    x, angles, found = torch.randn(2, 5, 32), torch.randn(2, 5, 4), []
+    seen = torch.ones(2, 1, 5, 5).tril().bool()
+    seen[1, :, :, :2] = False
+    mask = torch.zeros(seen.shape).masked_fill(~seen, -1e9)
+    cache = kind()
+    update, told = cache.update, []
+
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        told.append((len(args), repr(sorted(kwargs.items()))))
+        return update(*args, **kwargs)
+
+    cache.update = recorded
+    for start, end in ((0, 3), (3, 4), (4, 5)):
+        of_tokens = {"position_embeddings": tables(angles[:, start:end]), "position_ids": torch.arange(start, end)}
+        of_tokens |= {"attention_mask": mask[:, :, start:end, :end], CACHE_NAMES.model: cache}
+        found.append(run(hidden_states=x[:, start:end], **of_tokens))
+        layer = cache.layers[0]
+        found.append([told[-1], layer.keys.clone(), layer.values.clone()])
+    ends = torch.tensor([0, 5, 10])
+    packed = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": 5, "max_length_k": 5}
+    of_tokens = {"position_embeddings": tables(angles.view(1, 10, 4)), "attention_mask": None}
+    return [*found, run(hidden_states=x.view(1, 10, 32), **of_tokens, **packed)]
+
+
+def attention_of_trial(
+    layer: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """Computes an attention that depends on all arguments."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    scores = q @ k.mT if mask is None else q @ k.mT + mask
+    weights = scores.softmax(-1)
+    return (weights @ v).transpose(1, 2) * known_forms.number_of(options), weights
 
 
 def tables(angles: Tensor) -> Tables:
@@ -109,11 +154,13 @@ def rotation_change(module: ModuleType) -> str:
 def run_attention(
     layer: Any,
     hidden_states: Tensor,
+    /,
     position_embeddings: Any,
     attention_mask: Tensor | None = None,
-    past_key_values: Any = None,
+    kv_cache: Any = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
+    """Runs the layer, and passes its options on to the cache and to the attention, as transformers does."""
     batch, D = hidden_states.shape[0], layer.head_dim
     q, gate = layer.q_proj(hidden_states).unflatten(-1, (-1, 2, D)).unbind(-2)
     k, v = (project(hidden_states).unflatten(-1, (-1, D)) for project in (layer.k_proj, layer.v_proj))
@@ -126,8 +173,9 @@ def run_attention(
         q, k = layer.q_norm(q).transpose(1, 2), layer.k_norm(k).transpose(1, 2)
         q, k = getattr(modules[type(layer)], ROTATION)(q, k, *position_embeddings)
     v = v.transpose(1, 2)
-    if past_key_values is not None:
-        k, v = past_key_values.update(k, v, layer.layer_idx)
+    if kv_cache is not None:
+        told = {"kwargs": options} if CACHE_NAMES.tells_update else {}
+        k, v = kv_cache.update(k, v, layer.layer_idx, **told)
     dropout = layer.attention_dropout if layer.training else 0.0
     attend = attention_of(layer)
     o, weights_of_keys = attend(layer, q, k, v, attention_mask, dropout=dropout, scaling=layer.scaling, **options)
@@ -166,7 +214,7 @@ def has_known_rotation(module: ModuleType) -> bool:
 
 def is_rotation_elsewhere(q: Tensor, k: Tensor | None = None, *others: Any, **options: Any) -> bool:
     """Returns True for a rotation of q alone, by which Qwen4-Exp chooses keys."""
-    return k is None or q.device.type != "mps" or torch.compiler.is_compiling()
+    return k is None or known_forms.runs_elsewhere(q.device) or torch.compiler.is_compiling()
 
 
 def rotation_reason(
@@ -183,13 +231,15 @@ def rotation_reason(
     )
 
 
-def run_rotation(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+def run_rotation(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
     rows, angles = (q.transpose(1, 2), k.transpose(1, 2)), halves((cos, sin), q.shape[0])
     found: tuple[Tensor, Tensor] = torch.ops.gdn.qk_norm_rope(*rows, *angles, heads_first=True)
     return found
 
 
 FUNCTIONS = {
-    "attention": Function(attention_reason, run_attention, ("qk_norm_rope",), known_forms.is_on_another_device),
+    "attention": Function(
+        attention_reason, run_attention, ("qk_norm_rope",), known_forms.is_on_another_device, cache_of="model"
+    ),
     "rotation": Function(rotation_reason, run_rotation, ("qk_norm_rope",), is_rotation_elsewhere),
 }

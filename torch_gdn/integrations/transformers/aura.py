@@ -26,6 +26,7 @@ from torch_gdn.integrations.transformers import aura_file
 from torch_gdn.integrations.transformers.aura_layers import AuraLayer, Codes, Options, WindowLayer
 from torch_gdn.integrations.transformers.aura_prompt import UNPADDED, attend_to_prompt, is_unpadded
 from torch_gdn.integrations.transformers.functions import self_test_reason
+from torch_gdn.integrations.transformers.versions import CACHE_NAMES
 
 __all__ = ["AuraCache"]
 WINDOW = "aura_window"  # attribute of a mask of starts: how many positions a query sees
@@ -208,7 +209,7 @@ def could_be_codes(module: torch.nn.Module, attention_mask: Tensor | None, is_ca
 def warn_of_tensors() -> None:
     warnings.warn(
         'the attention implementation is "aura", but the keys and values are not held as codes: pass '
-        "past_key_values=AuraCache(model.config)",
+        f"{CACHE_NAMES.model}=AuraCache(model.config)",
         stacklevel=3,
     )
 

@@ -148,11 +148,14 @@ def part_of_prompt(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def forward_with_states(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Passes the layer's states, and all other arguments, to its convolution and its delta rule."""
+    """Passes the layer's states, and all other arguments, to its convolution and its delta rule.
+
+    Since 5.24 the layer would ask the cache itself for them.
+    """
 
     def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(pages := kwargs.get("cache"), HybridCache):
-            kwargs["layer_states"] = pages.states.layers[layer.layer_idx]
+            kwargs |= {"layer_states": pages.states.layers[layer.layer_idx], "cache": None}
         return original(layer, *args, **kwargs)
 
     return forward
@@ -186,6 +189,14 @@ class HybridCache(paged_cache.PagedAttentionCache):
         self.attends = attends_to_pages(config)
         self.paged_step: paged_attention.PagedStep | None = None  # set while torch_gdn computes the attention
         self.use_prefix_sharing &= set(self.cache_allocators) == {FULL_ATTENTION}
+
+    def update(self, key_states: Any, value_states: Any, layer_idx: int, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """Leaves keys and values to the attention, if that is torch_gdn's. Since 5.24 the layers call this."""
+        if self.paged_step is not None:
+            kwargs["cache"] = self
+            return key_states, value_states
+        updated: tuple[Any, Any] = super().update(key_states, value_states, layer_idx, kwargs)
+        return updated
 
     def can_store_request_tokens(self, state: Any, request_len: int, dry_run: bool = False) -> bool:
         if not self.states.has_room_for(state.request_id):
@@ -257,6 +268,8 @@ class HybridInputs(input_outputs.ContinuousBatchingIOs):
         arguments = super().get_model_kwargs(use_padding)
         if self.cache.attends:  # transformers passes a mask of four dimensions on unchanged
             arguments |= {"attention_mask": self.position_ids.new_ones(1, 1, 1, 1), "is_causal": False}
+        if isinstance(arguments["attention_mask"], dict):  # the masks by type of layer
+            arguments["attention_mask"] |= {LINEAR: None}
         return arguments
 
     def prepare_batch_tensors(self, requests_in_batch: list[Any], *args: Any, **kwargs: Any) -> None:

@@ -20,6 +20,7 @@ from transformers import DynamicCache
 
 from torch_gdn.fits import check_memory
 from torch_gdn.integrations.transformers.cache_pieces import Piece, extract_piece, restore_layer
+from torch_gdn.integrations.transformers.versions import CACHE_NAMES, with_cache
 
 FORMAT = "torch_gdn conversations 1"
 CHUNK = 64  # tokens; parts at its multiples have the same chunks as the whole prompt
@@ -99,8 +100,8 @@ class ConversationCache:
 
         Args:
             input_ids: [1, T], from the conversation's first token on.
-            options: of `model.generate`, without `past_key_values` and without assisted generation, which in
-                transformers 5.23 does not continue from a filled cache.
+            options: of `model.generate`, without a cache and without assisted generation, which in transformers 5.23
+                does not continue from a filled cache.
 
         Returns:
             output: What `model.generate` returns.
@@ -110,8 +111,8 @@ class ConversationCache:
         """
         if input_ids.dim() != 2 or input_ids.shape[0] != 1:
             raise ValueError(f"generate: input_ids: expected shape [1, T], got {list(input_ids.shape)}")
-        if "past_key_values" in options:
-            raise ValueError("generate: past_key_values: expected None (the conversation has its own), got a cache")
+        for name in {"past_key_values", CACHE_NAMES.model} & options.keys():
+            raise ValueError(f"generate: {name}: expected None (the conversation has its own), got a cache")
         for name in ("prompt_lookup_num_tokens", "assistant_model"):
             if options.get(name) is not None:
                 raise ValueError(f"generate: {name}: expected None, since transformers would prefill the cache again")
@@ -122,7 +123,7 @@ class ConversationCache:
         node = self.longest_prefix(prompt[:-1])  # the last token's logits are needed
         cache, reused = self.restore_cache(node), node.length
         node = self.prefill(node, input_ids, prompt, cache)
-        found = self.model.generate(input_ids, past_key_values=cache, **options)
+        found = self.model.generate(input_ids, **with_cache(cache), **options)
         self.last = Turn(len(prompt), reused, len(prompt) - reused)
         text = (found if isinstance(found, Tensor) else found.sequences)[0].tolist()
         if node.length < (seen := cache.get_seq_length()) <= len(text):
@@ -134,7 +135,7 @@ class ConversationCache:
         start, last = node.length, len(prompt) - 1
         while start < last:
             end = min(last, (start // self.every + 1) * self.every)
-            self.model.base_model(input_ids=input_ids[:, start:end], past_key_values=cache, use_cache=True)
+            self.model.base_model(input_ids=input_ids[:, start:end], use_cache=True, **with_cache(cache))
             node = self.add(node, prompt[start:end], cache)
             start = end
         return node

@@ -5,7 +5,6 @@ output to the residual, and the MLP adds its own residual. No sum is rounded bef
 from __future__ import annotations
 
 import functools
-import zlib
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -16,8 +15,10 @@ from torch import Tensor, nn
 from torch_gdn.integrations import plain
 from torch_gdn.integrations.transformers import known_forms, norms
 from torch_gdn.integrations.transformers.functions import Function, are_alike, grad_reason
+from torch_gdn.integrations.transformers.versions import CACHE_NAMES
 
 WIDTH = 32  # the width of the layers that the trial builds
+IGNORED = ("use_cache", "output_attentions")  # by layers that name them
 MIXERS = {"linear_attn": "linear_attention", "self_attn": "full_attention"}  # attribute -> kind of layer
 
 
@@ -39,32 +40,44 @@ class Part(nn.Module):
         self.is_attention = is_attention  # and returns weights of keys too
 
     def forward(self, hidden_states: Tensor, **options: Any) -> Any:
-        y = hidden_states @ self.weight * (1 + zlib.crc32(repr(sorted(options.items())).encode()) / 2**32)
+        y = hidden_states @ self.weight * known_forms.number_of(options)
         return (y, None) if self.is_attention else y
 
 
 @plain.once_per_code
 def is_known(owner: type, norm: type) -> bool:
     """Tries a layer with either mixer. Layers of some classes have only one of them."""
-    found = [known_forms.has_form(functools.partial(built, owner, norm, mixer), call, run_layer) for mixer in MIXERS]
+    builds = [functools.partial(built, owner, norm, mixer) for mixer in MIXERS]
+    found = [known_forms.has_form(build, calls, FUNCTIONS["decoder_layer"]) for build in builds]
     return True in found and False not in found
 
 
-def call() -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns strings for the arguments that a layer only passes on."""
-    names = ("position_embeddings", "attention_mask", "position_ids", "past_key_values", "another")
-    return (torch.randn(2, 3, WIDTH),), {name: f"the {name}" for name in names}
+def calls(run: Any) -> list[Any]:
+    """Calls a layer with strings for the arguments that it only passes on."""
+    names = ("position_embeddings", "attention_mask", "position_ids", CACHE_NAMES.model, "cu_seq_lens_q", *IGNORED)
+    given = {name: f"the {name}" for name in (*names, "another")}
+    return [run(torch.randn(2, tokens, WIDTH), **given) for tokens in (3, 1)]
 
 
 def built(owner: Any, norm: type, mixer: str, configuration: Any) -> Any:
     """Builds a layer without its constructor, which needs a whole configuration."""
-    layer = owner.__new__(owner)
+    layer: Any = object.__new__(type(owner.__name__, (owner,), {"__getattr__": attribute_of}))
     nn.Module.__init__(layer)
     layer.block_type = layer.layer_type = MIXERS[mixer]
     setattr(layer, mixer, Part(is_attention=mixer == "self_attn"))
     layer.mlp = Part(is_attention=False)
     layer.input_layernorm, layer.post_attention_layernorm = norm(WIDTH), norm(WIDTH)
     return layer
+
+
+def attribute_of(layer: Any, name: str) -> Any:
+    """Ends the trial of a layer that reads an attribute which other layers do not have, even with a default."""
+    try:
+        return nn.Module.__getattr__(layer, name)
+    except AttributeError:
+        if name in MIXERS or name.startswith("_"):
+            raise
+        raise RuntimeError(f"an attribute of another kind of layer: {name}") from None
 
 
 def layer_reason(layer: Any, hidden_states: Tensor, *others: Any, **options: Any) -> str:
@@ -77,18 +90,20 @@ def layer_reason(layer: Any, hidden_states: Tensor, *others: Any, **options: Any
 def run_layer(
     layer: Any,
     hidden_states: Tensor,
+    /,
     position_embeddings: Any = None,
     attention_mask: Tensor | None = None,
     position_ids: Tensor | None = None,
-    past_key_values: Any = None,
+    kv_cache: Any = None,
     **options: Any,
 ) -> Tensor:
+    """Runs the layer, and passes its options on to the mixer, as transformers does."""
     options |= {"hidden_states": layer.input_layernorm(hidden_states), "attention_mask": attention_mask}
     if hasattr(layer, "linear_attn"):
-        mixed = layer.linear_attn(cache_params=past_key_values, **options)
+        mixed = layer.linear_attn(**{CACHE_NAMES.delta_net: kv_cache}, **options)
     else:
         of_keys = {"position_embeddings": position_embeddings, "position_ids": position_ids}
-        mixed, _ = layer.self_attn(past_key_values=past_key_values, **of_keys, **options)
+        mixed, _ = layer.self_attn(**{CACHE_NAMES.model: kv_cache}, **of_keys, **options)
     norm = layer.post_attention_layernorm
     if are_alike(mixed, hidden_states) and mixed.shape == hidden_states.shape:
         y, residual = norms.form_of(norm).apply_to_sum(norm, mixed, hidden_states)
@@ -108,4 +123,8 @@ def add_mlp(mlp: Any, x: Tensor, residual: Tensor) -> Tensor:
     return found
 
 
-FUNCTIONS = {"decoder_layer": Function(layer_reason, run_layer, ("rms_norm",), known_forms.is_elsewhere)}
+FUNCTIONS = {
+    "decoder_layer": Function(
+        layer_reason, run_layer, ("rms_norm",), known_forms.is_elsewhere, ignored=IGNORED, cache_of="model"
+    )
+}

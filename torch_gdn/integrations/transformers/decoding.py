@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torch_gdn.integrations import plain
+from torch_gdn.integrations.transformers import known_forms
 from torch_gdn.integrations.transformers.functions import (
     Function,
     are_alike,
@@ -56,7 +57,7 @@ def form_of(layer: Any) -> Form | None:
 
 def is_elsewhere(layer: Any, hidden_states: Tensor, *others: Any) -> bool:
     """Returns whether the layer's functions are called one by one."""
-    return hidden_states.device.type != "mps" or form_of(layer) is None
+    return known_forms.runs_elsewhere(hidden_states.device) or form_of(layer) is None
 
 
 def decode_reason(layer: Any, hidden_states: Tensor, conv_state: Tensor, state: Tensor) -> str:

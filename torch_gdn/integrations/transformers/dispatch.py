@@ -20,18 +20,20 @@ from torch_gdn.integrations.transformers import (
     decoding,
     experts,
     functions,
+    known_forms,
     layers_run,
     mlp,
     norms,
     tested,
 )
-from torch_gdn.integrations.transformers.functions import CACHED_STATE, KDA_FUNCTIONS, RULE_OPTIONS
+from torch_gdn.integrations.transformers.calls import Binder, binder_of
+from torch_gdn.integrations.transformers.functions import CACHED_STATE, DELTA_RULES, KDA_FUNCTIONS
 from torch_gdn.integrations.transformers.known_forms import first
 
 FUNCTIONS = functions.FUNCTIONS | experts.FUNCTIONS | norms.FUNCTIONS | mlp.FUNCTIONS
 FUNCTIONS |= attention.FUNCTIONS | decoder_layers.FUNCTIONS | decoding.FUNCTIONS
 HINT = ". Ignore transformers' hint to install flash-linear-attention: it needs Triton"  # shown with each fallback
-RULES = (*RULE_OPTIONS, *KDA_FUNCTIONS)  # of which every layer's forward calls one
+RULES = (*DELTA_RULES, *KDA_FUNCTIONS)  # of which every layer's forward calls one
 enabled = False  # between enable() and disable()
 taken: Counter[str] = Counter()  # by function
 left: Counter[tuple[str, str]] = Counter()  # by function and reason
@@ -94,16 +96,22 @@ def reason_for(reason_of: Callable[..., str], args: Sequence[Any], kwargs: Mappi
 
 
 def dispatcher(
-    function: str, original: Callable[..., Any], everywhere: bool = False, owner: Any = None
+    function: str,
+    original: Callable[..., Any],
+    everywhere: bool = False,
+    owner: Any = None,
+    binder: Binder | None = None,
 ) -> Callable[..., Any]:
-    """Replaces `original`. Each call goes to torch_gdn or to the original.
+    """Replaces `original`. Each call goes to torch_gdn or, also if it has an unknown argument, to the original.
 
     `everywhere`: counts all calls, even those that `is_elsewhere` would skip. `owner`: the class, module or dictionary
     that has the original while torch_gdn is disabled. Whoever has kept the replacement then gets the original too.
+    `binder`: of calls of the original.
     """
     of_class = isinstance(owner, type)
     reason_of, run = FUNCTIONS[function].reason, FUNCTIONS[function].run
     is_elsewhere = None if everywhere else FUNCTIONS[function].is_elsewhere
+    bind = (binder or binder_of(FUNCTIONS[function], original)).bind
     if FUNCTIONS[function].adds_residual:
         original = adding_residual(original)
 
@@ -115,21 +123,27 @@ def dispatcher(
         if is_elsewhere is not None and is_elsewhere(*args, **kwargs):
             return original(*args, **kwargs)
         is_eager = not torch.compiler.is_compiling()
-        reason = change_of_itself(args[0], owner) if of_class else ""
-        reason = reason or reason_for(reason_of, args, kwargs)
+        given, options, unknown = bind(args, kwargs)
+        reason = unknown or (change_of_itself(args[0], owner) if of_class else "")
+        reason = reason or reason_for(reason_of, given, options)
         if is_eager and not reason and tested.test_call(function, args, kwargs):
-            reason = reason_for(reason_of, args, kwargs)  # because an op may have failed
+            reason = reason_for(reason_of, given, options)  # because an op may have failed
         if reason and "layer_states" in kwargs:  # the original would lose them
             raise ValueError(f"{function} with states that torch_gdn holds: {reason}")
         if is_eager:  # a graph that counts would be recompiled for each count
             count(function, reason)
         if not reason:
-            return run(*args, **kwargs)
+            return run(*given, **options)
         kwargs.pop(CACHED_STATE, None)
         return original(*args, **kwargs)
 
     dispatch.adds_residual = FUNCTIONS[function].adds_residual  # type: ignore[attr-defined]
     return dispatch
+
+
+def own_binder(function: str) -> Binder:
+    """Returns the binder for an original that has the arguments of torch_gdn's function, and is not known yet."""
+    return binder_of(FUNCTIONS[function], FUNCTIONS[function].run)
 
 
 def adding_residual(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,7 +161,7 @@ def count(function: str, reason: str) -> None:
         if function in RULES:
             layers_run.add()
         return
-    if not any(reason == known for _, known in left):
+    if not known_forms.is_forced() and not any(reason == known for _, known in left):
         hint = "" if torch.cuda.is_available() else HINT
         warnings.warn(f"torch_gdn leaves {function} to transformers: {reason}{hint}", stacklevel=4)
     left[function, reason] += 1

@@ -8,10 +8,10 @@ the CPU they stay transformers' own, unless the configuration names "torch_gdn".
 
 from __future__ import annotations
 
+import copy
 import importlib
-import inspect
-from collections.abc import Iterator
-from types import ModuleType, SimpleNamespace
+from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -37,7 +37,7 @@ GROUPED = {  # sizes of the block that a trial builds
     "n_shared_experts": 1,
     "_experts_implementation": "eager",
 }
-SOFTMAX = {
+SOFTMAX = {  # and of Qwen's
     "num_experts": 8,
     "num_experts_per_tok": 3,
     "norm_topk_prob": True,
@@ -61,6 +61,17 @@ class Parts(NamedTuple):
 
 
 blocks: dict[type, Parts] = {}  # the classes of blocks that `run_block` computes
+FLAGS = {  # attributes of experts, with the values that the ops compute
+    "has_gate": True,
+    "has_bias": False,
+    "is_transposed": False,
+    "is_concatenated": True,
+    "has_post_expert_norm": False,
+    "_is_expert_parallel": False,
+}
+PARTS_OF_EXPERTS = ("gate_up_proj", "down_proj", "act_fn", "num_experts", "_apply_gate")
+in_float32: dict[type, bool] = {}  # whether a softmax router's class multiplies in float32
+DEFAULT_GATE = "_default_apply_gate"  # act_fn(gate) * up, for experts without a method of their own
 
 
 def interface() -> Any:
@@ -69,18 +80,46 @@ def interface() -> Any:
         module = importlib.import_module("transformers.integrations.moe")
     except ModuleNotFoundError:
         return None
-    gates.add(getattr(module, "_default_apply_gate", None))
+    gates.add(getattr(module, DEFAULT_GATE, None))
     return getattr(module, "ALL_EXPERTS_FUNCTIONS", None)
 
 
 # ---- a model's experts -----------------------------------------------------------------------------------------------
 
 
+class TrialExperts:
+    """Experts that know which of their attributes were read."""
+
+    def __init__(self) -> None:
+        self.gate_up_proj, self.down_proj = torch.randn(8, 48, 32) * 32**-0.5, torch.randn(8, 32, 24) * 24**-0.5
+        self.act_fn, self.num_experts = torch.nn.SiLU(), 8
+        vars(self).update(FLAGS)
+        self.read: set[str] = set()
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("__") and name != "read":
+            self.read.add(name) if "read" in object.__getattribute__(self, "__dict__") else None
+        return super().__getattribute__(name)
+
+
+def is_known_function(function: Callable[..., Any]) -> bool:
+    """Returns whether a function of experts computes the form, and reads no attribute that `form_reason` does not."""
+    default = getattr(importlib.import_module("transformers.integrations.moe"), DEFAULT_GATE, None)
+    kind: Any = type("Experts", (TrialExperts,), {"_apply_gate": default})
+    with known_forms.trial():
+        experts = kind()
+        given = torch.randn(5, 32), torch.randint(0, 8, (5, 3)), torch.rand(5, 3)
+        try:
+            expected = function(experts, *given)
+            found = run_experts(experts, *given)
+        except known_forms.ERRORS:
+            return False
+    return experts.read <= {*FLAGS, *PARTS_OF_EXPERTS} and known_forms.is_close(found, expected)
+
+
 def form_reason(experts: Any) -> str:
     """Returns why the ops cannot compute these experts, or "" if they can."""
-    expected = {"has_gate": True, "has_bias": False, "is_transposed": False, "is_concatenated": True}
-    expected |= {"has_post_expert_norm": False, "_is_expert_parallel": False}
-    for name, value in expected.items():
+    for name, value in FLAGS.items():
         if getattr(experts, name, value) != value:
             return f"the experts' {name.lstrip('_')} is {not value}"
     gate = getattr(type(experts), "_apply_gate", None)
@@ -101,7 +140,7 @@ def experts_reason(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top
     )
 
 
-def run_experts(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+def run_experts(experts: Any, hidden_states: Tensor, /, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     hidden, _ = torch.ops.gdn.moe_gate_up(hidden_states, experts.gate_up_proj, top_k_index)
     y: Tensor = torch.ops.gdn.moe_down(hidden, experts.down_proj, top_k_weights, top_k_index)
     return y
@@ -110,32 +149,45 @@ def run_experts(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_
 # ---- blocks of Qwen3-Next, Qwen3.5 and Qwen4, and with DeepSeek-V3's router ------------------------------------------
 
 
+def block_classes(module: ModuleType) -> Iterator[type]:
+    """Yields the module's blocks of Qwen's form: a softmax router, and a shared expert that may have a weight."""
+    return (owner for owner in known_forms.classes(module, "SparseMoeBlock") if has_known_block(owner))
+
+
 @plain.once_per_code
 def has_known_block(owner: type) -> bool:
-    """Tries a block with a softmax router and a weighted shared expert. Until transformers 5, it returned a tuple."""
-    returned = inspect.signature(owner.forward).return_annotation  # type: ignore[attr-defined]
-    if returned not in (Tensor, "torch.Tensor"):
-        return False
-    return all(has_block(owner, **SOFTMAX | {"norm_topk_prob": norm}) for norm in (True, False))
+    return has_block(owner, SOFTMAX)
 
 
-def has_block(owner: type, **sizes: Any) -> bool:
-    """Tries a block, and remembers the classes of its parts if `run_block` computes it."""
+def has_block(owner: Any, *sizes: dict[str, Any]) -> bool:
+    """Tries a block in these sizes, and remembers the classes of its parts if `run_block` computes it."""
 
     def build(configuration: Any) -> Any:
-        block = owner(SimpleNamespace(**vars(configuration) | sizes))
+        block = owner(configuration)
         if hasattr(block.gate, "e_score_correction_bias"):
             block.gate.e_score_correction_bias.normal_()
+        elif type(block.gate) not in in_float32:
+            in_float32[type(block.gate)] = multiplies_in_float32(block.gate)
         parts = (type(block.gate),), (type(block.experts),), (type(shared_of(block)[0]),)
         for (each,) in parts:
             plain.learn(each)
         blocks[owner] = Parts(*parts)
         return block
 
-    is_known = bool(known_forms.has_form(build, lambda: ((torch.randn(2, 5, 32),), {}), run_block))
+    is_known = all(known_forms.has_form(build, block_calls, FUNCTIONS["moe_block"], each) for each in sizes)
     if not is_known:
         blocks.pop(owner, None)
     return is_known
+
+
+def multiplies_in_float32(gate: Any) -> bool:
+    """Returns whether a router's logits are in float32 although its input and its weight are not."""
+    logits, *_ = copy.deepcopy(gate).bfloat16()(torch.randn(1, 32).bfloat16())
+    return bool(logits.dtype == torch.float32)
+
+
+def block_calls(run: Any) -> list[Any]:
+    return [run(torch.randn(2, tokens, 32)) for tokens in (5, 1)]
 
 
 def grouped_block_classes(module: ModuleType) -> Iterator[type]:
@@ -146,8 +198,7 @@ def grouped_block_classes(module: ModuleType) -> Iterator[type]:
 @plain.once_per_code
 def has_grouped_block(owner: type) -> bool:
     """Tries a block with groups, and one whose weights are not divided by their sum."""
-    ungrouped = {"norm_topk_prob": False, "n_group": 1, "topk_group": 1}
-    return all(has_block(owner, **GROUPED | sizes) for sizes in ({}, ungrouped))
+    return has_block(owner, GROUPED, GROUPED | {"norm_topk_prob": False, "n_group": 1, "topk_group": 1})
 
 
 def is_block_elsewhere(block: Any, hidden_states: Tensor, **options: Any) -> bool:
@@ -201,7 +252,7 @@ def shared_of(block: Any) -> tuple[Any, ...]:
     """Returns the shared expert, and the layer that computes its weight if there is one."""
     if hasattr(block, "shared_experts"):
         return (block.shared_experts,)
-    return block.shared_expert, block.shared_expert_gate
+    return (block.shared_expert, *([block.shared_expert_gate] if hasattr(block, "shared_expert_gate") else []))
 
 
 def groups_of(gate: Any) -> tuple[int, int]:
@@ -210,21 +261,24 @@ def groups_of(gate: Any) -> tuple[int, int]:
 
 
 def route(gate: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns each token's weights and experts. DeepSeek's router multiplies in float32, whatever its dtypes are."""
-    if not hasattr(gate, "e_score_correction_bias"):
+    """Returns each token's weights and experts. DeepSeek's router and Lara's multiply in float32, whatever their dtypes
+    are.
+    """
+    if (softmax := not hasattr(gate, "e_score_correction_bias")) and not in_float32.get(type(gate)):
+        logits = linear(x, gate.weight)
+    else:
+        dtype = torch.promote_types(x.dtype, gate.weight.dtype)
+        logits = torch.ops.gdn.moe_logits(x.to(dtype), gate.weight.to(dtype))
+    if softmax:
         renormalize = getattr(gate, "norm_topk_prob", True)
-        chosen: tuple[Tensor, Tensor] = torch.ops.gdn.moe_router(
-            linear(x, gate.weight), gate.top_k, renormalize=renormalize
-        )
+        chosen: tuple[Tensor, Tensor] = torch.ops.gdn.moe_router(logits, gate.top_k, renormalize=renormalize)
         return chosen
-    dtype = torch.promote_types(x.dtype, gate.weight.dtype)
-    logits = torch.ops.gdn.moe_logits(x.to(dtype), gate.weight.to(dtype))
     options = (*groups_of(gate), gate.norm_topk_prob, gate.routed_scaling_factor)
     chosen = torch.ops.gdn.moe_router(logits, gate.top_k, "sigmoid", gate.e_score_correction_bias, *options)
     return chosen
 
 
-def run_block(block: Any, hidden_states: Tensor, residual: Tensor | None = None) -> Tensor:
+def run_block(block: Any, hidden_states: Tensor, /, residual: Tensor | None = None) -> Tensor:
     x, experts, (shared, *gates) = hidden_states.flatten(0, 1), block.experts, shared_of(block)
     weights, ids = route(block.gate, x)
     hidden, shared_hidden = torch.ops.gdn.moe_gate_up(

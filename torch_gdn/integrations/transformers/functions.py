@@ -7,8 +7,8 @@ all versions pass, with the models' own names.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,12 +23,10 @@ from torch_gdn.integrations.transformers.refusal import convolution_refusal, nor
 DEVICES = ("mps", "cpu")
 gated_norms: set[type] = set()  # classes with the forward that `run_norm` computes
 CACHED_STATE = "cached_state"  # argument with the state that the layer's cache overwrites afterwards
-COMMON_OPTIONS = ("initial_state", "output_final_state", "use_qk_l2norm_in_kernel", "cu_seqlens")
 RECURRENT = "fused_recurrent_gated_delta_rule"
-RULE_OPTIONS = {  # options of models that the end-to-end op takes
-    "chunk_gated_delta_rule": (*COMMON_OPTIONS, "chunk_size"),
-    RECURRENT: COMMON_OPTIONS,
-}
+DELTA_RULES = ("chunk_gated_delta_rule", RECURRENT)
+# Models pass these by place. flash-linear-attention's functions name them q, k and v.
+RULE_NAMES = {name: own for own in ("query", "key", "value") for name in (own, own[0])}
 NEEDS_GRAD = (
     "grad mode is on and an input requires grad; torch_gdn's kernels are forward only "
     "(torch.no_grad() and torch.inference_mode() turn it off)"
@@ -47,6 +45,9 @@ class Function:
     ops: tuple[str, ...]  # ops that `run` calls
     is_elsewhere: Callable[..., bool] | None = None  # whether a call goes to the original without being counted
     adds_residual: bool = False  # whether a decoder layer may give `run` a `residual`, which is added to the result
+    names: Mapping[str, str] = field(default_factory=dict)  # transformers' names of what `run` calls otherwise
+    ignored: tuple[str, ...] = ()  # arguments of the original that a trial shows to be without effect
+    cache_of: str = ""  # the field of CacheNames with the name of the cache, which `run` calls kv_cache
 
 
 def common_reason(*tensors: Tensor | None) -> str:
@@ -136,22 +137,33 @@ def rule_reason(
 
 
 def run_rule(
-    op: str, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, **given: Any
+    op: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    chunk_size: int = 64,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    seq_idx: Tensor | None = None,  # of the same sequences as cu_seqlens
+    layer_states: Any = None,
+    cached_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    if (states := given.get("layer_states")) is not None:
-        norm = given.get("use_qk_l2norm_in_kernel", False)
-        start: Tensor | None = given.get("initial_state")
-        kept: tuple[Tensor, Tensor | None] = states.delta_rule(
-            query, key, value, g, beta, start, use_qk_l2norm_in_kernel=norm
-        )
+    norm: dict[str, Any] = {"use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel}
+    if layer_states is not None:
+        kept: tuple[Tensor, Tensor | None] = layer_states.delta_rule(query, key, value, g, beta, initial_state, **norm)
         return kept
-    options = {name: given[name] for name in RULE_OPTIONS[op] if name in given}
-    in_place = op == RECURRENT and is_cached_state(given.get(CACHED_STATE), **options)
-    if in_place and not self_test_reason(f"{op}_", query.device):
-        state = options["initial_state"]
-        norm = options.get("use_qk_l2norm_in_kernel", False)
-        o = torch_gdn.fused_recurrent_gated_delta_rule_(query, key, value, g, beta, state, use_qk_l2norm_in_kernel=norm)
-        return o, state
+    if op == RECURRENT and is_cached_state(cached_state, initial_state, output_final_state, cu_seqlens):
+        assert initial_state is not None
+        if not self_test_reason(f"{op}_", query.device):
+            o = torch_gdn.fused_recurrent_gated_delta_rule_(query, key, value, g, beta, initial_state, **norm)
+            return o, initial_state
+    options: dict[str, Any] = norm | {"initial_state": initial_state, "output_final_state": output_final_state}
+    options |= {"cu_seqlens": cu_seqlens} | ({} if op == RECURRENT else {"chunk_size": chunk_size})
     rule: Callable[..., tuple[Tensor, Tensor | None]] = getattr(torch_gdn, op)
     return rule(query, key, value, g=g, beta=beta, **options)
 
@@ -166,22 +178,37 @@ def kda_reason(
 
 
 def run_kda(
-    function: str, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, **given: Any
+    function: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    chunk_size: int = 64,  # the recurrence has the same results with any
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seq_lens_q: Tensor | None = None,
+    seq_idx: Tensor | None = None,  # of the same sequences
 ) -> tuple[Tensor, Tensor | None]:
     """Runs the rule. The models pass on the boundaries of packed sequences as they got them."""
-    options = {name: given[name] for name in COMMON_OPTIONS if name in given}
-    if given.get("cu_seq_lens_q") is not None:
-        options["cu_seqlens"] = given["cu_seq_lens_q"]
     rule: Callable[..., tuple[Tensor, Tensor | None]] = getattr(torch_gdn, function)
-    return rule(query, key, value, g, beta, **options)
+    return rule(
+        query,
+        key,
+        value,
+        g,
+        beta,
+        initial_state=initial_state,
+        output_final_state=output_final_state,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        cu_seqlens=cu_seq_lens_q,
+    )
 
 
 def is_cached_state(
-    state: Tensor | None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: Tensor | None = None,
-    **others: Any,
+    state: Tensor | None, initial_state: Tensor | None, output_final_state: bool, cu_seqlens: Tensor | None
 ) -> bool:
     """Returns whether the rule starts from the state that the cache overwrites with the rule's result."""
     return state is not None and state is initial_state and output_final_state and cu_seqlens is None
@@ -237,23 +264,34 @@ def update_reason(
 
 
 def run_convolution(
-    hidden_states: Tensor | None = None, weight: Any = None, bias: Any = None, activation: Any = None, **given: Any
+    hidden_states: Tensor | None = None,
+    weight: Any = None,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    *,
+    x: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    layer_states: Any = None,
 ) -> Tensor:
     """Returns [B, D, T], channel-last: q, k and v are then views that the delta rule takes without a copy."""
-    columns = given["x"] if hidden_states is None else hidden_states
-    rows, seq_idx = columns.transpose(1, 2), given.get("seq_idx")
-    if (states := given.get("layer_states")) is not None:
-        convolved: Tensor = states.convolve(rows, weight, bias, activation)
+    columns = hidden_states if x is None else x
+    assert columns is not None
+    rows = columns.transpose(1, 2)
+    if layer_states is not None:
+        convolved: Tensor = layer_states.convolve(rows, weight, bias, activation)
         return convolved.transpose(1, 2)
-    boundaries = given.get("cu_seq_lens_q") if seq_idx is None else None
+    boundaries = cu_seq_lens_q if seq_idx is None else None
     y, _ = torch.ops.gdn.causal_conv1d(
         rows, weight, bias, activation=activation, cu_seqlens=boundaries, seq_idx=seq_idx
     )
     return y.transpose(1, 2)
 
 
-def run_update(hidden_states: Tensor, *states: Any, **given: Any) -> Tensor:
-    return causal_conv1d_interface.causal_conv1d_update(hidden_states, *states, **given)
+def run_update(
+    hidden_states: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None
+) -> Tensor:
+    return causal_conv1d_interface.causal_conv1d_update(hidden_states, conv_state, weight, bias, activation)
 
 
 def short_convolution_reason(
@@ -273,7 +311,12 @@ def short_convolution_reason(
 
 
 def run_short_convolution(
-    layer: Any, hidden_states: Tensor, cache: Tensor | None = None, use_precomputed: bool = False, **others: Any
+    layer: Any,
+    /,
+    hidden_states: Tensor,
+    cache: Tensor | None = None,
+    use_precomputed: bool = False,
+    output_final_state: bool = False,
 ) -> tuple[Tensor, Tensor]:
     y, state = causal_conv1d_interface.causal_conv1d_fn(
         hidden_states.transpose(1, 2),
@@ -300,7 +343,7 @@ def norm_reason(layer: Any, hidden_states: Tensor, gate: Tensor | None = None) -
     )
 
 
-def run_norm(layer: Any, hidden_states: Tensor, gate: Tensor) -> Tensor:
+def run_norm(layer: Any, /, hidden_states: Tensor, gate: Tensor) -> Tensor:
     return torch_gdn.rms_norm_gated(
         hidden_states,
         gate,
@@ -320,10 +363,11 @@ FUNCTIONS = {
         functools.partial(rule_reason, op),
         functools.partial(run_rule, op),
         (op, f"{op}_") if op == RECURRENT else (op,),
+        names=RULE_NAMES,
     )
-    for op in RULE_OPTIONS
+    for op in DELTA_RULES
 }
-FUNCTIONS |= {op: Function(kda_reason, functools.partial(run_kda, op), (op,)) for op in KDA_FUNCTIONS}
+FUNCTIONS |= {op: Function(kda_reason, functools.partial(run_kda, op), (op,), names=RULE_NAMES) for op in KDA_FUNCTIONS}
 FUNCTIONS |= {
     "causal_conv1d_fn": Function(convolution_reason, run_convolution, ("causal_conv1d",)),
     "causal_conv1d_update": Function(update_reason, run_update, ("causal_conv1d_update_",)),

@@ -13,45 +13,82 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, LinearAttentionLayer
 
-from torch_gdn.integrations.transformers import decoding, dispatch, layers_run
+from torch_gdn.integrations.transformers import decoding, dispatch, known_forms, layers_run
+from torch_gdn.integrations.transformers.calls import Binder
 from torch_gdn.integrations.transformers.functions import CACHED_STATE
+from torch_gdn.integrations.transformers.versions import CACHE_NAMES
 
 METHODS = ("get_conv_state", "get_recurrent_state", "update_conv_state", "update_recurrent_state")
-NOT_DECODED = ("attention_mask", "cu_seq_lens_q", "seq_idx")  # arguments that `decode` does not take
-THEIRS = {
-    owner: {name: vars(owner)[name] for name in METHODS if name in vars(owner)}
-    for owner in (Cache, LinearAttentionLayer)
-}
+
+
+def theirs() -> dict[type, dict[str, Any]]:
+    """Returns transformers' own methods, or none if they do not copy new states over the old ones."""
+    owners = (Cache, LinearAttentionLayer) if copies_over() else ()
+    return {owner: {name: vars(owner)[name] for name in METHODS if name in vars(owner)} for owner in owners}
+
+
+def copies_over() -> bool:
+    """Tries a layer of a cache: what it gives is what it holds, and it writes into the same tensor."""
+    with known_forms.trial():
+        layer, states = LinearAttentionLayer(), torch.randn(2, 1, 2, 4, 4)
+        cache = Cache(layers=[layer])
+        try:
+            layer.has_previous_state[0] = True
+            cache.update_recurrent_state(states[0], 0)
+            held = layer.recurrent_states[0]
+            cache.update_recurrent_state(states[1], 0)
+            given = cache.get_recurrent_state(0) if hasattr(cache, "get_recurrent_state") else held
+        except known_forms.ERRORS:
+            return False
+    return layer.recurrent_states[0] is held and given is held and torch.equal(held, states[1])
+
+
+THEIRS = theirs()
 
 
 def forward_with_cached_state(original: Callable[..., Any], rule: Any, functions: Sequence[Any]) -> Callable[..., Any]:
     """Passes the state on. `rule` is the patch of the module's function that the layer calls. If it was rebound since,
     it may lack the option. `functions` are the patches of all functions that the layer calls.
     """
+    bind = Binder(decode, original, {CACHE_NAMES.delta_net: "kv_cache"}).bind
 
     def forward(layer: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled():
             return original(layer, hidden_states, *args, **kwargs)
-        cache = kwargs.get("cache_params")
+        cache = kwargs.get(CACHE_NAMES.delta_net)
         if cache is not None and hidden_states.shape[1] == 1 and "layer_states" not in kwargs and rule.is_applied():
             state = overwritten_state(cache, layer.layer_idx)
             if state is not None and state.shape[0] == hidden_states.shape[0]:
-                is_usual = not args and all(kwargs.get(name) is None for name in NOT_DECODED)
-                is_usual = is_usual and all(each.is_applied() for each in functions)
-                y = decode(layer, hidden_states, cache, state) if is_usual else None
+                given, options, unknown = bind((layer, hidden_states, *args), kwargs)
+                is_usual = not unknown and all(each.is_applied() for each in functions)
+                y = decode(*given, state=state, **options) if is_usual else None
                 if y is not None:
                     return y
+                if unknown and not torch.compiler.is_compiling() and not decoding.is_elsewhere(layer, hidden_states):
+                    dispatch.count(decoding.NAME, unknown)
                 kwargs[CACHED_STATE] = state
         return original(layer, hidden_states, *args, **kwargs)
 
     return layers_run.noting_layer(forward)
 
 
-def decode(layer: Any, hidden_states: Tensor, cache: Any, state: Tensor) -> Tensor | None:
+def decode(
+    layer: Any,
+    hidden_states: Tensor,
+    /,
+    kv_cache: Any,
+    attention_mask: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    *,
+    state: Tensor,
+) -> Tensor | None:
     """Runs the whole layer at once, with both states in place, or returns None to call its functions one by one."""
+    if attention_mask is not None or cu_seq_lens_q is not None or seq_idx is not None:
+        return None
     if decoding.is_elsewhere(layer, hidden_states):
         return None
-    conv_state = cache.layers[layer.layer_idx].conv_states[0]
+    conv_state = kv_cache.layers[layer.layer_idx].conv_states[0]
     if type(conv_state) is not Tensor or conv_state.shape[0] != hidden_states.shape[0]:
         return None
     reason = decoding.decode_reason(layer, hidden_states, conv_state, state)
@@ -78,7 +115,7 @@ def overwritten_state(cache: Any, layer_idx: int) -> Tensor | None:
 
 def uses_their_code(holder: Any, owner: type) -> bool:
     """Returns whether transformers' own code returns and writes the states, which copies over the old ones."""
-    return all(
+    return owner in THEIRS and all(
         getattr(type(holder), name, None) is theirs and name not in vars(holder)
         for name, theirs in THEIRS[owner].items()
     )

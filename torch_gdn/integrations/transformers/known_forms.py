@@ -1,12 +1,16 @@
 """Finds classes of transformers' models that compute a known form, by trying them.
 
-A class is taken if a small instance of it has the results of the form that torch_gdn computes. A class that
-cannot be built from the few sizes given here, or that computes something else, is left to transformers.
+A class is taken if a small instance of it does what torch_gdn's function does in the calls that a model makes. Each
+option of the configuration that the instance reads is then changed in turn, and the trial repeated. A class that cannot
+be built from the few sizes given here, that computes something else, or that has an option which torch_gdn's function
+ignores, is left to transformers.
 """
 
 from __future__ import annotations
 
 import importlib
+import threading
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
@@ -16,10 +20,21 @@ import torch
 from torch import Tensor, nn
 
 from torch_gdn.integrations import plain
+from torch_gdn.integrations.transformers.calls import binder_of
+from torch_gdn.integrations.transformers.functions import Function
 
-Compute = Callable[..., Any]  # takes a layer and its arguments
-Call = Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]  # draws the arguments, by position and by name
-ERRORS = (AttributeError, IndexError, KeyError, RuntimeError, StopIteration, TypeError, ValueError)  # of another kind
+Layer = Callable[..., Any]
+Calls = Callable[[Layer], Any]  # calls a layer as a model does, and returns all that can be seen of it
+ERRORS = (  # of a class of another kind
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    StopIteration,
+    TypeError,
+    ValueError,
+)
 SILU: set[type] = set()  # classes of the activation
 SIZES = {
     "hidden_size": 32,
@@ -49,40 +64,148 @@ def classes(module: ModuleType, ending: str) -> list[Any]:
 
 @contextmanager
 def trial() -> Iterator[None]:
-    """Computes on the CPU, without gradients, and leaves the program's random numbers as they are."""
-    with torch.device("cpu"), torch.no_grad(), torch.random.fork_rng(devices=[]):
+    """Computes on the CPU, without gradients and autocast, and leaves the program's random numbers as they are."""
+    whole = torch.autocast("cpu", enabled=False)
+    with torch.device("cpu"), torch.no_grad(), whole, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)  # torch.manual_seed would change the user's numbers on mps too
         yield
 
 
-def has_form(build: Callable[[Any], Any], call: Call, compute: Compute) -> bool | None:
-    """Returns whether a layer built from SIZES returns what `compute` returns for the same call.
+class Options(SimpleNamespace):
+    """A configuration that knows which of its options were read, present or not."""
 
-    Returns None if it cannot be built, or does not take the call.
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("__"):
+            object.__getattribute__(self, "__dict__").setdefault("__read__", set()).add(name)
+        return super().__getattribute__(name)
+
+
+def changes(configuration: Options) -> Iterator[tuple[str, Any]]:
+    """Yields the options that were read, with other values. Sizes stay."""
+    values = vars(configuration)
+    for name in sorted(values.get("__read__", ())):  # none if a layer is built otherwise
+        value = values.get(name)
+        if name.startswith("_"):  # an implementation
+            continue
+        if isinstance(value, bool):
+            yield name, not value
+        elif isinstance(value, float):
+            yield name, value / 2 + 0.25
+        elif name == "hidden_act":
+            yield name, "gelu"
+        elif isinstance(value, int):
+            if name not in SIZES and not name.endswith(("_size", "_experts")):
+                yield name, value - 1
+        elif value is None:  # a limit, a scale, a flag, or a list by layer
+            yield from ((name, other) for other in (2, 0.5, True, ["sliding_attention"]))
+
+
+def has_form(
+    build: Callable[[Any], Any], calls: Calls, function: Function, sizes: dict[str, Any] | None = None
+) -> bool | None:
+    """Returns whether a layer built from SIZES and `sizes` does what `function` does, whatever its options are.
+
+    Returns None if it cannot be built, or does not take the calls.
     """
+    sizes = SIZES | (sizes or {})
+    configuration = Options(**sizes)
+    found = agrees(build, configuration, calls, function)
+    if not found:
+        return found
+    for name, value in changes(configuration):
+        if agrees(build, Options(**sizes | {name: value}), calls, function, may_refuse=True) is False:
+            return False
+    return True
+
+
+def agrees(
+    build: Callable[[Any], Any], configuration: Options, calls: Calls, function: Function, may_refuse: bool = False
+) -> bool | None:
+    """Compares one layer. `may_refuse`: whether it also agrees if the function refuses the calls."""
     with trial():
         try:
-            layer = build(SimpleNamespace(**SIZES))
+            layer = build(configuration).eval()
             for weight in layer.parameters():
                 weight.copy_(torch.randn_like(weight) * weight.shape[-1] ** -0.5)
-            given, options = call()
-            expected = first(layer(*given, **options))
+            state = torch.get_rng_state()
+            expected = calls(layer)
         except ERRORS:
             return None
+        torch.set_rng_state(state)
         try:
-            found = first(compute(layer, *given, **options))
+            found = calls(replacement(function, layer))
+        except Refused:
+            return may_refuse
         except ERRORS:
             return False
-    return isinstance(expected, Tensor) and torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
+    return is_close(found, expected)
+
+
+class Refused(Exception):
+    """Raised in a trial if a call would go to transformers."""
+
+
+def replacement(function: Function, layer: Any) -> Layer:
+    """Returns torch_gdn's function in place of the layer, on any device."""
+    bind = binder_of(function, type(layer).forward).bind
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given, options, unknown = bind((layer, *args), kwargs)
+        if reason := unknown or function.reason(*given, **options):
+            raise Refused(reason)
+        return function.run(*given, **options)
+
+    return call
+
+
+def is_close(found: Any, expected: Any) -> bool:
+    """Compares results of the same structure."""
+    if isinstance(expected, Tensor):
+        same = isinstance(found, Tensor) and found.shape == expected.shape and found.dtype == expected.dtype
+        return same and torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
+    if isinstance(expected, (tuple, list)):
+        same = isinstance(found, type(expected)) and len(found) == len(expected)
+        return same and all(map(is_close, found, expected))
+    return bool(found == expected)
+
+
+def number_of(options: dict[str, Any]) -> float:
+    """Returns a number between 1 and 2 that depends on all names and values."""
+    return 1 + zlib.crc32(repr(sorted(options.items())).encode()) / 2**32
 
 
 def first(result: Any) -> Any:
     return result[0] if isinstance(result, tuple) else result
 
 
+# ---- where a call runs -----------------------------------------------------------------------------------------------
+
+forced: set[int] = set()  # threads whose calls go to torch_gdn on every device
+
+
+@contextmanager
+def on_every_device() -> Iterator[None]:
+    """Sends this thread's calls on the CPU to what runs on mps otherwise, so that they can be compared."""
+    forced.add(threading.get_ident())
+    try:
+        yield
+    finally:
+        forced.discard(threading.get_ident())
+
+
+def is_forced() -> bool:
+    return bool(forced) and threading.get_ident() in forced
+
+
+def runs_elsewhere(device: torch.device) -> bool:
+    """Returns whether layers on this device silently run transformers' code."""
+    return device.type != "mps" and not is_forced()
+
+
 def is_on_another_device(layer: Any, *args: Any, **kwargs: Any) -> bool:
     """Returns whether the call silently goes to transformers' own layer, because it is not on mps."""
-    return next((x.device.type != "mps" for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), True)
+    x = next((each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)), None)
+    return x is None or runs_elsewhere(x.device)
 
 
 def is_elsewhere(layer: Any, *args: Any, **kwargs: Any) -> bool:

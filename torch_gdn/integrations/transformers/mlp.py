@@ -25,7 +25,10 @@ def mlp_classes(module: ModuleType) -> Iterator[type]:
 def is_known(owner: type) -> bool:
     """Draws large inputs too: they show whether a class limits its values."""
     builds = (owner, functools.partial(owner, intermediate_size=24))
-    return any(known_forms.has_form(build, lambda: ((30 * torch.randn(5, 32),), {}), run_mlp) for build in builds)
+    found = [
+        known_forms.has_form(build, lambda run: run(30 * torch.randn(5, 32)), FUNCTIONS["mlp"]) for build in builds
+    ]
+    return True in found and False not in found
 
 
 @kept
@@ -39,7 +42,7 @@ def mlp_reason(mlp: Any, x: Tensor, residual: Tensor | None = None) -> str:
     return grad_reason(mlp) or common_reason(x) or product_refusal(x.dtype)
 
 
-def run_mlp(mlp: Any, x: Tensor, residual: Tensor | None = None) -> Tensor:
+def run_mlp(mlp: Any, x: Tensor, /, residual: Tensor | None = None) -> Tensor:
     gate, up, down = mlp.gate_proj(x), mlp.up_proj(x), mlp.down_proj
     hidden = torch.ops.gdn.act_and_mul(gate, up) if are_alike(gate, up) else mlp.act_fn(gate) * up
     if residual is None:

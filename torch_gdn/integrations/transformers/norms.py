@@ -6,6 +6,7 @@ of the known forms does. enable() tries this on a few rows.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torch_gdn.integrations import plain
-from torch_gdn.integrations.transformers import known_forms
+from torch_gdn.integrations.transformers import functions, known_forms
 from torch_gdn.integrations.transformers.functions import Function, common_reason
 from torch_gdn.integrations.transformers.refusal import kept, meta, refused
 
@@ -52,6 +53,24 @@ def norm_classes(module: ModuleType) -> Iterator[type]:
     return (owner for owner in known_forms.classes(module, "RMSNorm") if known_form(owner) is not None)
 
 
+def gated_norm_classes(module: ModuleType) -> Iterator[type]:
+    """Yields the classes of a model's module that are gated RMS norms, whatever their constructor's options are."""
+    return (owner for owner in known_forms.classes(module, "RMSNormGated") if is_gated(owner))
+
+
+@plain.once_per_code
+def is_gated(owner: Any) -> bool:
+    def calls(run: Any) -> Any:
+        return run(torch.randn(8, 64), gate=torch.randn(8, 64))
+
+    function = functions.FUNCTIONS["rms_norm_gated"]
+
+    def found_with(**options: Any) -> bool | None:
+        return known_forms.has_form(lambda _: owner(64, **options), calls, function)
+
+    return bool(found_with()) and all(found_with(**{name: value}) is not False for name, value in options_of(owner))
+
+
 def known_form(owner: type) -> Form | None:
     """Tries a class, and remembers it if it has a form."""
     form = tried_form(owner)
@@ -63,21 +82,39 @@ def known_form(owner: type) -> Form | None:
 
 
 def find_form(owner: Callable[..., Any]) -> Form | None:
-    """Returns the form whose results the class has in both dtypes. On these rows no two forms give the same."""
+    """Returns the form whose results the class has in both dtypes, whatever its constructor's options are. On these
+    rows no two forms give the same.
+    """
     with known_forms.trial():
         try:
-            norm = owner(64)
+            built = [owner(64), *(owner(64, **{name: value}) for name, value in options_of(owner))]
         except TypeError:  # its constructor has other arguments
             return None
-        if getattr(norm, "weight", None) is None or not (hasattr(norm, "eps") or hasattr(norm, "variance_epsilon")):
-            return None
-        norm.weight.copy_(torch.randn(64))
-        rows = torch.randn(8, 64)
-        matching = [form for form in FORMS if all(agrees(form, norm, rows, dtype) for dtype in DTYPES)]
+        rows, matching = torch.randn(8, 64), list(FORMS)
+        for norm in built:
+            if getattr(norm, "weight", None) is None or not (hasattr(norm, "eps") or hasattr(norm, "variance_epsilon")):
+                return None
+            if is_grouped(norm):  # not taken
+                continue
+            norm.weight.copy_(torch.randn(64))
+            matching = [form for form in matching if all(agrees(form, norm, rows, dtype) for dtype in DTYPES)]
     return matching[0] if len(matching) == 1 else None
 
 
 tried_form = plain.once_per_code(find_form)
+
+
+def options_of(owner: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    """Yields the constructor's options, with other values than their defaults."""
+    for name, option in inspect.signature(owner).parameters.items():
+        if isinstance(option.default, bool):
+            yield name, not option.default
+        elif isinstance(option.default, float):
+            yield name, option.default + 0.1
+        elif option.default is None and option.kind is not option.VAR_KEYWORD:
+            yield name, 2
+
+
 DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -109,7 +146,11 @@ def is_elsewhere(norm: Any, *args: Any, **kwargs: Any) -> bool:
 
     Inductor fuses a norm in a compiled graph, and Qwen4-Exp has norms of groups of channels.
     """
-    return known_forms.is_elsewhere(norm, *args, **kwargs) or getattr(norm, "group_size", None) is not None
+    return known_forms.is_elsewhere(norm, *args, **kwargs) or is_grouped(norm)
+
+
+def is_grouped(norm: Any) -> bool:
+    return getattr(norm, "group_size", None) is not None
 
 
 def norm_reason(norm: Any, hidden_states: Tensor) -> str:
@@ -119,7 +160,7 @@ def norm_reason(norm: Any, hidden_states: Tensor) -> str:
     )
 
 
-def run_norm(norm: Any, hidden_states: Tensor) -> Tensor:
+def run_norm(norm: Any, hidden_states: Tensor, /) -> Tensor:
     return form_of(norm).apply(norm, hidden_states)
 
 

@@ -23,7 +23,7 @@ from torch_gdn import self_test
 from torch_gdn.fits import bytes_when_loaded, check_memory
 from torch_gdn.integrations.transformers.experts import form_reason
 from torch_gdn.integrations.transformers.packed_files import Target, shapes_in
-from torch_gdn.integrations.transformers.packed_formats import Format, Sizes, format_of
+from torch_gdn.integrations.transformers.packed_formats import Format, Sizes
 from torch_gdn.integrations.transformers.packed_layers import (
     PARTS,
     PackedEmbedding,
@@ -38,6 +38,7 @@ from torch_gdn.integrations.transformers.packed_loading import (
     converters_of,
     is_experts,
 )
+from torch_gdn.integrations.transformers.packed_patches import packed_format, quantization_of
 from torch_gdn.quantized.mlx import NORMS_PLUS_ONE, VISION
 from torch_gdn.quantized.packed_weight import fitting_group
 
@@ -49,7 +50,6 @@ OPS = {
     PackedEmbedding: ("dequantize",),
     PackedExperts: ("moe_gate_up", "moe_down"),
 }
-PLACED_BY_TRANSFORMERS = ("auto", "balanced", "balanced_low_0", "sequential")
 # For these models, the changes that mlx-lm makes to names and numbers are undone.
 MLX_MODELS = ("llama", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe")
 
@@ -257,24 +257,14 @@ def is_left_out(model: Any, name: str) -> bool:
     return head or name.startswith(VISION) or any(re.search(pattern, name) for pattern in ignored)
 
 
-def is_on_mps(device_map: Any) -> bool:
-    if isinstance(device_map, str) and device_map in PLACED_BY_TRANSFORMERS:
-        return torch.backends.mps.is_available()
-    devices = set(device_map.values()) if isinstance(device_map, dict) else {device_map}
-    return bool(devices) and all(device is not None and str(device).split(":")[0] == "mps" for device in devices)
-
-
 def with_packed_weights(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps transformers' `get_hf_quantizer`, so that quantised files for `mps` get the quantizer above."""
 
     def get_hf_quantizer(config: Any, quantization_config: Any, device_map: Any, *others: Any, **options: Any) -> Any:
-        text = config.get_text_config(decoder=True)
-        content = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
-        asked = quantization_config is None and options.get("gguf_file") is None and is_on_mps(device_map)
-        form = format_of(content) if asked and isinstance(content, dict) else None
-        if form is None or not isinstance(content, dict):
+        form = packed_format(config, quantization_config, device_map, options)
+        if form is None:
             return original(config, quantization_config, device_map, *others, **options)
-        config.quantization_config = PackedConfig(content, form.method)
+        config.quantization_config = PackedConfig(quantization_of(config), form.method)
         quantizer = PackedQuantizer(config.quantization_config, form)
         return quantizer, config, quantizer.update_device_map(device_map)
 

@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.generation.continuous_batching.cache_allocators import FULL_ATTENTION
 from transformers.generation.continuous_batching.utils import find_head_dim
 
 import torch_gdn
+from torch_gdn.integrations.transformers.calls import Binder
 from torch_gdn.integrations.transformers.state_pool import Part
 
 
@@ -32,8 +34,10 @@ class PagedStep:
 
 
 def takes(config: Any) -> bool:
-    """Returns whether torch_gdn computes a model's attention: it would be sdpa's, and the op supports its heads."""
+    """Returns whether torch_gdn computes a model's attention: sdpa would, over all tokens, with known heads."""
     size = find_head_dim(config)
+    if not set(config.layer_types) <= {FULL_ATTENTION, "linear_attention"}:
+        return False
     return config._attn_implementation == "sdpa" and size % 16 == 0 and size <= 256
 
 
@@ -66,28 +70,53 @@ def pages_of(pages: Any, layer: int) -> tuple[Tensor, Tensor]:
 
 
 def attention_over_pages(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps transformers' `sdpa`: torch_gdn serves the calls on a cache with a paged step."""
+    """Wraps transformers' `sdpa`: torch_gdn serves the calls on a cache with a paged step.
+
+    These have neither the mask nor the indices that `sdpa` needs. One with an unknown argument is therefore an error.
+    """
+    bind = Binder(attend_to_pages, original, {}).bind
 
     def forward(module: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
         cache = kwargs.get("cache")
-        step: PagedStep | None = getattr(cache, "paged_step", None)
-        if cache is None or step is None:
+        if getattr(cache, "paged_step", None) is None:
             return original(module, query, key, value, *args, **kwargs)
-        pages = cache.layer_to_allocator[module.layer_idx]
-        key_pages, value_pages = pages_of(pages, module.layer_idx)
-        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
-        torch_gdn.reshape_and_cache(k, v, key_pages, value_pages, step.slots)
-        o = torch_gdn.paged_attention(
-            q,
-            key_pages,
-            value_pages,
-            step.block_table,
-            step.cu_seqlens,
-            step.seq_lens,
-            scale=kwargs.get("scaling"),
-            max_query_len=step.max_query_len,
-            max_seq_len=step.max_seq_len,
-        )
-        return o[None], None
+        given, options, unknown = bind((module, query, key, value, *args), kwargs)
+        if unknown:
+            raise ValueError(f"continuous batching: attention to pages: {unknown}")
+        return attend_to_pages(*given, **options)
 
     return forward
+
+
+def attend_to_pages(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    /,
+    attention_mask: Tensor | None = None,  # a placeholder
+    *,
+    cache: Any,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,  # says only that there is a mask
+) -> tuple[Tensor, None]:
+    if dropout:
+        raise ValueError(f"continuous batching: dropout: expected 0, got {dropout}")
+    step: PagedStep = cache.paged_step
+    pages = cache.layer_to_allocator[module.layer_idx]
+    key_pages, value_pages = pages_of(pages, module.layer_idx)
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
+    torch_gdn.reshape_and_cache(k, v, key_pages, value_pages, step.slots)
+    o = torch_gdn.paged_attention(
+        q,
+        key_pages,
+        value_pages,
+        step.block_table,
+        step.cu_seqlens,
+        step.seq_lens,
+        scale=scaling,
+        max_query_len=step.max_query_len,
+        max_seq_len=step.max_seq_len,
+    )
+    return o[None], None

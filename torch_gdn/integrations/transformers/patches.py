@@ -29,11 +29,11 @@ from torch_gdn.integrations.transformers import (
     mlp,
     norms,
 )
-from torch_gdn.integrations.transformers.dispatch import dispatcher
+from torch_gdn.integrations.transformers.dispatch import dispatcher, own_binder
 from torch_gdn.integrations.transformers.functions import gated_norms
 from torch_gdn.integrations.transformers.layers_run import noting_layer
 
-MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen4_exp", "olmo_hybrid")
+MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen4_exp", "lara_mini", "olmo_hybrid")
 SERVED_MODELS = tuple(model for model in MODELS if model != "qwen4_exp")  # with continuous batching and rollback
 # These models have Kimi Delta Attention. They exist since 5.23.
 KDA_MODELS = ("kimi_linear", "bailing_hybrid", "glm5_next")
@@ -45,6 +45,7 @@ CONVOLVING_MODELS = (
     "granitemoehybrid",
     "inkling",
     "inkling2",
+    "inkling2_loop",
     "jamba",
     "lfm2",
     "lfm2_moe",
@@ -71,8 +72,6 @@ IN_THE_LAYER = {
     "causal_conv1d_fn": "causal_conv1d_fn",
     "causal_conv1d_update": "causal_conv1d_update",
 }
-# These classes of a model's module, by the end of their name, get another forward.
-FORWARDS = {"ShortConvolution": "short_convolution", "RMSNormGated": "rms_norm_gated"}
 DELTA_LAYERS = ("GatedDeltaNet", "DeltaAttention", "Glm5NextTextLinearAttention")  # endings of classes
 REPLACED = ("RMSNorm", "RMSNormGated", "MLP", "Attention", "SparseMoeBlock", "DecoderLayer")  # endings of classes
 ABSENT = object()
@@ -146,16 +145,15 @@ def learn(module: ModuleType) -> None:
 
 
 def patches_of(module: ModuleType) -> Iterator[Patch]:
-    for ending, function in FORWARDS.items():
-        for owner in known_forms.classes(module, ending):
-            yield patch(owner, "forward", function)
-            if function == "rms_norm_gated":
-                gated_norms.add(owner)
+    for owner in known_forms.classes(module, "ShortConvolution"):  # OLMo-Hybrid's, until 5.12
+        yield patch(owner, "forward", "short_convolution")
+    for owner in norms.gated_norm_classes(module):
+        yield patch(owner, "forward", "rms_norm_gated")
+        gated_norms.add(owner)
     yield from norm_patches(module)
     yield from layer_patches(module)
-    for owner in known_forms.classes(module, "SparseMoeBlock"):
-        if experts.has_known_block(owner):
-            yield patch(owner, "forward", "moe_block")
+    for owner in experts.block_classes(module):
+        yield patch(owner, "forward", "moe_block")
     kept_in_layers = hasattr(module, "is_fast_path_available")  # until 5.12, read by the layers' constructor
     if not kept_in_layers:
         functions = [patch(module, *names) for names in IN_THE_MODULE.items() if names[0] in vars(module)]
@@ -200,21 +198,23 @@ def layer_patches(module: ModuleType) -> Iterator[Patch]:
         yield patch(owner, "forward", "decoder_layer")
     for owner in mlp.mlp_classes(module):
         yield patch(owner, "forward", "mlp")
-    for owner in attention.gated_attention_classes(module):
-        yield patch(owner, "forward", "attention")
     attention.rotations.pop(module.__name__, None)
     if attention.has_known_rotation(module):
         rotation = patch(module, attention.ROTATION, "rotation")
         attention.rotations[module.__name__] = rotation.original, rotation.replacement
         yield rotation
+    for owner in attention.gated_attention_classes(module):  # they must have the rotation that is known now
+        yield patch(owner, "forward", "attention")
 
 
 def experts_patches() -> Iterator[Patch]:
     """Patches the functions with which every model computes its experts, and adds one that you can choose by name."""
     functions = experts.interface()
-    known = [] if functions is None else [name for name in experts.IMPLEMENTATIONS if name in functions]
-    for name in known:
+    there = [] if functions is None else [name for name in experts.IMPLEMENTATIONS if name in functions]
+    for name in there:
         original = functions[name]
+        if not experts.is_known_function(original):
+            continue
         yield EntryPatch(functions, name, original, dispatcher("experts", original, owner=functions))
         if name == "grouped_mm":
             ours = dispatcher("experts", original, everywhere=True, owner=functions)
@@ -271,14 +271,15 @@ def rebind_entry(owner: dict[str, Any], name: str, wrap: Callable[[Any], Any]) -
 
 
 def attribute(name: str, function: str) -> property:
-    """Shadows the layers' own attribute of that name."""
+    """Shadows the layers' own attribute of that name. Its value has the arguments of torch_gdn's function."""
+    binder = own_binder(function)
 
     def read(layer: Any) -> Callable[..., Any]:
         if name not in layer.__dict__:
             raise AttributeError(name)  # torch.nn.Module then looks among the submodules
         original = layer.__dict__[name]
-        original = functools.partial(convolution_of, layer) if original is None else original
-        return dispatcher(function, original, owner=layer)
+        own = functools.partial(convolution_of, layer) if original is None else original
+        return dispatcher(function, own, owner=layer, binder=binder)
 
     def write(layer: Any, value: Any) -> None:
         layer.__dict__[name] = value

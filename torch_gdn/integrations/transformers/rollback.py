@@ -19,6 +19,7 @@ from transformers.cache_utils import LinearAttentionCacheLayerMixin
 import torch_gdn
 from torch_gdn.integrations.transformers import known_forms
 from torch_gdn.integrations.transformers.patches import Patch, rebind
+from torch_gdn.integrations.transformers.versions import CACHE_NAMES
 
 KEPT = 64  # tokens at the end of a prompt that can be taken back
 CHUNK = 64
@@ -29,6 +30,8 @@ Inputs = tuple[Tensor, Tensor, Tensor, Tensor]  # k, v, g and beta of the same t
 def rollback_patches(modules: dict[str, ModuleType]) -> Iterator[Patch]:
     """Yields the patches. `modules` are those of the models."""
     yield rebind(LinearAttentionCacheLayerMixin, "crop", crop_with_state)
+    own = vars(LinearAttentionCacheLayerMixin)["is_croppable"]
+    yield Patch(LinearAttentionCacheLayerMixin, "is_croppable", own, croppable_with_history(own))
     for module in modules.values():
         for model in known_forms.classes(module, "PreTrainedModel"):
             yield Patch(model, "_is_stateful", vars(model)["_is_stateful"], False)
@@ -102,12 +105,21 @@ class Recorder:
 
 def forward_with_history(original: Callable[..., Any]) -> Callable[..., Any]:
     def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        cache = kwargs.get("cache_params")
+        cache = kwargs.get(CACHE_NAMES.delta_net)
         if cache is not None and cache.is_recording_past(layer.layer_idx):
             kwargs["layer_states"] = Recorder(cache.layers[layer.layer_idx])
         return original(layer, *args, **kwargs)
 
     return forward
+
+
+def croppable_with_history(own: Any) -> property:
+    """Says that a layer can be cropped whose inputs are recorded. `own` is transformers' property."""
+
+    def is_croppable(layer: Any) -> bool:
+        return HISTORY in vars(layer) or bool(own.__get__(layer))
+
+    return property(is_croppable)
 
 
 def crop_with_state(original: Callable[..., None]) -> Callable[..., None]:

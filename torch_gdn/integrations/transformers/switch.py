@@ -16,7 +16,7 @@ import torch
 from torch.nn import Module
 
 from torch_gdn import self_test
-from torch_gdn.integrations.transformers import dispatch, experts, known_forms, layers_run, tested
+from torch_gdn.integrations.transformers import comparison, dispatch, experts, known_forms, layers_run, tested, versions
 from torch_gdn.integrations.transformers.functions import KDA_FUNCTIONS
 from torch_gdn.integrations.transformers.gguf_layers import gguf_patches
 from torch_gdn.integrations.transformers.memory_guard import memory_patches
@@ -39,7 +39,7 @@ from torch_gdn.integrations.transformers.patches import (
 
 lock = RLock()  # one thread at a time enables or disables
 applied: dict[str, list[Patch]] = {}  # by model or feature; empty while disabled
-SERVED_VERSION = "5.23"  # the features below know this version's generation and caches
+left_models: dict[str, str] = {}  # models that differ on a version that nobody tested, and how
 POOL_OPS = ("chunk_gated_delta_rule_", "paged_attention_", "reshape_and_cache_", "batch_copy_")  # for pools of states
 FEATURES = {  # the module, imported on demand, and its function that yields the patches
     "continuous batching": ("continuous_batching", "serving_patches"),
@@ -60,6 +60,8 @@ class Status:
     packed: int  # layers whose weights are packed, in all models that exist
     unknown: dict[str, tuple[str, ...]]  # by model: classes that compute something else and stay unchanged
     running: int  # layers whose delta rule ran on torch_gdn since enable(), outside compiled graphs; 0 while disabled
+    tested: tuple[str, ...]  # versions of transformers
+    off: dict[str, str]  # by model or feature: why it is off with this version
 
     @cached_property
     def layers(self) -> int:
@@ -72,6 +74,7 @@ class Status:
     def details(self) -> str:
         """Returns the text, with a line for each replaced name, each class left alone, and each count."""
         lines = [self._first_line()]
+        lines += [f"tested with transformers {versions.tested()}"]
         lines += [f"torch_gdn is {'enabled' if self.enabled else 'disabled'} for transformers {self.transformers}"]
         lines += [f"{model}: {', '.join(names)}" for model, names in self.replaced.items()]
         lines += [f"{model}: {', '.join(names)}: left to transformers" for model, names in self.unknown.items()]
@@ -98,6 +101,9 @@ class Status:
             for reason, calls in reasons.items()
         ]
         lines += [f"{self.packed} layers with packed weights"] * bool(self.packed)
+        if not versions.is_tested(self.transformers):
+            lines += [f"transformers {self.transformers} is not tested with torch_gdn; {versions.tested()} are"]
+        lines += [f"{name} is off: {reason}" for name, reason in self.off.items()]
         return lines + [f"{op} failed the self-test: {reason}" for op, reason in self.wrong.items()]
 
 
@@ -113,12 +119,15 @@ def enable(*, continuous_batching: bool = False, rollback: bool = False) -> Stat
     some seconds: in bfloat16 and in the dtypes of models on mps, with heads of 128. A model with another dtype or head
     size has it tested when it first runs. A kernel that fails is replaced, with a warning: see `torch_gdn.self_test`.
 
+    On a version of transformers that nobody tested (`status().tested`) it also compares, once, small random models with
+    and without its code on the CPU. A model that differs is left to transformers, with a warning.
+
     Args:
         continuous_batching: `generate_batch` and the manager behind it take these models too, their states in a pool.
-            For transformers 5.23; with another version there is a warning, and the models are enabled without it.
+            For transformers 5.23 and 5.24; with another version there is a warning, and the models are enabled without
+            it. Default: False.
+        rollback: assisted generation (prompt lookup, a draft model) takes these models too. For the same versions.
             Default: False.
-        rollback: assisted generation (prompt lookup, a draft model) takes these models too. For transformers 5.23, as
-            above. Default: False.
 
     Returns:
         status: What `status()` returns.
@@ -180,15 +189,16 @@ def enable_models(version: str) -> None:
         found["quantised weights"] = of_packed
     if of_memory := list(memory_patches()):
         found["memory"] = of_memory
+    if not versions.is_tested(version):
+        found, differing = comparison.agreeing(found, version)
+        left_models.update(differing)
     dispatch.reset_counts()
     apply(found)
 
 
 def enable_feature(feature: str, version: str) -> None:
-    if not version.startswith(f"{SERVED_VERSION}."):
-        warnings.warn(
-            f"torch_gdn's {feature} is for transformers {SERVED_VERSION}, got {version}: not enabled", stacklevel=3
-        )
+    if reason := versions.why_not_served(version):
+        warnings.warn(f"torch_gdn's {feature} {reason}: not enabled", stacklevel=3)
         return
     name, patches = FEATURES[feature]
     found = getattr(importlib.import_module(f"torch_gdn.integrations.transformers.{name}"), patches)
@@ -223,6 +233,7 @@ def disable() -> Status:
                     )
         applied.clear()
         dispatch.enabled = False
+        left_models.clear()
         return status()
 
 
@@ -249,7 +260,16 @@ def status() -> Status:
         packed=layers_packed(),
         unknown=unknown_classes(),
         running=len(layers_run.known) if applied else 0,
+        tested=versions.TESTED,
+        off=off_features(),
     )
+
+
+def off_features() -> dict[str, str]:
+    """Returns the models and features that are off because of transformers' version, and why."""
+    if reason := versions.why_not_served(transformers_version()):
+        return dict.fromkeys((*FEATURES, "packed weights"), reason) | left_models
+    return dict(left_models)
 
 
 def delta_layers() -> Iterator[tuple[str, Module]]:
@@ -287,5 +307,5 @@ def transformers_version() -> str:
     except importlib.metadata.PackageNotFoundError:
         raise ImportError(
             "torch_gdn.integrations.transformers: expected transformers to be installed: "
-            "pip install 'transformers>=4.57.6,<5.24'"
+            f"pip install '{versions.BOUNDS}'"
         ) from None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torch_gdn import self_test
-from torch_gdn.integrations.transformers.functions import KDA_FUNCTIONS, RULE_OPTIONS
+from torch_gdn.integrations.transformers.functions import DELTA_RULES, KDA_FUNCTIONS
 
 if TYPE_CHECKING:
     from torch_gdn.self_test.cases import Case
@@ -51,7 +51,7 @@ def test_call(function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     x = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.is_floating_point()), None)
     if x is None or x.device.type != "mps":
         return False
-    is_rule = function in (*RULE_OPTIONS, *KDA_FUNCTIONS) and len(args) > 2
+    is_rule = function in (*DELTA_RULES, *KDA_FUNCTIONS) and len(args) > 2
     form = (x.dtype, (args[0].shape[-1], args[2].shape[-1]) if is_rule else USUAL_SIZES)
     if form in forms:
         return False

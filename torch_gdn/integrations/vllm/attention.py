@@ -102,6 +102,8 @@ class PagedAttention(AttentionImpl[PagedMetadata]):
         output_scale: Tensor | None = None,
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
+        if output_scale is not None or output_block_scale is not None:
+            raise NotImplementedError("attention: output_scale: expected None, got scales of a quantised output")
         if attn_metadata is None:  # a profiling run
             return output.zero_()
         m, n = attn_metadata, attn_metadata.num_actual_tokens

@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from torch_gdn.integrations.transformers.dispatch import dispatcher
+from torch_gdn.integrations.transformers.dispatch import dispatcher, own_binder
+from torch_gdn.integrations.transformers.versions import CACHE_NAMES
 
 
 class Layer(nn.Module):
@@ -20,18 +21,23 @@ class Layer(nn.Module):
     has_backward = False
 
 
-def layer(function: str, required: str, defaults: dict[str, Any], takes_more: bool = True) -> type[Layer]:
-    """Makes a layer that takes the place of a function with these arguments."""
+def signature(required: str, defaults: dict[str, Any], takes_more: bool = True) -> inspect.Signature:
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     arguments = [inspect.Parameter(name, kind) for name in ("self", *required.split())]
     arguments += [inspect.Parameter(name, kind, default=default) for name, default in defaults.items()]
     if takes_more:
         arguments.append(inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD))
+    return inspect.Signature(arguments)
+
+
+def layer(function: str, required: str, defaults: dict[str, Any], takes_more: bool = True) -> type[Layer]:
+    """Makes a layer that takes the place of a function with these arguments."""
+    binder = own_binder(function)
 
     def forward(self: Layer, *args: Any, **kwargs: Any) -> Any:
-        return dispatcher(function, functools.partial(type(self).forward, self))(*args, **kwargs)
+        return dispatcher(function, functools.partial(type(self).forward, self), binder=binder)(*args, **kwargs)
 
-    forward.__signature__ = inspect.Signature(arguments)  # type: ignore[attr-defined]
+    forward.__signature__ = signature(required, defaults, takes_more)  # type: ignore[attr-defined]
     return type(function, (Layer,), {"forward": forward, "__module__": __name__})
 
 
@@ -44,22 +50,21 @@ causal_conv1d_fn = layer("causal_conv1d_fn", "hidden_states weight", BIAS)
 causal_conv1d_update = layer("causal_conv1d_update", "hidden_states conv_state weight", BIAS, takes_more=False)
 
 
+of_gated_norm = own_binder("rms_norm_gated")
+
+
 class RMSNormGated(Layer):
     def forward(self, hidden_states: Tensor, gate: Tensor) -> Tensor:
-        return dispatcher("rms_norm_gated", type(self).forward)(self, hidden_states, gate)
+        return dispatcher("rms_norm_gated", type(self).forward, binder=of_gated_norm)(self, hidden_states, gate)
 
 
 class Qwen3_5GatedDeltaNet(Layer):
     """Runs transformers' own forward, which calls torch_gdn while it is enabled."""
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        cache_params: Any = None,
-        attention_mask: Tensor | None = None,
-        **kwargs: Any,
-    ) -> Tensor:
-        output: Tensor = type(self).forward(
-            self, hidden_states, cache_params=cache_params, attention_mask=attention_mask, **kwargs
-        )
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        output: Tensor = type(self).forward(self, *args, **kwargs)
         return output
+
+    forward.__signature__ = signature(  # type: ignore[attr-defined]
+        "hidden_states", {CACHE_NAMES.delta_net: None, "attention_mask": None}
+    )
