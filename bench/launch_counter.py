@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from torch_gdn import recording
+from torch_gdn.integrations.transformers.versions import CACHE_NAMES
 
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
 COPIES = ("copy_", "_to_copy", "to")  # free if nothing changes
@@ -153,18 +153,17 @@ def is_view(func: Any, given: list[Tensor], found: list[Tensor]) -> bool:
 def counting(
     model: nn.Module, starts: Callable[[], None] = lambda: None, runs: bool = False
 ) -> Iterator[LaunchCounter]:
-    """Counts each operator inside, by the model's hooks. Calls `starts` when a forward of the model starts."""
+    """Counts each operator inside, by the part of the model. Calls `starts` when a forward of the model starts."""
     counter = LaunchCounter(runs)
     weights = {x.untyped_storage().data_ptr() for x in (*model.parameters(), *model.buffers())}
 
     def start(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         starts()
-        counter.excluded = weights | states_of(kwargs.get("past_key_values"))
+        counter.excluded = weights | states_of(kwargs.get(CACHE_NAMES.model))
 
     with ExitStack() as hooks:
         hooks.callback(model.register_forward_pre_hook(start, with_kwargs=True).remove)
-        for remove in enter_and_leave(dict(places(model)), counter):
-            hooks.callback(remove)
+        hooks.enter_context(noting(dict(places(model)), counter))
         hooks.enter_context(AttentionAsOne(counter))
         hooks.enter_context(counter)
         yield counter
@@ -180,21 +179,25 @@ def places(model: nn.Module) -> Iterator[tuple[nn.Module, Place]]:
                 yield child, Place(index, PARTS[ending])
 
 
-def enter_and_leave(places: dict[nn.Module, Place], counter: LaunchCounter) -> Iterator[Callable[[], None]]:
-    """Puts hooks on all modules at once, because enable() does not replace a module that has a hook."""
-    before: list[Place] = []
+@contextmanager
+def noting(places: dict[nn.Module, Place], counter: LaunchCounter) -> Iterator[None]:
+    """Tells the counter which part runs. No hook does, because enable() replaces nothing that a hook must see."""
+    call: Any = nn.Module._call_impl
 
-    def enter(module: nn.Module, *_: Any) -> None:
-        if module in places:
-            before.append(counter.place)
-            counter.place = places[module]
+    def enter(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if module not in places:
+            return call(module, *args, **kwargs)
+        before, counter.place = counter.place, places[module]
+        try:
+            return call(module, *args, **kwargs)
+        finally:
+            counter.place = before
 
-    def leave(module: nn.Module, *_: Any) -> None:
-        if module in places:
-            counter.place = before.pop()
-
-    yield register_module_forward_pre_hook(enter).remove
-    yield register_module_forward_hook(leave).remove
+    setattr(nn.Module, "_call_impl", enter)  # noqa: B010, because mypy forbids assigning to a method
+    try:
+        yield
+    finally:
+        setattr(nn.Module, "_call_impl", call)  # noqa: B010
 
 
 def states_of(cache: Any) -> set[int]:
