@@ -12,6 +12,7 @@ from tests.integrations.models import random_tokens, torch_gdn_enabled
 from torch_gdn.integrations.transformers import versions
 from torch_gdn.integrations.transformers.patches import (
     CONVOLVING_MODELS,
+    DELTA_LAYERS,
     KDA_IN_THE_MODULE,
     KDA_MODELS,
     modeling_module,
@@ -47,7 +48,8 @@ def test_logits_are_those_of_the_fallback(kind: str) -> None:
     rule = KDA_IN_THE_MODULE if kind in KDA_MODELS else {}
     assert set(status.taken) == {"causal_conv1d_fn", "causal_conv1d_update", *rule.values()} and not status.left
     assert status.taken["causal_conv1d_update"] == 3 * status.taken["causal_conv1d_fn"]
-    functions = {name for name in status.replaced[kind] if not name.endswith(("RMSNorm.forward", "MLP.forward"))}
+    others = tuple(f"{ending}.forward" for ending in ("RMSNorm", "MLP", *DELTA_LAYERS))
+    functions = {name for name in status.replaced[kind] if not name.endswith(others)}
     blocks = {BLOCKS[kind]} if kind in BLOCKS else set()
     assert functions == {"causal_conv1d_fn", "causal_conv1d_update", *rule, *blocks}
 

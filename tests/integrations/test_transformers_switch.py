@@ -376,7 +376,6 @@ TAKEN: dict[str, tuple[dict[str, Any], ...]] = {
     "fused_recurrent_gated_delta_rule": RULES,
     "causal_conv1d_fn": (
         {},
-        {"weight": zeros(6, 4, dtype=BF16)},
         {"bias": zeros(6), "activation": None},
         {"cu_seq_lens_q": torch.tensor([0, 1, 5]), "use_cache": False},
         {"seq_idx": torch.tensor([[0, 1, 1, 1, 1]]), "cu_seq_lens_q": torch.tensor([0, 1, 5])},
@@ -412,6 +411,7 @@ LEFT: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
         ({"hidden_states": zeros(1, 6, 5, device="meta"), "weight": zeros(6, 4, device="meta")}, "meta"),
         ({"weight": zeros(6, 4, requires_grad=True)}, TRAINED),
         ({"weight": zeros(6, 4, dtype=F64)}, "weight: expected dtype "),
+        ({"weight": zeros(6, 4, dtype=BF16)}, "weight"),
         ({"bias": zeros(6, dtype=torch.float16)}, "bias: expected dtype "),
         ({"weight": zeros(6, 5)}, "weight: expected W from 2 to 4, got 5"),
         ({"hidden_states": zeros(6, 5)}, "x: expected 3 dimensions [B, T, D], got 2"),

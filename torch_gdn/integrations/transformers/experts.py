@@ -9,6 +9,7 @@ the CPU they stay transformers' own, unless the configuration names "torch_gdn".
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -154,30 +155,47 @@ def block_classes(module: ModuleType) -> Iterator[type]:
     return (owner for owner in known_forms.classes(module, "SparseMoeBlock") if has_known_block(owner))
 
 
-@plain.once_per_code
 def has_known_block(owner: type) -> bool:
-    return has_block(owner, SOFTMAX)
+    return has_block(owner, SOFTMAX, softmax_trial)
 
 
-def has_block(owner: Any, *sizes: dict[str, Any]) -> bool:
-    """Tries a block in these sizes, and remembers the classes of its parts if `run_block` computes it."""
+def has_block(owner: Any, sizes: dict[str, Any], trial: Callable[..., bool]) -> bool:
+    """Returns whether `run_block` computes a block of these sizes, and then remembers the classes of its parts."""
+    with known_forms.trial():
+        try:
+            block = owner(known_forms.Options(**known_forms.SIZES | sizes))
+            parts = type(block.gate), type(block.experts), type(shared_of(block)[0])
+        except known_forms.ERRORS:
+            return False
+    for part in parts:
+        plain.learn(part)
+    blocks[owner] = Parts(*((part,) for part in parts))
+    is_known = trial(owner, *parts)
+    if not is_known:
+        del blocks[owner]
+    return is_known
 
-    def build(configuration: Any) -> Any:
+
+def block_trial(*sizes: dict[str, Any]) -> Callable[..., bool]:
+    """Returns a function that tries a block. The answer depends on the code of the block and of its parts."""
+
+    def build(owner: Any, configuration: Any) -> Any:
         block = owner(configuration)
         if hasattr(block.gate, "e_score_correction_bias"):
             block.gate.e_score_correction_bias.normal_()
         elif type(block.gate) not in in_float32:
             in_float32[type(block.gate)] = multiplies_in_float32(block.gate)
-        parts = (type(block.gate),), (type(block.experts),), (type(shared_of(block)[0]),)
-        for (each,) in parts:
-            plain.learn(each)
-        blocks[owner] = Parts(*parts)
         return block
 
-    is_known = all(known_forms.has_form(build, block_calls, FUNCTIONS["moe_block"], each) for each in sizes)
-    if not is_known:
-        blocks.pop(owner, None)
-    return is_known
+    def is_known(owner: type, *parts: type) -> bool:
+        building = functools.partial(build, owner)
+        return all(known_forms.has_form(building, block_calls, FUNCTIONS["moe_block"], each) for each in sizes)
+
+    return plain.once_per_code(is_known)
+
+
+softmax_trial = block_trial(SOFTMAX)
+grouped_trial = block_trial(GROUPED, GROUPED | {"norm_topk_prob": False, "n_group": 1, "topk_group": 1})
 
 
 def multiplies_in_float32(gate: Any) -> bool:
@@ -195,10 +213,9 @@ def grouped_block_classes(module: ModuleType) -> Iterator[type]:
     return (owner for owner in known_forms.classes(module, "MoE") if has_grouped_block(owner))
 
 
-@plain.once_per_code
 def has_grouped_block(owner: type) -> bool:
-    """Tries a block with groups, and one whose weights are not divided by their sum."""
-    return has_block(owner, GROUPED, GROUPED | {"norm_topk_prob": False, "n_group": 1, "topk_group": 1})
+    """Tries a block with groups, and one without, whose weights are not divided by their sum."""
+    return has_block(owner, GROUPED, grouped_trial)
 
 
 def is_block_elsewhere(block: Any, hidden_states: Tensor, **options: Any) -> bool:

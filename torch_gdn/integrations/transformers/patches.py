@@ -137,10 +137,15 @@ def modeling_module(model: str) -> ModuleType | None:
     return importlib.import_module(f"{package}.modeling_{model}")
 
 
-def learn(module: ModuleType) -> None:
-    """Learns the classes of a model's module, without a change to them."""
+def learn_shared() -> None:
+    """Learns what the models' modules import: the activation, and the experts' gate."""
     known_forms.learn_silu()
     experts.interface()
+
+
+def learn(module: ModuleType) -> None:
+    """Learns the classes of a model's module, without a change to them."""
+    learn_shared()
     list(kda_patches(module) if any(name in vars(module) for name in KDA_IN_THE_MODULE) else patches_of(module))
 
 

@@ -16,7 +16,7 @@ import torch
 from torch.nn import Module
 
 from torch_gdn import self_test
-from torch_gdn.integrations.transformers import comparison, dispatch, experts, known_forms, layers_run, tested, versions
+from torch_gdn.integrations.transformers import comparison, dispatch, experts, layers_run, tested, versions
 from torch_gdn.integrations.transformers.functions import KDA_FUNCTIONS
 from torch_gdn.integrations.transformers.gguf_layers import gguf_patches
 from torch_gdn.integrations.transformers.memory_guard import memory_patches
@@ -32,6 +32,7 @@ from torch_gdn.integrations.transformers.patches import (
     convolution_patches,
     experts_patches,
     kda_patches,
+    learn_shared,
     modeling_module,
     patches_of,
     unknown_to,
@@ -170,7 +171,7 @@ def dtypes_of_models() -> set[torch.dtype]:
 
 
 def enable_models(version: str) -> None:
-    known_forms.learn_silu()
+    learn_shared()
     modules = modules_of(MODELS)
     if not modules:
         raise ImportError(f"enable: expected a transformers that has one of {', '.join(MODELS)}, got {version}")
