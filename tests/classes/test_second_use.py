@@ -16,6 +16,7 @@ from tests.helpers.devices import DEVICES, ready
 from tests.helpers.errors import assert_same_bits
 from tests.integrations.models import random_model, random_tokens
 from torch_gdn import serve
+from torch_gdn.integrations.draining import Drain
 from torch_gdn.integrations.sglang import sampling, tracking
 from torch_gdn.integrations.transformers import __main__ as transformers_serve
 from torch_gdn.integrations.transformers.conversation import ConversationCache
@@ -100,7 +101,8 @@ VARIABLES = {"vllm": "TORCH_GDN_VLLM", "sglang": "TORCH_GDN_SGLANG"}
 @pytest.mark.parametrize("value", ["cpu", "auto", "off", None])
 def test_serve_leaves_a_variable_that_is_set(engine: str, value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """It sets an unset variable to mps, and no other."""
-    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "argv", ["serve"])
+    monkeypatch.setattr(Drain, "install", lambda drain: None)
     monkeypatch.setenv(VARIABLES[engine], "")
     monkeypatch.delenv(VARIABLES[engine])
     if value is not None:
@@ -119,6 +121,7 @@ def test_serve_leaves_a_variable_that_is_set(engine: str, value: str | None, mon
 @pytest.mark.parametrize("given", [["--attn-implementation", "eager"], ["--attn-implementation=eager"], []], ids=str)
 def test_serve_leaves_an_argument_that_is_given(given: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(Drain, "install", lambda drain: None)
     monkeypatch.setattr(transformers_serve, "main", lambda: None)
     serve.main(["--engine", "transformers", "model", *given])
     assert sys.argv[4:] == (given or ["--attn-implementation", "sdpa"])

@@ -27,7 +27,7 @@ T = TypeVar("T")
 MOST = {"tokens": 40, "keys": 132, "T": 70, "M": 40, "queries": 20, "heads": 8, "HV": 8, "batch": 9}
 MOST |= {"D": 128, "I": 128, "IS": 128, "N": 70}
 POINTS = 6  # of an op with many, for which plans() looks for kernels
-LEAST_OF_A_HEAD = 16  # numbers; the error of fewer, relative to themselves, may be of any size
+LEAST_OF_A_HEAD = 256  # numbers; one of fewer that is rounded the other way shows in the error of all
 
 
 def shrunk(point: Any) -> Any:
@@ -116,6 +116,8 @@ def assert_exact_everywhere(
     exact = entry.exact_outputs(call) if exact is None else exact
     longest = max((x.shape[-1] for x in call.values() if isinstance(x, Tensor) and x.dim() > 1), default=1)
     more = 2**-23 * math.sqrt(longest)
+    rounds_twice = bool(call.get("round_norm"))  # by definition: the norm, and its product with the weight
+    more += 2**-8 if rounds_twice else 0.0
     for device, results in found.items():
         assert not isinstance(results, str)
         parts = entry.compared(point, call, results, exact)
@@ -123,7 +125,7 @@ def assert_exact_everywhere(
         worst = bounds.worst(replace(each, bound=each.bound + more if each.bound else 0.0) for each in parts)
         assert worst.kept, f"{entry.name} on {device}, {what}, at {point.name}: {worst}"
         for name in results.keys() - entry.bound(point, call, exact).keys():
-            share = twice_rounded(results[name], exact[name])
+            share = 0.0 if rounds_twice else twice_rounded(results[name], exact[name])
             assert share <= 0.02, f"{entry.name} on {device}, {what}, at {point.name}: {name}: {share} rounded twice"
     return True
 
