@@ -18,17 +18,17 @@ SGLANG_VENV := .venv-sglang
 SYSTEM := $(shell uname -s)
 EXTENSION_SOURCES := setup.py $(shell find csrc -type f) $(shell find shaders -name '*.h')
 SIMULATOR_SOURCES := $(shell find mps_simulator/src -type f -not -name '*.pyc' -not -path '*.egg-info/*')
-CXX_FILES = $(shell find csrc shaders mps_simulator/src mps_simulator/tests lab proof tests -name '*.cpp' -o -name '*.c' -o -name '*.h' -o -name '*.mm' -o -name '*.metal')
+CXX_FILES = $(shell find csrc shaders check mps_simulator/src mps_simulator/tests evidence tests -name '*.cpp' -o -name '*.c' -o -name '*.h' -o -name '*.mm' -o -name '*.metal')
 
 ifeq ($(SYSTEM),Darwin)
 DEMO_DEVICE := mps
 DEVICE := $(VENV)/.extension
-TESTS := tests
+TESTS := tests check/tests engines/tests evidence/tests
 else
 DEMO_DEVICE := simulated-mps
 DEVICE := $(VENV)/.simulator
 SIMULATOR := --editable ./mps_simulator
-TESTS := tests mps_simulator/tests
+TESTS := tests check/tests engines/tests evidence/tests mps_simulator/tests
 endif
 
 .PHONY: help demo test test-vllm test-sglang quick proof sanitize docs lint format clean install
@@ -41,23 +41,23 @@ demo: $(DEVICE)  ## generate with a Qwen3-Next on the Mac's GPU, or on a simulat
 	$(BIN)/python examples/generate.py --device $(DEMO_DEVICE)
 
 # Tests that cross-compile the whole extension: four minutes of two cores, which `proof` needs anyway.
-CROSS_BUILD_TESTS := tests/proof/test_mac_build.py tests/proof/test_mac_wheel.py tests/proof/test_torch_versions.py
+CROSS_BUILD_TESTS := evidence/tests/proof/test_mac_build.py evidence/tests/proof/test_mac_wheel.py evidence/tests/proof/test_torch_versions.py
 
 test: lint $(DEVICE)  ## run the linters, and every test except the cross-build's, in two processes
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --durations=30 --durations-min=1 $(CROSS_BUILD_TESTS:%=--ignore=%) $(TESTS)
 
 test-vllm: $(VLLM_VENV)/.packages $(DEVICE)  ## test vLLM's engine on the CPU and on mps, by a sample, in its own environment (3.5 GB)
-	$(VLLM_VENV)/bin/python -m pytest -n 2 --confcutdir tests/vllm_engine tests/vllm_engine
+	$(VLLM_VENV)/bin/python -m pytest -n 2 --confcutdir engines/tests/vllm engines/tests/vllm
 
 test-sglang: $(SGLANG_VENV)/.packages $(DEVICE)  ## test SGLang's engine on mps, by a sample, in its own environment (1.9 GB)
-	$(SGLANG_VENV)/bin/python -m pytest -n 2 --confcutdir tests/sglang_engine tests/sglang_engine
+	$(SGLANG_VENV)/bin/python -m pytest -n 2 --confcutdir engines/tests/sglang engines/tests/sglang
 
 quick: install $(DEVICE)  ## test each op on both devices, errors, torch.compile and a model; three minutes on two cores
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m quick
 
 proof: install  ## examine the Mac build and the shaders without a Mac, and print one table
 	@mkdir -p build
-	$(BIN)/python -m proof --json build/proof.json
+	$(BIN)/python -m evidence.proof --json build/proof.json
 	$(BIN)/python -m pytest $(CROSS_BUILD_TESTS)
 	TORCH_GDN_SWEEPS=all $(BIN)/python -m pytest -n 2 --dist loadgroup -m sweep $(TESTS)
 	TORCH_GDN_SWEEPS=all $(MAKE) test-vllm test-sglang
@@ -83,7 +83,7 @@ docs: install  ## build the documentation into build/docs, with warnings as erro
 	@echo 'build/docs/index.html'
 
 PAGES := README.md CONTRIBUTING.md CHANGELOG.md SECURITY.md docs mps_simulator/README.md .github/ISSUE_TEMPLATE
-SOURCES := bench csrc examples lab mps_simulator/src mps_simulator/tests proof setup.py shaders tests torch_gdn
+SOURCES := bench check csrc engines evidence examples mps_simulator/src mps_simulator/tests setup.py shaders tests torch_gdn
 
 lint: install  ## run ruff, mypy and clang-format, and codespell for spelling and for phrases that readers stumble over
 	$(BIN)/ruff check .
@@ -123,8 +123,8 @@ $(VENV)/.packages: $(VENV)/.torch pyproject.toml setup.py mps_simulator/pyprojec
 	@touch $@
 
 # Beyond what the demo needs.
-$(VENV)/.dev: $(VENV)/.extension pyproject.toml
-	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[dev]'
+$(VENV)/.dev: $(VENV)/.extension pyproject.toml check/pyproject.toml engines/pyproject.toml
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[dev]' --editable ./check --editable ./engines
 	@touch $@
 
 # An environment of an engine links to .venv's torch. It is not unpacked again, and the simulated device, which is built
@@ -135,27 +135,28 @@ LINK_TORCH = ln -s $(abspath $(VENV))/lib/python*/site-packages/{torch,torchgen,
 # vLLM wants versions of its own, of transformers among others. Its tests take torch_gdn from the checkout, with .venv's
 # extension, because Python and torch are the same; egg_info writes the metadata with the entry points. An editable
 # installation would compile the extension again, with the paths of the other environment.
-$(VLLM_VENV)/.packages: $(VENV)/.extension pyproject.toml mps_simulator/pyproject.toml
+$(VLLM_VENV)/.packages: $(VENV)/.extension pyproject.toml engines/pyproject.toml mps_simulator/pyproject.toml
 	$(PYTHON) -m venv --clear $(VLLM_VENV)
 	@echo 'Installing vLLM into $(VLLM_VENV): some minutes'
 	$(LINK_TORCH) $(VLLM_VENV)/lib/python*/site-packages
 	$(VLLM_VENV)/bin/python -m pip install --quiet $(INDEX_OPTION) '$(TORCH)'
 	$(VLLM_VENV)/bin/python -m pip install --quiet 'setuptools>=77.0.3' wheel ninja
 	$(VLLM_VENV)/bin/python setup.py --quiet egg_info --egg-base $(VLLM_VENV)/lib/python*/site-packages
-	$(VLLM_VENV)/bin/python -m pip install --quiet --no-compile --no-build-isolation $(SIMULATOR) 'torch_gdn[test-vllm]'
+	$(VLLM_VENV)/bin/python -m pip install --quiet --no-compile --no-build-isolation $(SIMULATOR) --editable './engines[test-vllm]'
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec  # PyPI's are for CUDA: torch cannot load them
 	@touch $@
 
 # SGLang too wants versions of its own.
-$(SGLANG_VENV)/.packages: $(VENV)/.extension pyproject.toml mps_simulator/pyproject.toml tests/sglang_engine/requirements.txt
+$(SGLANG_VENV)/.packages: $(VENV)/.extension pyproject.toml engines/pyproject.toml mps_simulator/pyproject.toml engines/tests/sglang/requirements.txt
 	$(PYTHON) -m venv --clear $(SGLANG_VENV)
 	@echo 'Installing SGLang into $(SGLANG_VENV): some minutes'
 	$(LINK_TORCH) $(SGLANG_VENV)/lib/python*/site-packages
 	$(SGLANG_VENV)/bin/python -m pip install --quiet $(INDEX_OPTION) '$(TORCH)'
-	$(SGLANG_VENV)/bin/python -m pip install --quiet --no-compile --no-deps --requirement tests/sglang_engine/requirements.txt
+	$(SGLANG_VENV)/bin/python -m pip install --quiet --no-compile --no-deps --requirement engines/tests/sglang/requirements.txt
 	$(SGLANG_VENV)/bin/python -m pip install --quiet 'setuptools>=77.0.3' wheel ninja
 	$(SGLANG_VENV)/bin/python -m pip install --quiet --no-deps --no-build-isolation $(SIMULATOR)
 	$(SGLANG_VENV)/bin/python setup.py --quiet egg_info --egg-base $(SGLANG_VENV)/lib/python*/site-packages
+	$(SGLANG_VENV)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable ./engines
 	@touch $@
 
 $(VENV)/.extension: $(VENV)/.packages $(EXTENSION_SOURCES)

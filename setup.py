@@ -11,9 +11,11 @@ import sysconfig
 import threading
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
+from setuptools.command.dist_info import dist_info
 
 if sys.version_info < (3, 10):  # noqa: UP036  # an old pip runs this file before it reads requires-python
     sys.exit(f"torch_gdn needs Python 3.10 or later; this is Python {'.'.join(map(str, sys.version_info[:3]))}")
@@ -233,6 +235,32 @@ class BuildPythonAndShaders(build_py):
             shutil.copytree(ROOT / "shaders", packaged, ignore=shutil.ignore_patterns(".*"))
 
 
+# Distributions in folders of a checkout, and what pip finds there.
+NEIGHBOURS = {"torch_gdn_check": "check", "torch_gdn_engines": "engines"}
+
+
+def named_by_folder(extras: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Returns the extras with "torch_gdn_engines @ file:///..." instead of its version, if the folder is here."""
+
+    def named(requirement: str) -> str:
+        name = re.split("[<>=]", requirement)[0]
+        folder = ROOT / NEIGHBOURS.get(name, name)
+        return f"{name} @ {folder.as_uri()}" if name in NEIGHBOURS and folder.is_dir() else requirement
+
+    return {extra: [named(str(requirement)) for requirement in requirements] for extra, requirements in extras.items()}
+
+
+class DescribeCheckout(dist_info):
+    """Describes a checkout to pip, which asks for this before it installs from the checkout. Wheels and source
+    distributions name versions.
+    """
+
+    def finalize_options(self):
+        distribution: Any = self.distribution
+        distribution.extras_require.update(named_by_folder(distribution.extras_require))  # its metadata holds it too
+        super().finalize_options()
+
+
 def long_description() -> str:
     """Returns the README without pictures and links that only work in the repository."""
     text = re.sub(r"!\[[^\]]*\]\((?!https:)[^)]*\)\n*", "", (ROOT / "README.md").read_text(encoding="utf-8"))
@@ -243,5 +271,5 @@ setup(
     long_description=long_description(),
     long_description_content_type="text/markdown",
     ext_modules=[extension()],
-    cmdclass={"build_ext": BuildIncrementally, "build_py": BuildPythonAndShaders},
+    cmdclass={"build_ext": BuildIncrementally, "build_py": BuildPythonAndShaders, "dist_info": DescribeCheckout},
 )

@@ -46,7 +46,7 @@ from bench import (
 from bench.ceilings import Ceilings
 from bench.results import Row
 from bench.shapes import QWEN3_NEXT, Layer
-from torch_gdn import info
+from torch_gdn.tools import info
 
 Job = Callable[[], list[Row]]
 FOLDER = Path(__file__).parent

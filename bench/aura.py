@@ -14,7 +14,7 @@ from bench.results import OURS, Row
 from bench.shapes import ATTENTIONS, Attention
 from bench.timing import Call, measure
 from torch_gdn.aura import KVCache
-from torch_gdn.testing.bounds import relative_error
+from torch_gdn_check.registry.bounds import relative_error
 
 DEPTHS = (0, 2048, 8192, 32768, 131072)  # tokens before the one that attends
 DEEP_SCHEMES = ("8v4", "4v4", "4v4t")  # timed at every depth; others at DEPTH

@@ -10,9 +10,9 @@ from torch import Tensor
 
 import torch_gdn
 from bench import ggml
-from torch_gdn.check.peers import Prepared, mlx_rule, prepared_function, transformers_rule
-from torch_gdn.check.steps import LeftOut
-from torch_gdn.testing.cases import Case
+from torch_gdn_check.peers import Prepared, mlx_rule, prepared_function, transformers_rule
+from torch_gdn_check.registry.cases import Case
+from torch_gdn_check.steps import LeftOut
 
 Prepare = Callable[[Case, torch.device], Prepared]
 

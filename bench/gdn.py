@@ -15,10 +15,10 @@ from bench.counting import Work
 from bench.results import OURS, Row
 from bench.shapes import LAYERS, QWEN3_NEXT, Layer
 from bench.timing import measure
-from torch_gdn.check.peers import Prepared
-from torch_gdn.check.steps import LeftOut
-from torch_gdn.testing.bounds import relative_error
-from torch_gdn.testing.cases import Case, make_case
+from torch_gdn_check.peers import Prepared
+from torch_gdn_check.registry.bounds import relative_error
+from torch_gdn_check.registry.cases import Case, make_case
+from torch_gdn_check.steps import LeftOut
 
 LARGEST_ERROR = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}  # larger errors are another function
 PREFILL_TOKENS, DECODE_BATCHES = (512, 1024, 2048, 8192), (1, 8)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bench.installed import library_folder
-from torch_gdn.testing.cases import Case
+from torch_gdn_check.registry.cases import Case
 
 FOLDER = "TORCH_GDN_GGML"  # the environment variable for the folder of libggml-base and libggml-cpu
 FLOAT32 = 0  # GGML_TYPE_F32

@@ -18,9 +18,9 @@ from bench.results import OURS, Row
 from bench.shapes import QWEN3_NEXT
 from bench.timing import Call, measure
 from torch_gdn import _C
-from torch_gdn.testing import REGISTRY
-from torch_gdn.testing.inputs import to_device
-from torch_gdn.testing.layers import of_decoding
+from torch_gdn_check.registry import REGISTRY
+from torch_gdn_check.registry.inputs import to_device
+from torch_gdn_check.registry.layers import of_decoding
 
 NOTHING, ADD = "an op that does nothing", "torch.add_"
 SOURCE = Path(__file__).with_name("do_nothing.cpp")

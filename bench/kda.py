@@ -15,7 +15,7 @@ from bench.ceilings import Ceilings
 from bench.results import Row
 from bench.shapes import KIMI_LINEAR, Layer
 from torch_gdn import reference
-from torch_gdn.testing.cases import Case
+from torch_gdn_check.registry.cases import Case
 
 PREFILL_TOKENS, DECODE_BATCHES = (512, 2048), (1, 8)
 

@@ -18,8 +18,8 @@ import torch
 
 from bench.launch_counter import ONCE, Counts, LaunchCounter, Place, counting
 from bench.results import OURS, Row, markdown
-from torch_gdn import fits
-from torch_gdn.check.steps import on_simulated_device
+from torch_gdn.tools import fits
+from torch_gdn_check.steps import on_simulated_device
 
 THEIRS = "transformers"
 COMPILED = f"{OURS}, torch.compile"

@@ -14,7 +14,7 @@ from bench.modules import MODULES
 from bench.results import OURS, Row, markdown
 from bench.shapes import KIMI_LINEAR, QWEN3_NEXT
 from torch_gdn import _C
-from torch_gdn.check.steps import on_simulated_device
+from torch_gdn_check.steps import on_simulated_device
 
 TOKENS = 128
 

@@ -13,8 +13,8 @@ from torch import Tensor
 import torch_gdn
 from bench.modules import MODULES, module
 from bench.shapes import Layer
-from torch_gdn.prefill import prefill_algorithm
-from torch_gdn.testing.inputs import bytes_of
+from torch_gdn.tools.prefill import prefill_algorithm
+from torch_gdn_check.registry.inputs import bytes_of
 
 DEVICE = torch.device("mps")
 

@@ -23,7 +23,7 @@ from bench.results import OURS, Row
 from bench.shapes import QWEN3_NEXT
 from bench.timing import Call, measure
 from torch_gdn.integrations.transformers.versions import CACHE_NAMES, with_cache
-from torch_gdn.testing.bounds import relative_error
+from torch_gdn_check.registry.bounds import relative_error
 
 PYCODE = Path(__file__).resolve().parents[1] / "examples" / "pycode"
 LAYER, MODEL = "Gated DeltaNet layer of Qwen3-Next", "model of examples/"

@@ -17,10 +17,10 @@ from bench.ceilings import Ceilings
 from bench.results import OURS, Row
 from bench.shapes import QWEN3_NEXT, Layer
 from bench.timing import Call, measure
-from torch_gdn.testing import REGISTRY
-from torch_gdn.testing.bounds import relative_error
-from torch_gdn.testing.inputs import to_device
-from torch_gdn.testing.layers import ConvolutionPoint, of_layer
+from torch_gdn_check.registry import REGISTRY
+from torch_gdn_check.registry.bounds import relative_error
+from torch_gdn_check.registry.inputs import to_device
+from torch_gdn_check.registry.layers import ConvolutionPoint, of_layer
 
 LARGEST_ERROR = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 1e-3}
 TOKENS = (1, 1024, 4096)

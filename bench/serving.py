@@ -29,7 +29,7 @@ from tqdm import tqdm
 from bench import results, server
 from bench.ceilings import Ceilings
 from bench.results import Row
-from torch_gdn.check.steps import LeftOut
+from torch_gdn_check.steps import LeftOut
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = "TORCH_GDN_VLLM_PYTHON"  # the environment variable for the interpreter that has vLLM

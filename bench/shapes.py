@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from torch_gdn.testing import models
-from torch_gdn.testing.models import MODELS
+from torch_gdn_check.registry import models
+from torch_gdn_check.registry.models import MODELS
 
 
 class Layer(NamedTuple):

@@ -28,10 +28,10 @@ from bench.results import OURS, Row
 from bench.shapes import QWEN3_NEXT, Layer
 from bench.timing import measure
 from torch_gdn import reference
-from torch_gdn.check.peers import Prepared
-from torch_gdn.check.steps import LeftOut
-from torch_gdn.testing.bounds import relative_error
-from torch_gdn.testing.cases import Case, make_case
+from torch_gdn_check.peers import Prepared
+from torch_gdn_check.registry.bounds import relative_error
+from torch_gdn_check.registry.cases import Case, make_case
+from torch_gdn_check.steps import LeftOut
 
 FOLDER = "TORCH_GDN_VLLM_LIBRARY"  # environment: the folder of vLLM's _C*.so, if vLLM is not installed here
 DTYPE = torch.bfloat16
@@ -128,7 +128,7 @@ def boundaries(case: Case) -> Tensor:
 
 
 def ours(op: Callable[..., Tensor]) -> Prepare:
-    """States as torch_gdn.integrations.vllm has them, V first."""
+    """States as torch_gdn_engines.vllm has them, V first."""
 
     def prepare(case: Case, device: torch.device) -> Prepared:
         assert isinstance(case, ServedCase) and case.initial_state is not None

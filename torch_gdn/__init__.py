@@ -13,7 +13,7 @@ from torch_gdn import command_line
 if command_line.is_running():  # --help and wrong arguments end here, before PyTorch is imported
     command_line.check_arguments()
 
-from torch_gdn import _library, aura, reference, tuning_cache
+from torch_gdn import _library, aura, reference
 from torch_gdn._recorder import recording
 from torch_gdn._version import __version__
 from torch_gdn.causal_conv1d_interface import causal_conv1d_fn
@@ -62,14 +62,15 @@ from torch_gdn.ops.layers.rms_norm import rms_norm
 from torch_gdn.ops.layers.rms_norm_gated import rms_norm_gated
 from torch_gdn.ops.quantized.dequantize import dequantize
 from torch_gdn.ops.quantized.quantized_linear import quantized_linear
-from torch_gdn.prefill import prefill_algorithm
-from torch_gdn.warmup import warmup
+from torch_gdn.tools import tuning_cache
+from torch_gdn.tools.prefill import prefill_algorithm
+from torch_gdn.tools.warmup import warmup
 
 if TYPE_CHECKING:
-    from torch_gdn import tune as tune
     from torch_gdn.integrations.transformers import disable as disable
     from torch_gdn.integrations.transformers import enable as enable
     from torch_gdn.integrations.transformers import status as status
+    from torch_gdn.tools import tune as tune
 else:  # hidden from type checkers, which would take every name for one of this module
 
     def __getattr__(name: str) -> object:
@@ -77,7 +78,7 @@ else:  # hidden from type checkers, which would take every name for one of this 
         from importlib import import_module
 
         if name == "tune":
-            return import_module("torch_gdn.tune")
+            return import_module("torch_gdn.tools.tune")
         if name in ("disable", "enable", "status"):
             return getattr(import_module("torch_gdn.integrations.transformers"), name)
         raise AttributeError(f"module 'torch_gdn' has no attribute {name!r}")

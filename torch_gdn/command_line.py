@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from torch_gdn._version import __version__
@@ -325,17 +326,32 @@ class Command:
 
 
 COMMANDS = {
-    "info": Command("prints versions, the machine, the ops and the kernels: for a bug report", "torch_gdn.info", info),
-    "check": Command("tests every kernel on the mps device and writes a report", "torch_gdn.check.__main__", check),
-    "tune": Command("finds and stores the fastest prefill algorithm on this machine", "torch_gdn.tune", tune),
-    "fits": Command("prints how much memory a model needs, and the Mac that it fits on", "torch_gdn.fits", fits),
-    "serve": Command("serves a model with vLLM, SGLang or transformers", "torch_gdn.serve", serve),
+    "info": Command(
+        "prints versions, the machine, the ops and the kernels: for a bug report", "torch_gdn.tools.info", info
+    ),
+    "check": Command("tests every kernel on the mps device and writes a report", "torch_gdn_check.__main__", check),
+    "tune": Command("finds and stores the fastest prefill algorithm on this machine", "torch_gdn.tools.tune", tune),
+    "fits": Command("prints how much memory a model needs, and the Mac that it fits on", "torch_gdn.tools.fits", fits),
+    "serve": Command("serves a model with vLLM, SGLang or transformers", "torch_gdn.tools.serve", serve),
 }
 USAGE = {"check": "check --quick", "fits": "fits MODEL", "serve": "serve MODEL"}
 WARMUP = (
     "warmup is a function, not a command, because kernels are compiled for the process that runs them: call "
     "torch_gdn.warmup(model) in your program, after torch_gdn.enable() and once the model is loaded"
 )
+
+
+# Distributions that a plain installation of torch_gdn lacks, and the extra that installs each.
+EXTRAS = {"torch_gdn_check": "check", "torch_gdn_engines": "engines"}
+
+
+def require_distribution(name: str, command: str) -> None:
+    """Ends the process if a distribution of EXTRAS is not installed."""
+    if find_spec(name) is None:
+        sys.exit(
+            f"{command}: expected the package {name}, which is not installed here. In a checkout of torch_gdn: "
+            f"pip install -e '.[{EXTRAS[name]}]' --no-build-isolation"
+        )
 
 
 def all_commands() -> argparse.ArgumentParser:

@@ -3,5 +3,7 @@
 import runpy
 from pathlib import Path
 
-OPERATORS = runpy.run_path(str(Path(__file__).parents[2] / "torch_gdn" / "integrations" / "torchvision_operators.py"))
+OPERATORS = runpy.run_path(
+    str(Path(__file__).parents[2] / "engines" / "torch_gdn_engines" / "torchvision_operators.py")
+)
 OPERATORS["declare"]()

@@ -38,7 +38,7 @@ std::optional<PrefillChoice> nearest(const PrefillShape& shape, const std::vecto
 }
 
 // The first row that matches decides. The rows come from the simulated device's counts and from published rates
-// (lab/studies/prefill_choice.py). Nobody has measured them on a Mac.
+// (evidence/lab/studies/prefill_choice.py). Nobody has measured them on a Mac.
 struct Suited {
   int64_t least_tokens;
   double most_threadgroups_a_core;

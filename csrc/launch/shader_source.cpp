@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <filesystem>
 #include <fstream>
 #include <set>
 #include <sstream>
@@ -19,9 +20,9 @@ std::string included_file(const std::string& line) {
 
 void append_file(const std::string& file, std::set<std::string>& seen, std::string& text) {
   if (!seen.insert(file).second) return;
-  const std::string path = shader_directory() + "/" + file;
+  const std::filesystem::path path = std::filesystem::path(shader_directory()) / file;  // an absolute file is itself
   std::ifstream stream(path);
-  TORCH_CHECK(stream.good(), "torch_gdn: cannot read the shader ", path);
+  TORCH_CHECK(stream.good(), "torch_gdn: cannot read the shader ", path.string());
   text += "#line 1 \"" + file + "\"\n";
   int number = 0;
   for (std::string line; std::getline(stream, line);) {

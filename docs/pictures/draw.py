@@ -117,7 +117,8 @@ def decode() -> Picture:
 
 
 def fits() -> Picture:
-    from torch_gdn import command_line, fits
+    from torch_gdn import command_line
+    from torch_gdn.tools import fits
 
     title = "Memory that each model needs, by the format of its weights"
     picture = Picture(820, 394, title, "Memory in GB for one request of 32,768 tokens: weights, states and cache")

@@ -16,7 +16,7 @@ from tests.helpers.pairwise import pairwise
 from torch_gdn import reference
 from torch_gdn.aura import Scheme
 from torch_gdn.reference.aura import TILE
-from torch_gdn.testing.attention import (
+from torch_gdn_check.registry.attention import (
     add_exact_rows,
     aura_pages,
     make_call,
@@ -24,8 +24,8 @@ from torch_gdn.testing.attention import (
     of_slots,
     place_exact_rows,
 )
-from torch_gdn.testing.aura import Codec
-from torch_gdn.testing.inputs import Call, to_device
+from torch_gdn_check.registry.aura import Codec
+from torch_gdn_check.registry.inputs import Call, to_device
 
 KERNELS = ("paged_rotate", "aura_paged_attention")
 FACTORS: dict[str, tuple[Any, ...]] = {

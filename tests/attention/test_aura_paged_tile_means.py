@@ -9,9 +9,9 @@ import torch_gdn
 from tests.helpers.devices import launched
 from tests.helpers.errors import assert_close, assert_same_bits
 from torch_gdn.reference.aura import TILE
-from torch_gdn.testing import REGISTRY
-from torch_gdn.testing.attention import MEANS_POINTS, PagePoint
-from torch_gdn.testing.inputs import to_device
+from torch_gdn_check.registry import REGISTRY
+from torch_gdn_check.registry.attention import MEANS_POINTS, PagePoint
+from torch_gdn_check.registry.inputs import to_device
 
 ENTRY = REGISTRY["aura_paged_tile_means_"]
 

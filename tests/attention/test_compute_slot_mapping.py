@@ -6,7 +6,7 @@ import torch
 import torch_gdn
 from tests.helpers.devices import launched
 from torch_gdn import reference
-from torch_gdn.testing.inputs import Call, to_device
+from torch_gdn_check.registry.inputs import Call, to_device
 
 PARAMETERS = ("dtype", "other")
 

@@ -15,9 +15,9 @@ from tests.helpers.devices import by_threads, kernels_run, on_a_mac, ready
 from tests.helpers.errors import assert_close, assert_same_bits
 from tests.helpers.pairwise import pairwise
 from torch_gdn import reference
-from torch_gdn.testing import REGISTRY
-from torch_gdn.testing.attention import make_call
-from torch_gdn.testing.inputs import Call, to_device
+from torch_gdn_check.registry import REGISTRY
+from torch_gdn_check.registry.attention import make_call
+from torch_gdn_check.registry.inputs import Call, to_device
 
 INDICES = ("block_table", "cu_seqlens", "seq_lens")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

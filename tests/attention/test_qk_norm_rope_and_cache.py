@@ -9,9 +9,9 @@ from tests.attention.test_reshape_and_cache import DTYPES, memory
 from tests.helpers.devices import launched
 from tests.helpers.errors import assert_close, assert_same_bits
 from torch_gdn import qk_norm_rope, qk_norm_rope_and_cache_, reference
-from torch_gdn.testing.attention import pool
-from torch_gdn.testing.bounds import ROUNDING
-from torch_gdn.testing.inputs import Call, to_device
+from torch_gdn_check.registry.attention import pool
+from torch_gdn_check.registry.bounds import ROUNDING
+from torch_gdn_check.registry.inputs import Call, to_device
 
 CACHES = ("key_cache", "value_cache")
 SLOTS = [17, -1, 0, 4, 5, -7, 19]  # out of 20, for 8 tokens

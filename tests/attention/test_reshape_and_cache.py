@@ -8,8 +8,8 @@ import torch_gdn
 from tests.helpers.devices import launched
 from tests.helpers.errors import assert_same_bits
 from torch_gdn import reference
-from torch_gdn.testing.attention import pool
-from torch_gdn.testing.inputs import Call, to_device
+from torch_gdn_check.registry.attention import pool
+from torch_gdn_check.registry.inputs import Call, to_device
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

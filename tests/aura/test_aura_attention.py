@@ -15,9 +15,9 @@ from tests.helpers.errors import assert_close, assert_same_bits
 from tests.helpers.pairwise import pairwise
 from tests.helpers.prefill import on_mps
 from torch_gdn import reference
-from torch_gdn.testing.aura import BITS, HEAD_SIZES, Codec, make_cache
-from torch_gdn.testing.inputs import to_device
-from torch_gdn.testing.models import DTYPES
+from torch_gdn_check.registry.aura import BITS, HEAD_SIZES, Codec, make_cache
+from torch_gdn_check.registry.inputs import to_device
+from torch_gdn_check.registry.models import DTYPES
 
 BOUND = {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}
 KERNELS = ("aura_rotate", "aura_flash_p1", "aura_flash_p2")

@@ -10,9 +10,9 @@ import torch
 import torch_gdn
 from tests.helpers.devices import on_a_mac, ready
 from torch_gdn.aura import Scheme
-from torch_gdn.testing.attention import aura_pages, make_call
-from torch_gdn.testing.aura import Codec, make_cache
-from torch_gdn.testing.inputs import Call, to_device
+from torch_gdn_check.registry.attention import aura_pages, make_call
+from torch_gdn_check.registry.aura import Codec, make_cache
+from torch_gdn_check.registry.inputs import Call, to_device
 
 pytestmark = pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")
 HK, D, T = 2, 128, 1024

@@ -11,9 +11,9 @@ from tests.helpers.aura import CODECS
 from tests.helpers.devices import launched
 from tests.helpers.errors import assert_close
 from torch_gdn import reference
-from torch_gdn.testing.aura import Codec
-from torch_gdn.testing.inputs import to_device
-from torch_gdn.testing.models import DTYPES
+from torch_gdn_check.registry.aura import Codec
+from torch_gdn_check.registry.inputs import to_device
+from torch_gdn_check.registry.models import DTYPES
 
 BOUND = {torch.float32: 3e-7, torch.bfloat16: 2e-3, torch.float16: 2.5e-4}
 

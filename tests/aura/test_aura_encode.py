@@ -9,9 +9,9 @@ from tests.helpers.aura import CODECS
 from tests.helpers.devices import launched
 from torch_gdn import reference
 from torch_gdn.reference.aura import quantise, unpack
-from torch_gdn.testing import REGISTRY
-from torch_gdn.testing.aura import BITS, Codec, poisoned_cache
-from torch_gdn.testing.models import DTYPES
+from torch_gdn_check.registry import REGISTRY
+from torch_gdn_check.registry.aura import BITS, Codec, poisoned_cache
+from torch_gdn_check.registry.models import DTYPES
 
 Encoded = tuple[Tensor, Tensor]
 

@@ -10,8 +10,8 @@ import torch_gdn
 from tests.helpers.devices import launched
 from tests.helpers.errors import assert_close
 from torch_gdn import reference
-from torch_gdn.testing.aura import Codec, make_cache
-from torch_gdn.testing.inputs import to_device
+from torch_gdn_check.registry.aura import Codec, make_cache
+from torch_gdn_check.registry.inputs import to_device
 
 NAMES = ("o_partials", "m_partials", "l_partials")
 

@@ -7,8 +7,8 @@ import torch_gdn
 from tests.helpers.devices import launched
 from tests.helpers.errors import assert_close
 from torch_gdn import reference
-from torch_gdn.testing.aura import HEAD_SIZES, Codec
-from torch_gdn.testing.models import DTYPES
+from torch_gdn_check.registry.aura import HEAD_SIZES, Codec
+from torch_gdn_check.registry.models import DTYPES
 
 
 @pytest.mark.parametrize("inverse", [False, True])

@@ -11,7 +11,7 @@ from tests.helpers.devices import launched
 from tests.helpers.errors import assert_close
 from torch_gdn import reference
 from torch_gdn.reference.trellis import windows
-from torch_gdn.testing.aura import HEAD_SIZES, TRELLIS, Codec
+from torch_gdn_check.registry.aura import HEAD_SIZES, TRELLIS, Codec
 
 EVERY = [(D, TRELLIS[(i + shift) % 3]) for i, D in enumerate(HEAD_SIZES) for shift in (0, 1)]
 FROM_WINDOWS_OF_6 = {2: 0.0847, 3: 0.0242, 4: 0.0072}  # mean squared errors; Lloyd-Max has 0.1175, 0.0345, 0.0095

@@ -8,8 +8,8 @@ import torch_gdn
 from tests.helpers.devices import kernels_run
 from tests.helpers.errors import assert_same_bits
 from tests.helpers.large import far_apart, needs_sparse_memory, sparse_memory
-from torch_gdn.testing.aura import Codec, make_cache
-from torch_gdn.testing.inputs import to_device
+from torch_gdn_check.registry.aura import Codec, make_cache
+from torch_gdn_check.registry.inputs import to_device
 
 
 @needs_sparse_memory

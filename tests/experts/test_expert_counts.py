@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.helpers.devices import on_a_mac, profiled, ready
-from torch_gdn.testing.experts import ExpertPoint, draw_down, draw_gate_up, draw_logits
-from torch_gdn.testing.inputs import bytes_of, to_device
+from torch_gdn_check.registry.experts import ExpertPoint, draw_down, draw_gate_up, draw_logits
+from torch_gdn_check.registry.inputs import bytes_of, to_device
 
 pytestmark = pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")
 

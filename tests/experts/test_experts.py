@@ -9,8 +9,8 @@ from torch import Tensor
 from tests.helpers.devices import launched, on_a_mac, ready
 from tests.helpers.errors import assert_close, assert_same_bits
 from torch_gdn import reference
-from torch_gdn.testing.experts import OF_TOKENS, ExpertPoint, draw_down, draw_gate_up, draw_logits
-from torch_gdn.testing.inputs import Call, doubled, to_device
+from torch_gdn_check.registry.experts import OF_TOKENS, ExpertPoint, draw_down, draw_gate_up, draw_logits
+from torch_gdn_check.registry.inputs import Call, doubled, to_device
 
 BOUND = {torch.float32: 6e-7, torch.bfloat16: 1.8e-3, torch.float16: 2.2e-4}
 

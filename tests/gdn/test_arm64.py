@@ -15,7 +15,7 @@ import torch
 from mps_simulator import requirements
 from tests.helpers.cases import Case, assert_exact, make_case
 from tests.helpers.golden import load
-from torch_gdn.check import golden as recorded
+from torch_gdn_check import golden as recorded
 
 CHECKOUT = Path(__file__).parents[2]
 EMULATOR = "qemu-aarch64"

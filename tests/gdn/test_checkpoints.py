@@ -17,7 +17,7 @@ from tests.helpers.devices import kernels_run, on_a_mac, profiled, ready
 from tests.helpers.errors import assert_close, assert_same_bits, chunk_f32
 from tests.helpers.prefill import ALGORITHMS, each_device, on_mps
 from torch_gdn import reference
-from torch_gdn.prefill import prefill_algorithm
+from torch_gdn.tools.prefill import prefill_algorithm
 
 K, V, HV, SLOTS = 32, 40, 2, 12
 each_algorithm = each_device("chunked", "fused_chunk", "recurrent")

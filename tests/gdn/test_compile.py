@@ -13,8 +13,8 @@ from torch._inductor import config as inductor_config
 from tests.helpers.cases import END_TO_END_OPS, make_case
 from tests.helpers.devices import inductor_runs, ready
 from tests.helpers.prefill import each_op
-from torch_gdn.testing import REGISTRY
-from torch_gdn.testing.inputs import to_device
+from torch_gdn_check.registry import REGISTRY
+from torch_gdn_check.registry.inputs import to_device
 
 
 @pytest.fixture(autouse=True)

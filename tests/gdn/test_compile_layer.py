@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.helpers.devices import inductor_runs, kernels_run
 from tests.helpers.layer import KERNELS, Layer, Served, inputs, layer_on
-from torch_gdn.testing import REGISTRY
+from torch_gdn_check.registry import REGISTRY
 
 Backend = str
 

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from torch_gdn import reference
-from torch_gdn.testing import REGISTRY, Point
-from torch_gdn.testing.attention import PagePoint
-from torch_gdn.testing.aura import BITS, TRELLIS, AuraPoint, CodecPoint
-from torch_gdn.testing.gdn import RulePoint
-from torch_gdn.testing.inputs import Call
-from torch_gdn.testing.layers import ConvolutionPoint, RowPoint
-from torch_gdn.testing.models import DTYPES
-from torch_gdn.testing.registry import Named
+from torch_gdn_check.registry import REGISTRY, Point
+from torch_gdn_check.registry.attention import PagePoint
+from torch_gdn_check.registry.aura import BITS, TRELLIS, AuraPoint, CodecPoint
+from torch_gdn_check.registry.gdn import RulePoint
+from torch_gdn_check.registry.inputs import Call
+from torch_gdn_check.registry.layers import ConvolutionPoint, RowPoint
+from torch_gdn_check.registry.models import DTYPES
+from torch_gdn_check.registry.registry import Named
 
 pytestmark = [
     pytest.mark.sweep(2, of="results"),
@@ -42,7 +42,7 @@ GATED_NORM, PAIRS = "rms_norm_gated", "chunk_gated_delta_rule"
 
 PROGRAM = """
 import sys, torch, torch_gdn
-from torch_gdn.testing import REGISTRY
+from torch_gdn_check.registry import REGISTRY
 results = {name: REGISTRY[op].outputs(call, REGISTRY[op].run(call)) for name, op, call in torch.load(sys.argv[1])}
 torch.save(results, sys.argv[2])
 """

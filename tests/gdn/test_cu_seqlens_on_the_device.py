@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torch_gdn.testing import REGISTRY
-from torch_gdn.testing.inputs import to_device
+from torch_gdn_check.registry import REGISTRY
+from torch_gdn_check.registry.inputs import to_device
 
 PACKABLE = [entry for entry in REGISTRY.values() if entry.packable]
 CHUNKED = [entry.name for entry in PACKABLE if "chunk_indices" in entry.arguments]

@@ -16,9 +16,9 @@ from torch._subclasses import FakeTensorMode
 import torch_gdn
 from tests.helpers.entries import INDICES
 from tests.helpers.prefill import on_mps
-from torch_gdn.testing import REGISTRY, OpEntry
-from torch_gdn.testing.inputs import Call, tensors_of, to_device
-from torch_gdn.testing.registry import Invalid
+from torch_gdn_check.registry import REGISTRY, OpEntry
+from torch_gdn_check.registry.inputs import Call, tensors_of, to_device
+from torch_gdn_check.registry.registry import Invalid
 
 PUBLIC_FUNCTIONS = [x for x in (getattr(torch_gdn, name) for name in torch_gdn.__all__) if inspect.isfunction(x)]
 WRONG = [(entry, bad) for entry in REGISTRY.values() for bad in entry.invalid(entry)]

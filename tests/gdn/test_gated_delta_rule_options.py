@@ -16,7 +16,7 @@ from tests.helpers.cases import END_TO_END_OPS, Case, assert_exact, make_case, r
 from tests.helpers.devices import on_a_mac, profiled
 from tests.helpers.errors import assert_same_bits
 from tests.helpers.prefill import each_op
-from torch_gdn.testing.cases import channels_of
+from torch_gdn_check.registry.cases import channels_of
 
 RECURRENT, CHUNK = "fused_recurrent_gated_delta_rule", "chunk_gated_delta_rule"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

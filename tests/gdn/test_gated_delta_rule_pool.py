@@ -12,7 +12,7 @@ from tests.helpers.cases import END_TO_END_OPS, Case, make_case, pool_with_gaps
 from tests.helpers.devices import kernels_run, on_a_mac, profiled
 from tests.helpers.errors import RECURRENT_F32, assert_close, assert_same_bits
 from tests.helpers.prefill import each_op, kernels_of
-from torch_gdn.testing.cases import IN_PLACE
+from torch_gdn_check.registry.cases import IN_PLACE
 
 SLOTS = 7
 TOKENS = {"chunk_gated_delta_rule": 70, "fused_recurrent_gated_delta_rule": 3}

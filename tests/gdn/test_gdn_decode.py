@@ -10,9 +10,9 @@ import torch_gdn
 from tests.helpers.devices import kernels_run
 from tests.helpers.entries import assert_exact
 from tests.helpers.errors import assert_same_bits
-from torch_gdn.testing import REGISTRY, bounds
-from torch_gdn.testing.decode import POINTS, DecodePoint
-from torch_gdn.testing.inputs import to_device
+from torch_gdn_check.registry import REGISTRY, bounds
+from torch_gdn_check.registry.decode import POINTS, DecodePoint
+from torch_gdn_check.registry.inputs import to_device
 
 ENTRY = REGISTRY["gdn_decode_"]
 KERNELS = ("causal_conv1d_update", "gdn_decode")

@@ -10,8 +10,8 @@ from tests.helpers.devices import kernels_run
 from tests.helpers.errors import relative_error
 from tests.helpers.golden import NAMES, assert_as_exact_as_fla, load
 from tests.helpers.prefill import each_device, each_op
-from torch_gdn.check import golden as recorded
-from torch_gdn.testing import stages
+from torch_gdn_check import golden as recorded
+from torch_gdn_check.registry import stages
 
 CHUNKED = [name for name in NAMES if name != "decode_b4"]
 STAGED = [name for name in CHUNKED if name != "half_k128"]

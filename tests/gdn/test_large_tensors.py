@@ -9,7 +9,7 @@ from tests.helpers.cases import make_case
 from tests.helpers.errors import assert_same_bits
 from tests.helpers.large import BEYOND, far_apart, last_row, needs_sparse_memory, repeated, rows_beyond, sparse_memory
 from tests.helpers.prefill import each_op
-from torch_gdn.testing.cases import END_TO_END_OPS, IN_PLACE
+from torch_gdn_check.registry.cases import END_TO_END_OPS, IN_PLACE
 
 pytestmark = needs_sparse_memory
 on_simulated = each_op("chunked", "fused_chunk", "recurrent", devices=("mps",))

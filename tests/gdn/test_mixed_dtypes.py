@@ -14,7 +14,7 @@ from tests.helpers.cases import END_TO_END_OPS, Case, make_case, run
 from tests.helpers.errors import RECURRENT_F32, assert_close, assert_same_bits, chunk_f32
 from tests.helpers.prefill import PREFILL, each_op
 from torch_gdn import reference
-from torch_gdn.testing.cases import IN_PLACE
+from torch_gdn_check.registry.cases import IN_PLACE
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MIXED = [pair for pair in itertools.product(DTYPES, repeat=2) if pair[0] != pair[1]]

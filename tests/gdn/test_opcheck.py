@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from torch_gdn.testing import REGISTRY, OpEntry
-from torch_gdn.testing.inputs import strided, tensors_of, to_device
+from torch_gdn_check.registry import REGISTRY, OpEntry
+from torch_gdn_check.registry.inputs import strided, tensors_of, to_device
 
 pytestmark = pytest.mark.sweep(4)  # all cases take a minute on two cores
 

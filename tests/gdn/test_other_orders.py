@@ -22,8 +22,8 @@ from tests.helpers.devices import on_a_mac
 from tests.helpers.errors import assert_close, assert_same_bits
 from tests.helpers.golden import NAMES, assert_as_exact_as_fla, load
 from tests.helpers.prefill import each_op, on_mps
-from torch_gdn.testing.attention import make_call as paged_call
-from torch_gdn.testing.aura import Codec
+from torch_gdn_check.registry.attention import make_call as paged_call
+from torch_gdn_check.registry.aura import Codec
 
 pytestmark = pytest.mark.skipif(on_a_mac(), reason="a real device has one order and one arithmetic")
 

@@ -14,7 +14,7 @@ from tests.helpers.cases import make_case
 from tests.helpers.devices import on_a_mac, profiled, ready
 from tests.helpers.errors import assert_same_bits
 from tests.helpers.prefill import each_device
-from torch_gdn.testing import REGISTRY
+from torch_gdn_check.registry import REGISTRY
 
 OPS = [name for name, entry in REGISTRY.items() if {"state_pool", "out"} <= {*entry.written}]
 each_way = pytest.mark.parametrize("op", OPS)

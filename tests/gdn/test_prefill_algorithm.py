@@ -18,10 +18,10 @@ from tests.helpers.devices import kernels_run, ready
 from tests.helpers.golden import assert_as_exact_as_fla, load
 from tests.helpers.prefill import on_mps
 from torch_gdn import _C
-from torch_gdn.check.fake_mps import fake_mps
-from torch_gdn.prefill import prefill_algorithm
-from torch_gdn.testing import REGISTRY
-from torch_gdn.testing.registry import launches_at
+from torch_gdn.tools.prefill import prefill_algorithm
+from torch_gdn_check.fake_mps import fake_mps
+from torch_gdn_check.registry import REGISTRY
+from torch_gdn_check.registry.registry import launches_at
 
 OP = "chunk_gated_delta_rule"
 

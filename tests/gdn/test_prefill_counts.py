@@ -15,7 +15,7 @@ from torch.utils._cpp_embed_headers import embed_headers
 import torch_gdn
 from tests.helpers.cases import Case, make_case
 from tests.helpers.devices import on_a_mac, profiled, ready
-from torch_gdn.prefill import prefill_algorithm
+from torch_gdn.tools.prefill import prefill_algorithm
 
 pytestmark = pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")
 TOKENS, SIZE, VALUE_HEADS = 64, 128, 2

@@ -5,7 +5,7 @@ import torch
 
 from tests.helpers.cases import make_case
 from torch_gdn import prepare_chunk_indices, prepare_chunk_offsets
-from torch_gdn.testing.stages import stages_of
+from torch_gdn_check.registry.stages import stages_of
 
 CASES = {
     "odd lengths": ([0, 17, 64, 193, 300], [(0, 0), (1, 0), (2, 0), (2, 1), (2, 2), (3, 0), (3, 1)], [0, 1, 2, 5, 7]),

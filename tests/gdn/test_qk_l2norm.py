@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.helpers.cases import Case, make_case, run
 from tests.helpers.errors import assert_close
 from tests.helpers.prefill import each_op
-from torch_gdn.testing.cases import bounds_of
+from torch_gdn_check.registry.cases import bounds_of
 
 NORM = {"use_qk_l2norm_in_kernel": True}
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import torch_gdn
 from tests.helpers.devices import on_a_mac, profiled, ready
-from torch_gdn.prefill import prefill_algorithm
+from torch_gdn.tools.prefill import prefill_algorithm
 
 pytestmark = pytest.mark.skipif(on_a_mac(), reason="a Mac does not report which kernels ran")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "serving.md"

@@ -13,12 +13,12 @@ from tests.helpers.devices import kernels_run, launched
 from tests.helpers.entries import assert_exact
 from tests.helpers.errors import assert_close, assert_same_bits
 from torch_gdn import reference
-from torch_gdn.testing import REGISTRY
-from torch_gdn.testing.cases import make_case
-from torch_gdn.testing.gdn import STAGES, RulePoint, stage_points
-from torch_gdn.testing.inputs import Call, strided, to_device
-from torch_gdn.testing.models import DTYPES
-from torch_gdn.testing.stages import stages_of
+from torch_gdn_check.registry import REGISTRY
+from torch_gdn_check.registry.cases import make_case
+from torch_gdn_check.registry.gdn import STAGES, RulePoint, stage_points
+from torch_gdn_check.registry.inputs import Call, strided, to_device
+from torch_gdn_check.registry.models import DTYPES
+from torch_gdn_check.registry.stages import stages_of
 
 POINT = RulePoint(K=64, V=64, tokens=70)
 PACKED = replace(POINT, tokens=150, boundaries=(0, 17, 17, 81, 150))

@@ -15,8 +15,8 @@ from tests.helpers.errors import CHUNK_STATE, assert_close, assert_same_bits
 from tests.helpers.kda import Inputs, exact_kda, kda_inputs
 from tests.helpers.prefill import ALGORITHMS
 from torch_gdn import reference
-from torch_gdn.prefill import prefill_algorithm
-from torch_gdn.testing.inputs import doubled, to_device
+from torch_gdn.tools.prefill import prefill_algorithm
+from torch_gdn_check.registry.inputs import doubled, to_device
 
 KERNELS = {"chunk_gated_delta_rule": ALGORITHMS["chunked"], kda.CHUNK: kda.CHUNKED}
 F32 = {"chunk_gated_delta_rule": 2e-6, kda.CHUNK: kda.F32}

@@ -10,8 +10,8 @@ import torch
 
 import torch_gdn
 from tests.helpers.devices import ready
-from torch_gdn.testing import REGISTRY, OpEntry
-from torch_gdn.testing.inputs import to_device
+from torch_gdn_check.registry import REGISTRY, OpEntry
+from torch_gdn_check.registry.inputs import to_device
 
 BATCHES = [(entry, packed) for entry in REGISTRY.values() for packed in sorted({False, entry.packable})]
 

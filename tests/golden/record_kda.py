@@ -153,7 +153,7 @@ def record(folder: Path, names: list[str]) -> None:
 def errors(shape: Shape, tensors: dict[str, Tensor]) -> dict[str, dict[str, Any]]:
     """Returns FLA's errors, for each tensor and each head, against the float64 recurrence on the recorded inputs."""
     from torch_gdn import reference
-    from torch_gdn.testing.bounds import head_errors, relative_error
+    from torch_gdn_check.registry.bounds import head_errors, relative_error
 
     given = {name: tensors[name] for name in inputs(shape)}
     wide: dict[str, Any] = {name: x.double() if x.is_floating_point() else x for name, x in given.items()}

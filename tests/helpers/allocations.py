@@ -15,9 +15,9 @@ import torch
 
 import mps_simulator
 from torch_gdn import _C
-from torch_gdn.testing import REGISTRY
-from torch_gdn.testing.inputs import to_device
-from torch_gdn.testing.layers import of_decoding
+from torch_gdn_check.registry import REGISTRY
+from torch_gdn_check.registry.inputs import to_device
+from torch_gdn_check.registry.layers import of_decoding
 
 METAL = b"libtorch_gdn_metal"
 CALLS = 20

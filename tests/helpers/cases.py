@@ -1,4 +1,4 @@
-"""Runs the end-to-end ops on cases (torch_gdn/testing/cases.py) and compares with the exact results."""
+"""Runs the end-to-end ops on cases (check/torch_gdn_check/registry/cases.py) and compares with the exact results."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from tests.helpers import errors
 from tests.helpers.devices import kernels_run
 from tests.helpers.prefill import kernels_of
-from torch_gdn.testing.cases import END_TO_END_OPS, Case, bounds_of, make_case
-from torch_gdn.testing.inputs import is_floating
+from torch_gdn_check.registry.cases import END_TO_END_OPS, Case, bounds_of, make_case
+from torch_gdn_check.registry.inputs import is_floating
 
 __all__ = ["END_TO_END_OPS", "Case", "assert_exact", "make_case", "pool_with_gaps", "run"]
 

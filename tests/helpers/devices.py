@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from torch_gdn.check.device import check_use
-from torch_gdn.check.steps import LeftOut
+from torch_gdn_check.device import check_use
+from torch_gdn_check.steps import LeftOut
 
 Result = TypeVar("Result")
 DEVICES = ("cpu", "mps")

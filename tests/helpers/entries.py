@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from torch_gdn.testing import bounds
-from torch_gdn.testing.inputs import Call, to_device
-from torch_gdn.testing.registry import OpEntry, Point
+from torch_gdn_check.registry import bounds
+from torch_gdn_check.registry.inputs import Call, to_device
+from torch_gdn_check.registry.registry import OpEntry, Point
 
 # Index tensors that may be on the CPU, whatever the op's device.
 INDICES = {"cu_seqlens", "chunk_indices", "state_indices", "num_accepted_tokens", "block_table", "seq_lens"}

@@ -1,4 +1,6 @@
-"""Asserts that results are within a bound of the exact ones (torch_gdn/testing/bounds.py), or equal bit for bit."""
+"""Asserts that results are within a bound of the exact ones (check/torch_gdn_check/registry/bounds.py), or equal bit
+for bit.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from torch_gdn.testing.bounds import (
+from torch_gdn_check.registry.bounds import (
     CHUNK_OUTPUT,
     CHUNK_STATE,
     RECURRENT_F32,

@@ -13,8 +13,8 @@ from tests.helpers.cases import run
 from tests.helpers.devices import DEVICES, ready
 from tests.helpers.errors import head_errors, relative_error
 from tests.helpers.prefill import ALGORITHMS, PREFILL
-from torch_gdn.check.golden import Golden, end_to_end_parts, index, load
-from torch_gdn.prefill import prefill_algorithm
+from torch_gdn.tools.prefill import prefill_algorithm
+from torch_gdn_check.golden import Golden, end_to_end_parts, index, load
 
 __all__ = ["NAMES", "Golden", "load"]
 NAMES = list(index())

@@ -15,7 +15,7 @@ from tests.helpers.devices import kernels_run
 from tests.helpers.errors import CHUNK_OUTPUT, CHUNK_STATE, RECURRENT_OUTPUT, assert_close
 from tests.helpers.prefill import algorithm_at
 from torch_gdn import reference
-from torch_gdn.testing.inputs import doubled, to_device
+from torch_gdn_check.registry.inputs import doubled, to_device
 
 FUNCTIONS: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {
     "chunk_kda": torch_gdn.chunk_kda,

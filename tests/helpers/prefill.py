@@ -13,7 +13,7 @@ import torch
 
 from tests.helpers.devices import DEVICES
 from torch_gdn import _C
-from torch_gdn.testing.cases import END_TO_END_OPS, Case
+from torch_gdn_check.registry.cases import END_TO_END_OPS, Case
 
 PREFILL = "chunk_gated_delta_rule"
 ALGORITHMS = {

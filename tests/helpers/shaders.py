@@ -1,4 +1,4 @@
-"""Lists the shaders that ops launch. The check itself launches those in shaders/probes."""
+"""Lists the shaders that ops launch. The check itself launches those in check/torch_gdn_check/shaders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Varies the calls of a registry entry: its kernels, layouts, values. The properties in tests/classes use it."""
+"""Varies the calls of a registry entry: its kernels, layouts, values. The properties in tests/properties use it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tests.classes.test_plans import algorithms_of
 from tests.helpers.devices import DEVICES, ready
+from tests.properties.test_plans import algorithms_of
 from tests.sweeps import seed_of_run
 from torch_gdn._recorder import KernelVariant, recording
-from torch_gdn.check.fake_mps import fake_mps
-from torch_gdn.testing import REGISTRY, Point, bounds
-from torch_gdn.testing.inputs import Call, empty_on, to_device
-from torch_gdn.testing.registry import Named, OpEntry, launches_at
+from torch_gdn_check.fake_mps import fake_mps
+from torch_gdn_check.registry import REGISTRY, Point, bounds
+from torch_gdn_check.registry.inputs import Call, empty_on, to_device
+from torch_gdn_check.registry.registry import Named, OpEntry, launches_at
 
 T = TypeVar("T")
 # Points of the registry are computed with at most so much of each thing, so that a property has time for many calls.

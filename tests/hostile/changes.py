@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_gdn.testing import REGISTRY
-from torch_gdn.testing.inputs import Call, to_device, whole_storage
+from torch_gdn_check.registry import REGISTRY
+from torch_gdn_check.registry.inputs import Call, to_device, whole_storage
 
 OPS = tuple(REGISTRY)
 Change = Callable[[Call], Any]  # returns the new value

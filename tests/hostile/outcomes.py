@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.hostile.changes import Hostile, base_call
-from torch_gdn.testing import REGISTRY
+from torch_gdn_check.registry import REGISTRY
 
 # PyTorch's own words when it refuses arguments before it calls an op.
 REFUSED_BY_PYTORCH = r"(argument|Argument)s? '?{name}'?|Overflow when unpacking long|There were no tensor arguments"

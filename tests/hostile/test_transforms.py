@@ -20,9 +20,9 @@ from torch.nn import Parameter
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_map, tree_map_only
 
-from torch_gdn.testing import REGISTRY, OpEntry
-from torch_gdn.testing.inputs import Call, tensors_of, to_device
-from torch_gdn.testing.registry import Named
+from torch_gdn_check.registry import REGISTRY, OpEntry
+from torch_gdn_check.registry.inputs import Call, tensors_of, to_device
+from torch_gdn_check.registry.registry import Named
 
 each_op = pytest.mark.parametrize("entry", REGISTRY.values(), ids=REGISTRY)
 

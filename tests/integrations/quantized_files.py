@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tests.vllm_engine.packed_models import Codes, Format, quantise, stored, words
+from tests.helpers.packed_models import Codes, Format, quantise, stored, words
 
 GROUP = 32
 PROJECTIONS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}

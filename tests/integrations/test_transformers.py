@@ -14,7 +14,7 @@ from tests.helpers.prefill import ALGORITHMS, on_mps
 from tests.integrations import models
 from tests.integrations.models import KINDS, PROMPT, QUESTIONS, distance, random_model, torch_gdn_enabled
 from torch_gdn.integrations.transformers.functions import FUNCTIONS
-from torch_gdn.prefill import prefill_algorithm
+from torch_gdn.tools.prefill import prefill_algorithm
 
 CPU = torch.device("cpu")
 # The limit of the logits' relative distance in f32. The largest of any model, version and question was 9e-7. A decay

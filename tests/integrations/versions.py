@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from proof.mac.wheels import cache_directory
+from evidence.proof.mac.wheels import cache_directory
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 INSTALLED = "5.23.0"

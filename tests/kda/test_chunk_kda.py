@@ -14,7 +14,7 @@ from tests.helpers.devices import by_threads
 from tests.helpers.errors import assert_close, assert_same_bits
 from tests.helpers.kda import F32, assert_exact_kda, exact_kda, kda_inputs
 from tests.helpers.prefill import each_device
-from torch_gdn.testing.inputs import to_device
+from torch_gdn_check.registry.inputs import to_device
 
 CPU = torch.device("cpu")
 NAME = "chunk_kda"

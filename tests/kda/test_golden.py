@@ -15,9 +15,9 @@ from torch import Tensor
 from tests.helpers.errors import assert_close
 from tests.helpers.kda import CHUNK, F32, FUNCTIONS, RECURRENT, Inputs, exact_kda
 from tests.helpers.prefill import each_device
-from torch_gdn.check import golden
-from torch_gdn.testing import bounds
-from torch_gdn.testing.inputs import to_device
+from torch_gdn_check import golden
+from torch_gdn_check.registry import bounds
+from torch_gdn_check.registry.inputs import to_device
 
 FOLDER = golden.FOLDER / "kda"
 INDEX: dict[str, dict[str, Any]] = {row["name"]: row for row in json.loads((FOLDER / "index.json").read_text())}

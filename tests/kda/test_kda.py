@@ -11,7 +11,7 @@ import torch_gdn
 from tests.helpers.devices import ready
 from tests.helpers.errors import assert_same_bits
 from tests.helpers.kda import FUNCTIONS, assert_exact_kda, each_function, exact_kda, kda_inputs
-from torch_gdn.testing.inputs import to_device
+from torch_gdn_check.registry.inputs import to_device
 
 
 @pytest.mark.parametrize("v_first", [False, True])

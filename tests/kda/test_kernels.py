@@ -31,8 +31,8 @@ from tests.helpers.kda import (
     inputs_and_options,
     kda_inputs,
 )
-from torch_gdn.prefill import prefill_algorithm
-from torch_gdn.testing.inputs import to_device
+from torch_gdn.tools.prefill import prefill_algorithm
+from torch_gdn_check.registry.inputs import to_device
 
 Way = tuple[str, int]  # algorithm and chunk size; with 0 the kernel chooses the size
 WAYS = [("cpu", 0), ("fused_chunk", 8), ("fused_chunk", 16), ("chunked", 16), ("chunked", 32), ("chunked", 64)]

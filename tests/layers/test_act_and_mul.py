@@ -7,7 +7,7 @@ from torch import Tensor
 from tests.helpers.devices import kernels_run, launched
 from tests.helpers.errors import assert_close, assert_same_bits
 from torch_gdn import act_and_mul, reference
-from torch_gdn.testing.bounds import ROUNDING
+from torch_gdn_check.registry.bounds import ROUNDING
 
 
 def exact(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:

@@ -6,7 +6,7 @@ import torch
 import torch_gdn
 from tests.helpers.devices import launched, ready
 from torch_gdn import recording
-from torch_gdn.check.fake_mps import fake_mps
+from torch_gdn_check.fake_mps import fake_mps
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int16, torch.int32, torch.int64, torch.bfloat16], ids=str)

@@ -7,9 +7,9 @@ import torch
 
 from tests.helpers.entries import assert_exact
 from tests.helpers.errors import assert_same_bits
-from torch_gdn.testing import REGISTRY
-from torch_gdn.testing.inputs import tensors_of, to_device
-from torch_gdn.testing.layers import RowPoint
+from torch_gdn_check.registry import REGISTRY
+from torch_gdn_check.registry.inputs import tensors_of, to_device
+from torch_gdn_check.registry.layers import RowPoint
 
 POINT = RowPoint(D=64)
 each_op = pytest.mark.parametrize("op", [op for op, x in REGISTRY.items() if type(x.small) is RowPoint])

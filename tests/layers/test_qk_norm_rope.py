@@ -9,7 +9,7 @@ from torch import Tensor
 from tests.helpers.devices import launched
 from tests.helpers.errors import assert_close, assert_same_bits
 from torch_gdn import qk_norm_rope, reference
-from torch_gdn.testing.bounds import ROUNDING
+from torch_gdn_check.registry.bounds import ROUNDING
 
 Heads = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from tests.helpers.devices import launched, on_a_mac, ready
 from tests.helpers.errors import assert_close, assert_same_bits
 from torch_gdn import reference
-from torch_gdn.testing.experts import OF_TOKENS, ExpertPoint, draw_down, draw_gate_up
-from torch_gdn.testing.inputs import Call, doubled, to_device
-from torch_gdn.testing.quantized import QuantizedPoint, draw_dequantize, draw_linear
+from torch_gdn_check.registry.experts import OF_TOKENS, ExpertPoint, draw_down, draw_gate_up
+from torch_gdn_check.registry.inputs import Call, doubled, to_device
+from torch_gdn_check.registry.quantized import QuantizedPoint, draw_dequantize, draw_linear
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 BOUND = {F32: 6e-7, BF16: 1.8e-3, F16: 2.2e-4}

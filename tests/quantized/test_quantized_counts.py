@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.helpers.devices import on_a_mac, profiled, ready
-from torch_gdn.testing.inputs import Call, bytes_of, to_device
-from torch_gdn.testing.quantized import QuantizedPoint, draw_linear
+from torch_gdn_check.registry.inputs import Call, bytes_of, to_device
+from torch_gdn_check.registry.quantized import QuantizedPoint, draw_linear
 
 pytestmark = pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")
 BF16 = torch.bfloat16

@@ -34,10 +34,10 @@ from bench.results import OURS, Row
 from bench.shapes import ATTENTIONS, KIMI_LINEAR, QWEN3_NEXT, Layer
 from bench.timing import Time, measure, steadiest
 from tests.helpers.devices import on_a_mac, profiled, ready
-from torch_gdn.check.peers import Prepared
-from torch_gdn.check.steps import LeftOut
 from torch_gdn.integrations import transformers as integration
-from torch_gdn.testing.cases import Case
+from torch_gdn_check.peers import Prepared
+from torch_gdn_check.registry.cases import Case
+from torch_gdn_check.steps import LeftOut
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).resolve().parents[2]

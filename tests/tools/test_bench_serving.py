@@ -14,7 +14,7 @@ import torch
 from bench import plots, server, serving
 from bench.ceilings import Ceilings
 from bench.results import Row
-from torch_gdn.check.steps import LeftOut
+from torch_gdn_check.steps import LeftOut
 
 CEILINGS = Ceilings(torch.device("cpu"))
 ANSWER = {"submitted": [0.0, 1.0], "arrived": [[0.5, 0.6, 0.9], [3.0, 3.2, 3.3]], "seconds": 4.0}

@@ -10,12 +10,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import torch_gdn.integrations.transformers.__main__ as transformers_serve
 from torch_gdn import __main__ as command
-from torch_gdn import __version__, serve
+from torch_gdn import __version__
 from torch_gdn.command_line import COMMANDS, ENGINES, USAGE
 from torch_gdn.integrations import draining
+from torch_gdn.tools import serve
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 NOT_IMPORTED = 'import os\nos.write(2, b"PyTorch was imported")\nos._exit(3)\n'
@@ -57,7 +59,7 @@ def test_a_wrong_argument_is_an_error_without_pytorch(tmp_path: Path) -> None:
     "arguments",
     [
         ["-m", "torch_gdn", "info"],
-        ["-m", "torch_gdn.info", "--help"],
+        ["-m", "torch_gdn.tools.info", "--help"],
         ["-m", "other", "--version"],
         ["-c", "import torch_gdn", "--version"],
     ],
@@ -114,7 +116,7 @@ def test_a_module_that_pytorch_lacks_is_named(tmp_path: Path) -> None:
 
 
 def test_every_text_names_commands_as_the_page_does() -> None:
-    """`torch_gdn tune` rather than `torch_gdn.tune`, in messages, help and documentation."""
+    """`torch_gdn tune` rather than `torch_gdn.tools.tune`, in messages, help and documentation."""
     root = DOCS.parent
     files = [file for folder in ("torch_gdn", "docs", ".github") for file in (root / folder).rglob("*.*")]
     texts = {file: file.read_text() for file in [root / "README.md", *files] if file.suffix in (".py", ".md", ".yml")}
@@ -168,3 +170,15 @@ def test_sglang_serves_on_mps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "why_no_mps", lambda: "")
     command.main(["serve", "--engine", "sglang", "model", "--port", "1"])
     assert started == [["sglang", "--model-path", "model", "--device", "mps", "--port", "1"]]
+
+
+def test_a_command_of_a_distribution_that_is_not_installed_names_what_installs_it() -> None:
+    """-S leaves out the finders of editable installs."""
+    environment = os.environ | {"PYTHONPATH": str(Path(torch.__file__).parents[1])}
+    command = [sys.executable, "-S", "-m", "torch_gdn", "check", "--quick"]
+    done = subprocess.run(command, cwd=DOCS.parent, env=environment, text=True, capture_output=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "python -m torch_gdn: expected the package torch_gdn_check, which is not installed here. In a checkout of "
+        "torch_gdn: pip install -e '.[check]' --no-build-isolation"
+    ]

@@ -13,8 +13,8 @@ from tests.helpers.cases import make_case
 from tests.helpers.devices import on_a_mac, profiled, ready
 from tests.helpers.entries import INDICES, fields_of
 from tests.helpers.errors import assert_same_bits
-from torch_gdn.testing import REGISTRY
-from torch_gdn.testing.inputs import to_device
+from torch_gdn_check.registry import REGISTRY
+from torch_gdn_check.registry.inputs import to_device
 
 pytestmark = pytest.mark.skipif(on_a_mac(), reason="a Mac does not count a kernel's accesses to memory")
 bfloat16 = torch.bfloat16

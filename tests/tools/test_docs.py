@@ -105,7 +105,8 @@ def test_a_user_can_read_all_of_it() -> None:
 
 
 def test_troubleshooting_quotes_messages_that_exist() -> None:
-    files = [ROOT / "setup.py", *(ROOT / "torch_gdn").rglob("*.py"), *(ROOT / "csrc/ops").rglob("*.cpp")]
+    modules = (path for folder in ("torch_gdn", "engines") for path in (ROOT / folder).rglob("*.py"))
+    files = [ROOT / "setup.py", *modules, *(ROOT / "csrc/ops").rglob("*.cpp")]
     sources = re.sub(r'"\n\s*f?"', "", "\n".join(file.read_text() for file in files))  # joins a literal over two lines
     quoted = re.findall(r"^### `(.*)`$", (DOCS / "troubleshooting.md").read_text(), flags=re.MULTILINE)
     assert len(quoted) > 10
@@ -115,7 +116,7 @@ def test_troubleshooting_quotes_messages_that_exist() -> None:
 
 @each_text
 def test_files_exist(text: Path) -> None:
-    folders = "csrc|shaders|torch_gdn|mps_simulator|lab|proof|tests|bench|examples|docs"
+    folders = "csrc|shaders|torch_gdn|check|engines|evidence|mps_simulator|tests|bench|examples|docs"
     for path in re.findall(rf"`((?:{folders})/[\w./-]*)`", text.read_text()):
         assert (ROOT / path).exists(), path
 
@@ -165,7 +166,7 @@ def test_pages_agree_on_the_memory_of_a_cache() -> None:
         assert f"about 1/{share:.1f} of " in text
 
 
-RECORDED = re.compile(r".*\.tsv$|CHANGELOG\.md$|docs/adding-an-op\.md$|proof/mutate/faults/")
+RECORDED = re.compile(r".*\.tsv$|CHANGELOG\.md$|docs/adding-an-op\.md$|evidence/proof/mutate/faults/")
 
 
 def test_adding_an_op_lists_the_files_of_the_example() -> None:
@@ -181,7 +182,7 @@ def test_adding_an_op_lists_the_files_of_the_example() -> None:
     assert written == {path for path in found if Path(path).stem.removeprefix("test_") == example}
     assert edited | calling == found - written
     included = set(re.findall(r"\{literalinclude\} \.\./(\S+)", page))
-    assert included == {*written, "torch_gdn/reference/layers.py", "torch_gdn/testing/layers.py"}
+    assert included == {*written, "torch_gdn/reference/layers.py", "check/torch_gdn_check/registry/layers.py"}
 
 
 def test_hooks_are_valid() -> None:

@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 
 import torch_gdn
-import torch_gdn.testing
 from tests.gdn.test_fla_arguments import RULES  # whose options have FLA's orders; the ops share one order
 from tests.helpers.docstrings import Call, Statements, entry
 from torch_gdn import causal_conv1d_interface, reference
-from torch_gdn.testing.inputs import empty_on
-from torch_gdn.testing.registry import REGISTRY, OpEntry
+from torch_gdn_check.registry.inputs import empty_on
+from torch_gdn_check.registry.registry import REGISTRY, OpEntry
 
 FUNCTIONS = {x.__name__: x for x in (getattr(torch_gdn, n) for n in torch_gdn.__all__) if inspect.isfunction(x)}
 OF_OPS = {FUNCTIONS.get(name) or FUNCTIONS[name.removesuffix("_")]: op for name, op in REGISTRY.items()}

@@ -14,9 +14,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tests.integrations.models import KINDS, modeling_module, random_model, random_tokens
-from torch_gdn import fits
+from torch_gdn import memory
 from torch_gdn.integrations.transformers.small_models import make
 from torch_gdn.integrations.transformers.state_pool import StatePool, StateSizes
+from torch_gdn.tools import fits
 
 pytest.importorskip("transformers")
 DOCS = Path(__file__).parents[2] / "docs"
@@ -81,12 +82,12 @@ def test_what_metal_does_not_recommend_is_refused(device: torch.device, monkeypa
     if device.type == "mps":
         allocated = torch.mps.current_allocated_memory()
         monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: allocated + 10**9)
-    fits.check_memory("a pool", 10**9, device)
+    memory.check_memory("a pool", 10**9, device)
     if device.type != "mps":
-        fits.check_memory("a pool", 10**15, device)
+        memory.check_memory("a pool", 10**15, device)
         return
     with pytest.raises(torch.OutOfMemoryError, match=r"^a pool: 1.00 GB needed and .+ recommends at most"):
-        fits.check_memory("a pool", 10**9 + 1, device)
+        memory.check_memory("a pool", 10**9 + 1, device)
     sizes = StateSizes(2, 128, 128, 512, 3, torch.bfloat16)
     with pytest.raises(torch.OutOfMemoryError, match=r"^9000 slots of states: 1.21 GB needed"):
         StatePool([0], sizes, 9000, device)
@@ -100,7 +101,7 @@ def test_weights_in_a_checkpoint_have_the_models_dtype(tmp_path: Path) -> None:
         "d": torch.zeros(9).bool(),
     }
     save_file(tensors, tmp_path / "model.safetensors")
-    assert fits.bytes_when_loaded([tmp_path / "model.safetensors"], torch.bfloat16) == 2 * 15 + 2 * 7 + 4 * 8 + 9
+    assert memory.bytes_when_loaded([tmp_path / "model.safetensors"], torch.bfloat16) == 2 * 15 + 2 * 7 + 4 * 8 + 9
 
 
 def test_the_page_and_the_readme_have_the_table() -> None:

@@ -15,7 +15,8 @@ from packaging.version import Version
 
 import torch_gdn
 from tests.helpers.devices import by_threads
-from torch_gdn import _C, _library, _mps, info, tune
+from torch_gdn import _C, _library, _mps
+from torch_gdn.tools import info, tune
 
 ROOT = Path(__file__).resolve().parents[2]
 

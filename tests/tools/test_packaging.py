@@ -142,8 +142,8 @@ def test_installed_wheel_finds_its_own_shaders_and_a_checkout_says_why_it_does_n
 
 CHECK = """
 import json, sys, torch
-from torch_gdn.check import __main__, golden, plan
-from torch_gdn.check.steps import execute
+from torch_gdn_check import __main__, golden, plan
+from torch_gdn_check.steps import execute
 status = __main__.main(["--quick", "--json", "report.json"])
 seeded = [step for step in plan.steps(golden.FOLDER, quick=True) if step.section == "seeded"]
 results = {step.name: execute(step, torch.device("cpu")) for step in seeded}
@@ -324,3 +324,19 @@ def test_modules_and_files_in_the_readme_exist() -> None:
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
     for file in re.findall(r"\]\(([^)#:]+)\)", readme):
         assert (ROOT / file).exists(), file
+
+
+def test_a_checkout_names_the_folders_of_its_neighbours_and_a_wheel_their_versions(
+    metadata: Message, tmp_path: Path
+) -> None:
+    """pip asks the checkout for its metadata, and then installs what they name."""
+    setup("egg_info", "--egg-base", str(tmp_path), "dist_info", "--output-dir", str(tmp_path))
+    (file,) = tmp_path.glob("*.dist-info/METADATA")
+    checkout = email.message_from_string(file.read_text())
+    for extra, package, folder in (("check", "torch_gdn_check", "check"), ("engines", "torch_gdn_engines", "engines")):
+        (of_checkout,), (of_wheel,) = (
+            [line for line in found.get_all("Requires-Dist", []) if line.endswith(f'extra == "{extra}"')]
+            for found in (checkout, metadata)
+        )
+        assert of_checkout.startswith(f"{package} @ {(ROOT / folder).as_uri()} ;")
+        assert of_wheel.startswith(f"{package}<0.2,>=0.1;")

@@ -26,8 +26,8 @@ from tests.helpers.files import copied_shaders
 from torch_gdn import _C
 from torch_gdn._compiling import compile_variants
 from torch_gdn._recorder import KernelVariant
-from torch_gdn.prefill import prefill_algorithm
-from torch_gdn.testing.cases import make_case
+from torch_gdn.tools.prefill import prefill_algorithm
+from torch_gdn_check.registry.cases import make_case
 
 PATIENCE = 60  # seconds until a test fails
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from packaging.specifiers import SpecifierSet
 
-from proof.mac import wheels
+from evidence.proof.mac import wheels
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -17,25 +17,26 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_gdn
+from engines.tests import test_vllm_gated_delta_net as vllm_layer
+from engines.tests.test_vllm_gated_delta_net import DECODES
+from engines.tests.test_vllm_gated_delta_net import PREFILLS as PREFILLED
 from tests.helpers.devices import kernels_run, ready
 from tests.helpers.files import copied_shaders, replace_once
-from tests.integrations import test_vllm_gated_delta_net as vllm_layer
-from tests.integrations.test_vllm_gated_delta_net import DECODES
-from tests.integrations.test_vllm_gated_delta_net import PREFILLS as PREFILLED
-from torch_gdn import _C, info, prefill_algorithm, self_test, tuning_cache
+from torch_gdn import _C, prefill_algorithm, self_test
 from torch_gdn.aura import tested as aura_tested
 from torch_gdn.integrations.serving import working_variants
 from torch_gdn.integrations.transformers import functions
-from torch_gdn.integrations.vllm import gated_delta_net
 from torch_gdn.self_test import replace as replacing
 from torch_gdn.self_test import run, verdicts
 from torch_gdn.self_test.cases import Case, cases_of, cases_of_calls
-from torch_gdn.testing import REGISTRY, OpEntry, inputs
-from torch_gdn.testing.bounds import relative_error
-from torch_gdn.testing.decode import DecodePoint
-from torch_gdn.testing.gdn import ALGORITHMS, CHUNK, STAGES, RulePoint
-from torch_gdn.testing.inputs import Call, to_device
-from torch_gdn.testing.layers import ConvolutionPoint, RowPoint
+from torch_gdn.tools import info, tuning_cache
+from torch_gdn_check.registry import REGISTRY, OpEntry, inputs
+from torch_gdn_check.registry.bounds import relative_error
+from torch_gdn_check.registry.decode import DecodePoint
+from torch_gdn_check.registry.gdn import ALGORITHMS, CHUNK, STAGES, RulePoint
+from torch_gdn_check.registry.inputs import Call, to_device
+from torch_gdn_check.registry.layers import ConvolutionPoint, RowPoint
+from torch_gdn_engines.vllm import gated_delta_net
 
 Plant = Callable[..., None]
 RULE = RulePoint(K=32, V=32, tokens=20)

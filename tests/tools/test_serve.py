@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import torch_gdn.integrations.transformers.__main__ as transformers_serve
-from torch_gdn import serve
 from torch_gdn.command_line import SHUTDOWN_TIMEOUT as SECONDS
 from torch_gdn.integrations.draining import Drain
-from torch_gdn.integrations.vllm import compat, kv_cache_dtype
+from torch_gdn.tools import serve
+from torch_gdn_engines.vllm import compat, kv_cache_dtype
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

@@ -17,8 +17,9 @@ import torch_gdn
 from tests.helpers.cases import make_case
 from tests.helpers.devices import on_a_mac, profiled, ready
 from tests.helpers.prefill import ALGORITHMS
-from torch_gdn import _C, chunk_gated_delta_rule, command_line, tune, tuning_cache
-from torch_gdn.tuning_cache import DELTA_RULE, KDA, RULES, Row
+from torch_gdn import _C, chunk_gated_delta_rule, command_line
+from torch_gdn.tools import tune, tuning_cache
+from torch_gdn.tools.tuning_cache import DELTA_RULE, KDA, RULES, Row
 
 DEVICE, CORES = "Apple M1", 8
 KEY = _C.tuning_key(DEVICE, CORES)

@@ -11,7 +11,7 @@ import torch_gdn
 from tests.helpers.devices import ready
 from tests.helpers.layer import between_projections
 from torch_gdn import _C
-from torch_gdn.prefill import prefill_algorithm
+from torch_gdn.tools.prefill import prefill_algorithm
 
 SHAPE = (1, 2, 40, 24)  # no other test has these head sizes
 

@@ -10,8 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_gdn.self_test.replace import named
-from torch_gdn.testing import REGISTRY, Point
-from torch_gdn.testing.inputs import Call
+from torch_gdn_check.registry import REGISTRY, Point
+from torch_gdn_check.registry.inputs import Call
 
 
 @dataclass(frozen=True)

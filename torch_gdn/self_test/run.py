@@ -109,10 +109,10 @@ def store(key: str, name: str, verdict: Verdict | None) -> None:
 @torch.no_grad()
 def problem_of(case: Case) -> str:
     """Returns what is wrong with the op's results, or "" if they are right."""
-    from torch_gdn.testing import REGISTRY  # here: torch_gdn.testing imports torch_gdn
-    from torch_gdn.testing.bounds import worst
-    from torch_gdn.testing.drawing import drawing
-    from torch_gdn.testing.inputs import to_device
+    from torch_gdn_check.registry import REGISTRY  # here: torch_gdn_check.registry imports torch_gdn
+    from torch_gdn_check.registry.bounds import worst
+    from torch_gdn_check.registry.drawing import drawing
+    from torch_gdn_check.registry.inputs import to_device
 
     entry, point, mps = REGISTRY[case.op], case.point, torch.device("mps")
     with ExitStack() as settings:

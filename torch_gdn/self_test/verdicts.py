@@ -12,9 +12,10 @@ from pathlib import Path
 
 import torch
 
-from torch_gdn import _C, tuning_cache
+from torch_gdn import _C
 from torch_gdn._files import write_whole
 from torch_gdn._version import __version__
+from torch_gdn.tools import tuning_cache
 
 FORMAT = 1
 ENDED = "the process ended while the test ran"
@@ -47,7 +48,7 @@ def machine() -> str:
 def system() -> str:
     if sys.platform != "darwin":
         return platform.platform()
-    from torch_gdn.info import command_output  # here, because only a Mac needs it
+    from torch_gdn.tools.info import command_output  # here, because only a Mac needs it
 
     return f"macOS {platform.mac_ver()[0]} ({command_output('sw_vers', '-buildVersion')})"
 

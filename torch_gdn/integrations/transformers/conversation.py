@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from torch_gdn.fits import check_memory
 from torch_gdn.integrations.transformers.cache_pieces import Piece, extract_piece, restore_layer
 from torch_gdn.integrations.transformers.versions import CACHE_NAMES, with_cache
+from torch_gdn.memory import check_memory
 
 FORMAT = "torch_gdn conversations 1"
 CHUNK = 64  # tokens; parts at its multiples have the same chunks as the whole prompt

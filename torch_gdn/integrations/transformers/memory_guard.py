@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from torch_gdn.fits import check_memory
 from torch_gdn.integrations.transformers.patches import Patch, rebind
+from torch_gdn.memory import check_memory
 
 
 def memory_patches() -> Iterator[Patch]:

@@ -20,7 +20,6 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from torch_gdn import self_test
-from torch_gdn.fits import bytes_when_loaded, check_memory
 from torch_gdn.integrations.transformers.experts import form_reason
 from torch_gdn.integrations.transformers.packed_files import Target, shapes_in
 from torch_gdn.integrations.transformers.packed_formats import Format, Sizes
@@ -39,6 +38,7 @@ from torch_gdn.integrations.transformers.packed_loading import (
     is_experts,
 )
 from torch_gdn.integrations.transformers.packed_patches import packed_format, quantization_of
+from torch_gdn.memory import bytes_when_loaded, check_memory
 from torch_gdn.quantized.mlx import NORMS_PLUS_ONE, VISION
 from torch_gdn.quantized.packed_weight import fitting_group
 

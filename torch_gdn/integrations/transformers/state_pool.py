@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 import torch_gdn
-from torch_gdn.fits import check_memory
 from torch_gdn.integrations import serving
+from torch_gdn.memory import check_memory
 
 ALIGNMENT = 16  # bytes that `batch_copy_` moves at a time
 

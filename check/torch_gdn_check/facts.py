@@ -1,0 +1,96 @@
+"""Collects facts about this machine, its GPU and the build. A missing fact is None, and `absent` says why."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_gdn import _C
+from torch_gdn.tools import info
+from torch_gdn_check.steps import LeftOut
+
+NOT_MACOS = "this exists on macOS only"
+
+
+def asked(*command: str) -> str:
+    """Returns what a macOS program prints."""
+    if sys.platform != "darwin":
+        raise LeftOut(NOT_MACOS)
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError) as error:
+        raise LeftOut(f"{' '.join(command)}: {error}") from error
+
+
+def is_virtual() -> bool:
+    """Returns whether macOS runs in a virtual machine."""
+    return asked("sysctl", "-n", "kern.hv_vmm_present") == "1"
+
+
+def is_virtual_mac() -> bool:
+    return sys.platform == "darwin" and is_virtual()
+
+
+def low_power_mode() -> bool:
+    lines = [line.split() for line in asked("pmset", "-g").splitlines()]
+    modes = [words[1] for words in lines if words[:1] == ["lowpowermode"]]
+    if not modes:
+        raise LeftOut("pmset -g does not report it")
+    return modes[0] == "1"
+
+
+def of_device(name: str) -> Any:
+    if not _C.has_launcher():
+        raise LeftOut("there is no mps device")
+    return dict(_C.device_facts())[name]
+
+
+def memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def sdk() -> int:
+    if _C.built_with_sdk is None:
+        raise LeftOut(NOT_MACOS)
+    return int(_C.built_with_sdk)
+
+
+FACTS: dict[str, Callable[[], Any]] = {
+    "macOS build": lambda: asked("sw_vers", "-buildVersion"),
+    "kernel": platform.version,
+    "chip": info.chip,
+    "memory bytes": memory_bytes,
+    "CPU cores": os.cpu_count,
+    "performance cores": lambda: int(asked("sysctl", "-n", "hw.perflevel0.physicalcpu")),
+    "virtual machine": is_virtual,
+    "low-power mode": low_power_mode,
+    "GPU": lambda: of_device("name"),
+    "GPU cores": lambda: of_device("core_count"),
+    "GPU families": lambda: of_device("families"),
+    "registryID": lambda: of_device("registry_id"),
+    "maxBufferLength": lambda: of_device("max_buffer_length"),
+    "recommendedMaxWorkingSetSize": lambda: of_device("recommended_max_working_set_size"),
+    "torch": lambda: torch.__version__,
+    "torch commit": lambda: torch.version.git_version,
+    "torch at build": lambda: _C.built_with_torch,
+    "compiler at build": lambda: _C.built_with_compiler,
+    "macOS SDK at build": sdk,
+}
+
+
+def of_machine() -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns the facts, and why those that are None are missing."""
+    facts: dict[str, Any] = {}
+    absent: dict[str, str] = {}
+    for name, find in FACTS.items():
+        try:
+            facts[name] = find()
+        except LeftOut as reason:
+            facts[name], absent[name] = None, str(reason)
+    return facts, absent

@@ -1,0 +1,160 @@
+"""Entries of the ops that find the slots of new tokens, or write keys and values to pages."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from torch_gdn import reference
+from torch_gdn_check.registry import invalid
+from torch_gdn_check.registry.attention import (
+    BF16,
+    DTYPES_OF_PAGES,
+    F16,
+    F32,
+    OUTSIDE,
+    SIZES,
+    PagePoint,
+    make_call,
+    wrong_pages,
+)
+from torch_gdn_check.registry.gdn import LARGE
+from torch_gdn_check.registry.inputs import Call
+from torch_gdn_check.registry.invalid import change, put
+from torch_gdn_check.registry.layers import HEADS, HeadPoint, draw_heads, wrong_heads
+from torch_gdn_check.registry.models import DTYPES
+from torch_gdn_check.registry.registry import Hostile, Invalid, OpEntry, Point, register
+
+
+def draw_pages(point: PagePoint) -> Call:
+    """Draws five tokens, one of them without a slot."""
+    key, value = torch.randn(2, 5, point.HK, point.D).to(point.dtype)
+    row = (3, point.block_size, point.HK, point.D + point.gap)
+    caches = [torch.zeros(row, dtype=point.cache)[..., : point.D] for _ in range(2)]
+    slots = torch.tensor([3, 3 * point.block_size - 1, -1, point.block_size, 0])
+    return {"key": key, "value": value, "key_cache": caches[0], "value_cache": caches[1], "slot_mapping": slots}
+
+
+def exact_pages(call: Call) -> None:
+    reference.reshape_and_cache(**call)
+
+
+@dataclass(frozen=True)
+class StoredHeadPoint(HeadPoint):
+    """Heads of q, k and v in pages of 8 tokens. The third token has a negative slot, and the last one has none."""
+
+    keys: int = 2
+    cache: torch.dtype = F32
+
+    def facts_of(self, call: Call) -> dict[str, Any]:
+        return super().facts_of(call) | ({"cache": call["key_cache"].dtype} if "key_cache" in call else {})
+
+
+def draw_stored_heads(point: StoredHeadPoint) -> Call:
+    call = draw_heads(point)
+    del call["heads_first"]
+    tokens = point.batch * point.tokens
+    blocks = tokens // 8 + 3
+    slots = torch.randperm(8 * blocks)[: tokens - 1]
+    slots[2:3] = -1
+    row = (blocks, 8, point.keys, point.D)
+    caches = {name: point.placed(torch.zeros(row, dtype=point.cache)) for name in ("key_cache", "value_cache")}
+    return call | {"v": replace(point, heads=point.keys).rows(), "slot_mapping": slots} | caches
+
+
+def draw_slots(point: Point) -> Call:
+    """Draws a prefill, an empty sequence and a decode, in the dtypes that vLLM passes, with two entries of padding."""
+    queries, keys, size = (9, 0, 1), (20, 4, 33), 8
+    call = make_call(queries, keys, block_size=size, HK=1, D=1)
+    positions = [range(k - q, k) for q, k in zip(queries, keys, strict=True)]
+    found = {name: call[name] for name in ("cu_seqlens", "block_table")}
+    slots = torch.full((sum(queries) + 2,), 7)
+    return (
+        {"positions": torch.tensor([*itertools.chain(*positions)])}
+        | found
+        | {
+            "block_size": size,
+            "slot_mapping": slots,
+        }
+    )
+
+
+def exact_slots(call: Call) -> None:
+    reference.compute_slot_mapping(**call)
+
+
+def wrong_writes(entry: OpEntry[Any]) -> Iterator[Invalid]:
+    value, slots = "value" if "value" in entry.arguments else "v", "slot_mapping"
+    yield from [*wrong_pages(entry), *invalid.half(value)]
+    yield Invalid("key_cache", ValueError, "a head fewer", change("key_cache", lambda x: x[:, :, 1:]))
+    yield Invalid(value, ValueError, "a token fewer", change(value, lambda x: x[..., 1:, :, :]))
+    yield Invalid(slots, TypeError, "floats", change(slots, torch.Tensor.float))
+    yield Invalid(slots, ValueError, "9 for at most 6", put(slots, torch.arange(9)))
+    yield Invalid(slots, ValueError, "two dimensions", change(slots, lambda x: x[None]))
+
+
+def wrong_stored_heads(entry: OpEntry[StoredHeadPoint]) -> Iterator[Invalid]:
+    yield from [*wrong_heads(entry), *wrong_writes(entry), *invalid.too_flat("v")]
+
+
+def wrong_slots(entry: OpEntry[Point]) -> Iterator[Invalid]:
+    numbers = ("positions", "cu_seqlens", "block_table", "slot_mapping")
+    for name in numbers:
+        yield Invalid(name, TypeError, "floats", change(name, torch.Tensor.float))
+        yield Invalid(name, ValueError, "a dimension more", change(name, lambda x: x[None]))
+    yield Invalid("block_table", ValueError, "a sequence fewer", change("block_table", lambda x: x[1:]))
+    yield Invalid("cu_seqlens", ValueError, "no boundary", change("cu_seqlens", lambda x: x[:0]))
+    yield Invalid("slot_mapping", ValueError, "too few", change("slot_mapping", lambda x: x[3:]))
+    for size in (0, -1, 2**31):
+        yield Invalid("block_size", ValueError, f"{size}", put("block_size", size))
+    of_four = change("block_table", lambda x: x[:, :1].repeat(1, 4))
+    yield Invalid("block_table", ValueError, "2^31 tokens", lambda call: of_four(call) | {"block_size": 2**29})
+
+
+def compiled_pages() -> Iterator[PagePoint]:
+    for dtype, cache, D in itertools.product(DTYPES, DTYPES, SIZES):
+        yield from (PagePoint(dtype, cache=cache, D=D, HK=1, gap=gap) for gap in (1, 0))
+
+
+def compiled_stores() -> Iterator[StoredHeadPoint]:
+    for dtype, cache, aligned in itertools.product(DTYPES, DTYPES, (True, False)):
+        yield StoredHeadPoint(dtype, cache=cache, aligned=aligned)
+
+
+register(
+    OpEntry(
+        "reshape_and_cache_",
+        draw=draw_pages,
+        exact=exact_pages,
+        small=PagePoint(D=32),
+        points=[PagePoint(dtype, cache=cache, D=D, block_size=size) for dtype, cache, D, size in DTYPES_OF_PAGES],
+        compiled=compiled_pages,
+        bound=lambda point, call, exact: {"key_cache": 0.0, "value_cache": 0.0},  # but for rounding
+        invalid=wrong_writes,
+        hostile=[Hostile("slot_mapping", [3, 24, LARGE, 8, 0])],  # of 24
+    ),
+    OpEntry(
+        "qk_norm_rope_and_cache_",
+        draw=draw_stored_heads,
+        small=StoredHeadPoint(D=32, tokens=3, heads=4),
+        points=[StoredHeadPoint(dtype, D=D, P=P, heads=4, cache=dtype) for dtype, D, P in HEADS]
+        + [StoredHeadPoint(BF16, D=128, other=F32, normed=False), StoredHeadPoint(F16, cache=BF16, aligned=False)],
+        compiled=compiled_stores,
+        operations=lambda call: 6 * (call["q"].numel() + call["k"].numel()),
+        invalid=wrong_stored_heads,
+        hostile=[Hostile("slot_mapping", [3, 24, LARGE, 8, 0])],  # of 24
+    ),
+    OpEntry(
+        "compute_slot_mapping_",
+        draw=draw_slots,
+        exact=exact_slots,
+        small=Point(),
+        points=[Point()],
+        invalid=wrong_slots,
+        hostile=[Hostile("positions", [3, 40, LARGE, -1, *range(6)]), OUTSIDE[0], OUTSIDE[2]],
+    ),
+)

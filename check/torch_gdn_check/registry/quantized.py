@@ -1,0 +1,190 @@
+"""Entries of the ops on packed weights of 4 and 8 bits."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torch_gdn import reference
+from torch_gdn_check.registry import invalid
+from torch_gdn_check.registry.gdn import LARGE
+from torch_gdn_check.registry.inputs import Call, columns_apart, unaligned
+from torch_gdn_check.registry.invalid import change, put
+from torch_gdn_check.registry.models import DTYPES
+from torch_gdn_check.registry.registry import Hostile, Invalid, Named, OpEntry, Point, register
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+# The bounds are for sums in f32 of up to a thousand products, or of a few hundred in tiles, which add 8 at a time to
+# one sum.
+F32_BOUND = 6e-7
+
+
+def draw_packed(
+    *rows: int,
+    columns: int,
+    bits: int,
+    group: int,
+    dtype: torch.dtype,
+    aligned: bool = True,
+    zero_points: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Draws codes of all values, and scales and biases (or zero points) that turn them into numbers around 0."""
+    weight = torch.randint(-(2**31), 2**31, (*rows, columns * bits // 32), dtype=torch.int64).int()
+    scales = (0.5 + torch.rand(*rows, columns // group)) / 2 ** (bits - 1)
+    biases = -(2 ** (bits - 1)) * scales + 0.1 * torch.randn(scales.shape)
+    points = torch.randint(0, 2**bits, scales.shape, dtype=torch.uint8)
+    found = weight, scales.to(dtype), points if zero_points else biases.to(dtype)
+    return found if aligned else (unaligned(found[0]), unaligned(found[1]), unaligned(found[2]))
+
+
+@dataclass(frozen=True)
+class QuantizedPoint(Point):
+    """M rows of K numbers, times a packed [N, K]."""
+
+    M: int = 3
+    N: int = 40
+    K: int = 128
+    bits: int = 4
+    group: int = 32
+    scale_dtype: torch.dtype | None = None  # None means dtype
+    zero_points: bool = False
+    aligned: bool = True  # rows start at a multiple of 4 elements
+    biased: bool = False
+    indexed: bool = False
+
+    def draw_weight(self) -> Call:
+        dtype = self.scale_dtype or self.dtype
+        tensors = draw_packed(
+            self.N,
+            columns=self.K,
+            bits=self.bits,
+            group=self.group,
+            dtype=dtype,
+            aligned=self.aligned,
+            zero_points=self.zero_points,
+        )
+        return dict(zip(("weight", "scales", "biases"), tensors, strict=True))
+
+
+def draw_linear(point: QuantizedPoint) -> Call:
+    x = torch.randn(point.M, point.K).to(point.dtype)
+    call: Call = {"x": x if point.aligned else unaligned(x)} | point.draw_weight()
+    return call | ({"bias": torch.randn(point.N).to(point.dtype)} if point.biased else {})
+
+
+def draw_dequantize(point: QuantizedPoint) -> Call:
+    call = point.draw_weight() | {"bits": point.bits, "dtype": point.dtype}
+    return call | ({"indices": torch.randint(0, point.N, (point.M, 2))} if point.indexed else {})
+
+
+def linear_bounds(point: QuantizedPoint, call: Call, exact: Named) -> dict[str, float]:
+    return dict.fromkeys(exact, F32_BOUND) if point.dtype == F32 else {}
+
+
+def wrong_scales(weight: str, scales: str, biases: str) -> Iterator[Invalid]:
+    """Yields wrong scales and biases of a call with packed weights."""
+    yield Invalid(weight, TypeError, "floats", change(weight, torch.Tensor.float))
+    yield Invalid(weight, ValueError, "a word too few", change(weight, lambda w: w[..., 1:]))
+    yield Invalid(scales, TypeError, "integers", change(scales, torch.Tensor.int))
+    yield Invalid(scales, ValueError, "a group too few", change(scales, lambda x: x[..., 1:]))
+    yield Invalid(scales, ValueError, "no groups", change(scales, lambda x: x[..., :0]))
+    yield Invalid(scales, ValueError, "groups of 16", change(scales, lambda x: torch.cat([x, x], -1)))
+    yield Invalid(biases, TypeError, "another dtype", change(biases, torch.Tensor.half))
+    yield Invalid(biases, TypeError, "zero points for scales of 32 bits", zero_points_of_float32(scales, biases))
+    yield Invalid(biases, ValueError, "a row fewer", change(biases, lambda x: x[..., 1:, :]))
+    for name in (weight, scales, biases):
+        yield Invalid(name, ValueError, "columns apart", change(name, columns_apart))
+
+
+def zero_points_of_float32(scales: str, biases: str) -> Callable[[Call], Call]:
+    return lambda call: call | {scales: call[scales].float(), biases: call[biases].byte()}
+
+
+def wrong_linear(entry: OpEntry[QuantizedPoint]) -> Iterator[Invalid]:
+    yield from [*invalid.integers("x", "bias"), *invalid.float64("x"), *wrong_scales("weight", "scales", "biases")]
+    yield Invalid("x", ValueError, "no dimension", change("x", lambda x: x[0, 0]))
+    yield Invalid("x", ValueError, "no columns", change("x", lambda x: x[:, :0]))
+    yield Invalid("weight", ValueError, "one dimension", change("weight", lambda w: w[0]))
+    yield Invalid("weight", ValueError, "no rows", change("weight", lambda w: w[:0]))
+    yield Invalid("bias", ValueError, "one too few", change("bias", lambda x: x[1:]))
+
+
+def wrong_dequantize(entry: OpEntry[QuantizedPoint]) -> Iterator[Invalid]:
+    yield from (bad for bad in wrong_scales("weight", "scales", "biases") if bad.what != "a word too few")  # it is K
+    yield Invalid("weight", ValueError, "one dimension", change("weight", lambda w: w[0]))
+    yield Invalid("weight", ValueError, "no rows", change("weight", lambda w: w[:0]))
+    yield Invalid("weight", ValueError, "no columns", change("weight", lambda w: w[:, :0]))
+    yield Invalid("bits", ValueError, "3", put("bits", 3))
+    yield Invalid("indices", TypeError, "floats", change("indices", torch.Tensor.float))
+    yield Invalid("dtype", TypeError, "integers", put("dtype", torch.int32))
+
+
+# There is each dtype and number of bits with one row, few and many; each group and dtype of scales and biases; and
+# sizes that no tile divides.
+POINTS = [
+    QuantizedPoint(BF16, M=1, N=70, K=1088, bits=4, group=64),
+    QuantizedPoint(BF16, M=1, N=9, K=640, bits=8, group=128, scale_dtype=F32, aligned=False),
+    QuantizedPoint(F16, M=1, N=65, K=544, bits=4, group=32, scale_dtype=F32, biased=True),
+    QuantizedPoint(F16, M=1, N=33, K=96, bits=8, group=32),
+    QuantizedPoint(F32, M=1, N=17, K=384, bits=4, group=128, scale_dtype=F16, aligned=False),
+    QuantizedPoint(F32, M=1, N=64, K=192, bits=8, group=64, biased=True),
+    QuantizedPoint(BF16, M=8, N=70, K=640, bits=4, group=128, scale_dtype=F16, zero_points=True, biased=True),
+    QuantizedPoint(BF16, M=5, N=9, K=576, bits=8, group=64, scale_dtype=F16),
+    QuantizedPoint(F16, M=2, N=65, K=96, bits=4, group=32, scale_dtype=BF16, zero_points=True, aligned=False),
+    QuantizedPoint(F16, M=7, N=33, K=640, bits=8, group=128, scale_dtype=F32),
+    QuantizedPoint(F32, M=3, N=17, K=320, bits=4, group=64),
+    QuantizedPoint(F32, M=6, N=64, K=288, bits=8, group=32, aligned=False),
+    QuantizedPoint(BF16, M=40, N=70, K=192, bits=4, group=64, scale_dtype=F32),
+    QuantizedPoint(BF16, M=33, N=9, K=256, bits=8, group=128, scale_dtype=F16, zero_points=True, biased=True),
+    QuantizedPoint(F16, M=64, N=65, K=96, bits=4, group=32),
+    QuantizedPoint(F16, M=9, N=33, K=64, bits=8, group=64, aligned=False),
+    QuantizedPoint(F32, M=10, N=130, K=128, bits=4, group=128, biased=True),
+    QuantizedPoint(F32, M=35, N=64, K=96, bits=8, group=32),
+]
+ROWS = [
+    QuantizedPoint(BF16, N=7, K=192, bits=4, group=64, scale_dtype=F16, zero_points=True),
+    QuantizedPoint(F16, N=5, K=96, bits=8, group=32, scale_dtype=F32, indexed=True),
+    QuantizedPoint(F32, N=3, K=256, bits=4, group=128, aligned=False, indexed=True),
+]
+
+
+def compiled() -> Iterator[QuantizedPoint]:
+    for dtype, bits, M in itertools.product(DTYPES, (4, 8), (1, 4, 40)):
+        yield QuantizedPoint(dtype, M=M, bits=bits)
+
+
+OUTSIDE = (Hostile("indices", [[0, 40], [LARGE, 2], [-LARGE, -1]]),)
+
+register(
+    OpEntry(
+        "quantized_linear",
+        draw=draw_linear,
+        small=QuantizedPoint(biased=True),
+        points=POINTS,
+        quick=[POINTS[0], POINTS[6], POINTS[12]],
+        self_test=[QuantizedPoint(BF16, M=M, N=64, K=512, bits=bits, group=64) for M in (1, 8, 40) for bits in (4, 8)],
+        compiled=compiled,
+        bound=linear_bounds,
+        heads={"y": None},
+        operations=lambda call: 2 * call["x"].numel() * call["weight"].shape[0],
+        invalid=wrong_linear,
+    ),
+    OpEntry(
+        "dequantize",
+        draw=draw_dequantize,
+        exact=lambda call: reference.dequantize(**{name: x for name, x in call.items() if name != "dtype"}),
+        small=QuantizedPoint(indexed=True),
+        points=ROWS,
+        quick=ROWS[:1],
+        compiled=lambda: [QuantizedPoint(dtype, bits=bits) for dtype in DTYPES for bits in (4, 8)],
+        heads={"rows": None},
+        result="rows",
+        launches=None,
+        invalid=wrong_dequantize,
+        hostile=OUTSIDE,
+    ),
+)

@@ -1,0 +1,188 @@
+"""Tests the parts of the SGLang plugin that need no SGLang: the delta rule, sampling by seeds, copies of states between
+slots, and refusals of quantised files.
+"""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.errors import assert_close, assert_same_bits
+from torch_gdn import reference
+from torch_gdn_engines import packed
+from torch_gdn_engines.sglang import kernels, sampling, tracking
+
+
+def test_tokens_are_as_frequent_as_likely_over_seeds_and_over_positions(device: torch.device) -> None:
+    p, n = torch.tensor([0.5, 0.25, 0.15, 0.07, 0.025, 0.005]), 20_000
+    same, others = torch.full((n,), 2**40), torch.arange(n)
+    logprobs = p.log().expand(n, -1).to(device)
+    for seeds, positions in ((others, same), (same, others)):
+        tokens = sampling.sample_by_seeds(logprobs, seeds.to(device), positions.to(device))[:, 0]
+        counts = tokens.cpu().bincount(minlength=len(p))
+        deviations = (counts - n * p) / (n * p * (1 - p)).sqrt()
+        assert deviations.abs().max() < 4, deviations
+
+
+def test_filtered_tokens_are_those_of_the_whole_vocabulary(device: torch.device) -> None:
+    """A seed chooses a token by its id, whatever its rank. Here the filter keeps all tokens."""
+
+    def by_rank(probs: torch.Tensor, *others: object, **options: object) -> tuple[torch.Tensor, ...]:
+        weights, ids = probs.sort(dim=-1, descending=True)
+        return ids[:, 0], weights, ids, weights[:, 0]
+
+    probs = torch.rand(50, 20).softmax(-1).to(device)
+    seeds, positions = torch.arange(50).to(device), torch.arange(50).to(device)
+    filtered = sampling.sample_filtered(by_rank, probs, None, None, None, False, seeds, positions)
+    assert filtered.tolist() == sampling.sample_by_seeds(probs.log(), seeds, positions)[:, 0].tolist()
+
+
+def test_states_are_copied_where_the_mask_says_so(device: torch.device) -> None:
+    """A request with a freed slot, -1, is skipped, and so is everything after the batch. The pools are views."""
+    pools = [torch.randn(3, 8, 5, 3), torch.randn(3, 8, 4, 6)]
+    wanted = [pool.clone() for pool in pools]
+    for pool in wanted:
+        pool[:, 5], pool[:, 7] = pool[:, 1].clone(), pool[:, 2].clone()
+    found = [torch.zeros(4, 9, *pool.shape[2:], device=device)[1:, 1:].copy_(pool) for pool in pools]
+    source, destination = (torch.tensor(x, device=device) for x in ([1, 3, -1, 2, 6, 0], [5, 4, 6, 7, -1, 3]))
+    mask = torch.tensor([True, False, True, True, True, True], device=device)
+    tracking.track_all_layers(*found, source, mask, destination, batch_size=5)
+    assert all(torch.equal(x.cpu(), y) for x, y in zip(found, wanted, strict=True))
+
+
+H, HV, K, V, SLOTS = 2, 4, 32, 16, 6
+
+
+def inputs_of(tokens: int) -> list[torch.Tensor]:
+    keys, values = (1, tokens, H, K), (1, tokens, HV, V)
+    return [*torch.randn(2, *keys), torch.randn(values), -torch.rand(1, tokens, HV), torch.rand(1, tokens, HV)]
+
+
+@pytest.mark.parametrize(
+    "slots", [[2, 0], [0, -1], [-1, 0, 5], [-1, -1], [5, -1, 3, -1]], ids=lambda x: ",".join(map(str, x))
+)
+@pytest.mark.parametrize("tracks", [False, True])
+def test_a_prompt_changes_its_own_slot_and_padding_changes_nothing(
+    slots: list[int], tracks: bool, device: torch.device
+) -> None:
+    lengths = [70, 129, 5, 64][: len(slots)]
+    chunks = [1, 2, 0, 1][: len(slots)]  # after which a state is kept
+    parts = [inputs_of(n) for n in lengths]
+    pool, tracked = torch.randn(SLOTS, HV, V, K), torch.randn(len(slots), HV, V, K)
+    found_pool, found_tracked = pool.clone().to(device), tracked.clone().to(device)
+    numbers: dict[str, Any] = {"track_chunk_idx": torch.tensor(chunks).to(device), "track_state": found_tracked}
+    o, _, _ = kernels.DeltaRule().extend(
+        *(torch.cat(part, 1).to(device) for part in zip(*parts, strict=True)),
+        ssm_states=found_pool,
+        cache_indices=torch.tensor(slots, dtype=torch.int32, device=device),
+        query_start_loc=torch.tensor([0, *lengths], device=device).cumsum(0, dtype=torch.int32),
+        **(numbers if tracks else {}),
+    )
+    exact_pool = pool.double()
+    for i, (slot, part, found) in enumerate(zip(slots, parts, o.split(lengths, 1), strict=True)):
+        if slot < 0:
+            assert found.count_nonzero() == 0, "the output of padding"
+            assert_same_bits("the kept state of padding", found_tracked[i], tracked[i])
+            continue
+
+        def run(tokens: int, part: list[torch.Tensor] = part, slot: int = slot) -> Any:
+            q, k, v, g, beta = (x[:, :tokens].double() for x in part)
+            options = {"use_qk_l2norm_in_kernel": True, "output_final_state": True, "state_v_first": True}
+            return reference.fused_recurrent_gated_delta_rule(
+                q, k, v, g, beta=beta, initial_state=pool[slot : slot + 1].double(), **options
+            )
+
+        exact, state = run(lengths[i])
+        assert_close("o", found.cpu(), exact, 1e-4)
+        exact_pool[slot] = state[0]
+        if tracks:
+            kept = run(64 * chunks[i])[1] if chunks[i] else pool[slot : slot + 1].double()
+            assert_close("the kept state", found_tracked[i : i + 1].cpu(), kept, 1e-4, head_dim=1)
+    used = [slot for slot in slots if slot >= 0]
+    others = [slot for slot in range(SLOTS) if slot not in used]
+    assert_close("states", found_pool[used].cpu(), exact_pool[used], 1e-4, head_dim=1)
+    assert_same_bits("states of other requests", found_pool[others], pool[others])
+
+
+@pytest.mark.parametrize("slots", [[2, -1, 5], [-1, 0]], ids=lambda x: ",".join(map(str, x)))
+def test_a_token_changes_its_own_slot_and_padding_changes_nothing(slots: list[int], device: torch.device) -> None:
+    n = len(slots)
+    q, k, v, a, b = (x[0][:, None].transpose(0, 1) for x in inputs_of(n))
+    pool, columns = torch.randn(SLOTS, HV, V, K), torch.randn(SLOTS, 8, 3)
+    found_pool, found_columns = pool.clone().to(device), columns.clone().to(device)
+    gates = {"A_log": torch.randn(HV).to(device), "dt_bias": torch.randn(HV).to(device)}
+    indices = torch.tensor(slots, dtype=torch.int32, device=device)
+    where = {"ssm_states": found_pool, "cache_indices": indices, "query_start_loc": indices}
+    o = kernels.DeltaRule().decode(*(x.to(device) for x in (q, k, v, a[0], b[0])), **gates, **where)
+    y = kernels.convolve_tokens(
+        torch.randn(n, 8).to(device), found_columns, torch.randn(8, 4).to(device), conv_state_indices=indices
+    )
+    for i, slot in enumerate(slots):
+        assert (o[0, i].count_nonzero() == 0) == (y[i].count_nonzero() == 0) == (slot < 0)
+    others = [slot for slot in range(SLOTS) if slot not in slots]
+    used = [slot for slot in slots if slot >= 0]
+    for found, before in ((found_pool, pool), (found_columns, columns)):
+        assert_same_bits("other slots", found[others], before[others])
+        assert all((found[slot].cpu() != before[slot]).any() for slot in used)
+
+
+CODES = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
+EIGHT = {"num_bits": 8, "type": "float", "strategy": "tensor"}
+
+
+@pytest.mark.parametrize(
+    "change, got",
+    [
+        ({"format": "float-quantized"}, "compressed-tensors' ['float-quantized'] of"),
+        ({"config_groups": {"a": {"weights": EIGHT}}}, "compressed-tensors with 8-bit float weights by tensor"),
+        ({"config_groups": {"a": {"weights": CODES, "input_activations": EIGHT}}}, "with ['input_activations']"),
+        ({"config_groups": {"a": {"weights": CODES}, "b": {"weights": CODES | {"num_bits": 8}}}}, "['pack-quantized']"),
+        ({"config_groups": {}}, "compressed-tensors without config_groups"),
+        ({"config_groups": None}, "compressed-tensors without config_groups"),
+        ({"kv_cache_scheme": EIGHT}, "with ['kv_cache_scheme']"),
+    ],
+)
+def test_schemes_of_compressed_tensors_without_kernels_are_refused(change: dict[str, Any], got: str) -> None:
+    plain = {"format": "pack-quantized", "config_groups": {"a": {"weights": CODES}}}
+    assert packed.compressed_tensors(plain) == (4, 128)
+    with pytest.raises(ValueError, match=f"^quantization: expected {re.escape(packed.SUPPORTED)}.*{re.escape(got)}"):
+        packed.compressed_tensors(plain | change)
+
+
+def test_an_unknown_argument_is_refused_where_sglangs_kernel_cannot_run() -> None:
+    x, states, slots = torch.zeros(2, 4), torch.zeros(2, 4, 3), torch.arange(2, dtype=torch.int32)
+    starts = torch.tensor([0, 1, 2], dtype=torch.int32)
+    known = {"pad_slot_id": -1, "validate_data": False}
+    weight = torch.zeros(4, 4)
+    kernels.convolve_tokens(x, states, weight, conv_state_indices=slots, intermediate_conv_window=None, **known)
+    kernels.convolve_prompts(x.t(), weight, None, states, starts, cache_indices=slots, block_table=None, **known)
+    calls = [
+        ("causal_conv1d_update", kernels.convolve_tokens, (x, states, weight)),
+        ("causal_conv1d_fn", kernels.convolve_prompts, (x.t(), weight, None, states, starts)),
+    ]
+    for function, run, given in calls:
+        with pytest.raises(NotImplementedError, match=f"{function}: block_table: .* does not know this argument"):
+            run(*given, block_table=slots)
+    rule, q = kernels.DeltaRule(), torch.zeros(1, 2, 1, 4)
+    pools = {"ssm_states": torch.zeros(2, 1, 4, 4), "cache_indices": slots, "query_start_loc": starts}
+    for name, own in (("decode", {"A_log": torch.zeros(1), "dt_bias": torch.zeros(1)}), ("extend", {})):
+        gates = torch.zeros(2, 1) if name == "decode" else torch.zeros(1, 2, 1)
+        with pytest.raises(NotImplementedError, match=f"TritonGDNKernel.{name}: retrieve_next_token: "):
+            getattr(rule, name)(q, q, q, gates, gates, **pools, **own, retrieve_next_token=slots)
+
+
+def test_a_router_with_an_unknown_argument_is_sglangs() -> None:
+    seen: list[dict[str, Any]] = []
+
+    def theirs(*given: Any, **options: Any) -> Any:
+        seen.append(options)
+        return SimpleNamespace()
+
+    logits = torch.randn(2, 8)
+    assert isinstance(kernels.router(theirs, logits, logits, 2, True, another=None), tuple) and not seen
+    kernels.router(theirs, logits, logits, 2, True, another=1)
+    assert [options["another"] for options in seen] == [1]

@@ -1,0 +1,37 @@
+"""Loads the model in a folder, the argument, into a worker without an engine.
+
+A line of the output has the bytes of mps that the model holds, and the most that were held while it was loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+
+def load(model: str) -> tuple[int, int]:
+    import torch
+    from vllm.config import set_current_vllm_config
+    from vllm.engine.arg_utils import EngineArgs
+
+    from torch_gdn_engines.vllm.worker import MpsWorker
+
+    options = EngineArgs(model=model, dtype="bfloat16", skip_tokenizer_init=True, enforce_eager=True, max_model_len=64)
+    config = options.create_engine_config()
+    with TemporaryDirectory() as folder, set_current_vllm_config(config):
+        method = (Path(folder) / "store").as_uri()
+        worker = MpsWorker(
+            vllm_config=config, local_rank=0, rank=0, distributed_init_method=method, is_driver_worker=True
+        )
+        worker.init_device()
+        before = torch.mps.current_allocated_memory()
+        torch.accelerator.reset_peak_memory_stats()
+        worker.load_model()
+        held, most = torch.mps.current_allocated_memory(), torch.accelerator.max_memory_allocated()
+    return held - before, most - before
+
+
+if __name__ == "__main__":
+    print(json.dumps(load(sys.argv[1])))

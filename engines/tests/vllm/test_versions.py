@@ -1,0 +1,65 @@
+"""vLLM 0.33, of which there is no CPU wheel: the CUDA wheel's Python files, without compiled kernels, as on a Mac."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines.tests.vllm.conftest import GREEDY_TOKENS, ROOT, assert_tokens_agree, run_engine
+
+VERSION = "0.33.0"
+
+
+def python_files_of(version: str) -> Path:
+    """Downloaded once, 336 MB, into build/."""
+    folder = ROOT / "build" / f"vllm-{version}"
+    if (folder / "vllm").is_dir():
+        return folder
+    download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    subprocess.run([*download, "--dest", str(folder), f"vllm=={version}"], check=True)
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        wanted = (name for name in archive.namelist() if name.endswith((".py", ".json")) or ".dist-info/" in name)
+        archive.extractall(folder, wanted)
+    wheel.unlink()
+    return folder
+
+
+@pytest.mark.versions
+def test_drafts_on_mps(reference: Any) -> None:
+    path, texts, tokens, _ = reference("qwen3_next")
+    ngram = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 2}
+    drafted = {"prompts": texts, "tokens": GREEDY_TOKENS, "accept": [0, 3, 1, 2], "continuations": tokens}
+    result = run_engine(
+        "mps",
+        {
+            "model": str(path),
+            "options": {"dtype": "float32", "max_num_batched_tokens": 64, "speculative_config": ngram},
+            "rounds": [{"prompts": texts, "tokens": GREEDY_TOKENS}, drafted],
+        },
+        [python_files_of(VERSION)],
+    )
+    assert result["version"] == VERSION
+    assert [each["tokens"] for each in result["rounds"]] == [tokens, tokens]
+    assert result["compiled late"] == []
+
+
+@pytest.mark.versions
+def test_codes_by_the_name_of_a_dtype(reference: Any) -> None:
+    path, texts, tokens, margins = reference("qwen3")
+    result = run_engine(
+        "mps",
+        {
+            "model": str(path),
+            "options": {"dtype": "float32", "max_num_batched_tokens": 64, "kv_cache_dtype": "aura_8v8"},
+            "rounds": [{"prompts": texts, "tokens": GREEDY_TOKENS}],
+        },
+        [python_files_of(VERSION)],
+    )
+    assert any(name.startswith("aura_paged_attention") for name in result["kernels"])
+    assert_tokens_agree(result["rounds"][0]["tokens"], tokens, margins, 0.05)

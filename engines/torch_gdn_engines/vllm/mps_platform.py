@@ -1,0 +1,170 @@
+"""Makes PyTorch's mps a platform of vLLM (vllm.platforms.interface)."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from typing import Any
+
+import torch
+from vllm.platforms.interface import Platform, PlatformEnum
+
+from torch_gdn.reference.aura import TILE
+from torch_gdn_engines.vllm import require_mps
+
+HERE = "torch_gdn_engines.vllm"
+BLOCK_SIZE = (
+    32  # tokens per block of keys and values, unless the user or a hybrid model's states require another number
+)
+
+
+class MpsPlatform(Platform):
+    _enum = PlatformEnum.OOT
+    device_name = "mps"  # a device string: vLLM makes torch.device("mps:0") of it
+    device_type = "mps"
+    dispatch_key = "MPS"
+    dist_backend = "gloo"  # of a world of one process
+    simple_compile_backend = "eager"
+
+    def __init__(self) -> None:
+        require_mps()
+
+    @property
+    def supported_dtypes(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16, torch.float32]
+
+    @classmethod
+    def check_if_supports_dtype(cls, dtype: torch.dtype) -> None:
+        if dtype not in (torch.bfloat16, torch.float16, torch.float32):
+            raise ValueError(f"dtype: expected bfloat16, float16 or float32 on mps, got {dtype}")
+
+    # The device
+
+    @classmethod
+    def get_device_name(cls, device_id: int = 0) -> str:
+        return torch.backends.mps.get_name()
+
+    @classmethod
+    def current_device(cls) -> torch.device:
+        return torch.device("mps:0")
+
+    @classmethod
+    def set_device(cls, device: torch.device) -> None:
+        pass
+
+    @classmethod
+    def get_device_total_memory(cls, device_id: int = 0) -> int:
+        return torch.mps.recommended_max_memory()
+
+    @classmethod
+    def get_current_memory_usage(cls, device: Any = None) -> float:
+        return torch.mps.current_allocated_memory()
+
+    @classmethod
+    def is_integrated_gpu(cls, device_id: int = 0) -> bool:
+        return True
+
+    @classmethod
+    def is_pin_memory_available(cls) -> bool:
+        return False
+
+    @classmethod
+    def inference_mode(cls) -> Any:
+        return torch.no_grad()
+
+    @classmethod
+    def manual_seed_all(cls, seed: int) -> None:
+        torch.mps.manual_seed(seed)
+
+    # Kernels
+
+    @classmethod
+    def import_kernels(cls) -> None:
+        """Imports nothing: on a Mac, vllm._C has no GPU kernels and may be missing."""
+
+    @classmethod
+    @cache
+    def register_triton_kernel_overrides(cls) -> None:
+        from vllm.triton_utils.dispatcher import register_kernels
+
+        from torch_gdn_engines.vllm.kernels import OVERRIDES
+
+        register_kernels(OVERRIDES)
+
+    @classmethod
+    def get_attn_backend_cls(cls, selected_backend: Any, attn_selector_config: Any, num_heads: Any = None) -> str:
+        if attn_selector_config.use_mla or attn_selector_config.use_sparse:
+            raise NotImplementedError("attention on mps: expected full attention, got MLA or sparse attention")
+        from torch_gdn_engines.vllm.selector import backend_path
+
+        return backend_path()
+
+    @classmethod
+    def opaque_attention_op(cls) -> bool:
+        return False
+
+    @classmethod
+    def get_punica_wrapper(cls) -> str:
+        return f"{HERE}.lora.TorchGdnPunicaWrapper"
+
+    # What the engine may do
+
+    @classmethod
+    def support_hybrid_kv_cache(cls) -> bool:
+        return True
+
+    @classmethod
+    def check_runner_kv_caches_multi_layer(cls) -> None:
+        pass
+
+    @classmethod
+    def supports_structured_output(cls) -> bool:
+        return True
+
+    @classmethod
+    def get_device_communicator_cls(cls) -> str:
+        return "vllm.distributed.device_communicators.base_device_communicator.DeviceCommunicatorBase"
+
+    @classmethod
+    def verify_quantization(cls, quant: str) -> None:
+        from torch_gdn_engines.vllm import quantized
+
+        quantized.verify(quant)
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: Any) -> None:
+        from vllm.config import CompilationMode
+        from vllm.config.compilation import CUDAGraphMode
+
+        from torch_gdn_engines.vllm import exact_rows, kv_cache_dtype
+
+        kv_cache_dtype.move_to_additional_config(vllm_config)
+        model = vllm_config.model_config
+        if model is not None and model.quantization is not None:
+            from torch_gdn_engines.vllm import quantized
+
+            load = vllm_config.load_config
+            load.load_format = quantized.load_format_of(model.quantization, load.load_format)
+        elif model is not None and model.model_arch_config.quantization_config:
+            cls.verify_quantization("a quantization_config without a quant_method")
+        parallel = vllm_config.parallel_config
+        if parallel.world_size > 1:
+            raise ValueError(
+                f"parallel_config: expected 1 process on mps, got {parallel.world_size}: torch.distributed has no "
+                "collective backend for mps (gloo serves only cpu and cuda)"
+            )
+        if parallel.worker_cls == "auto":
+            parallel.worker_cls = f"{HERE}.worker.MpsWorker"
+        parallel.disable_custom_all_reduce = True
+        vllm_config.scheduler_config.async_scheduling = False  # it copies sampled tokens in a second stream
+        compilation = vllm_config.compilation_config
+        compilation.mode = CompilationMode.NONE
+        compilation.cudagraph_mode = CUDAGraphMode.NONE
+        compilation.cudagraph_capture_sizes = []
+        cache = vllm_config.cache_config
+        if not cache.user_specified_block_size:
+            cache.block_size = TILE if exact_rows.wants_means(vllm_config) else BLOCK_SIZE
+        if cache.mamba_cache_dtype == cache.mamba_ssm_cache_dtype == "auto":
+            cache.mamba_ssm_cache_dtype = "float32"  # as in transformers; vLLM's auto is the model's dtype
+        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # V2 is Triton throughout
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # Metal does not survive a fork

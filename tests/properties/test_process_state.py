@@ -1,0 +1,62 @@
+"""Tests that what torch_gdn computes for itself neither depends on the process's settings nor changes them, because
+other threads use them: the default dtype and device, and the random numbers of the CPU and of `mps`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.devices import ready
+from tests.helpers.errors import assert_same_bits
+from torch_gdn.self_test import run
+from torch_gdn.self_test.cases import Case
+from torch_gdn_check.registry import REGISTRY, OpEntry
+from torch_gdn_check.registry.inputs import Call
+from torch_gdn_check.registry.layers import RowPoint
+
+each_op = pytest.mark.parametrize("entry", REGISTRY.values(), ids=REGISTRY)
+
+
+@contextmanager
+def process_of(dtype: torch.dtype) -> Iterator[None]:
+    """Has this default dtype. Refuses changes of the process, and asserts that nothing drew its random numbers."""
+    torch.set_default_dtype(dtype)
+    before = torch.default_generator.get_state()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("manual_seed", "set_default_dtype"):
+                patch.setattr(torch, name, lambda *_: pytest.fail("another thread would see this"))
+            yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(torch.default_generator.get_state(), before)
+
+
+def assert_same_call(found: Call, expected: Call) -> None:
+    assert found.keys() == expected.keys()
+    for name, x in expected.items():
+        if isinstance(x, Tensor):
+            assert found[name].dtype == x.dtype, name
+            assert_same_bits(name, found[name], x)
+        else:
+            assert found[name] == x, name
+
+
+@each_op
+def test_an_entry_draws_the_same_call_in_any_process(entry: OpEntry[Any]) -> None:
+    expected = entry.smallest()
+    torch.manual_seed(1)
+    with process_of(torch.bfloat16):
+        assert_same_call(entry.smallest(), expected)
+
+
+def test_the_self_test_judges_alike_in_any_process() -> None:
+    ready("mps")
+    with process_of(torch.float64):  # which mps does not have
+        assert run.problem_of(Case("rms_norm_gated", RowPoint(D=32))) == ""

@@ -1,0 +1,52 @@
+"""Counts bytes before they are allocated, so that what does not fit ends in an error, and not in a Mac that swaps."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from torch_gdn._mps import why_no_mps
+
+GB = 10**9  # the Hub's unit for files
+FLOATS = ("F32", "BF16", "F16")  # dtypes as safetensors names them
+BYTES = {"F64": 8, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}
+
+
+def gigabytes(size: int) -> str:
+    return f"{size / GB:.2f}" if size < 10 * GB else f"{size / GB:,.1f}"
+
+
+def check_memory(what: str, needed: int, device: torch.device) -> None:
+    """Checks that `needed` bytes and what PyTorch has allocated fit into what Metal recommends. It checks only `mps`.
+
+    Raises:
+        RuntimeError: If this PyTorch has no mps device.
+        torch.OutOfMemoryError: If they do not. Above the recommendation a Mac swaps and may stop responding.
+    """
+    if device.type != "mps":
+        return
+    if reason := why_no_mps():
+        raise RuntimeError(f'{what}: expected a device of this machine, got "mps": {reason}. Use device_map="cpu"')
+    limit, allocated = torch.mps.recommended_max_memory(), torch.mps.current_allocated_memory()
+    if needed + allocated > limit:
+        raise torch.OutOfMemoryError(
+            f"{what}: {gigabytes(needed)} GB needed and {gigabytes(allocated)} GB allocated, but Metal recommends at "
+            f"most {gigabytes(limit)} GB on this machine; `python -m torch_gdn fits` prints what a model needs"
+        )
+
+
+def bytes_when_loaded(files: Iterable[str | Path], dtype: torch.dtype) -> int:
+    """Returns the bytes that the tensors of safetensors files take in memory, floats in the model's dtype."""
+    safe_open = importlib.import_module("safetensors").safe_open
+    total = 0
+    for path in files:
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118  # not a dict
+                piece = file.get_slice(name)
+                size = dtype.itemsize if piece.get_dtype() in FLOATS else BYTES.get(piece.get_dtype(), 1)
+                total += math.prod(piece.get_shape()) * size
+    return total

@@ -1,0 +1,1 @@
+"""Commands of torch_gdn, and the functions behind them."""

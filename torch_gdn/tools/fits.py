@@ -1,0 +1,224 @@
+"""Counts the memory that a model needs, and finds the smallest Mac that it fits on: `python -m torch_gdn fits`."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torch_gdn import command_line
+from torch_gdn._mps import why_no_mps
+from torch_gdn.memory import gigabytes
+
+MEMORIES = (8, 16, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)  # Apple's GB, which are 2^30 bytes
+
+
+@dataclass(frozen=True)
+class Format:
+    """A storage format of weights: `bits` codes with a 16-bit scale and bias per group, or bfloat16."""
+
+    name: str
+    bits: int = 16
+    group_size: int = 0
+    experts_only: bool = False
+
+    def bytes_of(self, values: int, columns: int, is_expert: bool) -> int:
+        if self.bits == 16 or (self.experts_only and not is_expert) or columns % self.group_size:
+            return 2 * values
+        return values * self.bits // 8 + values // self.group_size * 4
+
+
+FORMATS = (
+    Format("bf16"),
+    Format("8 bits, groups of 64", 8, 64),
+    Format("4 bits, groups of 64", 4, 64),
+    Format("experts in 4 bits, groups of 128", 4, 128, experts_only=True),
+)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The memory that a model needs, in bytes.
+
+    Attributes:
+        parameters: their number; tied parameters count once.
+        weights: bytes by the format's name. A format that packs experts only is left out if it packs none.
+        state: bytes per request of the recurrent and convolution states.
+        cache_per_token: bytes per token and request of keys and values.
+    """
+
+    parameters: int
+    weights: dict[str, int]
+    state: int
+    cache_per_token: int
+
+    def total(self, name: str, tokens: int = command_line.FITTED_TOKENS, requests: int = 1) -> int:
+        return self.weights[name] + requests * (self.state + tokens * self.cache_per_token)
+
+
+def recommended(memory: int) -> int:
+    """Returns the bytes that Metal recommends to use at most on a Mac with `memory` of Apple's GB.
+
+    Users of llama.cpp reported two thirds for 16 and 32 GB (ggml-org/llama.cpp#1826, abetlen/llama-cpp-python#687) and
+    three quarters for 64 and 96 GB (ggml-org/llama.cpp#1870, #3213). Two thirds are assumed in between. A newer macOS
+    may recommend more. On a Mac, `torch.mps.recommended_max_memory()` has the number.
+    """
+    return (memory << 30) * 3 // 4 if memory >= 64 else (memory << 30) * 2 // 3
+
+
+def smallest_mac(needed: int) -> int | None:
+    """Returns the memory, in Apple's GB, of the smallest Mac for which Metal recommends that much, or None."""
+    return next((size for size in MEMORIES if recommended(size) >= needed), None)
+
+
+# ---- a configuration -------------------------------------------------------------------------------------------------
+
+
+def configuration_of(model: str) -> Any:
+    transformers = importlib.import_module("transformers")
+    if model in command_line.KNOWN_MODELS:
+        return getattr(transformers, command_line.KNOWN_MODELS[model])()
+    log = logging.getLogger("huggingface_hub")
+    level = log.level
+    log.setLevel(logging.ERROR)  # without a network, it logs each of its attempts; the error at the end says enough
+    try:
+        return transformers.AutoConfig.from_pretrained(model)
+    finally:
+        log.setLevel(level)
+
+
+def needs_of(configuration: Any) -> Needs:
+    """Returns what a causal language model with this configuration takes.
+
+    Raises:
+        ValueError: If the model has no Gated DeltaNet or Kimi Delta Attention layers with the configuration's usual
+            names, or has layers that are neither these nor full attention.
+    """
+    text = configuration.get_text_config()
+    if not (hasattr(text, "linear_num_value_heads") or hasattr(text, "linear_num_heads")):
+        raise ValueError(
+            f"configuration: expected a model with Gated DeltaNet or Kimi Delta Attention layers, "
+            f"got {text.model_type!r}"
+        )
+    if others := set(text.layer_types) - {"linear_attention", "full_attention"}:
+        raise ValueError(
+            f"configuration: layer_types: expected linear_attention and full_attention, got {', '.join(sorted(others))}"
+        )
+    auto = importlib.import_module("transformers").AutoModelForCausalLM
+    with torch.device("meta"):
+        model = auto.from_config(text)
+    parameters = list(packable(model))
+    weights = {
+        each: sum(each.bytes_of(x.numel(), columns, is_expert) for x, columns, is_expert in parameters)
+        for each in FORMATS
+    }
+    unpacked = weights[FORMATS[0]]
+    return Needs(
+        parameters=sum(x.numel() for x, _, _ in parameters),
+        weights={each.name: size for each, size in weights.items() if not (each.experts_only and size == unpacked)},
+        state=state_bytes(text),
+        cache_per_token=cache_bytes(text),
+    )
+
+
+def packable(model: nn.Module) -> Iterator[tuple[Tensor, int, bool]]:
+    """Yields each parameter once, with its columns (1 if it is never packed) and whether it is an expert's."""
+    seen: set[Tensor] = set()
+    for module in model.modules():
+        for x in module.parameters(recurse=False):
+            if x in seen:
+                continue
+            seen.add(x)
+            is_expert = x.dim() == 3 and "Experts" in type(module).__name__
+            is_matrix = isinstance(module, nn.Linear | nn.Embedding) and x.dim() == 2
+            yield x, x.shape[-1] if is_matrix or is_expert else 1, is_expert
+
+
+def layers(text: Any, kind: str) -> int:
+    return list(text.layer_types).count(kind)
+
+
+def state_bytes(text: Any) -> int:
+    """Returns the bytes of one request's states: float32, with the convolution's columns in bfloat16."""
+    if hasattr(text, "linear_num_heads"):  # Kimi Delta Attention
+        keys = values = text.linear_num_heads * text.linear_head_dim
+        key_size = text.linear_head_dim
+    else:
+        keys = text.linear_num_key_heads * text.linear_key_head_dim
+        values = text.linear_num_value_heads * text.linear_value_head_dim
+        key_size = text.linear_key_head_dim
+    state = 4 * key_size * values
+    convolution = 2 * (2 * keys + values) * text.linear_conv_kernel_dim
+    return layers(text, "linear_attention") * (state + convolution)
+
+
+def cache_bytes(text: Any) -> int:
+    """Returns the bytes of one token's keys and values in bfloat16."""
+    if rank := getattr(
+        text, "kv_lora_rank", 0
+    ):  # latent attention keeps one vector for all heads, and the rotated part
+        per_layer = rank + text.qk_rope_head_dim
+    else:
+        size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        per_layer = 2 * text.num_key_value_heads * size
+    return layers(text, "full_attention") * 2 * per_layer
+
+
+# ---- what is printed -------------------------------------------------------------------------------------------------
+
+
+def report(model: str, needs: Needs, tokens: int, requests: int) -> Iterator[str]:
+    state, cache = requests * needs.state, requests * tokens * needs.cache_per_token
+    yield f"{model}: {needs.parameters / 1e9:.1f} billion parameters"
+    yield f"{requests} x state: {gigabytes(state)} GB; {requests} x cache of {tokens:,} tokens: {gigabytes(cache)} GB"
+    here = 0 if why_no_mps() else torch.mps.recommended_max_memory()
+    if here:
+        yield f"Metal recommends {gigabytes(here)} GB on this machine."
+    yield ""
+    rows = [("weights", "GB", "in all", "smallest Mac")]
+    for name, weights in needs.weights.items():
+        needed = needs.total(name, tokens, requests)
+        mac = smallest_mac(needed)
+        fits = ("; fits here" if needed <= here else "; does not fit here") if here else ""
+        rows.append((name, gigabytes(weights), gigabytes(needed), (f"{mac} GB" if mac else "none") + fits))
+    first, second, third, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
+    for name, size, total, mac_and_fit in rows:
+        yield f"{name:{first}}  {size:>{second}}  {total:>{third}}  {mac_and_fit}"
+
+
+def table() -> Iterator[str]:
+    """Returns the table of docs/models.md."""
+    yield "| model | weights | GB | state, MB | cache, GB | in all, GB | smallest Mac |"
+    yield "|---|---|---|---|---|---|---|"
+    for model in command_line.KNOWN_MODELS:
+        needs = needs_of(configuration_of(model))
+        for name, weights in needs.weights.items():
+            cache, needed = command_line.FITTED_TOKENS * needs.cache_per_token, needs.total(name)
+            mac = smallest_mac(needed)
+            cells = [model, name, gigabytes(weights), f"{needs.state / 10**6:.0f}", gigabytes(cache)]
+            yield f"| {' | '.join([*cells, gigabytes(needed), f'{mac} GB' if mac else 'none'])} |"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns 1 if the model's configuration cannot be read."""
+    options = command_line.fits().parse_args(arguments)
+    if options.table:
+        print("\n".join(table()))
+        return 0
+    try:
+        needs = needs_of(configuration_of(options.model))
+    except (OSError, ValueError, ImportError) as error:
+        print(f"{command_line.PROGRAM} fits: {options.model}: {error}", file=sys.stderr)
+        return 1
+    print("\n".join(report(options.model, needs, options.tokens, options.requests)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
