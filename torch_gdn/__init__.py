@@ -17,8 +17,6 @@ from torch_gdn import _library, aura, reference
 from torch_gdn._recorder import recording
 from torch_gdn._version import __version__
 from torch_gdn.causal_conv1d_interface import causal_conv1d_fn
-from torch_gdn.ops.attention.aura_paged_attention import aura_paged_attention
-from torch_gdn.ops.attention.aura_paged_tile_means import aura_paged_tile_means
 from torch_gdn.ops.attention.compute_slot_mapping import compute_slot_mapping
 from torch_gdn.ops.attention.paged_attention import paged_attention
 from torch_gdn.ops.attention.qk_norm_rope_and_cache import qk_norm_rope_and_cache_
@@ -28,6 +26,8 @@ from torch_gdn.ops.aura.aura_decode import aura_decode
 from torch_gdn.ops.aura.aura_encode import aura_encode, aura_encode_
 from torch_gdn.ops.aura.aura_flash_p1 import aura_flash_p1
 from torch_gdn.ops.aura.aura_flash_p2 import aura_flash_p2
+from torch_gdn.ops.aura.aura_paged_attention import aura_paged_attention
+from torch_gdn.ops.aura.aura_paged_tile_means import aura_paged_tile_means
 from torch_gdn.ops.aura.aura_rotate import aura_rotate
 from torch_gdn.ops.experts.moe_down import moe_down
 from torch_gdn.ops.experts.moe_gate_up import moe_gate_up

@@ -3,7 +3,7 @@
 #include "cpu/gdn/chunked.h"
 #include "cpu/gdn/recurrence.h"
 #include "cpu/simd/channel_kernels.h"
-#include "ops/kda/kda.h"
+#include "ops/gdn/kda.h"
 
 namespace torch_gdn {
 

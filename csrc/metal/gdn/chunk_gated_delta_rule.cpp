@@ -5,7 +5,7 @@
 #include "metal/gdn/choose_prefill.h"
 #include "metal/gdn/launches.h"
 #include "metal/implement.h"
-#include "ops/kda/kda.h"
+#include "ops/gdn/kda.h"
 
 namespace torch_gdn {
 

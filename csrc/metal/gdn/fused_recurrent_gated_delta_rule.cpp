@@ -2,7 +2,7 @@
 
 #include "metal/gdn/launches.h"
 #include "metal/implement.h"
-#include "ops/kda/kda.h"
+#include "ops/gdn/kda.h"
 
 namespace torch_gdn {
 

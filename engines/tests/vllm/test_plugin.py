@@ -445,7 +445,7 @@ def test_pools_leave_memory_for_what_vllm_does_not_know(tail: int, mps: Any, mon
     """Exact rows and means fit next to the pools, with less than a block to spare."""
     from vllm.config import VllmConfig
 
-    from torch_gdn_engines.vllm import aura_attention, exact_rows, worker
+    from torch_gdn_engines.vllm import aura_attention, ring_buffers, worker
 
     own = object.__new__(worker.MpsWorker)
     own.vllm_config = config = VllmConfig(additional_config={"aura": "4v4", "aura_tail": tail, "aura_sinks": 0})
@@ -464,7 +464,7 @@ def test_pools_leave_memory_for_what_vllm_does_not_know(tail: int, mps: Any, mon
     given = own.determine_available_memory()
     block = impl.scheme.bytes_per_token(128) * 2 * 128
     layer.kv_cache = torch.empty(given // block, 2, 128, block // 256, dtype=torch.uint8, device="meta")
-    exact_rows.allocate(config, torch.device("meta"))
+    ring_buffers.allocate(config, torch.device("meta"))
     extra = [] if impl.exact is None else [impl.exact.keys, impl.exact.values]
     extra += [] if impl.tile_means is None else [impl.tile_means]
     assert len(extra) == {128: 3, 127: 2, 0: 0}[tail]

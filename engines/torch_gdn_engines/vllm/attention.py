@@ -34,7 +34,7 @@ class PagedMetadata:
     max_query_len: int
     max_seq_len: int
     causal: bool
-    exact: Any = None  # exact_rows.Step, of pages of codes
+    exact: Any = None  # ring_buffers.Step, of pages of codes
 
 
 class PagedMetadataBuilder(AttentionMetadataBuilder[PagedMetadata]):

@@ -21,7 +21,7 @@ import torch_gdn
 from torch_gdn.aura import Scheme
 from torch_gdn.aura.codebooks import aura_signs, boundaries
 from torch_gdn_engines.vllm.attention import PagedAttention, PagedBackend, PagedMetadata, PagedMetadataBuilder
-from torch_gdn_engines.vllm.exact_rows import LayerRows
+from torch_gdn_engines.vllm.ring_buffers import LayerRows
 
 
 class AuraPagedAttention(PagedAttention):

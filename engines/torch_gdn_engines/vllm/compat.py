@@ -268,14 +268,14 @@ def replace_cpu_preparation() -> None:
     def register_triton_kernel_overrides() -> None:
         from vllm.utils import cpu_triton_utils
 
-        from torch_gdn_engines.vllm import exact_rows, kernels, seeds
+        from torch_gdn_engines.vllm import kernels, ring_buffers, seeds
 
         cpu_triton_utils._expand_kernel_impl = kernels.expand
         replace_compiled_functions()
         theirs()
         from vllm.v1.worker import cpu_worker  # not before: it replaces parts of torch for the whole process
 
-        bases = (seeds.KeepsSeeds, exact_rows.KeepsExactRows, cpu_worker.CPUModelRunner)
+        bases = (seeds.KeepsSeeds, ring_buffers.KeepsExactRows, cpu_worker.CPUModelRunner)
         cpu_worker.CPUModelRunner = type("CPUModelRunner", bases, {})
 
     CpuPlatform.register_triton_kernel_overrides = staticmethod(register_triton_kernel_overrides)

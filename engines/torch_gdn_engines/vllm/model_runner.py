@@ -10,7 +10,7 @@ from vllm.v1.utils import CpuGpuBuffer
 from vllm.v1.worker.block_table import MultiGroupBlockTable
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from torch_gdn_engines.vllm.exact_rows import KeepsExactRows
+from torch_gdn_engines.vllm.ring_buffers import KeepsExactRows
 from torch_gdn_engines.vllm.seeds import KeepsSeeds
 
 

@@ -136,7 +136,7 @@ class MpsPlatform(Platform):
         from vllm.config import CompilationMode
         from vllm.config.compilation import CUDAGraphMode
 
-        from torch_gdn_engines.vllm import exact_rows, kv_cache_dtype
+        from torch_gdn_engines.vllm import kv_cache_dtype, ring_buffers
 
         kv_cache_dtype.move_to_additional_config(vllm_config)
         model = vllm_config.model_config
@@ -163,7 +163,7 @@ class MpsPlatform(Platform):
         compilation.cudagraph_capture_sizes = []
         cache = vllm_config.cache_config
         if not cache.user_specified_block_size:
-            cache.block_size = TILE if exact_rows.wants_means(vllm_config) else BLOCK_SIZE
+            cache.block_size = TILE if ring_buffers.wants_means(vllm_config) else BLOCK_SIZE
         if cache.mamba_cache_dtype == cache.mamba_ssm_cache_dtype == "auto":
             cache.mamba_ssm_cache_dtype = "float32"  # as in transformers; vLLM's auto is the model's dtype
         os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # V2 is Triton throughout

@@ -20,7 +20,7 @@ from vllm.v1.worker.worker_base import CompilationTimes
 
 from torch_gdn import _C
 from torch_gdn.memory import bytes_when_loaded, check_memory
-from torch_gdn_engines.vllm import compat, exact_rows
+from torch_gdn_engines.vllm import compat, ring_buffers
 from torch_gdn_engines.vllm.model_runner import MpsModelRunner
 from torch_gdn_engines.vllm.warmup import compile_kernels
 
@@ -96,8 +96,8 @@ class MpsWorker(Worker):
         torch.mps.synchronize()
         kinds = Counter(repr(spec) for spec in self.get_kv_cache_spec().values())
         largest = pools_in_buffers(list(kinds.values()), _C.device_facts()["max_buffer_length"])
-        free = int(limit - torch.mps.driver_allocated_memory()) - exact_rows.bytes_of_pools(self.vllm_config)
-        available = min(int(free / (1 + exact_rows.share_of_means(self.vllm_config))), largest)
+        free = int(limit - torch.mps.driver_allocated_memory()) - ring_buffers.bytes_of_pools(self.vllm_config)
+        available = min(int(free / (1 + ring_buffers.share_of_means(self.vllm_config))), largest)
         torch.mps.empty_cache()
         logger.info("mps: %.2f GiB for the pools", available / 2**30)
         return available

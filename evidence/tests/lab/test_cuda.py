@@ -97,7 +97,7 @@ def test_an_attribute_that_is_not_known_is_an_error() -> None:
     [
         ("gdn/solve_tril.metal", ["16"]),
         ("aura/aura_flash_p2.metal", ["bfloat", "80"]),
-        ("attention/aura_paged_attention.metal", ["4", "4", "64", "2"]),  # these leave arguments to their defaults
+        ("aura/aura_paged_attention.metal", ["4", "4", "64", "2"]),  # these leave arguments to their defaults
     ],
 )
 def test_nvcc_takes_a_kernel(tmp_path: Path, file: str, arguments: list[str]) -> None:

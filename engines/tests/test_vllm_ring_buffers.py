@@ -19,7 +19,7 @@ from torch import Tensor
 
 import torch_gdn
 from torch_gdn.aura import Scheme
-from torch_gdn_engines.vllm.exact_rows import (
+from torch_gdn_engines.vllm.ring_buffers import (
     KeepsExactRows,
     Layout,
     Scheduled,

@@ -1,6 +1,6 @@
 // Finds the means of the tiles of pages that new keys begin.
 #pragma once
-#include "ops/attention/exact_rows.h"
+#include "ops/aura/ring_buffer.h"
 #include "ops/op.h"
 #include "shaders/aura/tile.h"
 

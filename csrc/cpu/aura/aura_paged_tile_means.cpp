@@ -1,4 +1,4 @@
-#include "ops/attention/aura_paged_tile_means.h"
+#include "ops/aura/aura_paged_tile_means.h"
 
 #include <ATen/Parallel.h>
 
@@ -8,7 +8,7 @@
 
 #include "cpu/attention/pages.h"
 #include "cpu/define.h"
-#include "shaders/attention/aura_paged_tile_means.h"
+#include "shaders/aura/aura_paged_tile_means.h"
 
 namespace torch_gdn::cpu {
 

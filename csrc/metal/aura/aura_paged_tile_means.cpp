@@ -1,8 +1,8 @@
-#include "ops/attention/aura_paged_tile_means.h"
+#include "ops/aura/aura_paged_tile_means.h"
 
 #include "metal/attention/pages.h"
 #include "metal/implement.h"
-#include "shaders/attention/aura_paged_tile_means.h"
+#include "shaders/aura/aura_paged_tile_means.h"
 
 namespace torch_gdn {
 
@@ -38,7 +38,7 @@ void run(const AuraPagedTileMeans<int64_t>& op) {
   parameters.head_size = int32_t(s.D);
   int32_count(channels, "aura_paged_tile_means_: keys", "elements of a token");
   launcher().run({{"aura_paged_tile_means",
-                   "attention/aura_paged_tile_means.metal",
+                   "aura/aura_paged_tile_means.metal",
                    {op.keys.scalar_type()},
                    {op.keys, op.exact_keys, slots, starts, block_table, cu_seqlens, seq_lens, op.tile_means,
                     Binding::error_log(), Binding::values(parameters)},

@@ -3,9 +3,9 @@
 // group.y the channels, and group.z the tile among those that begin with the sequence's new tokens.
 // Layout: keys [T, HK, D], exact rows [slots, rows, HK, D], tile_means [blocks, tiles of a block, HK, D] f16, with
 // strides.
-// csrc/ops/attention/aura_paged_tile_means.h says which keys a mean covers.
-#include "attention/aura_paged_tile_means.h"
+// csrc/ops/aura/aura_paged_tile_means.h says which keys a mean covers.
 #include "attention/sequences.h"
+#include "aura/aura_paged_tile_means.h"
 #include "aura/tile.h"
 
 template <typename T>

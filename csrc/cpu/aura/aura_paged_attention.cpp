@@ -1,4 +1,4 @@
-#include "ops/attention/aura_paged_attention.h"
+#include "ops/aura/aura_paged_attention.h"
 
 #include <ATen/Parallel.h>
 

@@ -1,4 +1,4 @@
-#include "ops/kda/fused_kda_gate.h"
+#include "ops/gdn/fused_kda_gate.h"
 
 #include "metal/gates.h"
 #include "metal/implement.h"

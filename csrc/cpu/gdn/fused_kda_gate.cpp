@@ -1,4 +1,4 @@
-#include "ops/kda/fused_kda_gate.h"
+#include "ops/gdn/fused_kda_gate.h"
 
 #include "cpu/define.h"
 #include "cpu/gates.h"

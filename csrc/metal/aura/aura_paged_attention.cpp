@@ -1,4 +1,4 @@
-#include "ops/attention/aura_paged_attention.h"
+#include "ops/aura/aura_paged_attention.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -6,8 +6,8 @@
 #include "metal/attention/pages.h"
 #include "metal/aura/vectors.h"
 #include "metal/implement.h"
-#include "shaders/attention/aura_paged_attention.h"
-#include "shaders/attention/paged_rotate.h"
+#include "shaders/aura/aura_paged_attention.h"
+#include "shaders/aura/paged_rotate.h"
 
 namespace torch_gdn {
 
@@ -27,7 +27,7 @@ Launch launch_paged_rotate(const PagedCall& call, const Tensor& in, const Tensor
                                          int32_t(s.T),
                                          int32_t(s.HQ)};
   return {"paged_rotate",
-          "attention/paged_rotate.metal",
+          "aura/paged_rotate.metal",
           {in.scalar_type(), out.scalar_type(), call.head_size(), inverse},
           {in, signs.contiguous(), call.cu_seqlens, out, Binding::values(parameters)},
           {rotation_groups(vectors, s.D), 1, 1},
@@ -71,7 +71,7 @@ Launch launch_aura_paged_attention(const AuraPagedAttention<int64_t>& op, const 
     arguments[5] = true;
   }
   return {"aura_paged_attention",
-          "attention/aura_paged_attention.metal",
+          "aura/aura_paged_attention.metal",
           arguments,
           {call.q,
            op.key.codes,

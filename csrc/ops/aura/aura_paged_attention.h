@@ -1,8 +1,8 @@
 // Attention to pages that hold AURA's codes, and to exact rows: rotates q, attends, and rotates the result back.
 #pragma once
-#include "ops/attention/exact_rows.h"
-#include "ops/attention/tile_means.h"
 #include "ops/aura/aura.h"
+#include "ops/aura/ring_buffer.h"
+#include "ops/aura/tile_means.h"
 
 namespace torch_gdn {
 
