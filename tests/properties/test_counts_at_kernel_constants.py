@@ -93,7 +93,7 @@ def drawn_points(op: str) -> Iterator[Any]:
         yield point
 
 
-# test_many.py has the counts of the rules, whose float64 takes seconds.
+# test_more_than_a_simdgroup.py has the counts of the rules, whose float64 takes seconds.
 COUNTED = [op for op, entry in REGISTRY.items() if counts_of(entry) and not {"K", "V"} <= fields_of(entry)]
 
 

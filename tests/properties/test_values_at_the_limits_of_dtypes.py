@@ -86,7 +86,8 @@ EXPONENTS |= {"sinks", "m_partials", "g", "gk", "gv", "beta", "A_log", "dt_bias"
 TABLES = ("signs", "codebook", "boundaries", "l_partials")  # ends of names; their values are made by other ops
 TABLES += ("scales", "biases")  # of packed weights: each multiplies a group's sum, in which terms cancel
 FEW, MANY = 3, 20  # changes of a tensor in a run
-# test_thresholds.py and test_ends.py have the values of the rules, whose states depend on all tokens before.
+# test_gates_and_norms_at_thresholds.py and test_exponents_at_their_ends.py have the values of the rules, whose
+# states depend on all tokens before.
 FLOATING = [
     op
     for op, entry in REGISTRY.items()

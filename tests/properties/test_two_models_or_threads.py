@@ -14,7 +14,7 @@ import torch
 from tests.aura.test_aura_cache import aura_cache, model_of
 from tests.helpers.errors import assert_same_bits
 from tests.integrations.test_transformers_switch import differing, everything
-from tests.properties.test_afterwards import next_logits
+from tests.properties.test_caches_after_saving import next_logits
 from torch_gdn.integrations import transformers
 from torch_gdn.integrations.transformers import switch
 from torch_gdn_check.registry import REGISTRY

@@ -11,7 +11,7 @@ import torch
 
 from tests.helpers.entries import assert_exact, fields_of
 from tests.helpers.errors import assert_close, assert_same_bits
-from tests.properties.test_null import BOUND, KEEPING, STEPPED, step_of, token_by_token
+from tests.properties.test_null_slots import BOUND, KEEPING, STEPPED, step_of, token_by_token
 from torch_gdn_check.registry import REGISTRY
 from torch_gdn_check.registry.gdn import ALGORITHMS, CHUNKED
 from torch_gdn_check.registry.inputs import Call, to_device

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers.entries import assert_exact, fields_of
-from tests.properties.test_plans import algorithms_of
+from tests.properties.test_sizes_that_change_the_plan import algorithms_of
 from torch_gdn_check.registry import REGISTRY
 from torch_gdn_check.registry.inputs import to_device
 from torch_gdn_check.registry.models import DTYPES
