@@ -19,7 +19,6 @@ from tests.helpers.devices import kernels_run, ready
 from tests.integrations import models
 from tests.integrations.models import distance, random_model
 from torch_gdn.integrations import transformers
-from torch_gdn.integrations.transformers.kernels import layers
 
 KINDS = [kind for kind in ("qwen3_5", "qwen3_5_moe") if models.there(kind)]
 GRAFTS = "transformers.integrations.gguf.kernels"
@@ -31,14 +30,12 @@ class GgmlGatedDeltaNet(nn.Module):
 
 
 class Repository:
-    """A repository on the Hub or, with a path, a folder."""
+    """A repository on the Hub."""
 
-    def __init__(self, repo_path: Any = None, *, layer_name: str, repo_id: str = "", version: int = 0) -> None:
-        self.layer_name, self.is_local = layer_name, repo_path is not None
+    def __init__(self, *, layer_name: str, repo_id: str, version: int) -> None:
+        self.layer_name = layer_name
 
     def load(self) -> Any:
-        if self.is_local:
-            return getattr(layers, self.layer_name)
         if self.layer_name != "Qwen3_5GatedDeltaNet":
             raise FileNotFoundError(self.layer_name)
         return GgmlGatedDeltaNet
@@ -68,7 +65,6 @@ def gguf(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
     stand_in = SimpleNamespace(
         LayerRepository=Repository,
-        LocalLayerRepository=Repository,
         Mode=SimpleNamespace(INFERENCE="inference"),
         kernelize=kernelize,
         register_kernel_mapping=lambda mapping: None,

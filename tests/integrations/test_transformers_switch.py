@@ -316,7 +316,7 @@ def test_a_version_that_names_the_functions_otherwise_warns(monkeypatch: pytest.
         transformers.enable()
 
 
-@pytest.mark.parametrize("object", [supports, transformers.enable, transformers.kernel_mapping])
+@pytest.mark.parametrize("object", [supports, transformers.enable])
 def test_the_examples_run(object: Any) -> None:
     tests = doctest.DocTestFinder(recurse=False).find(object, object.__name__, globs={})
     runner = doctest.DocTestRunner()

@@ -84,11 +84,6 @@ def test_wheel_holds_the_codebooks(wheel: zipfile.ZipFile) -> None:
         assert packed == (ROOT / "torch_gdn" / "aura" / name).read_bytes()
 
 
-def test_wheel_holds_what_makes_a_folder_a_local_kernel(wheel: zipfile.ZipFile) -> None:
-    name = "torch_gdn/integrations/transformers/kernels/metadata.json"
-    assert wheel.read(name) == (ROOT / name).read_bytes()
-
-
 def test_wheel_is_apache_licensed(wheel: zipfile.ZipFile, metadata: Message) -> None:
     assert metadata["License-Expression"] == "Apache-2.0"
     for file in ("LICENSE", "NOTICE"):
