@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -108,37 +109,77 @@ def test_headers_of_torch_that_were_installed_again(
     mps_simulator.load(sources, name="shares", flags=flags)
 
 
-def test_a_new_source_leaves_the_other_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class Commands(list[str]):
+    """The compiler's commands."""
+
+    def count_of(self, name: str) -> int:
+        """Counts the files compiled by commands with this name, and forgets all commands."""
+        found = sum(" -c " in command and name in command for command in self)
+        self.clear()
+        return found
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
+    """Records commands, with a folder of kept objects that earlier runs of the tests did not fill."""
+    found, run = Commands(), build._run
+    monkeypatch.setattr(build, "objects_directory", lambda: tmp_path / "objects")
+    monkeypatch.setattr(build, "_run", lambda command, at: (found.append(" ".join(command)), run(command, at))[1])
+    return found
+
+
+def test_a_moved_project_compiles_what_changed(tmp_path: Path, commands: Commands) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    (first / "headers").mkdir(parents=True)
+    (first / "pyproject.toml").write_text("")
+    (first / "headers" / "number.h").write_text("enum { kNumber = 1 };\n")
+    (first / "one.cpp").write_text('#include <number.h>\nextern "C" int one() { return kNumber; }\n')
+    (first / "two.cpp").write_text('#ifndef TWO\n#define TWO 2\n#endif\nextern "C" int two() { return TWO; }\n')
+
+    def loaded(folder: Path, *flags: str) -> tuple[int, int, int]:
+        """Returns the numbers of the library, and how many sources were compiled."""
+        sources = [folder / "one.cpp", folder / "two.cpp"]
+        path = mps_simulator.load(sources, name="moved", include=[folder / "headers"], flags=flags)
+        copy = shutil.copy(path, tmp_path / f"{len(list(tmp_path.iterdir()))}.so")  # a path is loaded once
+        library = ctypes.CDLL(str(copy))
+        return library.one(), library.two(), commands.count_of(f" {folder}")
+
+    assert loaded(first) == (1, 2, 2)
+    shutil.copytree(first, second)
+    assert loaded(second) == (1, 2, 0)
+    (second / "headers" / "number.h").write_text("enum { kNumber = 3 };\n")
+    assert loaded(second) == (3, 2, 1)
+    assert loaded(second, "-DTWO=4") == (3, 4, 2)
+    (second / "headers" / "number.h").write_text("enum { kNumber = 1 };\n")
+    assert loaded(second) == (1, 2, 0)
+
+
+def test_a_new_source_leaves_the_other_objects(tmp_path: Path, commands: Commands) -> None:
     old, new = tmp_path / "old.cpp", tmp_path / "new.cpp"
     for source in (old, new):
         source.write_text(f'extern "C" int {source.stem}_number() {{ return 1; }}\n')
     first = mps_simulator.load(old, name="grows")
-    commands: list[str] = []
-    run = build._run
-    monkeypatch.setattr(build, "_run", lambda command, at: (commands.append(" ".join(command)), run(command, at))[1])
+    commands.clear()
     both = mps_simulator.load([old, new], name="grows")
     assert first.exists() and both != first
     assert [str(new) in command for command in commands if " -c " in command] == [True]
 
 
-def test_sources_of_a_folder_compile_as_one_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sources_of_a_folder_compile_as_one_unit(tmp_path: Path, commands: Commands) -> None:
     sources = [tmp_path / folder / f"{folder}_{name}.cpp" for folder in ("a", "b") for name in ("one", "two")]
     for source in sources:
         source.parent.mkdir(exist_ok=True)
         source.write_text(f'extern "C" int {source.stem}() {{ return 1; }}\n')
-    commands: list[str] = []
-    run = build._run
-    monkeypatch.setattr(build, "_run", lambda command, at: (commands.append(" ".join(command)), run(command, at))[1])
+    commands.clear()
 
     def compiled() -> int:
-        commands.clear()
         library = ctypes.CDLL(str(mps_simulator.load(sources, name="united", units=sources)))
         assert all(getattr(library, source.stem)() == 1 for source in sources)
-        return sum(" -c " in command and "personality" not in command for command in commands)
+        return commands.count_of("units")
 
     assert compiled() == 2
     assert compiled() == 0
-    sources[3].touch()
+    sources[3].write_text(sources[3].read_text() + "// changed\n")
     assert compiled() == 1
     sources[3].write_text("int broken(\n")
     with pytest.raises(build.BuildError, match=rf"{sources[3]}:1:\d+: error"):

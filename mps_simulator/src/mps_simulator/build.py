@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from mps_simulator import requirements
+from mps_simulator.objects import Objects
 
 SIMULATOR = Path(__file__).resolve().parent
 JOBS = 2
@@ -34,6 +35,10 @@ def cache_directory() -> Path:
     """Returns the folder for all build outputs: $MPS_SIMULATOR_CACHE, or ~/.cache/mps_simulator if it is not set."""
     named = os.environ.get("MPS_SIMULATOR_CACHE")
     return (Path(named).expanduser() if named else Path.home() / ".cache" / "mps_simulator").absolute()
+
+
+def objects_directory() -> Path:
+    return cache_directory() / "objects"
 
 
 def check_tools() -> None:
@@ -112,11 +117,21 @@ class Toolchain:
         level = "-O2" if is_engine(source) else "-O1"
         return [self.compiler, *self.common, level, *flags, "-MMD", *language, "-c", str(source), "-o", str(output)]
 
+    def kept_by(self, source: Path, flags: Sequence[str]) -> list[str]:
+        """Returns what an object depends on besides its files. A precompiled header changes nothing in it."""
+        versions = [torch.__version__, str(torch.version.git_version), _version_of(self.compiler), sys.version]
+        return [*versions, *self.command(source, Path("object"), flags)]
+
     def precompile(self, header: Path, output: Path, flags: Sequence[str]) -> list[str]:
         # -MD (unlike -MMD) lists torch's headers too, so a reinstalled torch makes this out of date. clang's own check
         # of their times would stop the build instead of repeating it.
         options = ["-O1", *flags, "-fpch-instantiate-templates", "-Xclang", "-fno-pch-timestamp", "-MD"]
         return [self.compiler, *self.common, *options, "-x", "c++-header", "-c", str(header), "-o", str(output)]
+
+
+@cache
+def _version_of(compiler: str) -> str:
+    return subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
 
 
 def is_engine(source: Path) -> bool:
@@ -169,39 +184,59 @@ def _includes_torch(source: Path) -> bool:
     return source.suffix == ".cpp" and not is_engine(source)
 
 
-def _precompiled(toolchain: Toolchain, directory: Path, sources: Sequence[Path], flags: Sequence[str]) -> Path | None:
-    if sum(map(_includes_torch, sources)) < MANY:
-        return None
-    header, output = directory / "shared_headers.h", directory / "shared_headers.pch"
+def _precompile(toolchain: Toolchain, output: Path, flags: Sequence[str]) -> None:
+    header = output.with_suffix(".h")
     if not header.exists() or header.read_text() != SHARED_HEADERS:
         header.write_text(SHARED_HEADERS)
     command = toolchain.precompile(header, output, flags)
     depfile = output.with_suffix(".d")
     if not depfile.exists() or not _is_current(output, command, [header, *_dependencies(depfile)]):
-        _run(command, directory)
+        _run(command, output.parent)
         _remember(output, command)
-    return output
 
 
-def _compile(toolchain: Toolchain, directory: Path, sources: Sequence[Path], flags: Sequence[str]) -> list[Path]:
-    jobs: list[tuple[Path, list[str]]] = []
+def _kept_objects(directory: Path, project: Path) -> Objects:
+    """Returns the objects of all checkouts. Where the project, this package, torch and the build lie does not count."""
+    torch_folder = Path(torch.__file__).resolve().parent
+    roots = {"simulator": SIMULATOR, "torch": torch_folder, "build": directory, "project": project}
+    return Objects(objects_directory(), roots)
+
+
+def _project_of(sources: Sequence[Path]) -> Path:
+    """Returns the folder with the pyproject.toml that is nearest to all sources, or else the sources' folder."""
+    folder = Path(os.path.commonpath([source.absolute().parent for source in sources]))
+    return next((each for each in (folder, *folder.parents) if (each / "pyproject.toml").is_file()), folder)
+
+
+def _compile(
+    toolchain: Toolchain, directory: Path, project: Path, sources: Sequence[Path], flags: Sequence[str]
+) -> list[Path]:
+    jobs: list[tuple[Path, Path, list[str]]] = []
     objects = []
-    precompiled = _precompiled(toolchain, directory, sources, flags)
+    kept = _kept_objects(directory, project)
+    precompiled = directory / "shared_headers.pch" if sum(map(_includes_torch, sources)) >= MANY else None
     for source in sources:
         target = directory / f"{source.as_posix().strip('/').replace('/', '_')}.o"
         shared = [precompiled] if precompiled and _includes_torch(source) else []
         options = [*flags, *(word for path in shared for word in ("-include-pch", str(path)))]
         command = toolchain.command(source, target, options)
         depfile = target.with_suffix(".d")
-        if not depfile.exists() or not _is_current(target, command, [*_dependencies(depfile), *shared]):
-            jobs.append((target, command))
+        # If all objects are those of another checkout, there is no precompiled header.
+        inputs = [path for path in shared if path.exists()]
+        if not depfile.exists() or not _is_current(target, command, [*_dependencies(depfile), *inputs]):
+            if kept.restore(source, toolchain.kept_by(source, flags), target):
+                _remember(target, command)
+            else:
+                jobs.append((source, target, command))
         objects.append(target)
+    if precompiled and any(_includes_torch(source) for source, *_ in jobs):
+        _precompile(toolchain, precompiled, flags)
     failed = threading.Event()
 
-    def work(job: tuple[Path, list[str]]) -> None:
+    def work(job: tuple[Path, Path, list[str]]) -> None:
         if failed.is_set():
             return
-        target, command = job
+        source, target, command = job
         target.unlink(missing_ok=True)
         started = time.time_ns()
         try:
@@ -211,6 +246,9 @@ def _compile(toolchain: Toolchain, directory: Path, sources: Sequence[Path], fla
             raise
         os.utime(target, ns=(started, started))  # so that a header saved meanwhile is newer
         _remember(target, command)
+        inputs = _dependencies(target.with_suffix(".d"))
+        if _is_current(target, command, inputs):
+            kept.keep(source, toolchain.kept_by(source, flags), target, inputs)
 
     with ThreadPoolExecutor(JOBS) as pool:
         for _ in pool.map(work, jobs):
@@ -240,8 +278,9 @@ def _united(directory: Path, sources: Sequence[Path], units: Sequence[Path]) -> 
         folders.setdefault(source.parent, []).append(source)
     directory.mkdir(exist_ok=True)
     united = []
+    root = os.path.commonpath(folders) if folders else ""
     for folder, members in folders.items():
-        unit = directory / f"{folder.name}_{_hash([str(folder)])}.cpp"
+        unit = directory / f"{folder.name}_{_hash([os.path.relpath(folder, root)])}.cpp"
         text = "".join(f'#include "{member}"\n' for member in members)
         if not unit.exists() or unit.read_text() != text:
             unit.write_text(text)
@@ -271,7 +310,9 @@ def build_device() -> Path:
         sources = device_sources()
         # Each of these takes most of PyTorch's headers and its bindings of Python.
         units = [source for source in sources if source.parent == SIMULATOR / "pytorch"]
-        objects = _compile(toolchain, directory, _united(directory / "units", sources, units), DEVICE_FLAGS)
+        objects = _compile(
+            toolchain, directory, SIMULATOR.parent, _united(directory / "units", sources, units), DEVICE_FLAGS
+        )
         module = directory / f"{MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}"
         return _link(toolchain.compiler, module, objects, toolchain.libraries)
 
@@ -299,7 +340,7 @@ def build_library(
     directory = device.parent / "libraries" / f"{name}-{_hash([*map(str, libraries), *flags])}"
     with _locked(directory):
         compiled = [*_united(directory / "units", sources, units), SIMULATOR / "foundation/personality.c"]
-        objects = _compile(toolchain, directory, compiled, flags)
+        objects = _compile(toolchain, directory, _project_of(sources), compiled, flags)
         linked = (device, *libraries)
         rpaths = (f"-Wl,-rpath,{path.parent}" for path in linked)
         flags = [*map(str, linked), *toolchain.libraries, *rpaths]
