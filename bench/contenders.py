@@ -12,7 +12,7 @@ import torch_gdn
 from bench import ggml
 from torch_gdn_check.peers import Prepared, mlx_rule, prepared_function, transformers_rule
 from torch_gdn_check.registry.cases import Case
-from torch_gdn_check.steps import LeftOut
+from torch_gdn_check.steps import Skipped
 
 Prepare = Callable[[Case, torch.device], Prepared]
 
@@ -68,13 +68,13 @@ def inputs_of(case: Case) -> dict[str, Any]:
 
 def of_ggml(case: Case, device: torch.device) -> Prepared:
     if device.type != "cpu":
-        raise LeftOut("its Metal op is no function that can be called alone")
+        raise Skipped("its Metal op is no function that can be called alone")
     if case.dtype != torch.float32 or case.q.size(-1) != case.v.size(-1):
-        raise LeftOut("ggml's op takes float32 and square states only")
+        raise Skipped("ggml's op takes float32 and square states only")
     try:
         op = ggml.GatedDeltaNet(case, torch.get_num_threads())
     except ImportError as error:
-        raise LeftOut(str(error)) from error
+        raise Skipped(str(error)) from error
 
     def output() -> tuple[Tensor, Tensor]:
         op.call()

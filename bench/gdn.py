@@ -18,7 +18,7 @@ from bench.timing import measure
 from torch_gdn_check.peers import Prepared
 from torch_gdn_check.registry.bounds import relative_error
 from torch_gdn_check.registry.cases import Case, make_case
-from torch_gdn_check.steps import LeftOut
+from torch_gdn_check.steps import Skipped
 
 LARGEST_ERROR = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}  # larger errors are another function
 PREFILL_TOKENS, DECODE_BATCHES = (512, 1024, 2048, 8192), (1, 8)
@@ -66,7 +66,7 @@ def prepare_all(
         try:
             prepared = prepare(case, device)
             o = prepared.output()[0].detach().cpu()
-        except LeftOut as reason:
+        except Skipped as reason:
             row.note = f"not run: {reason}"
             yield row, None
             continue

@@ -29,7 +29,7 @@ from tqdm import tqdm
 from bench import results, server
 from bench.ceilings import Ceilings
 from bench.results import Row
-from torch_gdn_check.steps import LeftOut
+from torch_gdn_check.steps import Skipped
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = "TORCH_GDN_VLLM_PYTHON"  # the environment variable for the interpreter that has vLLM
@@ -77,12 +77,12 @@ class Server:
             self.process.stdin.write(json.dumps(job) + "\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            raise LeftOut(self.last_error()) from None
+            raise Skipped(self.last_error()) from None
         for line in self.process.stdout:  # others log here too
             if line.startswith(server.ANSWER):
                 answer: dict[str, Any] = json.loads(line)
                 return answer
-        raise LeftOut(self.last_error())
+        raise Skipped(self.last_error())
 
     def last_error(self) -> str:
         self.process.wait()
@@ -195,7 +195,7 @@ def run(clients: int, quick: bool, ceilings: Ceilings, seconds: float) -> list[R
         for name in tqdm(waiting, desc=f"{clients} clients", unit="server", leave=False):
             try:
                 answers[name].append(ask(name, job))
-            except LeftOut as reason:
+            except Skipped as reason:
                 rows[name].note = f"not run: {reason}"
     for name, found in answers.items():
         if found and not rows[name].note:

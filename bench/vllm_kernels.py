@@ -31,7 +31,7 @@ from torch_gdn import reference
 from torch_gdn_check.peers import Prepared
 from torch_gdn_check.registry.bounds import relative_error
 from torch_gdn_check.registry.cases import Case, make_case
-from torch_gdn_check.steps import LeftOut
+from torch_gdn_check.steps import Skipped
 
 FOLDER = "TORCH_GDN_VLLM_LIBRARY"  # environment: the folder of vLLM's _C*.so, if vLLM is not installed here
 DTYPE = torch.bfloat16
@@ -49,17 +49,17 @@ def ops() -> Any:
     """vLLM's operators; which of its libraries is by the same rule as in vllm.platforms.cpu."""
     path = folder() / f"{'_C' if has_bf16_products() else '_C_AVX512' if has_avx512() else '_C_AVX2'}.abi3.so"
     if not path.exists():
-        raise LeftOut(f"no {path.name} in {path.parent}")
+        raise Skipped(f"no {path.name} in {path.parent}")
     torch.ops.load_library(path)
     if not hasattr(torch.ops._C, "chunk_gated_delta_rule_cpu"):
-        raise LeftOut(f"{path} has no Gated DeltaNet for the CPU; that of vLLM 0.32 has")
+        raise Skipped(f"{path} has no Gated DeltaNet for the CPU; that of vLLM 0.32 has")
     return torch.ops._C
 
 
 def folder() -> Path:
     found = library_folder("vllm", FOLDER)
     if found is None:
-        raise LeftOut(f"vLLM is not installed, and {FOLDER} does not name the folder of its libraries")
+        raise Skipped(f"vLLM is not installed, and {FOLDER} does not name the folder of its libraries")
     return found
 
 
@@ -203,7 +203,7 @@ class Convolution:
     def vllm(self) -> Callable[[], Tensor]:
         kernels, pool = ops(), self.pool()
         if not has_bf16_products():
-            raise LeftOut("its C++ convolution needs bfloat16 products")
+            raise Skipped("its C++ convolution needs bfloat16 products")
         packed = kernels.causal_conv1d_weight_pack(self.weight)
         rest = (packed, None, True, None, self.slots, -1, True)
         return lambda: kernels.causal_conv1d_update_cpu(self.x, pool, *rest)
@@ -219,7 +219,7 @@ def convolution_rows(layer: Layer, rows: int, ceilings: Ceilings, seconds: float
         found.append(row)
         try:
             call = make()
-        except LeftOut as reason:
+        except Skipped as reason:
             row.note = f"not run: {reason}"
             continue
         row.error = relative_error(call().double(), exact)

@@ -32,7 +32,7 @@ from torch_gdn_check.registry.cases import make_case
 from torch_gdn_check.registry.inputs import to_device
 from torch_gdn_check.registry.registry import launches_at
 from torch_gdn_check.report import Report, table
-from torch_gdn_check.steps import FAIL, LEFT_OUT, PASS, LeftOut, Outcome, Result, Step, execute
+from torch_gdn_check.steps import FAIL, PASS, SKIPPED, Outcome, Result, Skipped, Step, execute
 from torch_gdn_check.worker import Setup, Worker, Workers
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -155,7 +155,7 @@ class TestOnGoodKernels:
     @pytest.mark.skipif(on_a_mac(), reason="a Mac has times")
     def test_times_of_the_simulated_device_are_left_out(self, good: Run) -> None:
         rows = [row for row in good.report["results"] if row["section"] in ("time", "timing", "model")]
-        assert len(rows) > 2 and {row["status"] for row in rows} == {LEFT_OUT}
+        assert len(rows) > 2 and {row["status"] for row in rows} == {SKIPPED}
         assert "times on the simulated device say nothing about a Mac" in good.process.stdout
 
     def test_a_progress_bar_counts_the_steps(self, good: Run) -> None:
@@ -232,7 +232,7 @@ def refuse(device: torch.device) -> Outcome:
 
 
 def leave_out(device: torch.device) -> Outcome:
-    raise LeftOut("not here")
+    raise Skipped("not here")
 
 
 def passing(device: torch.device) -> Outcome:
@@ -330,20 +330,20 @@ class TestWithoutADevice:
 
     def test_nothing_is_tried(self) -> None:
         results = self.run(step(refuse, "facts"), step(passing), step(passing, "recorded"))
-        assert [result.status for result in results] == [FAIL, LEFT_OUT, LEFT_OUT]
+        assert [result.status for result in results] == [FAIL, SKIPPED, SKIPPED]
         assert "expected something else" in results[1].message
 
     def test_a_device_that_pytorch_cannot_use_can_still_compile(self) -> None:
         facts, use = step(passing, "facts"), step(leave_out, "use")
         results = self.run(facts, use, step(passing), step(passing, "recorded"))
-        assert [result.status for result in results] == [PASS, LEFT_OUT, PASS, LEFT_OUT]
+        assert [result.status for result in results] == [PASS, SKIPPED, PASS, SKIPPED]
 
     def test_a_virtual_machines_gpu_is_no_failure(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def out_of_memory(device: torch.device) -> torch.Tensor:
             raise RuntimeError("MPS backend out of memory")
 
         monkeypatch.setattr(device_steps, "round_trip", out_of_memory)
-        for is_virtual, status in ((True, LEFT_OUT), (False, FAIL)):
+        for is_virtual, status in ((True, SKIPPED), (False, FAIL)):
             monkeypatch.setattr(device_steps.facts, "is_virtual_mac", lambda is_virtual=is_virtual: is_virtual)
             result = execute(step(device_steps.check_use), CPU)
             assert result.status == status and "MPS backend out of memory" in result.message
@@ -367,7 +367,7 @@ class TestWithoutADevice:
 def test_without_recorded_outputs_it_is_said(tmp_path: Path) -> None:
     (recorded,) = plan.recorded(tmp_path, quick=True)
     result = execute(recorded, CPU)
-    assert result.status == LEFT_OUT and f"no FLA outputs in {tmp_path}" in result.message
+    assert result.status == SKIPPED and f"no FLA outputs in {tmp_path}" in result.message
 
 
 class TestTimes:
@@ -405,7 +405,7 @@ class TestTimes:
         assert ours["seconds"] > 0 and 0 < ours["error"] < timing.LARGEST_ERROR
         assert theirs["ratio"] == pytest.approx(theirs["seconds"] / ours["seconds"])
         mlx = result.figures["mlx"]
-        assert mlx["error"] < timing.LARGEST_ERROR if "error" in mlx else mlx["left out"]
+        assert mlx["error"] < timing.LARGEST_ERROR if "error" in mlx else mlx["skipped"]
         assert f"tokens {tokens}, " in table([result])[1] and "transformers ratio" in table([result])[1]
 
     def test_a_wrong_result_fails(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -454,7 +454,7 @@ class TestTimes:
     def test_what_cannot_run_here_has_no_time(self) -> None:
         runs = timing.prepared_function(lambda: torch.ones(1, 2))
         figures = timing.compared({"torch_gdn": runs, "mlx": "no mlx"}, torch.ones(2), CPU, repeats=1, calls=1).figures
-        assert figures["mlx"] == {"left out": "no mlx"} and figures["fastest"] == "torch_gdn"
+        assert figures["mlx"] == {"skipped": "no mlx"} and figures["fastest"] == "torch_gdn"
 
 
 def test_the_end_of_a_long_prompt_is_held_against_float64(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -503,7 +503,7 @@ def test_the_layer_fails_when_the_compiled_one_differs() -> None:
 
     with_ops = broken(lambda graph: "gdn" in graph.code)
     assert "output: error" in layer.check_layer(CPU, backend=with_ops).problem
-    with pytest.raises(LeftOut, match="Inductor fails without torch_gdn's ops too: output: error"):
+    with pytest.raises(Skipped, match="Inductor fails without torch_gdn's ops too: output: error"):
         layer.check_layer(CPU, backend=broken(lambda graph: 1))
 
 

@@ -19,7 +19,7 @@ from torch_gdn._mps import why_no_mps
 from torch_gdn_check import compare, golden, plan
 from torch_gdn_check.device import simulated_settings
 from torch_gdn_check.report import Report
-from torch_gdn_check.steps import COMPILE, FACTS, FAIL, LEFT_OUT, PASS, USE, Result, Step
+from torch_gdn_check.steps import COMPILE, FACTS, FAIL, PASS, SKIPPED, USE, Result, Step
 from torch_gdn_check.worker import Setup, Worker, Workers
 
 COMPILERS = max(1, (os.cpu_count() or 1) // 2)  # processes
@@ -56,12 +56,12 @@ class Run:
                 self._show(bar, step.name)
                 self._keep(running=step.name)
                 reason = obstacle(self.report.results, step)
-                self.report.results.append(step.result(LEFT_OUT, reason) if reason else worker.run(step))
+                self.report.results.append(step.result(SKIPPED, reason) if reason else worker.run(step))
 
     def side_by_side(self, steps: Sequence[Step], workers: Workers) -> None:
         """Runs steps in parallel. Saves the report once a second, because there are thousands of steps."""
         reasons = {step: obstacle(self.report.results, step) for step in steps}
-        self.report.results += [step.result(LEFT_OUT, reason) for step, reason in reasons.items() if reason]
+        self.report.results += [step.result(SKIPPED, reason) for step, reason in reasons.items() if reason]
         left = [step for step in steps if not reasons[step]]
         with tqdm(workers.run(left), total=len(left), desc="compiling", unit="kernel", dynamic_ncols=True) as bar:
             for result in bar:

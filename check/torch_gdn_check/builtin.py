@@ -13,7 +13,7 @@ from torch_gdn.quantized import pack
 from torch_gdn_check.peers import Prepared
 from torch_gdn_check.registry.inputs import doubled
 from torch_gdn_check.registry.on_the_cpu import on_the_cpu
-from torch_gdn_check.steps import LeftOut, Outcome
+from torch_gdn_check.steps import Outcome, Skipped
 from torch_gdn_check.timing import compared, refuse_simulated
 
 GROUP, TILES = 64, 2  # columns per group; tiles of PyTorch's packing
@@ -21,7 +21,7 @@ GROUP, TILES = 64, 2  # columns per group; tiles of PyTorch's packing
 
 def need(op: str, since: str, device: torch.device) -> None:
     if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{op}", device.type.upper()):
-        raise LeftOut(f"torch {torch.__version__} has no aten::{op} for {device.type}; it has one since {since}")
+        raise Skipped(f"torch {torch.__version__} has no aten::{op} for {device.type}; it has one since {since}")
 
 
 def one_output(call: Any) -> Prepared:

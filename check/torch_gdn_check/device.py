@@ -13,7 +13,7 @@ from torch_gdn._mps import why_no_mps
 from torch_gdn._recorder import KernelVariant
 from torch_gdn.tools import info
 from torch_gdn_check import facts
-from torch_gdn_check.steps import LeftOut, Outcome, on_simulated_device
+from torch_gdn_check.steps import Outcome, Skipped, on_simulated_device
 
 
 def simulated_settings() -> dict[str, Any] | None:
@@ -44,7 +44,7 @@ def check_use(device: torch.device) -> Outcome:
         right = torch.equal(round_trip(device), torch.arange(1.0, 65.0))
     except RuntimeError as error:
         if facts.is_virtual_mac():
-            raise LeftOut(f"PyTorch cannot use the GPU of a virtual machine: {error}") from error
+            raise Skipped(f"PyTorch cannot use the GPU of a virtual machine: {error}") from error
         raise
     return Outcome(problem="" if right else "PyTorch's own addition gives wrong values on this device")
 

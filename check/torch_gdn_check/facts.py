@@ -13,7 +13,7 @@ import torch
 
 from torch_gdn import _C
 from torch_gdn.tools import info
-from torch_gdn_check.steps import LeftOut
+from torch_gdn_check.steps import Skipped
 
 NOT_MACOS = "this exists on macOS only"
 
@@ -21,11 +21,11 @@ NOT_MACOS = "this exists on macOS only"
 def asked(*command: str) -> str:
     """Returns what a macOS program prints."""
     if sys.platform != "darwin":
-        raise LeftOut(NOT_MACOS)
+        raise Skipped(NOT_MACOS)
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError) as error:
-        raise LeftOut(f"{' '.join(command)}: {error}") from error
+        raise Skipped(f"{' '.join(command)}: {error}") from error
 
 
 def is_virtual() -> bool:
@@ -41,13 +41,13 @@ def low_power_mode() -> bool:
     lines = [line.split() for line in asked("pmset", "-g").splitlines()]
     modes = [words[1] for words in lines if words[:1] == ["lowpowermode"]]
     if not modes:
-        raise LeftOut("pmset -g does not report it")
+        raise Skipped("pmset -g does not report it")
     return modes[0] == "1"
 
 
 def of_device(name: str) -> Any:
     if not _C.has_launcher():
-        raise LeftOut("there is no mps device")
+        raise Skipped("there is no mps device")
     return dict(_C.device_facts())[name]
 
 
@@ -57,7 +57,7 @@ def memory_bytes() -> int:
 
 def sdk() -> int:
     if _C.built_with_sdk is None:
-        raise LeftOut(NOT_MACOS)
+        raise Skipped(NOT_MACOS)
     return int(_C.built_with_sdk)
 
 
@@ -91,6 +91,6 @@ def of_machine() -> tuple[dict[str, Any], dict[str, str]]:
     for name, find in FACTS.items():
         try:
             facts[name] = find()
-        except LeftOut as reason:
+        except Skipped as reason:
             facts[name], absent[name] = None, str(reason)
     return facts, absent

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch_gdn_check.steps import LeftOut, Outcome
+from torch_gdn_check.steps import Outcome, Skipped
 from torch_gdn_check.timing import refuse_simulated, wait
 
 CONFIG: dict[str, Any] = {
@@ -33,7 +33,7 @@ def small_model(device: torch.device) -> Any:
     try:
         from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
     except ImportError as error:
-        raise LeftOut(f"no model to run: {error}; pip install 'transformers>=5.23,<5.25'") from error
+        raise Skipped(f"no model to run: {error}; pip install 'transformers>=5.23,<5.25'") from error
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return Qwen3NextForCausalLM(Qwen3NextConfig(**CONFIG)).to(torch.bfloat16).to(device).eval()

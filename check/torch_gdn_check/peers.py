@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_gdn_check.steps import LeftOut
+from torch_gdn_check.steps import Skipped
 
 Call = Callable[[], Any]
 
@@ -31,7 +31,7 @@ def transformers_rule(name: str, inputs: dict[str, Any], model: str = "qwen3_nex
     try:
         module = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
     except ImportError as error:
-        raise LeftOut(f"{error}; pip install 'transformers>=5.23,<5.25'") from error
+        raise Skipped(f"{error}; pip install 'transformers>=5.23,<5.25'") from error
     renamed = {"q": "query", "k": "key", "v": "value"}
     function = inspect.unwrap(getattr(module, name))
     return prepared_function(partial(function, **{renamed.get(key, key): x for key, x in inputs.items()}))
@@ -45,14 +45,14 @@ def mlx_rule(
     MLX runs on the GPU of a Mac and on the CPU elsewhere.
     """
     if (device.type == "mps") != (sys.platform == "darwin"):
-        raise LeftOut(f"MLX would not run on {device.type} here")
+        raise Skipped(f"MLX would not run on {device.type} here")
     try:
         import mlx.core as mx
         import numpy as np
     except ImportError as error:
-        raise LeftOut(f"{error}; pip install 'mlx>=0.32.4,<0.33'") from error
+        raise Skipped(f"{error}; pip install 'mlx>=0.32.4,<0.33'") from error
     if not hasattr(mx.fast, "gated_delta_update"):
-        raise LeftOut("this MLX has no mx.fast.gated_delta_update; version 0.32.4 has it")
+        raise Skipped("this MLX has no mx.fast.gated_delta_update; version 0.32.4 has it")
     dtype = {torch.float32: mx.float32, torch.bfloat16: mx.bfloat16, torch.float16: mx.float16}[v.dtype]
     scaled = q.float() * q.size(-1) ** -0.5
     arrays: list[Any] = [mx.array(x.float().contiguous().numpy()).astype(dtype) for x in (scaled, k, v, g.exp(), beta)]

@@ -27,7 +27,7 @@ from torch_gdn_check.fake_mps import fake_mps
 from torch_gdn_check.registry import REGISTRY, stages
 from torch_gdn_check.registry.models import MODELS, QWEN3_NEXT
 from torch_gdn_check.registry.registry import compiled, computed, first_of_each_variant, launches_at
-from torch_gdn_check.steps import COMPILE, FACTS, PROBE, USE, LeftOut, Outcome, Step
+from torch_gdn_check.steps import COMPILE, FACTS, PROBE, USE, Outcome, Skipped, Step
 
 CHUNK = "chunk_gated_delta_rule"
 QUICK_CASES = ("base_k128", "ragged_k64", "decode_b4")
@@ -85,7 +85,7 @@ def compiling(launches: list[Launch]) -> list[Step]:
 
 
 def leave_out(device: torch.device, reason: str) -> Outcome:
-    raise LeftOut(reason)
+    raise Skipped(reason)
 
 
 def recorded(folder: Path, quick: bool) -> list[Step]:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from torch_gdn_check.steps import COMPILE, FACTS, FAIL, LEFT_OUT, PASS, PROBE, USE, Result
+from torch_gdn_check.steps import COMPILE, FACTS, FAIL, PASS, PROBE, SKIPPED, USE, Result
 
 FORMAT = 3  # the JSON's version; raised if a reader would misunderstand it
 
@@ -48,7 +48,7 @@ class Report:
 
     def text(self) -> str:
         sections = [*self._facts(), "", *table(self.results), ""]
-        for status, title in ((FAIL, "failed"), (LEFT_OUT, "left out")):
+        for status, title in ((FAIL, "failed"), (SKIPPED, "skipped")):
             messages = grouped_messages(result for result in self.results if result.status == status)
             sections += [f"{title}: {where}\n{indented(text)}\n" for where, text in messages]
         counts = Counter(result.status for result in self.results)
@@ -67,7 +67,7 @@ class Report:
 
 UNFINISHED = "unfinished"
 MOST_SHOWN = 160  # characters of a step's measurements; the JSON has all
-WORDS = ((PASS, "passed"), (FAIL, "failed"), (LEFT_OUT, "left out"))
+WORDS = ((PASS, "passed"), (FAIL, "failed"), (SKIPPED, "skipped"))
 
 
 def table(results: list[Result]) -> list[str]:
@@ -83,7 +83,7 @@ def table(results: list[Result]) -> list[str]:
     rows = [("", "", "cases", "result", "")]
     for (section, group), members in groups.items():
         counts = Counter(result.status for result in members)
-        failed = f"{counts[FAIL]} failed" if counts[FAIL] else LEFT_OUT if counts[LEFT_OUT] == len(members) else PASS
+        failed = f"{counts[FAIL]} failed" if counts[FAIL] else SKIPPED if counts[SKIPPED] == len(members) else PASS
         rows.append((section, group, str(len(members)), failed, measured(section, members)))
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     return [

@@ -15,10 +15,10 @@ from torch_gdn._recorder import KernelVariant
 from torch_gdn_check.registry.bounds import Part, worst
 
 FACTS, USE, PROBE, COMPILE = "facts", "use", "probe", "compile"  # sections with special treatment
-PASS, FAIL, LEFT_OUT = "pass", "FAIL", "left out"
+PASS, FAIL, SKIPPED = "pass", "FAIL", "skipped"
 
 
-class LeftOut(Exception):
+class Skipped(Exception):
     """Raised by a step that cannot run here. The message has the reason."""
 
 
@@ -53,7 +53,7 @@ class Result:
     status: str
     seconds: float = 0.0
     figures: dict[str, Any] = field(default_factory=dict)
-    message: str = ""  # why it failed or was left out, in full
+    message: str = ""  # why it failed or was skipped, in full
     traceback: str = ""
     kernels: tuple[str, ...] = ()
 
@@ -81,8 +81,8 @@ def execute(step: Step, device: torch.device) -> Result:
             torch.mps.synchronize()
         result.figures, result.message = outcome.figures, outcome.problem
         result.status = FAIL if outcome.problem else PASS
-    except LeftOut as reason:
-        result.status, result.message = LEFT_OUT, str(reason)
+    except Skipped as reason:
+        result.status, result.message = SKIPPED, str(reason)
     except Exception as error:
         result.status, result.message = FAIL, f"{type(error).__name__}: {error}"
         result.traceback = "".join(traceback.format_exception(error))

@@ -25,7 +25,7 @@ from torch_gdn_check.registry.inputs import doubled, to_device
 from torch_gdn_check.registry.layers import ConvolutionPoint, RowPoint
 from torch_gdn_check.registry.models import MODELS, QWEN3_NEXT
 from torch_gdn_check.registry.on_the_cpu import on_the_cpu
-from torch_gdn_check.steps import LeftOut, Outcome, on_simulated_device
+from torch_gdn_check.steps import Outcome, Skipped, on_simulated_device
 
 LARGEST_ERROR = 1e-2  # for outputs in bfloat16: rounding alone gives 2e-3, and wrong outputs give 1e-1 and more
 COPIED_BYTES = 1 << 27
@@ -34,7 +34,7 @@ WARM_SECONDS = 0.2  # the GPU works this long before the first time, because its
 
 def refuse_simulated(device: torch.device) -> None:
     if on_simulated_device() and device.type == "mps":
-        raise LeftOut("times on the simulated device say nothing about a Mac")
+        raise Skipped("times on the simulated device say nothing about a Mac")
 
 
 def wait(device: torch.device) -> None:
@@ -170,7 +170,7 @@ def exact_output(inputs: dict[str, Any]) -> Tensor:
 
 
 def contenders(inputs: dict[str, Any], device: torch.device) -> dict[str, Prepared | str]:
-    """Prepares each contender, or says why it is left out."""
+    """Prepares each contender, or says why it is skipped."""
     there: dict[str, Any] = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
     is_decode = inputs["q"].size(1) == 1
     ours = torch_gdn.fused_recurrent_gated_delta_rule if is_decode else torch_gdn.chunk_gated_delta_rule
@@ -185,7 +185,7 @@ def contenders(inputs: dict[str, Any], device: torch.device) -> dict[str, Prepar
     for name, prepare in {"transformers": lambda: transformers_rule(theirs, there), "mlx": mlx}.items():
         try:
             found[name] = prepare()
-        except LeftOut as reason:
+        except Skipped as reason:
             found[name] = str(reason)
     return found
 
@@ -207,7 +207,7 @@ def compared(
     figures, wrong = facts, []
     for name, contender in contenders.items():
         if isinstance(contender, str):
-            figures[name] = {"left out": contender}
+            figures[name] = {"skipped": contender}
             continue
         error = relative_error(contender.output()[0].cpu().double(), exact)
         warmed(contender.call, device)

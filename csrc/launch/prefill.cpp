@@ -19,8 +19,8 @@ constexpr std::array<std::pair<PrefillAlgorithm, const char*>, 3> kAlgorithms = 
 
 std::mutex mutex;
 std::map<std::string, std::vector<TuningRow>> measured;  // guarded by mutex
-constexpr std::array kStandIns = {PrefillAlgorithm::kFusedChunk, PrefillAlgorithm::kChunked,
-                                  PrefillAlgorithm::kRecurrent};
+constexpr std::array kCandidates = {PrefillAlgorithm::kFusedChunk, PrefillAlgorithm::kChunked,
+                                    PrefillAlgorithm::kRecurrent};
 std::array<std::atomic<unsigned>, 2> excluded;  // one bit per algorithm, for each rule
 
 double distance(double a, double b) { return std::abs(std::log2(std::max(a, 1.0) / std::max(b, 1.0))); }
@@ -39,12 +39,12 @@ std::optional<PrefillChoice> nearest(const PrefillShape& shape, const std::vecto
 
 // The first row that matches decides. The rows come from the simulated device's counts and from published rates
 // (evidence/lab/studies/prefill_choice.py). Nobody has measured them on a Mac.
-struct Suited {
+struct Range {
   int64_t least_tokens;
   double most_threadgroups_a_core;
 };
 struct HeuristicRow {
-  Suited delta_rule, channel_decays;
+  Range delta_rule, channel_decays;
   PrefillAlgorithm algorithm;
 };
 constexpr std::array<HeuristicRow, 3> kHeuristic = {{
@@ -59,8 +59,8 @@ PrefillAlgorithm heuristic(const PrefillShape& shape, int64_t cores) {
   const double share = double(shape.threadgroups()) / double(std::max<int64_t>(cores, 1));
   return std::find_if(kHeuristic.begin(), kHeuristic.end(),
                       [&](const HeuristicRow& row) {
-                        const Suited& suited = shape.has_channel_decays ? row.channel_decays : row.delta_rule;
-                        return shape.tokens >= suited.least_tokens && share <= suited.most_threadgroups_a_core;
+                        const Range& range = shape.has_channel_decays ? row.channel_decays : row.delta_rule;
+                        return shape.tokens >= range.least_tokens && share <= range.most_threadgroups_a_core;
                       })
       ->algorithm;
 }
@@ -71,10 +71,10 @@ bool is_excluded(PrefillAlgorithm algorithm, bool has_channel_decays) {
 
 PrefillChoice unless_excluded(const PrefillChoice& choice, bool has_channel_decays) {
   if (!is_excluded(choice.algorithm, has_channel_decays)) return choice;
-  const auto* stand_in = std::find_if_not(kStandIns.begin(), kStandIns.end(), [&](PrefillAlgorithm algorithm) {
+  const auto* candidate = std::find_if_not(kCandidates.begin(), kCandidates.end(), [&](PrefillAlgorithm algorithm) {
     return is_excluded(algorithm, has_channel_decays);
   });
-  return stand_in == kStandIns.end() ? choice : PrefillChoice{*stand_in};
+  return candidate == kCandidates.end() ? choice : PrefillChoice{*candidate};
 }
 
 PrefillChoice measured_or_heuristic(const PrefillShape& shape, const std::string& device, int64_t cores) {

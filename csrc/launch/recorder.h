@@ -24,7 +24,7 @@ struct RecordedLaunch {
 };
 
 // Replaces the device's launcher, but asks it for facts, because the heuristics need them.
-class StandIn : public Launcher {
+class ReplacedLauncher : public Launcher {
  public:
   std::vector<PipelineFacts> compile(c10::ArrayRef<Variant> variants) override {
     return device_launcher().compile(variants);
@@ -35,7 +35,7 @@ class StandIn : public Launcher {
   double wait_and_time() override { return device_launcher().wait_and_time(); }
 };
 
-class Recorder final : public StandIn {
+class Recorder final : public ReplacedLauncher {
  public:
   void run(Launches launches) override;
   std::vector<RecordedLaunch> launches() const;  // on any thread
@@ -47,7 +47,7 @@ class Recorder final : public StandIn {
 
 // Passes each launch and its tensors to `before`, runs the launch on the device unless told not to, and passes it to
 // `after`. The callbacks can store what a launch read and what it wrote.
-class Tracer final : public StandIn, public std::enable_shared_from_this<Tracer> {
+class Tracer final : public ReplacedLauncher, public std::enable_shared_from_this<Tracer> {
  public:
   using Callback = std::function<void(const Launch&)>;
   Tracer(Callback before, Callback after, bool runs)

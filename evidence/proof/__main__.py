@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if any(result.finding and result.finding.problems for result in results):
         return 1
     # 2 means that nothing was wrong, but not everything ran.
-    return 2 if any(result.not_run and not result.left_out for result in results) else 0
+    return 2 if any(result.not_run and not result.skipped for result in results) else 0
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ class Blocked(RuntimeError):
     """Raised if this check cannot run because of a problem that another check reports."""
 
 
-class LeftOut(RuntimeError):
+class Skipped(RuntimeError):
     """Raised if the machine lacks what the check is about. Nothing is wrong, and the proof is complete without it."""
 
 
@@ -106,12 +106,12 @@ class Result:
     finding: Finding | None
     not_run: str  # the reason why it did not run, or empty
     seconds: float
-    left_out: bool = False  # it did not run, for a good reason
+    skipped: bool = False  # it did not run, for a good reason
 
     @property
     def word(self) -> str:
         if self.finding is None:
-            return "left out" if self.left_out else "not run"
+            return "skipped" if self.skipped else "not run"
         return f"{len(self.finding.problems)} wrong" if self.finding.problems else "pass"
 
 
@@ -139,13 +139,13 @@ def run(checks: Iterable[Check], progress: Progress, write: bool = False) -> lis
     results = []
     for each in checks:
         start = time.monotonic()
-        finding, not_run, left_out = None, "", False
+        finding, not_run, skipped = None, "", False
         try:
             finding = each.run(progress)
             finding.check_tables(f"python -m evidence.proof --only {each.name}", write)
-        except (Unavailable, Blocked, LeftOut) as reason:
-            not_run, left_out = str(reason), isinstance(reason, LeftOut)
+        except (Unavailable, Blocked, Skipped) as reason:
+            not_run, skipped = str(reason), isinstance(reason, Skipped)
         except Exception as error:  # a check that breaks is a wrong case, and the others still run
             finding = Finding(1, [f"{type(error).__name__}: {error}"])
-        results.append(Result(each, finding, not_run, time.monotonic() - start, left_out))
+        results.append(Result(each, finding, not_run, time.monotonic() - start, skipped))
     return results

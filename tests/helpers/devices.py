@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from torch_gdn_check.device import check_use
-from torch_gdn_check.steps import LeftOut
+from torch_gdn_check.steps import Skipped
 
 Result = TypeVar("Result")
 DEVICES = ("cpu", "mps")
@@ -34,7 +34,7 @@ def why_unusable() -> str:
     """Returns why the GPU of a virtual Mac, as in hosted workflows, cannot allocate, or an empty string."""
     try:
         check_use(torch.device("mps"))
-    except LeftOut as reason:
+    except Skipped as reason:
         return str(reason)
     return ""
 

@@ -37,7 +37,7 @@ from tests.helpers.devices import on_a_mac, profiled, ready
 from torch_gdn.integrations import transformers as integration
 from torch_gdn_check.peers import Prepared
 from torch_gdn_check.registry.cases import Case
-from torch_gdn_check.steps import LeftOut
+from torch_gdn_check.steps import Skipped
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).resolve().parents[2]
@@ -196,7 +196,7 @@ def test_only_what_is_right_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         return Prepared(call, call)
 
     def absent(case: Case, device: torch.device) -> Prepared:
-        raise LeftOut("not installed")
+        raise Skipped("not installed")
 
     monkeypatch.setattr(contenders, "PREFILL", {OURS: contenders.torch_gdn_prefill, "wrong": prepare, "absent": absent})
     rows = gdn.prefill(SMALL, 40, torch.float32, Ceilings(CPU), 1e-3, names=(OURS, "wrong", "absent"))
@@ -212,7 +212,7 @@ def test_each_contender_gives_the_exact_answer(name: str) -> None:
         case = gdn.case_of(SMALL, 1 if section is contenders.DECODE else 70, 2, torch.float32)
         try:
             o, state = section[name](case, CPU).output()
-        except LeftOut as reason:
+        except Skipped as reason:
             pytest.skip(f"{name}: {reason}")
         exact = case.exact()
         for x, right in zip((o, state), exact, strict=True):
@@ -252,7 +252,7 @@ def test_each_side_of_vllms_section_gives_the_exact_answer(what: str, name: str)
     prepares, case = SERVED[what]
     try:
         output = prepares[name](case, CPU).output
-    except LeftOut as reason:
+    except Skipped as reason:
         pytest.skip(f"{name}: {reason}")
     (exact_o, exact_state), _ = case.exact(), output()
     o, state = output()
@@ -272,7 +272,7 @@ def test_each_convolution_of_vllms_section_gives_the_exact_answer(name: str) -> 
     case = vllm_kernels.Convolution(96, 3)
     try:
         y = getattr(case, name)()()
-    except LeftOut as reason:
+    except Skipped as reason:
         pytest.skip(f"{name}: {reason}")
     assert (y.double() - case.exact()).norm() <= 5e-3 * case.exact().norm()
 

@@ -14,7 +14,7 @@ import torch
 from bench import plots, server, serving
 from bench.ceilings import Ceilings
 from bench.results import Row
-from torch_gdn_check.steps import LeftOut
+from torch_gdn_check.steps import Skipped
 
 CEILINGS = Ceilings(torch.device("cpu"))
 ANSWER = {"submitted": [0.0, 1.0], "arrived": [[0.5, 0.6, 0.9], [3.0, 3.2, 3.3]], "seconds": 4.0}
@@ -119,7 +119,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[Row]:
     def ask(name: str, job: server.Job) -> dict[str, Any]:
         asked.append(name)
         if name == "transformers, torch_gdn":
-            raise LeftOut("exit status 1: no such thing")
+            raise Skipped("exit status 1: no such thing")
         scale = 0.5 if name == "vLLM, torch_gdn" else 1.0
         count = len(job["prompts"])
         arrived = [[scale * (i + 1) for i in range(job["tokens"])]] * count
@@ -152,6 +152,6 @@ def test_a_server_that_ends_is_reported_by_its_last_line(monkeypatch: pytest.Mon
     monkeypatch.setattr(serving, "environment", lambda plugin: {"PYTHONPATH": str(serving.ROOT)})
     contender = serving.Contender(("nothing of that name",), "off")
     started = serving.Server(contender, sys.executable, tmp_path / "no such folder")
-    with pytest.raises(LeftOut, match=r"exit status 1: .*no such folder"):
+    with pytest.raises(Skipped, match=r"exit status 1: .*no such folder"):
         started.ask(job(1, 1, 1))
     started.close()

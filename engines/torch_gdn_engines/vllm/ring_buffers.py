@@ -86,13 +86,13 @@ class Scheduled:
 
 
 @dataclass
-class Held:
+class Ring:
     slot: int
     start: int  # the first token that was written into the slot
     end: int  # the token after the last one
 
 
-class Owners:
+class SlotPool:
     """Divides `count` slots among owners. `slots` begins with the owner that was used least recently."""
 
     def __init__(self, count: int) -> None:
@@ -125,23 +125,23 @@ class Slots:
     def __init__(self, layout: Layout, most: int, device: torch.device) -> None:
         """`most` is the largest number of requests in a batch."""
         self.layout = layout
-        self.rings, self.sinks = Owners(layout.slots), Owners(layout.slots)
-        self.held: dict[str, Held] = {}
+        self.rings, self.sinks = SlotPool(layout.slots), SlotPool(layout.slots)
+        self.ring_of_request: dict[str, Ring] = {}
         self.numbers = torch.full((3 * most,), -1, dtype=torch.int32, device=device)  # the parts of a Step, one by one
 
     def release(self, requests: Iterable[str]) -> None:
         for request in requests:
             self.rings.release(request)
-            self.held.pop(request, None)
+            self.ring_of_request.pop(request, None)
 
     def begin_step(self, batch: Sequence[Scheduled]) -> None:
         """Gives a ring to each request of the batch, and sinks to its first block, while there are any."""
         names, blocks = {each.name for each in batch}, {each.block for each in batch}
         self.rings.touch(each.name for each in batch)
         self.sinks.touch(each.block for each in batch)
-        held = [self.ring_of(each, names) for each in batch]
+        rings = [self.ring_of(each, names) for each in batch]
         sinks = [self.sinks_of(each, blocks) for each in batch]
-        parts = [each.slot for each in held], [each.start for each in held], sinks
+        parts = [ring.slot for ring in rings], [ring.start for ring in rings], sinks
         slots, starts, sink_slots = (torch.tensor(part, dtype=torch.int32) for part in parts)
         numbers = [slots, starts, sink_slots]
         if self.layout.drafts == 0:  # else a drafter changes the batch on the device
@@ -152,15 +152,15 @@ class Slots:
         self.numbers = torch.empty_like(joined, device=self.numbers.device)
         torch_gdn.copy_from_host_(self.numbers, joined)
 
-    def ring_of(self, request: Scheduled, names: set[str]) -> Held:
+    def ring_of(self, request: Scheduled, names: set[str]) -> Ring:
         """Returns the request's ring. Its tokens stay valid if the request continues where it stopped, less rejected
         drafts. Otherwise the ring starts anew."""
-        held = self.held.get(request.name) if request.name in self.rings.slots else None
+        ring = self.ring_of_request.get(request.name) if request.name in self.rings.slots else None
         slot, first = self.rings.take(request.name, names), request.first
-        if held is None or not held.end - self.layout.drafts <= first <= held.end:
-            held = self.held[request.name] = Held(slot, first, first)
-        held.end = first + request.count
-        return held
+        if ring is None or not ring.end - self.layout.drafts <= first <= ring.end:
+            ring = self.ring_of_request[request.name] = Ring(slot, first, first)
+        ring.end = first + request.count
+        return ring
 
     def sinks_of(self, request: Scheduled, blocks: set[int]) -> int:
         """Returns the slot of the request's sinks, or -1. Only a request that starts at its first token gets a new
@@ -330,7 +330,7 @@ class KeepsExactRows:
         if self.exact_slots is not None:
             self.exact_slots.release(scheduler_output.finished_req_ids)
             if getattr(scheduler_output, "kv_cache_block_copies", None):  # a block may have a copy of others' tokens
-                self.exact_slots.sinks = Owners(self.exact_slots.layout.slots)
+                self.exact_slots.sinks = SlotPool(self.exact_slots.layout.slots)
                 copy_means(self.vllm_config, scheduler_output.kv_cache_block_copies)
             self.exact_slots.begin_step(self.scheduled(scheduler_output.num_scheduled_tokens))
         return found

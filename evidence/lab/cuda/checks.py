@@ -8,15 +8,15 @@ from pathlib import Path
 
 from evidence.lab.cuda import running
 from evidence.lab.cuda.__main__ import CUBINS
-from evidence.proof.checks import Finding, LeftOut, Progress, check
+from evidence.proof.checks import Finding, Progress, Skipped, check
 
 
 @check("cuda", "the shaders compute the same values on an NVIDIA GPU, and compute-sanitizer finds nothing")
 def cuda_check(progress: Progress) -> Finding:
     if reason := running.missing():
-        raise LeftOut(reason)
+        raise Skipped(reason)
     if sys.platform != "linux":
-        raise LeftOut("no simulated device, on which the launches are recorded")
+        raise Skipped("no simulated device, on which the launches are recorded")
     from evidence.lab.cuda.recording import record_all  # needs torch and the simulated device
 
     with tempfile.TemporaryDirectory() as folder:
