@@ -82,10 +82,10 @@ docs: install  ## build the documentation into build/docs, with warnings as erro
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs build/docs
 	@echo 'build/docs/index.html'
 
-PAGES := README.md CONTRIBUTING.md CHANGELOG.md SECURITY.md docs mps_simulator/README.md .github/ISSUE_TEMPLATE
+PAGES := README.md check/README.md engines/README.md CONTRIBUTING.md CHANGELOG.md SECURITY.md docs mps_simulator/README.md .github/ISSUE_TEMPLATE
 SOURCES := bench check csrc engines evidence examples mps_simulator/src mps_simulator/tests setup.py shaders tests torch_gdn
 
-lint: install  ## run ruff, mypy and clang-format, and codespell for spelling and for phrases that readers stumble over
+lint: install  ## run ruff, mypy, clang-format, codespell for spelling and hard phrases, import-linter, and the budget of lines
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -93,6 +93,8 @@ lint: install  ## run ruff, mypy and clang-format, and codespell for spelling an
 	@$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 	$(BIN)/codespell
 	$(BIN)/codespell --config .codespell/phrases.cfg $(PAGES) $(SOURCES)
+	PYTHONPATH=.:check:engines $(BIN)/lint-imports --no-logo --no-cache
+	$(BIN)/python .ci/sizes
 
 format: install  ## format the sources
 	$(BIN)/ruff check --fix .

@@ -33,6 +33,7 @@ from bench import (
     gdn,
     host,
     kda,
+    launch_models,
     launches,
     metal,
     models,
@@ -122,7 +123,7 @@ def parse() -> argparse.Namespace:
         default=usual,
         help=f"sections to run; default: all but {', '.join(BY_NAME)}",
     )
-    parser.add_argument("--model", choices=launches.MODELS, help="the model of the section launches; default: all")
+    parser.add_argument("--model", choices=launch_models.MODELS, help="the model of the section launches; default: all")
     parser.add_argument("--device", choices=("cpu", "mps"), help="default: mps if PyTorch has it, else cpu")
     parser.add_argument("--threads", type=int, help="threads of the CPU; default: PyTorch's")
     parser.add_argument(

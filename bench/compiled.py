@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench import launches
 from bench.launch_counter import ONCE
+from bench.launch_models import PROMPT, SMALL, TOTAL, configuration, small_model
 from torch_gdn.integrations import transformers
 
 FULL, LINEAR = "full_attention", "linear_attention"
@@ -48,9 +48,9 @@ def register_attention() -> None:
 def step(name: str, kinds: tuple[str, ...], batch: int) -> Counter[str]:
     """Returns the launches of a decode step of a model with these layers, by kernel or operator."""
     register_attention()
-    model = launches.small_model(name, torch.bfloat16, kinds).to("mps")
+    model = small_model(name, torch.bfloat16, kinds).to("mps")
     model.config._attn_implementation = ATTENTION
-    ids = torch.randint(1, launches.SMALL["vocab_size"], (batch, launches.PROMPT)).to("mps")
+    ids = torch.randint(1, SMALL["vocab_size"], (batch, PROMPT)).to("mps")
     _, found = generate(model, ids)
     return found + Counter(attention=kinds.count(FULL))
 
@@ -94,8 +94,8 @@ def count(name: str, batch: int) -> dict[str, int]:
             both, linear, full = (step(name, kinds, batch).total() for kinds in SMALL_MODELS)
     finally:
         transformers.disable()
-    kinds = list(launches.configuration(name).layer_types)
+    kinds = list(configuration(name).layer_types)
     each = {LINEAR: linear - both, FULL: full - both}
     once = both - sum(each.values())
     parts = {f"{kinds.count(kind)} {kind.split('_')[0]} layers": number for kind, number in each.items()}
-    return {ONCE: once, **parts, launches.TOTAL: once + sum(each[kind] for kind in kinds)}
+    return {ONCE: once, **parts, TOTAL: once + sum(each[kind] for kind in kinds)}

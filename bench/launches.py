@@ -8,7 +8,6 @@ layer as often as the published model has it. Bytes are those of the small matri
 
 from __future__ import annotations
 
-import importlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,29 +15,17 @@ from typing import Any
 
 import torch
 
+from bench import compiled
 from bench.launch_counter import ONCE, Counts, LaunchCounter, Place, counting
+from bench.launch_models import KINDS, MODELS, PROMPT, SMALL, TOTAL, configuration, small_model
 from bench.results import OURS, Row, markdown
-from torch_gdn.tools import fits
 from torch_gdn_check.steps import on_simulated_device
 
-THEIRS = "transformers"
+TRANSFORMERS = "transformers"
 COMPILED = f"{OURS}, torch.compile"
-TOTAL = "launches in all"
 DECODE, PREFILL = "decode", "prefill"
-PREFILL_TOKENS, PROMPT, QUICK_TOKENS = 512, 8, 80
+PREFILL_TOKENS, QUICK_TOKENS = 512, 80
 DECODED = 4  # tokens that generate makes; the last but one step is counted
-KINDS = ("linear_attention", "linear_attention", "linear_attention", "full_attention")
-SMALL = {"hidden_size": 256, "intermediate_size": 128, "vocab_size": 64, "max_position_embeddings": 1024}
-NEVER = SMALL["vocab_size"]  # ends a sequence; a step includes the check for it, but no step is the last
-SMALL_EXPERTS = {"num_experts": 16, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
-# The names are `fits`'s. Each model has the same configuration with other sizes.
-SMALLEST = {"num_hidden_layers": 24, "linear_num_value_heads": 16, "num_attention_heads": 8, "num_key_value_heads": 2}
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "Qwen3.5-35B-A3B": ("Qwen3.5-35B-A3B", {}),
-    "Qwen3-Next-80B-A3B": ("Qwen3-Next-80B-A3B", {}),
-    "Qwen3.5-0.8B": ("Qwen3.5-9B", SMALLEST),
-    "OLMo-Hybrid-7B": ("OLMo-Hybrid-7B", {}),
-}
 
 
 @dataclass(frozen=True)
@@ -52,25 +39,6 @@ class Part:
 
     def __str__(self) -> str:
         return ONCE if self.kind == ONCE else f"{self.layers} {self.kind.split('_')[0]} layers: {self.name}"
-
-
-def configuration(name: str) -> Any:
-    """Returns the published model's configuration."""
-    known, other = MODELS[name]
-    return type(fits.configuration_of(known))(**other)
-
-
-def small_model(name: str, dtype: torch.dtype, kinds: Sequence[str] = KINDS) -> Any:
-    published = configuration(name)
-    sizes = {**SMALL, **(SMALL_EXPERTS if hasattr(published, "num_experts") else {})}
-    kept = {key: value for key, value in published.to_diff_dict().items() if key not in sizes}
-    if getattr(published, "head_dim", None) is None:
-        kept["head_dim"] = published.hidden_size // published.num_attention_heads
-    few = {"num_hidden_layers": len(kinds), "layer_types": list(kinds), "pad_token_id": 0, "eos_token_id": NEVER}
-    small = type(published)(**{**kept, **sizes, **few})
-    torch.manual_seed(0)
-    auto = importlib.import_module("transformers").AutoModelForCausalLM
-    return auto.from_config(small, dtype=dtype).eval()
 
 
 def steps(model: Any, batch: int, prompt: int) -> list[dict[Place, Counts]]:
@@ -141,13 +109,11 @@ def run(name: str, what: str, batch: int, tokens: int, ceilings: object, seconds
         mps_simulator.activate()
     rows = []
     case = f"{name}, {what}, batch {batch}"
-    for contender in (THEIRS, OURS):
+    for contender in (TRANSFORMERS, OURS):
         parts = count(name, what, batch, contender == OURS, tokens)
         counts = {str(part): part.counts.total for part in parts} | {TOTAL: total(parts)} | sums(parts)
         rows.append(Row("launches", case, "bfloat16", batch, contender, 0, counts=counts))
     if what == DECODE and on_simulated_device():
-        from bench import compiled  # it imports this module
-
         rows.append(Row("launches", case, "bfloat16", batch, COMPILED, 0, counts=compiled.count(name, batch)))
     return rows
 

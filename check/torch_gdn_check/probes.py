@@ -1,6 +1,6 @@
 """Probes each assumption about Metal, an Apple GPU or PyTorch's stream that the kernels rely on, by one tiny kernel.
 
-A probe's shader is in shaders/ beside this file. The library of the ops' kernels compiles it, with the same options,
+A probe's shader is in the folder shaders. The library of the ops' kernels compiles it, with the same options,
 and the same encoder launches it. The CPU judges what a probe measured.
 """
 

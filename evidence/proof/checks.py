@@ -14,7 +14,7 @@ from typing import Protocol
 
 from tqdm import tqdm
 
-from evidence.proof.mac.wheels import Unavailable
+from evidence.proof.reasons import Blocked, Skipped, Unavailable
 
 SECTIONS = (
     "evidence.proof.mac.checks",
@@ -23,14 +23,6 @@ SECTIONS = (
     "evidence.lab.cuda.checks",
     "evidence.proof.mutate.checks",
 )
-
-
-class Blocked(RuntimeError):
-    """Raised if this check cannot run because of a problem that another check reports."""
-
-
-class Skipped(RuntimeError):
-    """Raised if the machine lacks what the check is about. Nothing is wrong, and the proof is complete without it."""
 
 
 class Progress(Protocol):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from bench import compiled, launches
+from bench import compiled, launch_models
 from tests.helpers.devices import on_a_mac, ready
 
 pytestmark = [
@@ -32,8 +32,8 @@ OURS = {
 def test_a_compiled_model_generates_the_same_tokens_in_few_launches() -> None:
     """The prompt has a graph, the first token has one, and all further tokens share one. No graph breaks."""
     ready("mps")
-    model = launches.small_model("Qwen3-Next-80B-A3B", torch.float32, (compiled.LINEAR, compiled.FULL)).to("mps")
-    ids = torch.randint(1, launches.SMALL["vocab_size"], (2, launches.PROMPT)).to("mps")
+    model = launch_models.small_model("Qwen3-Next-80B-A3B", torch.float32, (compiled.LINEAR, compiled.FULL)).to("mps")
+    ids = torch.randint(1, launch_models.SMALL["vocab_size"], (2, launch_models.PROMPT)).to("mps")
     counters.clear()  # other tests of this process counted too
     with torch.no_grad():
         expected = model.generate(

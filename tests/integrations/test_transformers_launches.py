@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from bench import launches
-from bench.launches import DECODE, MODELS, PREFILL, Part
+from bench.launch_models import MODELS
+from bench.launches import DECODE, PREFILL, Part
 from tests.helpers.devices import ready
 
 EXPECTED = Path(__file__).with_name("launches.json")

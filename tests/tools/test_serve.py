@@ -12,7 +12,7 @@ import torch_gdn.integrations.transformers.__main__ as transformers_serve
 from torch_gdn.command_line import SHUTDOWN_TIMEOUT as SECONDS
 from torch_gdn.integrations.draining import Drain
 from torch_gdn.tools import serve
-from torch_gdn_engines.vllm import compat, kv_cache_dtype
+from torch_gdn_engines.vllm import kv_cache_dtype, versions
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -63,9 +63,9 @@ def test_a_time_out_is_a_whole_number(value: str, capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize("given", [["--kv-cache-dtype", "aura_8v4"], ["--kv_cache_dtype=aura_8v4"]])
 def test_auras_dtype_names_the_option_of_vllm_0_32(given: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "version_of_vllm", lambda: "0.32.0")
+    monkeypatch.setattr(versions, "version_of_vllm", lambda: "0.32.0")
     with pytest.raises(SystemExit, match=r"""got aura_8v4: pass --additional-config '{"aura": "8v4"}' instead$"""):
         kv_cache_dtype.refuse_in_old_versions(["model", *given])
     kv_cache_dtype.refuse_in_old_versions(["model", "--kv-cache-dtype", "auto"])
-    monkeypatch.setattr(compat, "version_of_vllm", lambda: "0.33.0")
+    monkeypatch.setattr(versions, "version_of_vllm", lambda: "0.33.0")
     kv_cache_dtype.refuse_in_old_versions(["model", *given])

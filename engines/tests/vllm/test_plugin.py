@@ -53,14 +53,14 @@ def resolved(
     """Returns the platform that vLLM's own resolver makes. `plugins` are those other than torch_gdn's."""
     import vllm.platforms
 
-    from torch_gdn_engines.vllm import compat
+    from torch_gdn_engines.vllm import versions
 
     group = "vllm.platform_plugins"
     points = [importlib.metadata.EntryPoint(name, f"{__name__}:other_plugin", group) for name in plugins]
     (ours,) = {*importlib.metadata.entry_points(group=group, name="torch_gdn")}
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [*points, ours])
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: has_mps)
-    monkeypatch.setattr(compat, "version_of_vllm", lambda: version)
+    monkeypatch.setattr(versions, "version_of_vllm", lambda: version)
     monkeypatch.setattr(vllm.platforms, "_current_platform", None)
     monkeypatch.setenv("TORCH_GDN_VLLM", mode)
     return type(vllm.platforms.current_platform).__name__
@@ -132,14 +132,14 @@ def test_nothing_is_changed_on_another_platform(monkeypatch: pytest.MonkeyPatch)
     """vllm-metal's says that its device type is cpu, and may be made for another version of vLLM."""
     import vllm.platforms
 
-    from torch_gdn_engines.vllm import compat, register
+    from torch_gdn_engines.vllm import register, versions
 
     class OtherPlatform(vllm.platforms.interface.Platform):
         _enum = vllm.platforms.interface.PlatformEnum.OOT
         device_type = "cpu"
 
     monkeypatch.setattr(vllm.platforms, "_current_platform", OtherPlatform())
-    monkeypatch.setattr(compat, "version_of_vllm", lambda: "0.27.1")
+    monkeypatch.setattr(versions, "version_of_vllm", lambda: "0.27.1")
     register.__wrapped__()
 
 

@@ -21,6 +21,7 @@ import torch
 
 from torch_gdn.integrations import draining
 from torch_gdn_engines import torchvision_operators
+from torch_gdn_engines.vllm import versions
 
 MODES = ("auto", "mps", "cpu", "off")
 PLATFORMS = "vllm.platform_plugins"
@@ -72,9 +73,7 @@ def require_mps() -> None:
     mode()
     if not torch.backends.mps.is_available():
         raise RuntimeError("TORCH_GDN_VLLM=mps: this PyTorch has no mps device")
-    from torch_gdn_engines.vllm import compat
-
-    compat.require_checked_version()
+    versions.require_checked_version()
 
 
 @cache
@@ -96,7 +95,7 @@ def register() -> None:
         return
     from torch_gdn_engines.vllm import compat, kv_cache_dtype, layers, models, selector
 
-    compat.require_checked_version()
+    versions.require_checked_version()
     compat.replace_state_copies()
     compat.replace_triton_allocator()
     compat.replace_backend_cache()

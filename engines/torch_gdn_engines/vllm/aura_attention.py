@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,7 +21,9 @@ import torch_gdn
 from torch_gdn.aura import Scheme
 from torch_gdn.aura.codebooks import aura_signs, boundaries
 from torch_gdn_engines.vllm.attention import PagedAttention, PagedBackend, PagedMetadata, PagedMetadataBuilder
-from torch_gdn_engines.vllm.ring_buffers import LayerRows
+
+if TYPE_CHECKING:
+    from torch_gdn_engines.vllm.ring_buffers import LayerRows
 
 
 class AuraPagedAttention(PagedAttention):

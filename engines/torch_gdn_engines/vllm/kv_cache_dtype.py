@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from torch_gdn.aura.scheme import names
+from torch_gdn_engines.vllm import versions
 
 PREFIX = "aura_"
 
@@ -34,12 +35,10 @@ class Handler:
 
 def refuse_in_old_versions(arguments: Sequence[str]) -> None:
     """Exits if vLLM is 0.32, whose command line would call a name of ours an invalid choice."""
-    from torch_gdn_engines.vllm import compat
-
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--kv-cache-dtype", "--kv_cache_dtype", default="")
     value = parser.parse_known_args(list(arguments))[0].kv_cache_dtype
-    if value.startswith(PREFIX) and compat.version_of_vllm().startswith("0.32."):
+    if value.startswith(PREFIX) and versions.version_of_vllm().startswith("0.32."):
         option = f'--additional-config \'{{"aura": "{value.removeprefix(PREFIX)}"}}\''
         sys.exit(f"--kv-cache-dtype: expected one of vLLM 0.32's own names, got {value}: pass {option} instead")
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from evidence.lab.agx.compiler import Compiled, compile_program
 from evidence.proof.dialects import closing, without_comments
-from evidence.proof.mac.wheels import Unavailable, cache_directory, locked
+from evidence.proof.mac.wheels import cache_directory, locked
+from evidence.proof.reasons import Unavailable
 
 PROJECT, VERSION = "llama-cpp-python", "0.2.11"
 SOURCE = "vendor/llama.cpp/ggml-metal.metal"

@@ -22,7 +22,8 @@ from pathlib import Path
 from evidence.lab.agx import issue, rules
 from evidence.lab.agx.dialect import opencl
 from evidence.lab.agx.spaces import resolved
-from evidence.proof.mac.wheels import Unavailable, cache_directory, locked
+from evidence.proof.mac.wheels import cache_directory, locked
+from evidence.proof.reasons import Unavailable
 
 HERE = Path(__file__).resolve().parent
 MAKE = HERE / "make_compiler.sh"

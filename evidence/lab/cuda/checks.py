@@ -8,7 +8,8 @@ from pathlib import Path
 
 from evidence.lab.cuda import running
 from evidence.lab.cuda.__main__ import CUBINS
-from evidence.proof.checks import Finding, Progress, Skipped, check
+from evidence.proof.checks import Finding, Progress, check
+from evidence.proof.reasons import Skipped
 
 
 @check("cuda", "the shaders compute the same values on an NVIDIA GPU, and compute-sanitizer finds nothing")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 
-from evidence.proof.checks import Blocked, Finding, Progress, check
+from evidence.proof.checks import Finding, Progress, check
 from evidence.proof.mac import apple_headers, header_faults, system_stubs, torch_versions, wheels
 from evidence.proof.mac import build as mac_build
 from evidence.proof.mac import symbols as mac_symbols
 from evidence.proof.mac import wheel as mac_wheel
 from evidence.proof.mac.extension import mac_extension
 from evidence.proof.mac.macho import Image, read
+from evidence.proof.reasons import Blocked
 
 PYTHON_SOURCE = "csrc/bindings.cpp"
 _builds: dict[str, mac_build.Build | mac_build.BuildError] = {}

@@ -12,6 +12,7 @@ from evidence.proof.mac import symbols as mac_symbols
 from evidence.proof.mac import system_stubs, wheels
 from evidence.proof.mac.extension import mac_extension
 from evidence.proof.mac.macho import read
+from evidence.proof.reasons import Unavailable
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def judge(version: str, sources: Sequence[str], progress: Progress) -> Verdict:
     """Compiles `sources` with this torch's headers, then links them if they are all of the module's."""
     try:
         torch = wheels.torch(version)
-    except wheels.Unavailable as reason:
+    except Unavailable as reason:
         return Verdict(version, str(reason), 0, len(sources), ())
     progress.expect(len(sources))
     directory = mac_build.build_directory(torch)

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
+from evidence.proof.reasons import Unavailable
+
 TORCH_VERSION = "2.13.0"  # the version that torch_gdn is tested with
 NEWER_TORCH_VERSIONS = ("2.14.1", "2.15.0")  # pyproject.toml accepts them too
 MLX_METAL_VERSION = "0.32.4"
@@ -28,10 +30,6 @@ UNPACKED = {
 }
 # A torch wheel is 110 to 140 MB and unpacks to 440 to 540 MB.
 SPACE_NEEDED = 700 << 20
-
-
-class Unavailable(RuntimeError):
-    """Raised with the reason if a wheel cannot be fetched here."""
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 from evidence.proof.checks import Progress, Silent
-from evidence.proof.mac.wheels import Unavailable
 from evidence.proof.metal import caps as strict_caps
 from evidence.proof.metal import kernels as strict_kernels
 from evidence.proof.metal import launches as strict_launches
 from evidence.proof.metal.front_end import CHECKOUT, SHADERS
+from evidence.proof.reasons import Unavailable
 from torch_gdn._recorder import KernelVariant, Launch
 
 MAIN = ("origin/main", "origin/HEAD", "main")

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from evidence.proof.mac.wheels import Unavailable, cache_directory, locked
+from evidence.proof.mac.wheels import cache_directory, locked
+from evidence.proof.reasons import Unavailable
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 SIMULATOR = CHECKOUT / "mps_simulator" / "src" / "mps_simulator"

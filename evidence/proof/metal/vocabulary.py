@@ -21,6 +21,7 @@ from evidence.proof.metal.kernels import batches, source_of
 from evidence.proof.metal.launches import compiled_at, probe_launches, variants
 from evidence.proof.metal.tree import Node, Tree, body_of, callee, callee_name, read_tree, walk
 from torch_gdn._recorder import KernelVariant
+from torch_gdn_check import probes
 from torch_gdn_check.registry import Point
 from torch_gdn_check.registry.attention import PagePoint
 from torch_gdn_check.registry.aura import AuraPoint, CodecPoint
@@ -139,7 +140,8 @@ def _body(function: Node) -> Node:
 def words(trees: Sequence[Tree]) -> set[Word]:
     """Returns the words of all files in shaders/. The trees tell which of them are functions of Metal's."""
     found = {Word("function", name) for name in _library_calls(trees)}
-    texts = [metal_blocks(path.read_text()) for path in sorted(SHADERS.rglob("*")) if path.suffix in (".metal", ".h")]
+    paths = sorted(path for folder in (SHADERS, probes.SHADERS) for path in folder.rglob("*"))
+    texts = [metal_blocks(path.read_text()) for path in paths if path.suffix in (".metal", ".h")]
     macros = {name for text in texts for name in re.findall(r"#\s*define\s+(\w+)", text)}
     known = {*_declared(trees), *CPLUSPLUS.split(), *COMPONENTS, *macros, *(word.text for word in found)}
     for text in texts:

@@ -13,7 +13,7 @@ from evidence.lab.agx import calibration, checks, compiler, rules, spaces, table
 from evidence.lab.agx.dialect import opencl
 from evidence.proof.checks import Check, Finding, Result, Silent
 from evidence.proof.checks import run as run_checks
-from evidence.proof.mac.wheels import Unavailable
+from evidence.proof.reasons import Unavailable
 from evidence.tests.proof.needs import needs_clang
 
 PROGRAM = """\

@@ -363,7 +363,7 @@ def test_a_wrong_call_must_be_reported_whatever_memory_held(counts: list[int], p
     assert found == ["wrong: no kernel reports it"] * problems and tuple(Reporting.ran) == replay.PATTERNS
 
 
-def test_without_a_gpu_the_check_is_left_out(
+def test_without_a_gpu_the_check_is_skipped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from evidence.proof import __main__ as command
@@ -371,7 +371,7 @@ def test_without_a_gpu_the_check_is_left_out(
     monkeypatch.setattr(running, "missing", lambda: "no NVIDIA GPU: made up")
     assert command.main(["--only", "cuda"]) == 0
     out = capsys.readouterr().out
-    assert "cuda was left out: no NVIDIA GPU: made up" in out
+    assert "cuda was skipped: no NVIDIA GPU: made up" in out
 
 
 def test_the_page_has_every_number() -> None:

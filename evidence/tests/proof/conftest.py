@@ -10,12 +10,13 @@ from evidence.proof.checks import Silent
 from evidence.proof.mac import apple_headers, wheels
 from evidence.proof.mac import build as mac_build
 from evidence.proof.mac import checks as mac_checks
+from evidence.proof.reasons import Unavailable
 
 
 def wheel_or_skip(find: Callable[[], wheels.Wheel]) -> wheels.Wheel:
     try:
         return find()
-    except wheels.Unavailable as reason:
+    except Unavailable as reason:
         pytest.skip(str(reason))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from evidence.proof import __main__ as command
 from evidence.proof import checks
-from evidence.proof.mac import wheels
+from evidence.proof.reasons import Unavailable
 
 pytestmark = pytest.mark.xdist_group("proof")
 
@@ -26,7 +26,7 @@ def failing(progress: checks.Progress) -> checks.Finding:
 
 
 def impossible(progress: checks.Progress) -> checks.Finding:
-    raise wheels.Unavailable("no network")
+    raise Unavailable("no network")
 
 
 def broken(progress: checks.Progress) -> checks.Finding:

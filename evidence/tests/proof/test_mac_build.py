@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from evidence.proof.checks import Blocked, Silent
+from evidence.proof.checks import Silent
 from evidence.proof.mac import apple_headers, system_stubs, wheels
 from evidence.proof.mac import build as mac_build
 from evidence.proof.mac import checks as mac_checks
 from evidence.proof.mac import symbols as mac_symbols
 from evidence.proof.mac.extension import CHECKOUT, mac_extension, own_directories
 from evidence.proof.mac.macho import FLAT, Image, read
+from evidence.proof.reasons import Blocked
 
 pytestmark = pytest.mark.xdist_group("proof")
 

@@ -8,10 +8,10 @@ from fnmatch import fnmatch
 import pytest
 
 from evidence.proof.checks import Silent
-from evidence.proof.mac.wheels import Unavailable
 from evidence.proof.metal import others as strict_others
 from evidence.proof.metal import vocabulary
 from evidence.proof.metal.others import Verdict
+from evidence.proof.reasons import Unavailable
 from evidence.tests.proof.needs import needs_clang
 
 pytestmark = [needs_clang, pytest.mark.xdist_group("strict")]

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from evidence.proof.mac import wheels
+from evidence.proof.reasons import Unavailable
 
 pytestmark = pytest.mark.xdist_group("proof")
 
@@ -58,14 +59,14 @@ def test_only_what_checks_read_is_unpacked(cache: Path) -> None:
 def test_wheel_for_another_python_is_not_taken(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_wheel(cache, "torch-9.9.0-cp27-cp27m-macosx_14_0_arm64.whl")
     monkeypatch.setattr(subprocess, "run", lambda *a, **o: subprocess.CompletedProcess(a, 1, "", "no such version"))
-    with pytest.raises(wheels.Unavailable, match=r"no wheel of torch 9\.9\.0 .*: no such version"):
+    with pytest.raises(Unavailable, match=r"no wheel of torch 9\.9\.0 .*: no such version"):
         wheels.fetch("torch", "9.9.0")
 
 
 def test_full_disk_is_said_before_anything_is_downloaded(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, 1 << 20))
     monkeypatch.setattr(subprocess, "run", forbid_pip)
-    with pytest.raises(wheels.Unavailable, match="1 MB free"):
+    with pytest.raises(Unavailable, match="1 MB free"):
         wheels.fetch("torch", "9.9.0")
 
 
@@ -77,7 +78,7 @@ def test_pip_alone_chooses_where_wheels_come_from(cache: Path, monkeypatch: pyte
         return subprocess.CompletedProcess(command, 1, "", "refused")
 
     monkeypatch.setattr(subprocess, "run", record)
-    with pytest.raises(wheels.Unavailable):
+    with pytest.raises(Unavailable):
         wheels.fetch("torch", "9.9.0")
     (command,) = commands
     assert command[1:4] == ["-m", "pip", "download"]

@@ -1,6 +1,6 @@
 """Keeps compiled objects by what they were compiled from. A copied or moved checkout then compiles nothing again.
 
-An object's key is the compiler, its flags and the source. Beside each object is a list of the headers that it read,
+An object's key is the compiler, its flags and the source. With each object goes a list of the headers that it read,
 with their hashes. Paths in both are relative to the folders that differ between checkouts.
 """
 
