@@ -220,7 +220,7 @@ MLX = {"bits": 4, "group_size": 64}
 def test_quantised_files_are_recognised_on_mps(
     written: dict[str, Any], mps: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert verified(written, mps, monkeypatch).__module__.startswith("torch_gdn.")
+    assert verified(written, mps, monkeypatch).__module__.startswith("torch_gdn_engines.")
 
 
 @pytest.mark.parametrize(
