@@ -30,8 +30,9 @@ struct ConvolutionParameters {
   int32_t channels, columns;              // D, S
   int32_t has_bias, has_silu, has_state;  // has_state: 1 to read `state`
   int32_t has_residual;
-  int32_t segment_bytes;       // size of a number in seq_idx: 4 or 8; 0 without seq_idx
-  int32_t has_tap_vectors;     // 1 if one load can take the 4 taps of a channel
-  int32_t has_column_vectors;  // 1 if one load or store can take the 4 columns of a channel's state
-  int32_t keeps_each;          // 1 to keep the state after each token in the columns, for the next step
+  int32_t segment_bytes;                // size of a number in seq_idx: 4 or 8; 0 without seq_idx
+  int32_t has_tap_vectors;              // 1 if one load can take the 4 taps of a channel
+  int32_t has_column_vectors;           // 1 if one load or store can take the 4 columns of a channel's state
+  int32_t has_new_state, has_partials;  // read by the backward
+  int32_t keeps_each;                   // 1 to keep the state after each token in the columns, for the next step
 };

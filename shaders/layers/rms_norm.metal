@@ -5,17 +5,7 @@
 #include "core/rows.h"
 #include "core/vectors.h"
 #include "layers/rms_norm.h"
-
-template <int Threads>
-METAL_FUNC float threadgroup_sum(float value, threadgroup float* sums, uint lane, uint simdgroup) {
-  const float sum = simd_sum(value);
-  if constexpr (Threads == 32) return sum;
-  if (lane == 0) sums[simdgroup] = sum;
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  float total = 0.0f;
-  UNROLL for (int i = 0; i < Threads / 32; ++i) total += sums[i];
-  return total;
-}
+#include "layers/threadgroup_sum.h"
 
 template <typename T, typename Weight, int D, int Width>
 [[kernel]] void rms_norm(

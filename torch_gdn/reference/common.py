@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -77,3 +77,25 @@ def beta_of(beta: Tensor, use_sigmoid: bool, allow_neg_eigval: bool) -> Tensor:
 
 def key_first(state: Tensor, state_v_first: bool) -> Tensor:
     return state.transpose(-1, -2) if state_v_first else state
+
+
+def gradients(
+    function: Callable[..., Any], inputs: Sequence[Tensor | None], of_outputs: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Returns the gradients of the inputs, by autograd through `function`, for those of its outputs."""
+    with torch.inference_mode(False), torch.enable_grad():
+        leaves = [None if x is None else x.detach().clone().requires_grad_() for x in inputs]
+        results = function(*leaves)
+        results = results if isinstance(results, tuple) else (results,)
+        pairs = [(y, dy) for y, dy in zip(results, of_outputs, strict=True) if dy is not None]
+        given = [x for x in leaves if x is not None]
+        found = iter(
+            torch.autograd.grad(
+                [y for y, _ in pairs],
+                given,
+                [dy.to(y.dtype) for y, dy in pairs],
+                allow_unused=True,
+                materialize_grads=True,
+            )
+        )
+    return [None if x is None else next(found) for x in leaves]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_gdn.reference.common import compute_dtype
+from torch_gdn.reference.common import compute_dtype, gradients
 from torch_gdn.reference.gdn import fused_recurrent_gated_delta_rule
 
-__all__ = ["fused_kda_gate", "fused_recurrent_kda"]
+__all__ = ["fused_kda_gate", "fused_kda_gate_bwd", "fused_recurrent_kda"]
 
 
 def fused_kda_gate(
@@ -21,8 +21,21 @@ def fused_kda_gate(
     if dt_bias is not None:
         x = x + dt_bias.to(x.dtype).view(heads, channels)
     if lower_bound is not None:
-        return lower_bound * torch.sigmoid(rate * x)
+        # This is the sigmoid, with an exact gradient where it is almost 1.
+        return lower_bound * torch.exp(-torch.logaddexp(-rate * x, torch.zeros_like(x)))
     return -rate * torch.logaddexp(x, torch.zeros_like(x))
+
+
+def fused_kda_gate_bwd(
+    dy: Tensor, g: Tensor, A_log: Tensor | None = None, dt_bias: Tensor | None = None, lower_bound: float | None = None
+) -> tuple[Tensor | None, ...]:
+    """Returns the gradients of g, A_log [HV] and dt_bias [HV * K] in `fused_kda_gate`."""
+
+    def gate(g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None) -> Tensor:
+        return fused_kda_gate(g, A_log, dt_bias, lower_bound)
+
+    dg, dA_log, ddt_bias = gradients(gate, (g, A_log, dt_bias), (dy,))
+    return dg, None if dA_log is None else dA_log.flatten(), None if ddt_bias is None else ddt_bias.flatten()
 
 
 def fused_recurrent_kda(

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from torch_gdn.reference.common import beta_of, compute_dtype, log_decay_of, sequences
+from torch_gdn.reference.common import beta_of, compute_dtype, gradients, log_decay_of, sequences
 
 __all__ = [
     "act_and_mul",
     "batch_copy_",
     "causal_conv1d",
+    "causal_conv1d_bwd",
     "causal_conv1d_update_",
     "copy_from_host_",
     "gdn_gating",
     "l2norm",
     "l2norm_fwd",
+    "norm_bwd",
     "qk_norm_rope",
     "rms_norm",
     "rms_norm_gated",
@@ -86,6 +90,25 @@ def rms_norm_gated(
         y = weight * y if round_norm else weight.to(dtype) * y
     g = g.to(dtype)
     return (y * (g.sigmoid() if activation == "sigmoid" else g * g.sigmoid())).to(x.dtype)
+
+
+def norm_bwd(
+    dy: Tensor, x: Tensor, weight: Tensor | None = None, g: Tensor | None = None, dh: Tensor | None = None,
+    activation: str = "silu", eps: float = 1e-6, zero_centered: bool = False, over_sum: bool = False,
+    output_dweight: bool = True,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Returns the gradients of x, g and weight in `rms_norm`, `rms_norm_gated`, or with `over_sum` in `l2norm`.
+
+    dy is that of the result. dh, that of the normalised sum x, is added.
+    """
+
+    def norm(x: Tensor, g: Tensor | None, weight: Tensor | None) -> Tensor:
+        y = l2norm(x, eps) if over_sum else rms_norm(x, None, None, eps)[0]
+        y = y if weight is None else y * (weight + zero_centered)
+        return y if g is None else y * (g.sigmoid() if activation == "sigmoid" else silu(g))
+
+    dx, dg, dweight = gradients(norm, (x, g, weight), (dy,))
+    return dx if dx is None or dh is None else dx + dh, dg, dweight if output_dweight else None
 
 
 def act_and_mul(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
@@ -161,6 +184,22 @@ def causal_conv1d(
     if seq_idx is not None:
         y = torch.where(seq_idx[..., None] < 0, 0, y)
     return y.to(x.dtype), final_state if output_final_state else None
+
+
+def causal_conv1d_bwd(
+    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, initial_state: Tensor | None = None,
+    dfinal_state: Tensor | None = None, activation: str | None = None, cu_seqlens: Tensor | None = None,
+    seq_idx: Tensor | None = None, output_dweight: bool = True,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Returns the gradients of x, weight, bias and initial_state in `causal_conv1d`."""
+    has_final, width = dfinal_state is not None, None if dfinal_state is None else dfinal_state.shape[2]
+
+    def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, initial_state: Tensor | None) -> Any:
+        options = (activation, cu_seqlens, seq_idx)
+        return causal_conv1d(x, weight, bias, None, initial_state, has_final, width, *options)
+
+    dx, dweight, dbias, dstate = gradients(convolve, (x, weight, bias, initial_state), (dy, dfinal_state))
+    return dx, dweight if output_dweight else None, dbias if output_dweight else None, dstate
 
 
 def taps_in_segment(seq_idx: Tensor, t: int, W: int) -> Tensor:

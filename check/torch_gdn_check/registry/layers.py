@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torch_gdn import reference
-from torch_gdn_check.registry import invalid
+from torch_gdn_check.registry import bounds, invalid
 from torch_gdn_check.registry.gdn import BOUNDARIES, LARGE, RECURRENT, SLOTS, RulePoint
 from torch_gdn_check.registry.inputs import Call, boundaries_of, slots, unaligned
 from torch_gdn_check.registry.invalid import change, put
@@ -168,6 +168,42 @@ def wrong_heads(entry: OpEntry[Any]) -> Iterator[Invalid]:
 HEADS = ((BF16, 256, 32), (F16, 128, 64), (F32, 33, 7))
 
 
+def wrong_norm_bwd(entry: OpEntry[RowPoint]) -> Iterator[Invalid]:
+    yield from [*invalid.integers("dy", "x", "weight", "g"), *invalid.float64("dy"), *invalid.too_flat("x", "g", "dh")]
+    yield from invalid.half("x", "dh")
+    for size in (0, 16385):
+        rows = dict.fromkeys(("dy", "x", "g", "dh"), torch.zeros(2, size))
+        yield Invalid("x", ValueError, f"D of {size}", invalid.options(rows))
+    yield Invalid("weight", ValueError, "too short", change("weight", lambda w: w[1:]))
+    yield Invalid("eps", ValueError, "negative", put("eps", -1e-6))
+    yield Invalid("activation", ValueError, "tanh", put("activation", "tanh"))
+    yield Invalid("zero_centered", ValueError, "no weight", invalid.options({"weight": None, "zero_centered": True}))
+
+
+def wrong_channel_gates_bwd(entry: OpEntry[RowPoint]) -> Iterator[Invalid]:
+    yield from [*invalid.integers("dy", "g", "A_log", "dt_bias"), *invalid.float64("g"), *invalid.too_flat("g")]
+    yield Invalid("dy", ValueError, "one dimension", put("dy", torch.zeros(3)))
+    for name in ("A_log", "dt_bias"):
+        yield Invalid(name, ValueError, "too few", change(name, lambda x: x[1:]))
+    yield Invalid("lower_bound", ValueError, "zero", put("lower_bound", 0.0))
+
+
+def draw_norm_bwd(point: RowPoint) -> Call:
+    call: Call = {"dy": point.rows(), "x": point.rows(), "weight": point.row(), "g": point.rows(point.other)}
+    return call | {"dh": point.rows()}
+
+
+def draw_channel_gates_bwd(point: RowPoint) -> Call:
+    call: Call = {"dy": point.rows(F32), "g": point.rows(), "A_log": torch.randn(point.heads)}
+    return call | {"dt_bias": torch.randn(point.heads * point.D)}
+
+
+def sum_bounds(call: Call, **sums: str) -> dict[str, float]:
+    """Returns the bounds of gradients that are sums over tokens, which have the dtypes of these arguments."""
+    dtypes = {name: call[argument].dtype for name, argument in sums.items() if argument in call}
+    return {name: max(1e-6, bounds.ROUNDING[dtype]) for name, dtype in dtypes.items()}
+
+
 def draw_channel_gates(point: RowPoint) -> Call:
     call: Call = {"g": point.rows(), "A_log": torch.randn(point.heads), "dt_bias": torch.randn(point.heads * point.D)}
     return call | {"output_dtype": point.dtype}
@@ -226,6 +262,19 @@ register(
         invalid=partial(wrong_norm, second="g", too_long=1025),
     ),
     OpEntry(
+        "norm_bwd",
+        draw=draw_norm_bwd,
+        small=SMALL_ROWS,
+        points=[*ROWS, RowPoint(D=2500), RowPoint(BF16, tokens=70)],
+        compiled=partial(one_dtype, ((128, True), (2048, True), (4096, True), (1023, False), (16384, True))),
+        operations=lambda call: 12 * call["x"].numel(),
+        exponentials=2,
+        bound=lambda point, call, exact: sum_bounds(call, dweight="weight"),
+        scratch=True,
+        launches=2,
+        invalid=wrong_norm_bwd,
+    ),
+    OpEntry(
         "gdn_gating",
         draw=draw_gates,
         small=SMALL_ROWS,
@@ -242,6 +291,18 @@ register(
         points=[RowPoint(heads=6, tokens=70, D=33), RowPoint(BF16, heads=32), RowPoint(F16)],
         operations=lambda call: 5 * call["g"].numel(),
         invalid=wrong_channel_gates,
+    ),
+    OpEntry(
+        "fused_kda_gate_bwd",
+        draw=draw_channel_gates_bwd,
+        small=SMALL_ROWS,
+        points=[RowPoint(heads=6, tokens=70, D=33), RowPoint(BF16, heads=32), RowPoint(F16)],
+        operations=lambda call: 8 * call["g"].numel(),
+        exponentials=2,
+        bound=lambda point, call, exact: dict.fromkeys(("dA_log", "ddt_bias"), 1e-6),
+        scratch=True,
+        launches=3,
+        invalid=wrong_channel_gates_bwd,
     ),
 )
 
@@ -283,6 +344,26 @@ def draw_convolution(point: ConvolutionPoint, in_place: bool) -> Call:
     elif point.from_state:
         call |= {"initial_state": states, "output_final_state": True}
     return call | ({"cu_seqlens": torch.tensor(cu_seqlens)} if cu_seqlens else {})
+
+
+def draw_convolution_bwd(point: ConvolutionPoint) -> Call:
+    call = draw_convolution(point, in_place=False)
+    dy = call.pop("residual", None)
+    call = {"dy": torch.randn_like(call["x"]) if dy is None else dy} | call
+    if call.pop("output_final_state", False):
+        call["dfinal_state"] = torch.randn_like(call["initial_state"])
+    return call
+
+
+def wrong_convolution_bwd(entry: OpEntry[ConvolutionPoint]) -> Iterator[Invalid]:
+    state, runs = "initial_state", torch.zeros(2, 20, dtype=torch.int64)
+    yield from [*invalid.integers("dy", "x", "weight", state), *invalid.float64("dy"), *invalid.too_flat("dy", "x")]
+    yield from [*invalid.packing(), *invalid.half("x", "bias", "dfinal_state"), *invalid.too_short("x")]
+    yield Invalid("weight", ValueError, "W of 5", change("weight", lambda w: w.new_zeros(len(w), 5)))
+    yield Invalid("activation", ValueError, "gelu", put("activation", "gelu"))
+    for name in (state, "dfinal_state"):
+        yield Invalid(name, ValueError, "two columns", change(name, lambda s: s[..., :2]))
+    yield Invalid("seq_idx", ValueError, "with a state", put("seq_idx", runs))
 
 
 def drafted_columns(changes: Call, columns: int = 4 - 2 + 20) -> Change:
@@ -376,6 +457,24 @@ register(
         exponentials=1,
         launches=2,
         invalid=partial(wrong_convolution, state="initial_state"),
+        hostile=[Hostile("cu_seqlens", each, packed=True) for each in BOUNDARIES],
+    ),
+    OpEntry(
+        "causal_conv1d_bwd",
+        draw=draw_convolution_bwd,
+        small=ConvolutionPoint(),
+        points=[ConvolutionPoint(dtype, D=D, W=W, tokens=T, state=F32) for dtype, D, W, T in CONVOLUTIONS]
+        + [ConvolutionPoint(packed=True), ConvolutionPoint(D=8, tokens=300, by_channel=True, from_state=False)],
+        compiled=compiled_convolutions,
+        heads={"dweight": None, "dinitial_state": None},
+        operations=lambda call: 6 * call["x"].numel() * call["weight"].shape[1],
+        exponentials=2,
+        bound=lambda point, call, exact: sum_bounds(
+            call, dweight="weight", dbias="bias", dinitial_state="initial_state"
+        ),
+        scratch=True,
+        launches=4,
+        invalid=wrong_convolution_bwd,
         hostile=[Hostile("cu_seqlens", each, packed=True) for each in BOUNDARIES],
     ),
     OpEntry(

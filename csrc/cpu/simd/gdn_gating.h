@@ -1,4 +1,4 @@
-// The gates for one ISA variant. They are computed in place.
+// The gates for one ISA variant, which are computed in place, and their gradients.
 
 TORCH_GDN_INLINE void log_decay_lanes(float* a, const float* factor, const float* bias, int64_t count) {
   store(a, load(factor, count) * softplus(load(a, count) + load(bias, count)), count);
@@ -22,4 +22,24 @@ void betas(float* b, int64_t count, float scale) {
   if (whole < count) beta_lanes(b + whole, scale, count - whole);
 }
 
-constexpr GatingKernels kGatingKernels = {&log_decays, &betas};
+void differentiate_gates(const GateBwdRow& row) {
+  for_each_vector(row.count, [&](int64_t first, int64_t count) __attribute__((always_inline)) {
+    const Floats dy = load(row.dy + first, count), rate = load(row.rate + first, count);
+    const Floats x = load(row.g + first, count) + load(row.bias + first, count);
+    Floats dx, dA_log;
+    if (row.lower_bound < 0) {
+      const Floats logit = rate * x, magnitude = logit < 0.0f ? -logit : logit;
+      const Floats small = sigmoid(-magnitude), slope = small * (1.0f - small);
+      dx = dy * row.lower_bound * slope * rate;
+      dA_log = dx * x;
+    } else {
+      dx = -dy * rate * sigmoid(x);
+      dA_log = -dy * rate * softplus(x);
+    }
+    store(row.dg + first, dx, count);
+    store(row.dA_log + first, load(row.dA_log + first, count) + dA_log, count);
+    store(row.dbias + first, load(row.dbias + first, count) + dx, count);
+  });
+}
+
+constexpr GatingKernels kGatingKernels = {&log_decays, &betas, &differentiate_gates};

@@ -66,6 +66,37 @@ struct GatedNormRows {
 };
 using NormaliseGatedRows = void (*)(const GatedNormRows&);
 
+// Contiguous rows of one dtype, and of the gate.
+struct NormBwdRows {
+  const void *dy, *x, *gate, *dh;  // the last two may be nullptr
+  void *dx, *dgate;
+  int64_t rows, D;
+  const float* weight;  // [D], with what is added to it; nullptr for ones
+  float eps, count;     // rstd is 1 / sqrt(sum x^2 / count + eps)
+  bool sigmoid;
+  float* dnormed;  // [D], scratch
+  float* dweight;  // [D], to which the rows' gradients are added; may be nullptr
+};
+using DifferentiateRows = void (*)(const NormBwdRows&);
+
+// Some tokens of one sequence, and some channels. Rows are `stride` elements apart.
+struct ConvolveBwdRows {
+  const void *dy, *x;  // of the first token
+  void* dx;
+  int64_t stride;
+  int64_t tokens, after;  // `after` counts tokens of the sequence beyond these
+  int64_t channels;
+  const float *weight, *bias;  // [W, kChannels], [kChannels]
+  const float* before;         // [W - 1, kChannels]: the tokens before the first
+  float* dbefore;              // their gradients; nullptr unless they are the state's
+  const uint8_t* taps;         // per token, also of `after`: bit `tap` for each tap that it reads; nullptr for all
+  const float* dfinal;         // rows of `dfinal_stride` floats, added to the gradients of the tokens from `kept` on
+  int64_t dfinal_stride, kept;
+  bool silu;
+  float *dweight, *dbias;  // [W, kChannels], [kChannels], which are added to
+};
+using ConvolveBwd = void (*)(const ConvolveBwdRows&);
+
 struct ConvolutionKernels {
   // Converts rows of x, or of floats, to rows of x's dtype.
   Convolve (*convolve)(at::ScalarType dtype, bool from_f32, int64_t W, bool silu);
@@ -88,12 +119,32 @@ struct GatedNormKernels {
 };
 const GatedNormKernels& gated_norm_kernels();
 
-// These functions work in place.
+struct NormBwdKernels {
+  DifferentiateRows (*differentiate_rows)(at::ScalarType x, at::ScalarType gate);
+};
+const NormBwdKernels& norm_bwd_kernels();
+
+struct ConvolveBwdKernels {
+  ConvolveBwd (*convolve_bwd)(at::ScalarType dtype, int64_t W);
+};
+const ConvolveBwdKernels& convolve_bwd_kernels();
+
+// One token of a gate whose log decay is -rate softplus(g + bias), or lower_bound sigmoid(rate (g + bias)) with a
+// lower_bound below 0.
+struct GateBwdRow {
+  const float *dy, *g, *rate, *bias;
+  float lower_bound;
+  int64_t count;
+  float *dg, *dA_log, *dbias;  // the last two are added to
+};
+
+// The first two functions work in place.
 struct GatingKernels {
   // Computes factor softplus(a + bias) for rows [tokens, HV], where factor is -exp(A_log).
   void (*log_decays)(float* a, const float* factor, const float* bias, int64_t tokens, int64_t HV);
   // Computes scale sigmoid(b).
   void (*betas)(float* b, int64_t count, float scale);
+  void (*differentiate)(const GateBwdRow& row);
 };
 const GatingKernels& gating_kernels();
 

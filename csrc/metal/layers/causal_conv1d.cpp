@@ -1,7 +1,10 @@
 #include "metal/layers/causal_conv1d.h"
 
 #include "metal/implement.h"
+#include "metal/layers/sum_partials.h"
+#include "ops/layers/causal_conv1d_bwd.h"
 #include "shaders/layers/causal_conv1d.h"
+#include "shaders/layers/causal_conv1d_bwd.h"
 #include "shaders/layers/causal_conv1d_channel_first.h"
 
 namespace torch_gdn {
@@ -56,6 +59,7 @@ ConvolutionParameters parameters_of(const Call& call, int64_t tokens) {
                                   (!call.state.defined() || has_vector_rows(call.state));
   if (call.state.defined()) parameters.state = column_strides(call.state);
   if (call.new_state.defined()) parameters.new_state = column_strides(call.new_state);
+  parameters.has_new_state = call.new_state.defined();
   if (call.seq_idx.has_value()) {
     parameters.segment_batch = call.seq_idx->stride(0);
     parameters.segment_token = call.seq_idx->stride(1);
@@ -186,6 +190,40 @@ void causal_conv1d_update_(const CausalConv1dUpdate<int64_t>& op, const Tensor& 
   launch(call);
 }
 
+// The kernels read dy as the residual, and the gradient of the final state as the new state.
+void causal_conv1d_bwd(const CausalConv1dBwd<int64_t>& op, const std::tuple<Tensor, Tensor, Tensor, Tensor>& outputs) {
+  const auto& [dx, dweight, dbias, dinitial_state] = outputs;
+  CausalConvolution<int64_t> forward = op;
+  forward.residual = op.dy;
+  Call call = call_of(forward, dx);
+  call.seq_idx = op.seq_idx;
+  call.state = op.initial_state.value_or(Tensor());
+  call.new_state = op.dfinal_state.value_or(Tensor());
+  auto parameters = parameters_of(call, kConvolutionBwdTokens);
+  const int64_t blocks = op.output_dweight ? op.shape.B * parameters.sequence.chunks : 0;
+  parameters.has_partials = op.output_dweight;
+  const Tensor of_weight = partial_sums(op.x, blocks, op.D * op.W);
+  const Tensor of_bias = partial_sums(op.x, dbias.numel() > 0 ? blocks : 0, op.D);
+  const size_t groups = ceil_div(op.D, kConvolutionThreads);
+  launcher().run({{"causal_conv1d_bwd",
+                   "layers/causal_conv1d_bwd.metal",
+                   arguments_of(call),
+                   {op.dy, op.x, op.weight, call.bias, call.state, call.new_state, call.cu_seqlens, call.seq_idx, dx,
+                    of_weight, of_bias, Binding::error_log(), Binding::values(parameters)},
+                   {groups, size_t(parameters.sequence.chunks), size_t(op.shape.B)},
+                   kConvolutionThreads}});
+  if (dweight.numel() > 0) launcher().run({launch_sum_partials(of_weight, dweight)});
+  if (dbias.numel() > 0) launcher().run({launch_sum_partials(of_bias, dbias)});
+  if (dinitial_state.numel() == 0) return;
+  launcher().run({{"causal_conv1d_bwd_state",
+                   "layers/causal_conv1d_bwd_state.metal",
+                   arguments_of(call),
+                   {op.dy, op.x, op.weight, call.bias, call.state, call.new_state, call.cu_seqlens, dinitial_state,
+                    Binding::values(parameters)},
+                   sequence_threadgroups(call),
+                   kConvolutionThreads}});
+}
+
 }  // namespace
 
 Launch launch_causal_conv1d_update(const CausalConv1dUpdate<int64_t>& op, const Slots& slots, const ChannelOrder& order,
@@ -200,6 +238,7 @@ Launch launch_causal_conv1d_update(const CausalConv1dUpdate<int64_t>& op, const 
 TORCH_LIBRARY_IMPL(gdn, MPS, m) {
   metal::implement<CausalConv1d, &causal_conv1d>(m);
   metal::implement<CausalConv1dUpdate, &causal_conv1d_update_>(m);
+  metal::implement<CausalConv1dBwd, &causal_conv1d_bwd>(m);
 }
 
 }  // namespace torch_gdn

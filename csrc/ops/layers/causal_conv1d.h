@@ -49,6 +49,13 @@ struct CausalConvolution {
     check.value(sym_ge(S, W - 1), argument, "a width of at least W - 1", S, " for W = ", W);
   }
 
+  void check_seq_idx(const Check<Int>& check, const Tensor& seq_idx, bool no_states, const char* expected) const {
+    check.is_index("seq_idx", seq_idx);
+    check.value(seq_idx.device() == x.device(), "seq_idx", "a tensor on the device of x", "one on ", seq_idx.device());
+    check.shape("seq_idx", seq_idx, "[B, T]", {shape.B, shape.T});
+    check.value(no_states && !cu_seqlens.has_value(), "seq_idx", expected, "a tensor");
+  }
+
   Tensor output() const {
     return out.has_value() ? no_output(x.options()) : empty<Int>({shape.B, shape.T, D}, x.options());
   }
@@ -84,12 +91,8 @@ struct CausalConv1d : CausalConvolution<Int> {
     check.value(sym_eq(width, this->S), "state_width", expected, width, " for W = ", this->W);
     check.value(sym_ge(width, this->W - 1), "state_width", expected, width, " for W = ", this->W);
     if (!seq_idx.has_value()) return;
-    check.is_index("seq_idx", *seq_idx);
-    check.value(seq_idx->device() == this->x.device(), "seq_idx", "a tensor on the device of x", "one on ",
-                seq_idx->device());
-    check.shape("seq_idx", *seq_idx, "[B, T]", {this->shape.B, this->shape.T});
-    check.value(!initial_state.has_value() && !output_final_state && !this->cu_seqlens.has_value(), "seq_idx",
-                "None with cu_seqlens, initial_state or output_final_state", "a tensor");
+    this->check_seq_idx(check, *seq_idx, !initial_state.has_value() && !output_final_state,
+                        "None with cu_seqlens, initial_state or output_final_state");
   }
 
   std::tuple<Tensor, Tensor> outputs() const {

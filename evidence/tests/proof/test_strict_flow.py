@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from evidence.evidence.tests.proof.needs import needs_clang
 from evidence.proof.metal.kernels import check_source
-from evidence.tests.proof.needs import needs_clang
 
 pytestmark = [needs_clang, pytest.mark.xdist_group("strict")]
 

@@ -1,0 +1,45 @@
+#include "ops/gdn/fused_kda_gate_bwd.h"
+
+#include "metal/gates.h"
+#include "metal/implement.h"
+#include "metal/layers/sum_partials.h"
+#include "shaders/kda/fused_kda_gate_bwd.h"
+
+namespace torch_gdn {
+
+namespace {
+
+void fused_kda_gate_bwd(const FusedKdaGateBwd<int64_t>& op, const std::tuple<Tensor, Tensor, Tensor>& outputs) {
+  const auto& [dg, dA_log, ddt_bias] = outputs;
+  if (dg.numel() == 0) {
+    for (const Tensor& sum : {dA_log, ddt_bias}) sum.zero_();
+    return;
+  }
+  const auto as_tokens = [&](const Tensor& x, const char* name) {
+    return unit_last_stride(x.dim() == 4 ? x : x.reshape({1, -1, op.HV, op.K}), name);
+  };
+  const Tensor g = as_tokens(op.g, "g"), dy = as_tokens(op.dy, "dy");
+  const ChannelGates gates = channel_gates_of(g, "g", op.gate);
+  const int32_t channels = int32_count(op.HV * op.K, "fused_kda_gate_bwd: g", "channels of a token");
+  const int32_t tokens = int32_count(dg.numel() / channels, "fused_kda_gate_bwd: g", "tokens");
+  const int64_t at_once = std::max<int64_t>(kKdaGateBwdTokens, ceil_div(tokens, kKdaGateBwdMostBlocks));
+  const int64_t blocks = ceil_div(tokens, at_once);
+  const KdaGateBwdParameters parameters{gates.parameters, row_strides(dy), int32_t(g.size(1)), int32_t(op.HV),
+                                        int32_t(op.K),    tokens,          int32_t(at_once)};
+  const Tensor of_A_log = partial_sums(g, dA_log.numel() > 0 ? blocks : 0, channels);
+  const Tensor of_bias = partial_sums(g, ddt_bias.numel() > 0 ? blocks : 0, channels);
+  launcher().run({{"fused_kda_gate_bwd",
+                   "kda/fused_kda_gate_bwd.metal",
+                   {dy.scalar_type(), g.scalar_type()},
+                   {dy, g, gates.A_log, gates.dt_bias, dg, of_A_log, of_bias, Binding::values(parameters)},
+                   {size_t(ceil_div(channels, kKdaGateBwdThreads)), size_t(blocks), 1},
+                   kKdaGateBwdThreads}});
+  if (dA_log.numel() > 0) launcher().run({launch_sum_partials(of_A_log, dA_log)});
+  if (ddt_bias.numel() > 0) launcher().run({launch_sum_partials(of_bias, ddt_bias)});
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(gdn, MPS, m) { metal::implement<FusedKdaGateBwd, &fused_kda_gate_bwd>(m); }
+
+}  // namespace torch_gdn

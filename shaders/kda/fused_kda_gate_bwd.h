@@ -1,0 +1,13 @@
+#pragma once
+#include "core/channel_gate_parameters.h"
+
+GDN_CONSTANT int kKdaGateBwdThreads = 64;       // per threadgroup
+GDN_CONSTANT int kKdaGateBwdTokens = 32;        // per threadgroup, at least
+GDN_CONSTANT int kKdaGateBwdMostBlocks = 1024;  // so that few partial sums are left to add
+
+struct KdaGateBwdParameters {
+  ChannelGateParameters gate;
+  RowStrides dy;
+  int32_t tokens, heads, channels;  // g [B, T, HV, K]
+  int32_t all_tokens, tokens_of_group;
+};

@@ -1,0 +1,50 @@
+// Computes the gradients of the log decay y of each key channel, with x = g + dt_bias and rate = exp(A_log):
+//     dg = -dy * rate * sigmoid(x)   dA_log = sum of dy * y   ddt_bias = sum of dg
+// or, for y = lower_bound * s with s = sigmoid(rate * x), dg = dy * lower_bound * s * (1 - s) * rate and
+// dA_log = sum of dg * x.
+// A thread owns one channel of one value head, and some tokens. Their sums go to partials [groups of tokens, HV, K],
+// which sum_partials adds up.
+// Layout: g and dy [B, T, HV, K] with a last stride of 1; A_log [HV], dt_bias [HV, K]; a contiguous dg.
+#include "core/gate_of_channel.h"
+#include "kda/fused_kda_gate_bwd.h"
+
+template <typename Dy, typename T>
+[[kernel]] void fused_kda_gate_bwd(
+    device const Dy* dy [[buffer(0)]],
+    device const T* g [[buffer(1)]],
+    device const uchar* A_log [[buffer(2)]],
+    device const uchar* dt_bias [[buffer(3)]],
+    device T* dg [[buffer(4)]],
+    device float* of_A_log [[buffer(5)]],
+    device float* of_bias [[buffer(6)]],
+    constant KdaGateBwdParameters& parameters [[buffer(7)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]]) {
+  const int64_t gates = int64_t(parameters.heads) * parameters.channels;  // per token
+  const int index = int(group.x) * kKdaGateBwdThreads + int(thread_index);
+  if (index >= gates) return;
+  const int head = index / parameters.channels, channel = index % parameters.channels;
+  const ChannelGate gate = channel_gate_of(A_log, dt_bias, parameters.gate, head, channel, parameters.channels);
+  constant RowStrides &of_g = parameters.gate.g, &of_dy = parameters.dy;
+  const int first = int(group.y) * parameters.tokens_of_group;
+  const int last = min(first + parameters.tokens_of_group, parameters.all_tokens);
+  float dA_log = 0.0f, dbias = 0.0f;
+  for (int at = first; at < last; ++at) {
+    const int batch = at / parameters.tokens, token = at % parameters.tokens;
+    const float x = float(g[batch * of_g.batch + token * of_g.token + head * of_g.head + channel]) + gate.bias;
+    const float of_y = float(dy[batch * of_dy.batch + token * of_dy.token + head * of_dy.head + channel]);
+    float dx;
+    if (parameters.gate.kind == kBoundedGate) {
+      const float small = sigmoid_of(-fabs(gate.rate * x));
+      dx = of_y * parameters.gate.lower_bound * (small * (1.0f - small)) * gate.rate;
+      dA_log += dx * x;
+    } else {
+      dx = -of_y * gate.rate * sigmoid_of(x);
+      dA_log -= of_y * gate.rate * softplus_of(x);
+    }
+    dbias += dx;
+    dg[at * gates + index] = T(dx);
+  }
+  if (parameters.gate.A_log_type != kAbsent) of_A_log[group.y * gates + index] = dA_log;
+  if (parameters.gate.dt_bias_type != kAbsent) of_bias[group.y * gates + index] = dbias;
+}

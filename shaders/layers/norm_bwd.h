@@ -1,0 +1,18 @@
+#pragma once
+#include "core/parameters.h"
+
+GDN_CONSTANT int kNormBwdLargestRow = 16384;
+GDN_CONSTANT int kNormBwdRows = 16;          // per threadgroup, at least, if there is a gradient of the weight
+GDN_CONSTANT int kNormBwdMostGroups = 1024;  // so that few partial sums are left to add
+
+// A thread owns 16 elements of a row, or more if there are 512 threads.
+inline constexpr int norm_bwd_threads(int D) { return D >= 8192 ? 512 : (D + 511) / 512 * 32; }
+
+struct NormBwdParameters {
+  int32_t rows, tokens, heads;  // the rows are [B, T, H]
+  RowStrides x, dy, gate, dh;
+  float eps, count;  // rstd is rsqrt(sum of x^2 / count + eps)
+  int32_t rows_of_group;
+  int32_t has_weight, has_gate, has_sigmoid, has_dh, has_dweight;
+  int32_t zero_centered;  // if 1, the factor is 1 + weight
+};
