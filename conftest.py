@@ -17,14 +17,14 @@ os.environ["TORCH_GDN_SELF_TEST"] = "off"  # its own tests turn it on
 os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # for the processes that tests start
 
 from tests import sweeps
-from tests.helpers.devices import DEVICES, ready
+from tests.helpers.devices import DEVICES, on_a_mac, ready
 from tests.quick import is_quick
 from torch_gdn.tools.prefill import prefill_algorithm
 
 torch.compiler.config.force_disable_caches = True  # Inductor's cache does not see changes of an op's schema
 
 # Users install neither the device nor the laboratory. `make proof` runs all of their tests.
-TAKE_TURNS = ("mps_simulator/", "evidence/evidence/tests/lab/")
+TAKE_TURNS = ("mps_simulator/", "evidence/evidence/evidence/tests/lab/")
 
 collect_ignore = [
     "engines/tests/vllm",
@@ -48,11 +48,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     sweeps.deselect(config, items)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Keeps the million objects that exist by now out of the garbage collector. transformers collects after each of its
     managers, which took a quarter of a second each time.
     """
     gc.freeze()
+    if not on_a_mac() and any("gradients" in item.path.name for item in session.items):
+        ready("mps")  # before the first backward, when autograd counts the devices that there are
 
 
 @pytest.fixture(params=DEVICES)

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_gdn.ops.layers.causal_conv1d import convolve
+
 
 def causal_conv1d_fn(
     x: Tensor,
@@ -51,7 +53,7 @@ def causal_conv1d_fn(
             f"causal_conv1d_fn: x: expected 3 dimensions [B, D, T], got {x.dim()} of shape {list(x.shape)}"
         )
     width = weight.shape[-1] - 1 if initial_states is None else None
-    y, final_states = torch.ops.gdn.causal_conv1d(
+    y, final_states = convolve(
         x.transpose(1, 2), weight, bias, None, initial_states, return_final_states, width, activation, None, seq_idx
     )
     y = y.transpose(1, 2)

@@ -3,6 +3,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_gdn.autograd import needs_grad
+from torch_gdn.autograd.layers import KdaGate
+
 
 def fused_kda_gate(
     g: Tensor,
@@ -36,5 +39,6 @@ def fused_kda_gate(
         >>> torch_gdn.fused_kda_gate(torch.tensor([[-30.0, 0.0, 30.0]]), lower_bound=-5.0)
         tensor([[-4.6788e-13, -2.5000e+00, -5.0000e+00]])
     """
-    log_decays: Tensor = torch.ops.gdn.fused_kda_gate(g, A_log, dt_bias, lower_bound, output_dtype)
+    gate = KdaGate.apply if needs_grad(g, A_log, dt_bias) else torch.ops.gdn.fused_kda_gate
+    log_decays: Tensor = gate(g, A_log, dt_bias, lower_bound, output_dtype)
     return log_decays

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from torch_gdn.autograd import needs_grad
+from torch_gdn.autograd.layers import CausalConv1d
 from torch_gdn.ops.arguments import check_cu_seqlens
 
 
@@ -60,7 +64,14 @@ def causal_conv1d(
         residual = residual.flatten(2)
     rows = x.flatten(2) if x.dim() > 3 else x
     boundaries = cu_seqlens_cpu if cu_seqlens is None else cu_seqlens
-    y, final_state = torch.ops.gdn.causal_conv1d(
-        rows, weight, bias, residual, initial_state, output_final_state, None, activation, boundaries
+    y, final_state = convolve(
+        rows, weight, bias, residual, initial_state, output_final_state, None, activation, boundaries, None
     )
     return y.view(x.shape), final_state if output_final_state else None
+
+
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, *others: Any) -> tuple[Tensor, Tensor]:
+    """Calls the op, or its Function, with all arguments by place."""
+    run = CausalConv1d.apply if needs_grad(x, weight, bias, *others[:2]) else torch.ops.gdn.causal_conv1d
+    y, final_state = run(x, weight, bias, *others)
+    return y, final_state

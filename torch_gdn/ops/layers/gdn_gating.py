@@ -3,6 +3,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_gdn.autograd import needs_grad
+from torch_gdn.autograd.layers import GdnGating
+
 
 def gdn_gating(
     A_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor | None = None, allow_neg_eigval: bool = False
@@ -28,7 +31,8 @@ def gdn_gating(
         >>> torch_gdn.gdn_gating(torch.zeros(1), torch.zeros(1), torch.zeros(1))
         (tensor([-0.6931]), tensor([0.5000]))
     """
-    return torch.ops.gdn.gdn_gating(A_log, a, b, dt_bias, allow_neg_eigval)
+    gating = GdnGating.apply if needs_grad(A_log, a, b, dt_bias) else torch.ops.gdn.gdn_gating
+    return gating(A_log, a, b, dt_bias, allow_neg_eigval)
 
 
 def fused_gdn_gate(
@@ -56,5 +60,5 @@ def fused_gdn_gate(
         raise TypeError(
             f"fused_gdn_gate: output_dtype: expected bfloat16, float16 or float32, got {str(output_dtype)[6:]}"
         )
-    decay: Tensor = torch.ops.gdn.gdn_gating(A_log, g, g, dt_bias, False)[0]
+    decay: Tensor = gdn_gating(A_log, g, g, dt_bias)[0]
     return decay.to(output_dtype)

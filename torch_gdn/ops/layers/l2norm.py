@@ -3,6 +3,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_gdn.autograd import needs_grad
+from torch_gdn.autograd.layers import L2Norm
+
 
 def l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:
     """Normalises the last dimension: x * rsqrt(sum x^2 + eps), computed in float32.
@@ -24,7 +27,7 @@ def l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:
         >>> torch_gdn.l2norm(torch.tensor([3.0, 4.0]))
         tensor([0.6000, 0.8000])
     """
-    y, _ = torch.ops.gdn.l2norm(x, eps)
+    y: Tensor = L2Norm.apply(x, eps) if needs_grad(x) else torch.ops.gdn.l2norm(x, eps)[0]
     return y
 
 

@@ -5,6 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_gdn.autograd import needs_grad
+from torch_gdn.autograd.layers import RmsNorm
+
 
 def rms_norm(
     x: Tensor,
@@ -48,7 +51,8 @@ def rms_norm(
     """
     if bias is not None:
         raise ValueError(f"rms_norm: bias: expected None, got a tensor of shape {list(bias.shape)}")
-    y, h = torch.ops.gdn.rms_norm(x, weight, residual, eps, zero_centered, round_norm)
+    norm = RmsNorm.apply if needs_grad(x, weight, residual) else torch.ops.gdn.rms_norm
+    y, h = norm(x, weight, residual, eps, zero_centered, round_norm)
     if not prenorm:
         return y
     return y, x if residual is None else h

@@ -3,6 +3,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_gdn.autograd import needs_grad
+from torch_gdn.autograd.layers import RmsNormGated
+
 
 def rms_norm_gated(
     x: Tensor,
@@ -44,4 +47,5 @@ def rms_norm_gated(
     """
     if bias is not None:
         raise ValueError(f"rms_norm_gated: bias: expected None, got a tensor of shape {list(bias.shape)}")
-    return torch.ops.gdn.rms_norm_gated(x, g, weight, activation, eps, round_norm)
+    norm = RmsNormGated.apply if needs_grad(x, g, weight) else torch.ops.gdn.rms_norm_gated
+    return norm(x, g, weight, activation, eps, round_norm)

@@ -1,0 +1,201 @@
+"""Gradients of the norms, the gates, the short convolution, and multiplication by packed weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from torch_gdn.autograd import differentiate
+
+
+def like(gradient: Tensor, x: Tensor | None, is_needed: bool) -> Tensor | None:
+    """Returns the gradient of a parameter with the parameter's shape and dtype, or None if nobody needs it."""
+    return gradient.view(x.shape).to(x.dtype) if is_needed and x is not None else None
+
+
+class RmsNorm(Function):
+    @staticmethod
+    def forward(
+        x: Tensor,
+        weight: Tensor | None,
+        residual: Tensor | None,
+        eps: float,
+        zero_centered: bool,
+        round_norm: bool,
+    ) -> tuple[Tensor, Tensor]:
+        y, h = torch.ops.gdn.rms_norm(x, weight, residual, eps, zero_centered, round_norm)
+        return y, h
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, weight, residual, ctx.eps, ctx.zero_centered, _ = inputs
+        ctx.save_for_backward(x if residual is None else output[1], weight)
+        ctx.set_materialize_grads(False)
+        ctx.has_residual = residual is not None
+        if residual is None:
+            ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None, dh: Tensor | None) -> Any:
+        h, weight = ctx.saved_tensors
+        of_x, of_weight, of_residual = ctx.needs_input_grad[:3]
+        if dy is None:  # only h was used
+            return dh if of_x else None, None, dh if of_residual else None, None, None, None
+        dh = dh.contiguous() if ctx.has_residual and dh is not None else None  # torch.compile passes zeros
+        dx, _, dweight = differentiate(
+            "norm_bwd", dy.contiguous(), h, weight, None, dh, "silu", ctx.eps, ctx.zero_centered, False, of_weight
+        )
+        return dx if of_x else None, like(dweight, weight, of_weight), dx if of_residual else None, None, None, None
+
+
+class RmsNormGated(Function):
+    @staticmethod
+    def forward(x: Tensor, g: Tensor, weight: Tensor | None, activation: str, eps: float, round_norm: bool) -> Tensor:
+        y: Tensor = torch.ops.gdn.rms_norm_gated(x, g, weight, activation, eps, round_norm)
+        return y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs[:3])
+        ctx.activation, ctx.eps = inputs[3:5]
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        x, g, weight = ctx.saved_tensors
+        of_x, of_g, of_weight = ctx.needs_input_grad[:3]
+        dx, dg, dweight = differentiate(
+            "norm_bwd", dy.contiguous(), x, weight, g, None, ctx.activation, ctx.eps, False, False, of_weight
+        )
+        return dx if of_x else None, dg if of_g else None, like(dweight, weight, of_weight), None, None, None
+
+
+class L2Norm(Function):
+    @staticmethod
+    def forward(x: Tensor, eps: float) -> Tensor:
+        y: Tensor = torch.ops.gdn.l2norm(x, eps)[0]
+        return y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[0])
+        ctx.eps = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return differentiate("norm_bwd", dy.contiguous(), x, None, None, None, "silu", ctx.eps, False, True, False)[
+            0
+        ], None
+
+
+class KdaGate(Function):
+    @staticmethod
+    def forward(
+        g: Tensor,
+        A_log: Tensor | None,
+        dt_bias: Tensor | None,
+        lower_bound: float | None,
+        output_dtype: torch.dtype | None,
+    ) -> Tensor:
+        y: Tensor = torch.ops.gdn.fused_kda_gate(g, A_log, dt_bias, lower_bound, output_dtype)
+        return y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs[:3])
+        ctx.lower_bound = inputs[3]
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        g, A_log, dt_bias = ctx.saved_tensors
+        of_g, of_A_log, of_bias = ctx.needs_input_grad[:3]
+        dg, dA_log, dbias = differentiate("fused_kda_gate_bwd", dy.contiguous(), g, A_log, dt_bias, ctx.lower_bound)
+        return dg if of_g else None, like(dA_log, A_log, of_A_log), like(dbias, dt_bias, of_bias), None, None
+
+
+class GdnGating(Function):
+    """The backward uses that of Kimi Delta Attention's gate: a head is one of a single channel."""
+
+    @staticmethod
+    def forward(
+        A_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor | None, allow_neg_eigval: bool
+    ) -> tuple[Tensor, Tensor]:
+        g, beta = torch.ops.gdn.gdn_gating(A_log, a, b, dt_bias, allow_neg_eigval)
+        return g, beta
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs[:4])
+        ctx.beta_scale = 2.0 if inputs[4] else 1.0
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, dg: Tensor | None, dbeta: Tensor | None) -> Any:
+        A_log, a, b, dt_bias = ctx.saved_tensors
+        of_A_log, of_a, of_b, of_bias = ctx.needs_input_grad[:4]
+        da = dA_log = dbias = db = None
+        if dg is not None and (of_A_log or of_a or of_bias):
+            da, dA_log, dbias = differentiate(
+                "fused_kda_gate_bwd", dg[..., None].contiguous(), a[..., None], A_log, dt_bias
+            )
+            da, dA_log, dbias = like(da, a, of_a), like(dA_log, A_log, of_A_log), like(dbias, dt_bias, of_bias)
+        if dbeta is not None and of_b:  # beta is minus the bounded gate
+            db = -differentiate(
+                "fused_kda_gate_bwd", dbeta[..., None].contiguous(), b[..., None], None, None, -ctx.beta_scale
+            )[0][..., 0]
+        return dA_log, da, db, dbias, None
+
+
+class CausalConv1d(Function):
+    @staticmethod
+    def forward(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        initial_state: Tensor | None,
+        output_final_state: bool,
+        state_width: int | None,
+        activation: str | None,
+        cu_seqlens: Tensor | None,
+        seq_idx: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        y, final_state = torch.ops.gdn.causal_conv1d(
+            x, weight, bias, residual, initial_state, output_final_state, state_width, activation, cu_seqlens, seq_idx
+        )
+        return y, final_state
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, weight, bias, _, initial_state, has_final, _, ctx.activation, cu_seqlens, seq_idx = inputs
+        ctx.save_for_backward(x, weight, bias, initial_state, cu_seqlens, seq_idx)
+        ctx.set_materialize_grads(False)
+        ctx.has_final = has_final
+        if not has_final:
+            ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None, dfinal_state: Tensor | None) -> Any:
+        x, weight, bias, initial_state, cu_seqlens, seq_idx = ctx.saved_tensors
+        of_x, of_weight, of_bias, of_residual, of_state = ctx.needs_input_grad[:5]
+        rows = torch.zeros_like(x) if dy is None else dy.contiguous()
+        dfinal_state = dfinal_state if ctx.has_final else None  # torch.compile passes zeros
+        dx, dweight, dbias, dstate = differentiate(
+            "causal_conv1d_bwd",
+            rows,
+            x,
+            weight,
+            bias,
+            initial_state,
+            dfinal_state,
+            ctx.activation,
+            cu_seqlens,
+            seq_idx,
+            of_weight or of_bias,
+        )
+        of_filter = like(dweight, weight, of_weight), like(dbias, bias, of_bias)
+        found = (dx if of_x else None, *of_filter, dy if of_residual else None, dstate if of_state else None)
+        return (*found, None, None, None, None, None)
