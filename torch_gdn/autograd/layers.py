@@ -199,3 +199,27 @@ class CausalConv1d(Function):
         of_filter = like(dweight, weight, of_weight), like(dbias, bias, of_bias)
         found = (dx if of_x else None, *of_filter, dy if of_residual else None, dstate if of_state else None)
         return (*found, None, None, None, None, None)
+
+
+class QuantizedLinear(Function):
+    """The weights are frozen. The gradient of x multiplies by them as numbers of x's dtype."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, scales: Tensor, biases: Tensor, bias: Tensor | None) -> Tensor:
+        y: Tensor = torch.ops.gdn.quantized_linear(x, weight, scales, biases, bias)
+        return y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, *packed, _ = inputs
+        ctx.save_for_backward(*packed)
+        ctx.bits = 32 * packed[0].shape[-1] // x.shape[-1]
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        if any(ctx.needs_input_grad[1:]):
+            raise RuntimeError(
+                "quantized_linear: expected frozen weights and a frozen bias, got one that requires grad"
+            )
+        numbers = torch.ops.gdn.dequantize(*ctx.saved_tensors, ctx.bits, None, dy.dtype)
+        return dy @ numbers, None, None, None, None

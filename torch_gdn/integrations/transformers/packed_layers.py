@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
+import torch_gdn
 from torch_gdn.quantized import PackedWeight
 
 PARTS = ("weight", "scales", "biases")
@@ -41,14 +42,13 @@ class PackedLinear(Module):
         super().__init__()
         self.in_features, self.out_features, self.bits = linear.in_features, linear.out_features, bits
         add_parameters(self, PARTS, (self.out_features, self.in_features), bits, group)
-        self.register_parameter("bias", linear.bias)
+        self.register_parameter("bias", None if linear.bias is None else linear.bias.requires_grad_(False))
         self.register_buffer("order", None)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.order is not None:
             x = x.index_select(-1, self.order)
-        y: Tensor = torch.ops.gdn.quantized_linear(x, self.weight, self.scales, self.biases, self.bias)
-        return y
+        return torch_gdn.quantized_linear(x, self.weight, self.scales, self.biases, self.bias)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bits={self.bits}"

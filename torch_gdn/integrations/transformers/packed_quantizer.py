@@ -239,7 +239,7 @@ class PackedQuantizer(HfQuantizer):
 
     @property
     def is_trainable(self) -> bool:
-        return False
+        return True  # with LoRA: the packed weights are frozen, and packed experts refuse
 
 
 def cases_of(ops: list[str]) -> list[Case]:

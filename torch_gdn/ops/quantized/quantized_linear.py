@@ -3,6 +3,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_gdn.autograd import needs_grad
+from torch_gdn.autograd.layers import QuantizedLinear
+
 
 def quantized_linear(x: Tensor, weight: Tensor, scales: Tensor, biases: Tensor, bias: Tensor | None = None) -> Tensor:
     """Multiplies x with packed weights of 4 or 8 bits: y = x Wᵀ + bias.
@@ -11,7 +14,8 @@ def quantized_linear(x: Tensor, weight: Tensor, scales: Tensor, biases: Tensor, 
     `k % per * bits` on of word `k // per`, where a word holds `per = 32 / bits` codes. This is MLX's layout, of which
     `.view(torch.int32)` makes int32. Bits and
     group follow from the shapes. Sums are float32, and y is rounded once. On `mps` up to 8 rows of x read each weight
-    once; more rows read it once per 32 rows.
+    once; more rows read it once per 32 rows. Only x has a gradient, which multiplies by the weights as `dequantize`
+    returns them in x's dtype.
 
     Args:
         x: [..., K], bfloat16, float16 or float32. Copied if its rows do not start at multiples of 4 elements.
@@ -32,4 +36,5 @@ def quantized_linear(x: Tensor, weight: Tensor, scales: Tensor, biases: Tensor, 
         >>> torch_gdn.quantized_linear(torch.ones(1, 32), weight, scales, biases)
         tensor([[-96.]])
     """
-    return torch.ops.gdn.quantized_linear(x, weight, scales, biases, bias)
+    multiply = QuantizedLinear.apply if needs_grad(x) else torch.ops.gdn.quantized_linear
+    return multiply(x, weight, scales, biases, bias)
