@@ -19,6 +19,7 @@ import torch_gdn
 from torch_gdn import causal_conv1d_interface, self_test
 from torch_gdn.integrations.plain import DENSE
 from torch_gdn.integrations.transformers.refusal import convolution_refusal, norm_refusal, rule_refusal
+from torch_gdn.ops.layers.causal_conv1d import convolve
 
 DEVICES = ("mps", "cpu")
 gated_norms: set[type] = set()  # classes with the forward that `run_norm` computes
@@ -28,7 +29,7 @@ DELTA_RULES = ("chunk_gated_delta_rule", RECURRENT)
 # Models pass these by place. flash-linear-attention's functions name them q, k and v.
 RULE_NAMES = {name: own for own in ("query", "key", "value") for name in (own, own[0])}
 NEEDS_GRAD = (
-    "grad mode is on and an input requires grad; torch_gdn's kernels are forward only "
+    "grad mode is on and an input requires grad; torch_gdn's kernels for this are forward only "
     "(torch.no_grad() and torch.inference_mode() turn it off)"
 )
 AUTOCAST = "autocast is on, which chooses the dtypes of transformers' operations"
@@ -50,8 +51,11 @@ class Function:
     cache_of: str = ""  # the field of CacheNames with the name of the cache, which `run` calls kv_cache
 
 
-def common_reason(*tensors: Tensor | None) -> str:
-    """Checks any call: the tensors' classes and devices, autocast, and whether a gradient of either mode is needed."""
+def common_reason(*tensors: Tensor | None, differentiable: bool = False) -> str:
+    """Checks any call: the tensors' classes and devices, autocast, and whether a gradient of either mode is needed.
+
+    A differentiable function may take a call that needs a gradient, except in forward mode.
+    """
     given = [tensor for tensor in tensors if tensor is not None]
     device = given[0].device
     if device.type not in DEVICES:
@@ -63,15 +67,15 @@ def common_reason(*tensors: Tensor | None) -> str:
             return "the tensors are on several devices"
         if type(tensor) not in DENSE:
             return f"{type(tensor).__name__} is a subclass of torch.Tensor"
-    return needs_gradient(given)
+    return needs_gradient(given, differentiable)
 
 
-def needs_gradient(tensors: Iterable[Tensor]) -> str:
+def needs_gradient(tensors: Iterable[Tensor], differentiable: bool = False) -> str:
     is_dual_level = forward_ad._current_level >= 0  # cheap, and false in nearly every call
     if not (is_dual_level or torch.is_grad_enabled()):
         return ""
     for tensor in tensors:
-        if tensor.requires_grad and torch.is_grad_enabled():
+        if not differentiable and tensor.requires_grad and torch.is_grad_enabled():
             return NEEDS_GRAD
         if is_dual_level and forward_ad.unpack_dual(tensor).tangent is not None:
             return NEEDS_TANGENT
@@ -230,7 +234,7 @@ def convolution_reason(
     assert columns is not None and weight is not None
     if reason := narrowing_reason(columns, weight):
         return reason
-    return common_reason(columns, weight, bias, seq_idx) or convolution_refusal(
+    return common_reason(columns, weight, bias, seq_idx, differentiable=True) or convolution_refusal(
         "causal_conv1d",
         (columns.shape[1:-1], columns.dtype),
         (weight.shape, weight.dtype),
@@ -282,9 +286,7 @@ def run_convolution(
         convolved: Tensor = layer_states.convolve(rows, weight, bias, activation)
         return convolved.transpose(1, 2)
     boundaries = cu_seq_lens_q if seq_idx is None else None
-    y, _ = torch.ops.gdn.causal_conv1d(
-        rows, weight, bias, activation=activation, cu_seqlens=boundaries, seq_idx=seq_idx
-    )
+    y, _ = convolve(rows, weight, bias, None, None, False, None, activation, boundaries, seq_idx)
     return y.transpose(1, 2)
 
 
@@ -299,7 +301,7 @@ def short_convolution_reason(
 ) -> str:
     """Checks OLMo-Hybrid's layer until 5.12, which works on rows and passes on the last W - 1 columns."""
     weight, bias = layer.weight, layer.bias  # [D, 1, W]
-    return common_reason(hidden_states, weight, bias, cache) or convolution_refusal(
+    return common_reason(hidden_states, weight, bias, cache, differentiable=True) or convolution_refusal(
         "causal_conv1d",
         (hidden_states.shape[2:], hidden_states.dtype),
         ((weight.shape[0], weight.shape[2]), weight.dtype),
@@ -335,7 +337,7 @@ def norm_reason(layer: Any, hidden_states: Tensor, gate: Tensor | None = None) -
     if gate.shape != hidden_states.shape:
         return f"the gated norm's input and gate have the shapes {list(hidden_states.shape)} and {list(gate.shape)}"
     weight = layer.weight
-    return common_reason(hidden_states, gate, weight) or norm_refusal(
+    return common_reason(hidden_states, gate, weight, differentiable=True) or norm_refusal(
         hidden_states.shape[-1:],
         (hidden_states.dtype, gate.dtype),
         (weight.shape, weight.dtype),

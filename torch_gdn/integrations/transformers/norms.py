@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import torch_gdn
 from torch_gdn.integrations import plain
 from torch_gdn.integrations.transformers import functions, known_forms
 from torch_gdn.integrations.transformers.functions import Function, common_reason
@@ -27,16 +28,17 @@ class Form:
     round_norm: bool
 
     def apply(self, norm: Any, x: Tensor) -> Tensor:
-        y, _ = torch.ops.gdn.rms_norm(x, norm.weight, None, eps_of(norm), self.zero_centered, self.round_norm)
-        normed: Tensor = y
+        normed: Tensor = self.run(norm, x, None, False)
         return normed
 
     def apply_to_sum(self, norm: Any, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the norm of x + residual, and that sum."""
-        found: tuple[Tensor, Tensor] = torch.ops.gdn.rms_norm(
-            x, norm.weight, residual, eps_of(norm), self.zero_centered, self.round_norm
-        )
+        found: tuple[Tensor, Tensor] = self.run(norm, x, residual, True)
         return found
+
+    def run(self, norm: Any, x: Tensor, residual: Tensor | None, prenorm: bool) -> Any:
+        options = {"zero_centered": self.zero_centered, "round_norm": self.round_norm}
+        return torch_gdn.rms_norm(x, norm.weight, None, residual, eps_of(norm), prenorm, **options)
 
 
 FORMS = (Form(True, False), Form(False, False), Form(False, True))
@@ -155,7 +157,7 @@ def is_grouped(norm: Any) -> bool:
 
 def norm_reason(norm: Any, hidden_states: Tensor) -> str:
     weight = norm.weight
-    return common_reason(hidden_states, weight) or rms_norm_refusal(
+    return common_reason(hidden_states, weight, differentiable=True) or rms_norm_refusal(
         hidden_states.shape[-1:], hidden_states.dtype, (weight.shape, weight.dtype)
     )
 
