@@ -12,6 +12,7 @@
 #include "launch/launch.h"
 #include "launch/prefill.h"
 #include "launch/recorder.h"
+#include "launch/self_test.h"
 #include "launch/shader_source.h"
 #include "ops/op.h"
 
@@ -162,6 +163,22 @@ torch_gdn::Tracer::Callback tracing_callback(const py::function& function) {
     (*function)(launch_row(launch, std::move(bindings)));
   };
 }
+
+void set_self_test(const std::optional<py::function>& function) {
+  torch_gdn::SelfTest test;
+  if (function.has_value()) {
+    test = [function = shared(*function)](const std::string& op) {
+      const py::gil_scoped_acquire held;
+      return (*function)(op).cast<bool>();
+    };
+  }
+  torch_gdn::set_self_test(std::move(test));
+}
+
+class Trusted : public torch_gdn::Trusted {
+ public:
+  Trusted() : torch_gdn::Trusted(torch_gdn::Trust()) {}
+};
 
 class Recording {
  public:
@@ -334,6 +351,16 @@ PYBIND11_MODULE(_C, m) {
       .def(py::init<>())
       .def("start", &Pause::start)
       .def("stop", &Pause::end);
+  py::class_<Trusted>(m, "Trusted", "Keeps the self-test from the launches of the thread that starts it.")
+      .def(py::init<>())
+      .def("start", &Trusted::start)
+      .def("stop", &Trusted::end);
+  m.def("set_self_test", &set_self_test, py::arg("test"),
+        "Sets what is called with an op's name before the op first launches a kernel variant. It returns whether the "
+        "op gdn_self_test::<name> takes the call. None turns the self-test off.");
+  m.def("set_tested", &torch_gdn::set_tested, py::arg("op"), py::arg("variants"),
+        "Lets an op launch these kernel variants, by their names, without a self-test.");
+  m.def("clear_tested", &torch_gdn::clear_tested, "Forgets what set_tested() was told.");
   py::class_<Tracing>(m, "Tracing",
                       "Calls before(launch) and after(launch) around each launch of the thread that starts it.")
       .def(py::init<const py::function&, const py::function&, bool>(), py::arg("before"), py::arg("after"),

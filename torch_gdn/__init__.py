@@ -13,7 +13,7 @@ from torch_gdn import command_line
 if command_line.is_running():  # --help and wrong arguments end here, before PyTorch is imported
     command_line.check_arguments()
 
-from torch_gdn import _library, aura, reference
+from torch_gdn import _library, aura, reference, self_test
 from torch_gdn._recorder import recording
 from torch_gdn._version import __version__
 from torch_gdn.causal_conv1d_interface import causal_conv1d_fn
@@ -147,4 +147,5 @@ __all__ = [
     "warmup",
 ]
 tuning_cache.install_file()
+self_test.install()
 del _library

@@ -1,6 +1,7 @@
-"""Says whether PyTorch has an mps device here and, if not, why and what to do about it."""
+"""Says whether PyTorch has an mps device here and, if not, why and what to do about it. Asks the system for facts."""
 
 import platform
+import subprocess
 import sys
 
 import torch
@@ -24,3 +25,10 @@ def why_no_mps(command: str = "") -> str:
     if command and sys.platform == "linux" and (PACKAGE.parent / "mps_simulator").is_dir():
         return f"{reason}; this checkout has a simulated one: python -m mps_simulator -m torch_gdn {command}"
     return f"{reason}: mps is the GPU of a Mac"
+
+
+def command_output(*command: str) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"

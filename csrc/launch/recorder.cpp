@@ -1,5 +1,6 @@
 #include "launch/recorder.h"
 
+#include "launch/self_test.h"
 #include "ops/arguments.h"
 
 namespace torch_gdn {
@@ -35,7 +36,8 @@ std::vector<RecordedLaunch> Recorder::launches() const {
 }
 
 void Tracer::run(Launches launches) {
-  const auto alive = shared_from_this();  // a callback may end the tracing
+  if (runs_ && !are_tested(launches)) throw Untested();  // before the callbacks see them
+  const auto alive = shared_from_this();                 // a callback may end the tracing
   for (const auto& launch : launches) {
     if (launch.is_empty()) continue;
     before_(launch);

@@ -12,6 +12,7 @@
 #include <chrono>
 #include <thread>
 
+#include "launch/self_test.h"
 #include "metal/library.h"
 #include "shaders/core/error.h"
 
@@ -82,6 +83,7 @@ std::vector<std::string> families_of(id<MTLDevice> device) {
 class MetalLauncher final : public Launcher {
  public:
   void run(Launches launches) override {
+    if (!are_tested(launches)) throw Untested();
     // Finds the pipelines first, outside the stream's queue. Skips empty grids, because Metal refuses them.
     c10::SmallVector<std::pair<const Launch*, SharedPipeline>, 8> ready;
     for (const auto& launch : launches) {

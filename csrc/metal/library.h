@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "launch/launch.h"
+#include "launch/launch_key.h"
 
 namespace torch_gdn {
 
@@ -52,15 +52,6 @@ class Library {
     std::mutex compiling;     // held by the thread that compiles the pipeline
     SharedPipeline pipeline;  // guarded by the library's mutex; null until compiled
   };
-  // Identifies a variant by the members of a launch.
-  struct Key {
-    const char* kernel;
-    TemplateArguments arguments;
-    bool operator==(const Key&) const = default;
-  };
-  struct KeyHash {
-    size_t operator()(const Key& key) const;
-  };
   std::shared_ptr<Slot> slot_named(const std::string& name);  // call with mutex_ held
   std::shared_ptr<Slot> slot_of(const Variant& variant);
   SharedPipeline pipeline_in(const Slot& slot) const;
@@ -70,7 +61,7 @@ class Library {
 
   mutable std::mutex mutex_;                            // never held while Metal compiles
   std::map<std::string, std::shared_ptr<Slot>> slots_;  // keyed by name
-  std::unordered_map<Key, std::shared_ptr<Slot>, KeyHash> launched_;
+  std::unordered_map<LaunchKey, std::shared_ptr<Slot>, LaunchKeyHash> launched_;
 };
 
 }  // namespace torch_gdn

@@ -162,15 +162,6 @@ void Library::compile_together(c10::ArrayRef<Variant> variants) {
   }
 }
 
-size_t Library::KeyHash::operator()(const Key& key) const {
-  uint64_t hash = reinterpret_cast<uintptr_t>(key.kernel);
-  for (const auto& argument : key.arguments) {
-    hash = (hash ^ uint32_t(argument.word())) * 0x9e3779b97f4a7c15;  // 2^64 divided by the golden ratio, an odd number
-    hash ^= hash >> 32;
-  }
-  return hash;
-}
-
 std::shared_ptr<Library::Slot> Library::slot_named(const std::string& name) {
   auto& slot = slots_[name];
   if (!slot) slot = std::make_shared<Slot>();

@@ -20,7 +20,6 @@ from tests.helpers.errors import assert_close
 from tests.helpers.wide import write_wide_model
 from tests.integrations.models import random_model, random_tokens, torch_gdn_enabled
 from tests.integrations.serving import alone, prompts_of, served
-from torch_gdn import self_test
 from torch_gdn.integrations.transformers import versions
 from torch_gdn.integrations.transformers.packed_formats import format_of
 from torch_gdn.integrations.transformers.packed_layers import PackedEmbedding, PackedExperts, PackedLinear
@@ -263,16 +262,6 @@ def test_a_base_model_needs_no_head(tmp_path: Path) -> None:
         model = AutoModel.from_pretrained(tmp_path, device_map="mps", dtype=torch.float32)
     assert isinstance(model.embed_tokens, PackedEmbedding)
     assert not hasattr(model, "lm_head")
-
-
-def test_the_ops_that_a_model_needs_are_self_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    needed: list[str] = []
-    monkeypatch.setattr(self_test, "ensure", lambda cases: needed.extend(case.op for case in cases()))
-    written(MIXTURE, tmp_path, "mlx")
-    with torch_gdn_enabled():
-        needed.clear()  # drops the ops that enable() needs
-        load(tmp_path)
-    assert set(needed) == {"quantized_linear", "dequantize", "moe_gate_up", "moe_down"}
 
 
 def test_only_mps_is_taken(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import gc
 import importlib.metadata
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,14 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.helpers.devices import ready
 from tests.integrations import models
 from tests.integrations.models import KINDS, distance, random_model
-from tests.integrations.serving import other_version
 from torch_gdn.integrations import transformers
-from torch_gdn.integrations.transformers import dispatch, refusal, supports, switch, tested
+from torch_gdn.integrations.transformers import dispatch, refusal, supports, switch
 from torch_gdn.integrations.transformers.calls import binder_of
-from torch_gdn.integrations.transformers.functions import FUNCTIONS, KDA_FUNCTIONS
+from torch_gdn.integrations.transformers.functions import FUNCTIONS
 from torch_gdn.integrations.transformers.patches import CONVOLVING_MODELS, KDA_MODELS
-from torch_gdn.integrations.transformers.versions import cache_in, with_cache
-from torch_gdn.self_test.cases import cases_of_calls
 
 CPU = torch.device("cpu")
 EVERYWHERE = [kind for kind in KINDS if models.there(kind)]
@@ -67,60 +63,13 @@ def test_disable_restores_everything() -> None:
     assert differing(before, everything()) == set()
 
 
-def test_enabling_tests_the_ops_that_models_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The models here have no Kimi Delta Attention, and run without continuous batching."""
-    asked: list[Any] = []
-    dtypes_of_models = switch.dtypes_of_models
-    monkeypatch.setattr(switch.self_test, "ensure", asked.append)
-    monkeypatch.setattr(switch, "dtypes_of_models", set)  # other tests hold models on mps
-    monkeypatch.setattr(tested, "forms", {(tested.USUAL_DTYPE, tested.USUAL_SIZES)})
+def test_enabling_replaces_what_failed_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(switch.self_test, "load", lambda: asked.append(True))
     monkeypatch.setitem(switch.self_test.replaced, "l2norm", "y: error 1; the CPU's kernel runs instead, on copies")
-    status = transformers.enable(continuous_batching=True)
+    status = transformers.enable()
+    assert asked == [True]
     assert str(status).endswith("l2norm failed the self-test: y: error 1; the CPU's kernel runs instead, on copies")
-    [needed] = asked
-    assert {case.point.dtype for case in needed()} == {torch.bfloat16}
-    wanted = {case.op for case in needed()}
-    assert ("continuous batching" in status.replaced) == (not other_version("continuous batching"))
-    assert (set(switch.POOL_OPS) <= wanted) == ("continuous batching" in status.replaced)
-    assert (set(KDA_FUNCTIONS) <= wanted) == bool(set(KDA_MODELS) & status.replaced.keys())
-    device = ready("mps")
-    with torch.no_grad(), cases_of_calls() as called:
-        for kind in EVERYWHERE:
-            model, ids = random_model(kind).to(device), models.random_tokens(1, 5).to(device)
-            cache = cache_in(model(ids, use_cache=True))
-            model(ids[:, :1], **with_cache(cache))
-    blocks = [name for names in status.replaced.values() for name in names if name.endswith("SparseMoeBlock.forward")]
-    elsewhere = {*switch.POOL_OPS, *KDA_FUNCTIONS}
-    elsewhere |= set() if "lara_mini" in EVERYWHERE else {"moe_logits"}  # of a router that multiplies in float32
-    elsewhere |= set() if blocks else {"moe_router"}  # an older transformers keeps its block
-    # The op of a whole layer decodes it, except with an older transformers, or if that op has failed.
-    rules = {"fused_recurrent_gated_delta_rule", "fused_recurrent_gated_delta_rule_"}
-    decoding = {*rules, "causal_conv1d_update_", "gdn_decode_"}
-    found = {case.op for case in called.cases}
-    assert found - decoding == wanted - decoding - elsewhere
-    assert decoding < wanted
-    assert "gdn_decode_" in found or len(found & rules) == 1
-    tested_later = len(asked)  # on first use, tests add the models' dtype and head sizes
-    assert 1 < tested_later <= 2 + len(EVERYWHERE)
-    sizes = {(x.point.K, x.point.V) for x in asked[-1]() if x.op == "chunk_gated_delta_rule"}
-    assert (128, 128) in sizes and len(sizes) > 1
-    half = random_model(EVERYWHERE[0]).half().to(device)
-    with torch.no_grad():
-        half(models.random_tokens(1, 2).to(device))
-    assert len(asked) > tested_later
-    assert {case.op for case in asked[-1]()} == wanted
-    assert {case.point.dtype for case in asked[-1]()} == {torch.float16, torch.float32, torch.bfloat16}
-    assert torch.float16 in dtypes_of_models()
-
-
-def test_a_call_whose_op_fails_its_first_test_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    failed: list[str] = []
-    function = replace(dispatch.FUNCTIONS["rotation"], reason=lambda x: "".join(failed), run=lambda x: "torch_gdn")
-    monkeypatch.setitem(dispatch.FUNCTIONS, "rotation", function)
-    monkeypatch.setattr(tested, "forms", set[Any]())
-    monkeypatch.setattr(tested.self_test, "ensure", lambda cases: failed.append("the op failed"))
-    call = dispatch.dispatcher("rotation", lambda x: "transformers", everywhere=True)
-    assert call(torch.zeros(1, device=ready("mps"))) == "transformers"
 
 
 def test_enabling_twice_is_enabling_once() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +15,11 @@ from torch import Tensor
 
 from tests.helpers.devices import ready
 from tests.helpers.errors import assert_same_bits
-from torch_gdn.self_test import run
-from torch_gdn.self_test.cases import Case
+from torch_gdn import self_test
+from torch_gdn.self_test import verdicts
+from torch_gdn.tools import tuning_cache
 from torch_gdn_check.registry import REGISTRY, OpEntry
-from torch_gdn_check.registry.inputs import Call
-from torch_gdn_check.registry.layers import RowPoint
+from torch_gdn_check.registry.inputs import Call, to_device
 
 each_op = pytest.mark.parametrize("entry", REGISTRY.values(), ids=REGISTRY)
 
@@ -56,7 +57,15 @@ def test_an_entry_draws_the_same_call_in_any_process(entry: OpEntry[Any]) -> Non
         assert_same_call(entry.smallest(), expected)
 
 
-def test_the_self_test_judges_alike_in_any_process() -> None:
-    ready("mps")
-    with process_of(torch.float64):  # which mps does not have
-        assert run.problem_of(Case("rms_norm_gated", RowPoint(D=32))) == ""
+def test_the_self_test_judges_alike_in_any_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(self_test.VARIABLE, "auto")
+    monkeypatch.setenv(tuning_cache.VARIABLE, str(tmp_path / "table.json"))
+    call = to_device(REGISTRY["rms_norm_gated"].smallest(), ready("mps"))
+    self_test.install()
+    try:
+        with process_of(torch.float64):  # which mps does not have
+            REGISTRY["rms_norm_gated"].run(call)
+        [verdict] = verdicts.read(verdicts.machine()).values()
+        assert verdict.problem == ""
+    finally:
+        self_test.install()

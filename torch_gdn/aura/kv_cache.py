@@ -5,7 +5,7 @@ import os
 import torch
 from torch import Tensor
 
-from torch_gdn.aura import file, tested
+from torch_gdn.aura import file
 from torch_gdn.aura.codebooks import DIMENSIONS, aura_signs
 from torch_gdn.aura.coded_tensor import DTYPES, CodedTensor, dtype_name, entries, has_tile_means
 from torch_gdn.aura.exact_rows import ExactRows
@@ -80,8 +80,6 @@ class KVCache:
             raise TypeError(f"KVCache: dtype: expected bfloat16, float16 or float32, got {dtype_name(dtype)}")
         require("KVCache: head_dim", head_dim, DIMENSIONS)
         self.scheme = scheme if isinstance(scheme, Scheme) else Scheme(scheme)
-        bits = (self.scheme.key_bits, self.scheme.value_bits)
-        tested.test((bits, self.scheme.trellis, head_dim, dtype), torch.device(device))
         self.kv_heads, self.head_dim, self.dtype, self.seed = kv_heads, head_dim, dtype, seed
         self.tail, self.sinks, self.capacity = tail, sinks, capacity
         self.length = self.coded = 0  # the number of all tokens, and of codes

@@ -5,48 +5,39 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from torch_gdn import _C
+from torch_gdn.self_test.copies import Call, on_the_cpu
 from torch_gdn.self_test.verdicts import Verdict
 
-Call = dict[str, Any]
 Run = Callable[[Call], Any]
 MPS = torch._C.DispatchKey.MPS
 REPORT = "Please report this line with what `python -m torch_gdn check` writes"
 RULES = {"gated_delta_rule": False, "kda": True}  # whether each key channel has its own decay
 LONGEST = 300  # characters of a problem in a line
 
-erring: set[str] = set()  # ops that raise, since nothing can replace them
+on_cpu: set[str] = set()  # ops that have no other replacement than the CPU's kernel
 replaced: dict[str, str] = {}  # by op, or op:algorithm: its problem, and what runs instead
 _libraries: dict[str, torch.library.Library] = {}  # by op; an implementation lives as long as its library
 
 
 @dataclass(frozen=True)
 class Replacement:
-    """The replacement of an op: `other`, if it takes the call, or else the CPU's kernel, or an error."""
+    """The replacement of an op: `other`, if it takes the call, or else the CPU's kernel."""
 
     op: str
     problem: str
     other: Callable[[Call], Run | None] | None = None
 
     @property
-    def overload(self) -> Any:
-        return getattr(torch.ops.gdn, self.op).default
-
-    @property
-    def raises(self) -> bool:
-        return self.other is None and self.overload._schema.is_mutable
-
-    @property
     def instead(self) -> str:
         if self.other is not None:
             return "another prefill algorithm runs instead"
-        return "calls raise an error" if self.raises else "the CPU's kernel runs instead, on copies"
+        return "the CPU's kernel runs instead, on copies"
 
 
 @dataclass
@@ -91,14 +82,14 @@ def plan(failed: Iterable[Verdict]) -> Plan:
     return found
 
 
-def replace_failed(failed: Iterable[Verdict], machine: str) -> None:
+def replace_failed(failed: Iterable[Verdict]) -> None:
     """Replaces everything in `failed`, and puts back what was replaced before and is not in it."""
     restore()
     found = plan(failed)
     for rule, channel_decays in RULES.items():
         _C.exclude_prefill_algorithms(found.excluded[rule], channel_decays)
     for each in found.ops:
-        install(each, machine)
+        install(each)
     replaced.update(found.reasons)
 
 
@@ -107,24 +98,21 @@ def restore() -> None:
     for library in _libraries.values():
         library._destroy()
     _libraries.clear()
-    erring.clear()
+    on_cpu.clear()
     replaced.clear()
     for channel_decays in RULES.values():
         _C.exclude_prefill_algorithms([], channel_decays)
 
 
-def install(replacement: Replacement, machine: str) -> None:
-    op, overload, other = replacement.op, replacement.overload, replacement.other
+def install(replacement: Replacement) -> None:
+    op, other = replacement.op, replacement.other
+    overload = overload_of(op)
+    kernel_of(op)  # before it is overridden
 
     def implementation(*args: Any, **kwargs: Any) -> Any:
         call = named(overload, args, kwargs)
         if other is not None and (run := other(call)) is not None:
             return run(call)
-        if overload._schema.is_mutable:
-            raise RuntimeError(
-                f"{op}: its kernel failed the self-test on {machine}: {replacement.problem}. Nothing can take its "
-                f"place, because it writes its arguments. {REPORT}. TORCH_GDN_SELF_TEST=off runs it anyway"
-            )
         return on_the_cpu(overload, call)
 
     library = torch.library.Library("gdn", "IMPL")
@@ -132,8 +120,24 @@ def install(replacement: Replacement, machine: str) -> None:
         warnings.simplefilter("ignore")  # about the overridden kernel
         library.impl(op, implementation, "MPS", allow_override=True)
     _libraries[op] = library
-    if replacement.raises:
-        erring.add(op)
+    if other is None:
+        on_cpu.add(op)
+
+
+def overload_of(op: str) -> Any:
+    return getattr(torch.ops.gdn, op).default
+
+
+@cache
+def kernel_of(op: str) -> Any:
+    return torch.library.get_kernel(f"gdn::{op}", "MPS")
+
+
+def own_kernel(op: str) -> Run:
+    """Returns the op itself, even if it is replaced."""
+    if op not in _libraries:
+        return lambda call: overload_of(op)(**call)
+    return lambda call: kernel_of(op).call_boxed(torch._C.DispatchKeySet(MPS), **call)
 
 
 def named(overload: Any, args: Any, kwargs: Call) -> Call:
@@ -142,23 +146,14 @@ def named(overload: Any, args: Any, kwargs: Call) -> Call:
     return dict(zip(names, args, strict=False)) | kwargs
 
 
-def on_the_cpu(overload: Any, call: Call) -> Any:
-    """Runs the op's CPU kernel on copies of the arguments, and returns the results on their device."""
-    device = next(x.device for x in call.values() if isinstance(x, Tensor) and x.device.type != "cpu")
-    results = overload(**{name: x.cpu() if isinstance(x, Tensor) else x for name, x in call.items()})
-    return tree_map_only(Tensor, lambda x: x.to(device), results)
-
-
 def without_intermediate_states(op: str) -> Callable[[Call], Run | None]:
     """Takes calls that do not request the states between chunks, for the op's own kernels."""
-    kernel = torch.library.get_kernel(f"gdn::{op}", "MPS")
-    keys = torch._C.DispatchKeySet(MPS)
-    return lambda call: None if call.get("return_intermediate_states") else lambda own: kernel.call_boxed(keys, **own)
+    return lambda call: None if call.get("return_intermediate_states") else own_kernel(op)
 
 
 def prefill_for(op: str) -> Callable[[Call], Run | None]:
     """Returns the prefill op of the same rule, for the calls that it can take."""
-    overload = getattr(torch.ops.gdn, op.replace("fused_recurrent", "chunk")).default
+    overload = overload_of(op.replace("fused_recurrent", "chunk"))
     taken = {each.name for each in overload._schema.arguments}
     in_place = op.endswith("_")
 

@@ -1,41 +1,41 @@
-"""Runs the cases that have no verdict on this machine yet, and replaces what failed."""
+"""Runs the first call of each kernel variant on the CPU as well, and compares the results.
+
+The launcher asks before an op launches a variant for the first time. The op gdn_self_test::<op>, which runs in the
+place of the op's kernel then, keeps other threads' first launches waiting, and waits for the device twice.
+"""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 from dataclasses import replace
-from threading import Lock
-from typing import TYPE_CHECKING
+from functools import cache, partial
+from threading import RLock
+from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+from torch import Tensor
 
 from torch_gdn import _C
-from torch_gdn._recorder import launching
-from torch_gdn.self_test import verdicts
-from torch_gdn.self_test.replace import REPORT, replace_failed, replaced, restore
+from torch_gdn._recorder import recording
+from torch_gdn.self_test import compare, verdicts
+from torch_gdn.self_test.copies import Call, Copies, Named, copied_bytes
+from torch_gdn.self_test.replace import REPORT, named, own_kernel, replace_failed, replaced, short
 from torch_gdn.self_test.verdicts import Verdict, Verdicts
-
-if TYPE_CHECKING:
-    from torch_gdn.self_test.cases import Case
 
 VARIABLE = "TORCH_GDN_SELF_TEST"
 MODES = ("auto", "again", "off")
-# The check fails a kernel above its bound. If some GPU rounds somewhat worse, the check's report says so. An op is
-# replaced only for errors that no rounding explains.
-SLACK = 4.0
-CHARACTERS = 2000  # this many characters of a problem are kept
+# A call that touches more bytes is not tested; the next smaller call of the variants is. The copies and results of a
+# call take about four times as much memory for a moment. It is a prompt of 4096 tokens in a layer of Qwen3-Next, which
+# the CPU computes in about a second, or 32 states of it.
+MOST_BYTES = 1 << 26
+MOST_UNTESTED = 1000  # calls of an op that are not tested; a process then trusts their variants
 
-_lock = Lock()
-_known: dict[str, Verdicts] = {}  # by machine: what this process needs
+_lock = RLock()
+_known: Verdicts = {}  # what this process has tested or read
+_machine = ""  # once the verdicts were read
+_untested: dict[str, int] = {}  # by op: calls
 _warned: set[str] = set()
-
-
-class Untested(Exception):
-    """The case could not run, and the kernel is not the reason."""
 
 
 def mode() -> str:
@@ -45,108 +45,157 @@ def mode() -> str:
     return value
 
 
-def ensure(needed: Callable[[], Iterable[Case]]) -> None:
-    """Tests those of the cases that have no verdict on this machine, and replaces what failed.
+def install() -> None:
+    """Forgets everything, and tests what is launched from now on."""
+    global _machine
+    _machine = ""
+    for each in (_known, _untested, _warned):
+        each.clear()
+    _C.clear_tested()
+    _C.set_self_test(asked)
 
-    It costs nothing without an mps device, and then does not call `needed`.
-    """
-    wanted = mode()
-    if wanted == "off" or not torch.backends.mps.is_available() or not _C.has_launcher():
-        return
+
+def asked(op: str) -> bool:
+    """The launcher asks before an op launches a variant that has no verdict. Returns whether to test the call."""
+    if mode() == "off":
+        _C.set_self_test(None)
+        return False
+    define(op)
+    return True
+
+
+@cache
+def library() -> torch.library.Library:
+    return torch.library.Library("gdn_self_test", "DEF")
+
+
+@cache
+def define(op: str) -> None:
+    schema = str(getattr(torch.ops.gdn, op).default._schema)
+    library().define(schema.replace("gdn::", "", 1))
+    library().impl(op, partial(run, op), "CompositeExplicitAutograd")
+
+
+def load() -> bool:
+    """Reads this machine's verdicts, once, and replaces what failed. Returns whether it did."""
+    global _machine
     with _lock:
-        key = verdicts.machine()
-        known = _known.setdefault(key, {})
-        missing = [case for case in dict.fromkeys(needed()) if case.name not in known]
-        if not missing:
-            return
-        stored = {} if wanted == "again" else verdicts.settled(key)
-        known |= {case.name: stored[case.name] for case in missing if case.name in stored}
-        for case in missing:
-            if case.name in known and known[case.name].problem == verdicts.ENDED:
-                store(key, case.name, known[case.name])  # another process may later have the number of this one
-        missing = [case for case in missing if case.name not in known]
-        try:
-            if missing:
-                test(key, missing, known)
-        finally:
-            failed = [each for each in known.values() if each.problem]
-            if failed or replaced:
-                replace_failed(failed, key)
-        warn(key)
-
-
-def test(key: str, missing: list[Case], known: Verdicts) -> None:
-    from tqdm.auto import tqdm  # here, because importing it takes longer than importing torch_gdn
-
-    untested: list[str] = []
-    restore()  # otherwise a replaced kernel could not fail
-    for case in tqdm(missing, desc="torch_gdn: testing the kernels, once on this machine", unit="case", disable=None):
-        verdict = Verdict(case.op, case.point.algorithm)
-        store(key, case.name, replace(verdict, running=os.getpid()))
-        try:
-            known[case.name] = replace(verdict, problem=problem_of(case)[:CHARACTERS])
-        except Untested as reason:
-            untested.append(f"{case.name}: {reason}")
-            known[case.name] = verdict  # in this process
-            store(key, case.name, None)
-            continue
-        except BaseException:  # interrupted
-            store(key, case.name, None)
-            raise
-        store(key, case.name, known[case.name])
-    if untested:
-        number = f"{len(untested)} of {len(missing)} kernels"
-        warnings.warn(f"torch_gdn: the self-test could not test {number}. {untested[0]}", stacklevel=4)
-
-
-def store(key: str, name: str, verdict: Verdict | None) -> None:
-    """Stores a verdict. Reads the file again first, since another process may have written it."""
-    stored = verdicts.read(key)
-    stored.pop(name, None)
-    verdicts.write(key, stored if verdict is None else stored | {name: verdict})
+        if _machine or mode() == "off" or not torch.backends.mps.is_available() or not _C.has_launcher():
+            return False
+        _machine = verdicts.machine()
+        if mode() == "auto":
+            _known.update(verdicts.settled(_machine))
+        for name, each in _known.items():
+            if not each.problem:
+                op, variant = name.split(" ")
+                _C.set_tested(op, [variant])
+        replace_and_warn()
+        return True
 
 
 @torch.no_grad()
-def problem_of(case: Case) -> str:
-    """Returns what is wrong with the op's results, or "" if they are right."""
-    from torch_gdn_check.registry import REGISTRY  # here: torch_gdn_check.registry imports torch_gdn
-    from torch_gdn_check.registry.bounds import worst
-    from torch_gdn_check.registry.drawing import drawing
-    from torch_gdn_check.registry.inputs import to_device
-
-    entry, point, mps = REGISTRY[case.op], case.point, torch.device("mps")
-    with ExitStack() as settings:
-        settings.enter_context(launching())  # whatever the program records
-        settings.enter_context(_disable_current_modes())  # whatever the program makes of operators
-        settings.enter_context(torch.device("cpu"))  # whatever the program's default device
-        settings.enter_context(drawing())  # whatever its default dtype
-        try:
-            call = entry.call(point)
-            there = to_device(call, mps)
-            torch.mps.synchronize()  # an earlier error is not this kernel's
-        except Exception as error:
-            raise Untested(f"{type(error).__name__}: {error}") from error
-        try:
-            found = {name: x.cpu() for name, x in entry.outputs(there, entry.run(there, point)).items()}
-            torch.mps.synchronize()
-        except (TypeError, ValueError):  # the op refuses such sizes, and no model passes them
-            return ""
-        except Exception as error:
-            if "out of memory" in str(error):
-                raise Untested(str(error)) from error
-            return f"{type(error).__name__}: {error}"
-        try:
-            part = worst(entry.compared(point, call, found))
-        except AssertionError as error:  # shapes differ
-            return str(error)
-        return "" if part.share <= SLACK else str(replace(part, bound=SLACK * part.bound))
+def run(op: str, *args: Any, **kwargs: Any) -> Any:
+    overload = getattr(torch.ops.gdn, op).default
+    call = named(overload, args, kwargs)
+    with _lock:
+        if load():
+            return overload(**call)
+        with recording() as recorded:
+            own_kernel(op)(call)
+        variants = [each.name for each in recorded.variants]
+        if all(f"{op} {each}" in _known for each in variants):  # another thread has tested them
+            return overload(**call) if op in replaced else trusted(op, call)
+        if copied_bytes(call) <= MOST_BYTES:
+            copies = Copies(overload, call)
+            try:
+                expected = copies.run()
+            except Exception:  # a wrong index, which the device reports later, or an op without a CPU kernel
+                return untested(op, variants, call)
+            return tested(op, variants, copies, expected)
+        return untested(op, variants, call)
 
 
-def warn(key: str) -> None:
-    """Warns, in one line, of everything that this process has not warned of yet."""
+def trusted(op: str, call: Call) -> Any:
+    trust = _C.Trusted()
+    trust.start()
+    try:
+        return own_kernel(op)(call)
+    finally:
+        trust.stop()
+
+
+def untested(op: str, variants: list[str], call: Call) -> Any:
+    _untested[op] = _untested.get(op, 0) + 1
+    if _untested[op] > MOST_UNTESTED:
+        _C.set_tested(op, variants)
+    return trusted(op, call)
+
+
+def tested(op: str, variants: list[str], copies: Copies, expected: Any) -> Any:
+    """Runs the op's own kernels too. Returns their results, or if they are wrong, those of the CPU's kernel."""
+    names = [name for each in variants if (name := f"{op} {each}") not in _known]
+    verdict = Verdict(op, verdicts.algorithm_of(op, variants))
+    store(names, replace(verdict, running=os.getpid()))
+    try:
+        results, problem = run_and_compare(op, copies, expected)
+    except BaseException:  # interrupted, or no memory
+        store(names, None)
+        raise
+    if problem is None:
+        store(names, None)
+        return results
+    verdict = replace(verdict, problem=short(problem))
+    store(names, verdict)
+    _known.update(dict.fromkeys(names, verdict))
+    if not problem:
+        _C.set_tested(op, variants)
+        return results
+    results = copies.write_back(expected)
+    replace_and_warn()
+    return results
+
+
+def run_and_compare(op: str, copies: Copies, expected: Any) -> tuple[Any, str | None]:
+    """Returns the results and what is wrong with them: "" if nothing is, None if the CPU's cannot tell."""
+    try:
+        results = trusted(op, copies.original)
+        found, written = outputs(op, results, cpu=True), copies.now()
+    except RuntimeError as error:
+        if "out of memory" in str(error):
+            raise
+        return None, f"{type(error).__name__}: {error}"
+    pairs: list[tuple[str, Tensor, Tensor, Tensor | None]]
+    pairs = [(name, found[name], x, None) for name, x in outputs(op, expected).items()]
+    pairs += [(name, x, copies.call[name], copies.written[name]) for name, x in written.items()]
+    try:
+        return results, next(filter(None, (compare.problem_of(*each) for each in pairs if each[1].numel())), "")
+    except compare.NotComparable:
+        return results, None
+
+
+def outputs(op: str, results: Any, cpu: bool = False) -> Named:
+    """Returns an op's results by name."""
+    returns = getattr(torch.ops.gdn, op).default._schema.returns
+    tensors = results if isinstance(results, tuple | list) else [results] if returns else []
+    names = [each.name or "result" for each in returns]
+    return {name: x.cpu() if cpu else x for name, x in zip(names, tensors, strict=True)}
+
+
+def store(names: list[str], verdict: Verdict | None) -> None:
+    """Stores a verdict. Reads the file again first, since another process may have written it."""
+    stored = {name: each for name, each in verdicts.read(_machine).items() if name not in names}
+    verdicts.write(_machine, stored if verdict is None else stored | dict.fromkeys(names, verdict))
+
+
+def replace_and_warn() -> None:
+    """Replaces what failed. Warns, in one line, of everything that this process has not warned of yet."""
+    failed = [each for each in _known.values() if each.problem]
+    if failed:
+        replace_failed(failed)
     news = {name: reason for name, reason in replaced.items() if name not in _warned}
-    if not news:
-        return
-    _warned.update(news)
-    listed = " | ".join(f"{name}: {reason}" for name, reason in news.items())
-    warnings.warn(f"torch_gdn: the self-test found kernels that are wrong on {key}: {listed}. {REPORT}", stacklevel=4)
+    if news:
+        _warned.update(news)
+        listed = " | ".join(f"{name}: {reason}" for name, reason in news.items())
+        warnings.warn(
+            f"torch_gdn: the self-test found kernels that are wrong on {_machine}: {listed}. {REPORT}", stacklevel=4
+        )

@@ -14,28 +14,33 @@ import torch
 
 from torch_gdn import _C
 from torch_gdn._files import write_whole
+from torch_gdn._mps import command_output
 from torch_gdn._version import __version__
 from torch_gdn.tools import tuning_cache
 
-FORMAT = 1
+FORMAT = 2
 ENDED = "the process ended while the test ran"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The test's result for an op, or for one algorithm of an op, at one point."""
+    """The test's result for an op, or for one algorithm of an op, and one kernel variant."""
 
     op: str
     algorithm: str | None  # a prefill's algorithm
     problem: str = ""  # empty if passed
     running: int = 0  # the process that is testing it
 
-    @property
-    def name(self) -> str:
-        return self.op if self.algorithm is None else f"{self.op}:{self.algorithm}"
+
+Verdicts = dict[str, Verdict]  # by the op and the kernel variant, with a space between
 
 
-Verdicts = dict[str, Verdict]  # by the name of the case
+def algorithm_of(op: str, variants: list[str]) -> str | None:
+    """Returns the prefill algorithm that has these kernels, for an op that has several."""
+    if op.removesuffix("_") not in ("chunk_gated_delta_rule", "chunk_kda"):
+        return None
+    kernels = " ".join(variants)
+    return "fused_chunk" if "fused_chunk" in kernels else "recurrent" if "fused_recurrent" in kernels else "chunked"
 
 
 def machine() -> str:
@@ -48,8 +53,6 @@ def machine() -> str:
 def system() -> str:
     if sys.platform != "darwin":
         return platform.platform()
-    from torch_gdn.tools.info import command_output  # here, because only a Mac needs it
-
     return f"macOS {platform.mac_ver()[0]} ({command_output('sw_vers', '-buildVersion')})"
 
 
@@ -101,7 +104,7 @@ def is_left_behind(verdict: Verdict) -> bool:
 
 
 def settled(key: str) -> Verdicts:
-    """Returns the verdicts in the machine's file, without the cases that another process is testing now."""
+    """Returns the verdicts in the machine's file, without those that another process is testing now."""
     known = read(key)
     ended = {name: Verdict(x.op, x.algorithm, ENDED) for name, x in known.items() if is_left_behind(x)}
     return {name: x for name, x in known.items() if not x.running} | ended

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import platform
-import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 
 import torch_gdn
 from torch_gdn import _C, command_line
-from torch_gdn._mps import why_no_mps
+from torch_gdn._mps import command_output, why_no_mps
 from torch_gdn.self_test import verdicts
 from torch_gdn.self_test.replace import plan
 
@@ -24,13 +23,6 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             found[name] = "not installed"
     return found
-
-
-def command_output(*command: str) -> str:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
 
 
 def chip() -> str:
@@ -109,7 +101,7 @@ def self_tested() -> list[str]:
         return []
     known = verdicts.settled(verdicts.machine()).values()
     failed = [each for each in known if each.problem]
-    passed = [f"{len(known) - len(failed)} cases passed" if known else "not run on this machine yet"]
+    passed = [f"{len(known) - len(failed)} kernel variants passed" if known else "not run on this machine yet"]
     return passed + [f"FAILED: {name}: {reason}" for name, reason in plan(failed).reasons.items()]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_gdn import _C
+from torch_gdn import _C, self_test
 from torch_gdn._compiling import compile_variants
 from torch_gdn._mps import why_no_mps
 from torch_gdn._recorder import KernelVariant, recording
@@ -66,6 +66,7 @@ def warmup(
         >>> torch_gdn.warmup([(2, 4, 64, 64)], device="cpu", dtypes=[torch.float32], progress=False)
         []
     """
+    self_test.load()
     if isinstance(model_or_shapes, nn.Module):
         variants = variants_of_model(model_or_shapes, longest_prompt, cache)
     else:

@@ -1,4 +1,4 @@
-"""Tests and compiles the kernels that the model's layers launch, before the first request. It records calls of the
+"""Compiles the kernels that the model's layers launch, before the first request. It records calls of the
 layers and runs none of them.
 """
 

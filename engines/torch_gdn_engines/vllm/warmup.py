@@ -1,4 +1,4 @@
-"""Tests and compiles the kernels that a model's layers launch, before the first request.
+"""Compiles the kernels that a model's layers launch, before the first request.
 
 To find the kernels, it records calls of the layers. No kernel runs for these calls.
 """

@@ -238,8 +238,6 @@ def run_rotation(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: 
 
 
 FUNCTIONS = {
-    "attention": Function(
-        attention_reason, run_attention, ("qk_norm_rope",), known_forms.is_on_another_device, cache_of="model"
-    ),
-    "rotation": Function(rotation_reason, run_rotation, ("qk_norm_rope",), is_rotation_elsewhere),
+    "attention": Function(attention_reason, run_attention, known_forms.is_on_another_device, cache_of="model"),
+    "rotation": Function(rotation_reason, run_rotation, is_rotation_elsewhere),
 }

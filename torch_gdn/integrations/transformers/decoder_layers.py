@@ -124,7 +124,5 @@ def add_mlp(mlp: Any, x: Tensor, residual: Tensor) -> Tensor:
 
 
 FUNCTIONS = {
-    "decoder_layer": Function(
-        layer_reason, run_layer, ("rms_norm",), known_forms.is_elsewhere, ignored=IGNORED, cache_of="model"
-    )
+    "decoder_layer": Function(layer_reason, run_layer, known_forms.is_elsewhere, ignored=IGNORED, cache_of="model")
 }

@@ -161,4 +161,4 @@ def in_order(projected: list[Tensor]) -> tuple[Tensor, Tensor | None, Tensor, Te
     return qkv[0] if len(qkv) == 1 else torch.cat(qkv, -1), z, b, a
 
 
-FUNCTIONS = {NAME: Function(decode_reason, run_decode, ("gdn_decode_",), is_elsewhere)}
+FUNCTIONS = {NAME: Function(decode_reason, run_decode, is_elsewhere)}

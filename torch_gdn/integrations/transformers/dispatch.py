@@ -24,7 +24,6 @@ from torch_gdn.integrations.transformers import (
     layers_run,
     mlp,
     norms,
-    tested,
 )
 from torch_gdn.integrations.transformers.calls import Binder, binder_of
 from torch_gdn.integrations.transformers.functions import CACHED_STATE, DELTA_RULES, KDA_FUNCTIONS
@@ -126,8 +125,6 @@ def dispatcher(
         given, options, unknown = bind(args, kwargs)
         reason = unknown or (change_of_itself(args[0], owner) if of_class else "")
         reason = reason or reason_for(reason_of, given, options)
-        if is_eager and not reason and tested.test_call(function, args, kwargs):
-            reason = reason_for(reason_of, given, options)  # because an op may have failed
         if reason and "layer_states" in kwargs:  # the original would lose them
             raise ValueError(f"{function} with states that torch_gdn holds: {reason}")
         if is_eager:  # a graph that counts would be recompiled for each count

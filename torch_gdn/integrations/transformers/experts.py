@@ -329,8 +329,6 @@ def scales_of(module: Any, prefix: str = "") -> tuple[Tensor | None, Tensor | No
 
 
 FUNCTIONS = {
-    "experts": Function(experts_reason, run_experts, ("moe_gate_up", "moe_down"), known_forms.is_on_another_device),
-    "moe_block": Function(
-        block_reason, run_block, ("moe_logits", "moe_router"), is_block_elsewhere, adds_residual=True
-    ),
+    "experts": Function(experts_reason, run_experts, known_forms.is_on_another_device),
+    "moe_block": Function(block_reason, run_block, is_block_elsewhere, adds_residual=True),
 }

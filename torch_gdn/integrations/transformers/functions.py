@@ -43,7 +43,6 @@ KDA_FUNCTIONS = ("chunk_kda", "fused_recurrent_kda")
 class Function:
     reason: Callable[..., str]
     run: Callable[..., Any]
-    ops: tuple[str, ...]  # ops that `run` calls
     is_elsewhere: Callable[..., bool] | None = None  # whether a call goes to the original without being counted
     adds_residual: bool = False  # whether a decoder layer may give `run` a `residual`, which is added to the result
     names: Mapping[str, str] = field(default_factory=dict)  # transformers' names of what `run` calls otherwise
@@ -104,8 +103,8 @@ def mixed_reason(query: Tensor, value: Tensor) -> str:
 
 
 def self_test_reason(op: str, device: torch.device) -> str:
-    """Returns why a call is left to transformers if its op failed the self-test and has no replacement."""
-    return f"{op} failed the self-test on this device" if device.type == "mps" and op in self_test.erring else ""
+    """Returns why a call is left to transformers if its op failed the self-test and would run on the CPU."""
+    return f"{op} failed the self-test on this device" if device.type == "mps" and op in self_test.on_cpu else ""
 
 
 def rule_reason(
@@ -364,15 +363,14 @@ FUNCTIONS = {
     op: Function(
         functools.partial(rule_reason, op),
         functools.partial(run_rule, op),
-        (op, f"{op}_") if op == RECURRENT else (op,),
         names=RULE_NAMES,
     )
     for op in DELTA_RULES
 }
-FUNCTIONS |= {op: Function(kda_reason, functools.partial(run_kda, op), (op,), names=RULE_NAMES) for op in KDA_FUNCTIONS}
+FUNCTIONS |= {op: Function(kda_reason, functools.partial(run_kda, op), names=RULE_NAMES) for op in KDA_FUNCTIONS}
 FUNCTIONS |= {
-    "causal_conv1d_fn": Function(convolution_reason, run_convolution, ("causal_conv1d",)),
-    "causal_conv1d_update": Function(update_reason, run_update, ("causal_conv1d_update_",)),
-    "short_convolution": Function(short_convolution_reason, run_short_convolution, ("causal_conv1d",)),
-    "rms_norm_gated": Function(norm_reason, run_norm, ("rms_norm_gated",)),
+    "causal_conv1d_fn": Function(convolution_reason, run_convolution),
+    "causal_conv1d_update": Function(update_reason, run_update),
+    "short_convolution": Function(short_convolution_reason, run_short_convolution),
+    "rms_norm_gated": Function(norm_reason, run_norm),
 }

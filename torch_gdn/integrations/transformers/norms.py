@@ -166,4 +166,4 @@ def run_norm(norm: Any, hidden_states: Tensor, /) -> Tensor:
     return form_of(norm).apply(norm, hidden_states)
 
 
-FUNCTIONS = {"rms_norm": Function(norm_reason, run_norm, ("rms_norm",), is_elsewhere)}
+FUNCTIONS = {"rms_norm": Function(norm_reason, run_norm, is_elsewhere)}

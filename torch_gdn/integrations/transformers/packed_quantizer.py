@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,6 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from torch_gdn import self_test
 from torch_gdn.integrations.transformers.experts import form_reason
 from torch_gdn.integrations.transformers.packed_files import Target, shapes_in
 from torch_gdn.integrations.transformers.packed_formats import Format, Sizes
@@ -42,14 +41,6 @@ from torch_gdn.memory import bytes_when_loaded, check_memory
 from torch_gdn.quantized.mlx import NORMS_PLUS_ONE, VISION
 from torch_gdn.quantized.packed_weight import fitting_group
 
-if TYPE_CHECKING:
-    from torch_gdn.self_test.cases import Case
-
-OPS = {
-    PackedLinear: ("quantized_linear",),
-    PackedEmbedding: ("dequantize",),
-    PackedExperts: ("moe_gate_up", "moe_down"),
-}
 # For these models, the changes that mlx-lm makes to names and numbers are undone.
 MLX_MODELS = ("llama", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe")
 
@@ -105,8 +96,6 @@ class PackedQuantizer(HfQuantizer):
             self.replace(model, name)
         self.tie(model)
         packed_models.add(model)
-        ops = {op for layer in packed_layers(model) for op in OPS[type(layer)]}
-        self_test.ensure(lambda: cases_of(sorted(ops)))
 
     def targets(self, model: Any, shapes: dict[str, Sizes]) -> list[Target]:
         """Returns the parameters whose codes the files hold."""
@@ -240,12 +229,6 @@ class PackedQuantizer(HfQuantizer):
     @property
     def is_trainable(self) -> bool:
         return True  # with LoRA: the packed weights are frozen, and packed experts refuse
-
-
-def cases_of(ops: list[str]) -> list[Case]:
-    from torch_gdn.self_test import cases  # here, because only machines with an mps device need it
-
-    return cases.cases_of(ops)
 
 
 def is_left_out(model: Any, name: str) -> bool:

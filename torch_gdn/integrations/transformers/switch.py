@@ -12,12 +12,10 @@ from functools import cached_property
 from threading import RLock
 from types import ModuleType
 
-import torch
 from torch.nn import Module
 
 from torch_gdn import self_test
-from torch_gdn.integrations.transformers import comparison, dispatch, experts, layers_run, tested, versions
-from torch_gdn.integrations.transformers.functions import KDA_FUNCTIONS
+from torch_gdn.integrations.transformers import comparison, dispatch, layers_run, versions
 from torch_gdn.integrations.transformers.gguf_layers import gguf_patches
 from torch_gdn.integrations.transformers.memory_guard import memory_patches
 from torch_gdn.integrations.transformers.packed_layers import layers_packed
@@ -41,7 +39,6 @@ from torch_gdn.integrations.transformers.patches import (
 lock = RLock()  # one thread at a time enables or disables
 applied: dict[str, list[Patch]] = {}  # by model or feature; empty while disabled
 left_models: dict[str, str] = {}  # models that differ on a version that nobody tested, and how
-POOL_OPS = ("chunk_gated_delta_rule_", "paged_attention_", "reshape_and_cache_", "batch_copy_")  # for pools of states
 FEATURES = {  # the module, imported on demand, and its function that yields the patches
     "continuous batching": ("continuous_batching", "serving_patches"),
     "rollback": ("rollback", "rollback_patches"),
@@ -116,9 +113,8 @@ def enable(*, continuous_batching: bool = False, rollback: bool = False) -> Stat
     Enabling twice is enabling once. Called while a model runs in another thread, it takes effect between two
     functions.
 
-    If PyTorch has an mps device, it first tests the kernels that models call, once per machine and dtype, which takes
-    some seconds: in bfloat16 and in the dtypes of models on mps, with heads of 128. A model with another dtype or head
-    size has it tested when it first runs. A kernel that fails is replaced, with a warning: see `torch_gdn.self_test`.
+    On an mps device, each kernel is tested when a model first launches it, once per machine. A kernel that fails is
+    replaced, with a warning: see `torch_gdn.self_test`.
 
     On a version of transformers that nobody tested (`status().tested`) it also compares, once, small random models with
     and without its code on the CPU. A model that differs is left to transformers, with a warning.
@@ -152,22 +148,8 @@ def enable(*, continuous_batching: bool = False, rollback: bool = False) -> Stat
         for feature, wanted in (("continuous batching", continuous_batching), ("rollback", rollback)):
             if wanted and feature not in applied:
                 enable_feature(feature, version)
-        tested.test(called_ops(), dtypes_of_models)
+        self_test.load()
         return status()
-
-
-def called_ops() -> dict[str, None]:
-    """Returns the ops that the enabled models call, in order."""
-    unused = set() if applied.keys() & set(KDA_MODELS) else set(KDA_FUNCTIONS)
-    unused |= set() if "experts" in applied else experts.FUNCTIONS.keys()
-    ops = [op for name, function in dispatch.FUNCTIONS.items() if name not in unused for op in function.ops]
-    return dict.fromkeys([*ops, *(POOL_OPS if "continuous batching" in applied else ())])
-
-
-def dtypes_of_models() -> set[torch.dtype]:
-    """Returns the dtypes of the layers of all existing models that run on mps."""
-    parameters = [next(layer.parameters(), None) for _, layer in delta_layers()]
-    return {x.dtype for x in parameters if x is not None and x.device.type == "mps"}
 
 
 def enable_models(version: str) -> None:

@@ -1,0 +1,37 @@
+// Stops an op's first launch of a kernel variant, so that the self-test in Python runs the call instead.
+#pragma once
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "launch/block.h"
+#include "launch/launch.h"
+
+namespace torch_gdn {
+
+// Thrown before the launches of an op run. Launches of the same op that ran before have written no argument.
+struct Untested {};
+
+// Returns whether the running op has a verdict on all of these variants. It has one in a Trusted block, without a
+// self-test, and for launches outside of every op.
+bool are_tested(Launches launches);
+
+// Lets every launch of the thread that starts it run.
+struct Trust {};
+using Trusted = Block<Trust>;
+
+// Called with an op's name. Returns whether the op gdn_self_test::<name> exists, which then takes the call.
+using SelfTest = std::function<bool(const std::string& op)>;
+void set_self_test(SelfTest test);  // an empty function turns the self-test off
+
+// Gives an op's variants, by their names, a verdict.
+void set_tested(const std::string& op, const std::vector<std::string>& variants);
+void clear_tested();
+
+// Passes the call to the self-test. Returns false if the op's own kernel is to run, in a Trusted block.
+bool run_self_test(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+}  // namespace torch_gdn
