@@ -43,17 +43,6 @@ class PagePoint(Point):
     tail: int = 0  # tokens before the queries that have exact rows; with some, two sinks have them too
     means: bool = False  # of the keys of tiles; blocks are then whole tiles
 
-    def facts_of(self, call: Call) -> dict[str, Any]:
-        first = next(name for name in ("q", "key", "keys") if name in call)
-        found = super().facts_of(call) | {"dtype": call[first].dtype, "D": call[first].shape[-1]}
-        if "key_cache" in call:
-            found["cache"] = call["key_cache"].dtype
-        if "key_codebook" in call:  # 2^bits rows
-            found["trellis"] = 2 in (call["key_codebook"].dim(), call["value_codebook"].dim())
-            found["bits"] = tuple(len(call[f"{name}_codebook"]).bit_length() - 1 for name in ("key", "value"))
-            found["tail"], found["means"] = call.get("tail", 0), call.get("key_tile_means") is not None
-        return found
-
 
 def pool(blocks: int, block_size: int, heads: int, D: int, dtype: torch.dtype, layout: str = "pages") -> list[Tensor]:
     """Makes keys and values [blocks, block_size, heads, D] of NaN.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,16 +36,6 @@ class DecodePoint(Point):
     tokens: int = 1
     batch: int = 3
     boundaries: tuple[int, ...] = ()  # cu_seqlens of packed sequences
-
-    def facts_of(self, call: Call) -> dict[str, Any]:
-        found = super().facts_of(call)
-        v_first = call.get("state_v_first", False)
-        sizes = call["state_pool"].shape[2:]
-        K, V = reversed(sizes) if v_first else sizes
-        HV, D = call["state_pool"].shape[1], call["conv_weight"].shape[0]
-        found |= {"K": K, "V": V, "HV": HV, "H": (D - HV * V) // (2 * K), "W": call["conv_weight"].shape[1]}
-        found |= {"state_v_first": v_first, "by_key_head": call.get("z") is None, "pool": call["state_pool"].dtype}
-        return found | {"parameters": call["conv_weight"].dtype}
 
 
 def draw_decode(point: DecodePoint) -> Call:
@@ -139,7 +128,6 @@ register(
         small=DecodePoint(K=32, V=32, H=2, HV=4, tokens=20, batch=2),
         points=POINTS,
         quick=POINTS[:3],
-        self_test=[POINTS[0], POINTS[2]],
         compiled=compiled_decode,
         bound=decode_bounds,
         heads={"state_pool": 1, "conv_pool": 1},

@@ -260,7 +260,6 @@ OF_PRODUCTS: dict[str, Any] = {
     "small": SMALL,
     "points": [*FEW, *MANY, *PACKED],
     "quick": [FEW[0], MANY[0], *PACKED[:3]],
-    "self_test": [FEW[0], MANY[0], PACKED[0], PACKED[2]],
     "compiled": compiled,
     "bound": expert_bounds,
     "hostile": (Hostile("topk_ids", [[0, 6], [LARGE, 2], [-LARGE, 5]]),),

@@ -57,16 +57,6 @@ class RulePoint(Point):
     def context(self) -> AbstractContextManager[None]:
         return prefill_algorithm(self.algorithm, self.fused_chunk_size if self.algorithm == "fused_chunk" else 0)
 
-    def facts_of(self, call: Call) -> dict[str, Any]:
-        found = super().facts_of(call)
-        if {"q", "v"} <= call.keys():
-            found |= {"K": call["q"].shape[-1], "V": call["v"].shape[-1], "dtype": call["q"].dtype}
-            found["state_v_first"] = call.get("state_v_first", False)
-            found["normalise"] = call.get("use_qk_l2norm_in_kernel", False)
-            if "state_pool" in call:
-                found["pool"] = call["state_pool"].dtype
-        return found
-
     def case(self) -> Case:
         case = make_case(
             self.tokens,
@@ -369,11 +359,6 @@ def rule_entry(name: str, in_place: bool, **fields: Any) -> OpEntry[RulePoint]:
     return OpEntry(name, **(shared | fields))
 
 
-# Models on a Mac run in bfloat16, and the kernels of the other dtypes are instances of the same templates. The options
-# are those of Qwen3-Next, whose variants are then compiled for its first request too.
-OF_MODELS = RulePoint(BF16, normalise=True)
-TESTED_DECODE = [replace(OF_MODELS, tokens=3), replace(OF_MODELS, tokens=1)]
-TESTED_PREFILL = [replace(OF_MODELS, tokens=70, algorithm=each) for each in ALGORITHMS]  # a chunk of 64 and a part
 RECURRENT, CHUNK = "fused_recurrent_gated_delta_rule", "chunk_gated_delta_rule"
 exact_kda = partial(exact_rule, rule=reference.fused_recurrent_kda)
 
@@ -385,7 +370,6 @@ for in_place, suffix in ((False, ""), (True, "_")):
             RECURRENT + suffix,
             in_place,
             points=recurrent_points(in_place),
-            self_test=TESTED_DECODE,
             quick=[POOLS[0], replace(POOLS[0], tokens=1)] if in_place else layouts([(128, 128)], [BF16], quick),
             compiled=partial(compiled_pools, None) if in_place else compiled_recurrent,
             bound=partial(rule_bounds, op=RECURRENT),
@@ -397,7 +381,6 @@ for in_place, suffix in ((False, ""), (True, "_")):
             in_place,
             draw=partial(draw_rule, chunked=True, in_place=in_place, of_channels=False),
             points=list(chunk_points(in_place)),
-            self_test=TESTED_PREFILL,
             quick=rule_pools if in_place else [RulePoint(BF16, tokens=130, algorithm=each) for each in ALGORITHMS],
             compiled=partial(compiled_pools, *ALGORITHMS) if in_place else compiled_chunks,
             bound=partial(rule_bounds, op=CHUNK),
@@ -410,7 +393,6 @@ for in_place, suffix in ((False, ""), (True, "_")):
             draw=partial(draw_rule, chunked=False, in_place=in_place, of_channels=True),
             exact=exact_kda,
             points=recurrent_kda_points(in_place),
-            self_test=TESTED_DECODE[:1],
             bound=kda_bounds,
             invalid=partial(wrong_rules, rows=WRONG_OF_KDA),
             hostile=SLOTS if in_place else outside(),
@@ -421,7 +403,6 @@ for in_place, suffix in ((False, ""), (True, "_")):
             draw=partial(draw_rule, chunked=True, in_place=in_place, of_channels=True),
             exact=exact_kda,
             points=list(kda_points(in_place)),
-            self_test=TESTED_PREFILL,
             quick=rule_pools if in_place else [RulePoint(BF16, algorithm=each) for each in CHUNKED],
             compiled=partial(compiled_pools, *CHUNKED) if in_place else compiled_kda,
             bound=kda_bounds,

@@ -37,13 +37,6 @@ class RowPoint(Point):
     heads: int = 3
     batch: int = 2
 
-    def facts_of(self, call: Call) -> dict[str, Any]:
-        found = super().facts_of(call)
-        if "x" in call:
-            weight = call.get("weight")
-            found |= {"D": call["x"].shape[-1], "weight": None if weight is None else weight.dtype}
-        return found
-
     def rows(self, dtype: torch.dtype | None = None) -> Tensor:
         return self.placed(torch.randn(self.batch, self.tokens, self.heads, self.D).to(dtype or self.dtype))
 
@@ -124,14 +117,6 @@ class HeadPoint(RowPoint):
     keys: int = 1  # heads of k
     normed: bool = True
     heads_first: bool = False
-
-    def facts_of(self, call: Call) -> dict[str, Any]:
-        found = super().facts_of(call)
-        if "q" in call:
-            found |= {"D": call["q"].shape[-1], "P": call["cos"].shape[-1], "other": call["cos"].dtype}
-            weight = call.get("q_weight")
-            found |= {"weight": None if weight is None else weight.dtype, "normed": weight is not None}
-        return found
 
 
 def draw_heads(point: HeadPoint) -> Call:
@@ -234,7 +219,6 @@ register(
         draw=lambda point: {"gate": point.rows(), "up": point.rows()},
         small=SMALL_ROWS,
         points=[*ROWS, RowPoint(F16, D=2500, aligned=False)],
-        self_test=[RowPoint(BF16)],
         compiled=lambda: [RowPoint(dtype, aligned=aligned) for dtype in DTYPES for aligned in (True, False)],
         operations=lambda call: 3 * call["up"].numel(),
         invalid=wrong_product,
@@ -245,7 +229,6 @@ register(
         small=HeadPoint(D=32, tokens=20, heads=4, keys=4),
         points=[HeadPoint(dtype, D=D, P=P, heads=4) for dtype, D, P in HEADS]
         + [HeadPoint(BF16, D=128, other=F32, normed=False, heads_first=True)],
-        self_test=[HeadPoint(BF16, D=256, P=32, heads_first=True)],
         compiled=lambda: [HeadPoint(dtype, normed=normed) for dtype in DTYPES for normed in (True, False)],
         operations=lambda call: 6 * (call["q"].numel() + call["k"].numel()),
         invalid=wrong_heads,
@@ -255,7 +238,6 @@ register(
         draw=lambda point: {"x": point.rows(), "g": point.rows(point.other), "weight": point.row()},
         small=SMALL_ROWS,
         points=ROWS,
-        self_test=[RowPoint(BF16)],
         compiled=partial(one_dtype, NORM_ROWS[:3]),
         operations=lambda call: 5 * call["x"].numel(),
         exponentials=1,
@@ -322,11 +304,6 @@ class ConvolutionPoint(Point):
     by_channel: bool = False  # the tokens of a channel are adjacent in memory
     biased: bool = True  # pass a bias, an activation and a residual
     from_state: bool = True
-
-    def facts_of(self, call: Call) -> dict[str, Any]:
-        found = super().facts_of(call) | {"W": call["weight"].shape[1], "weight": call["weight"].dtype}
-        state = call.get("state_pool", call.get("initial_state"))
-        return found if state is None else found | {"state": state.dtype}
 
 
 def draw_convolution(point: ConvolutionPoint, in_place: bool) -> Call:
@@ -450,7 +427,6 @@ register(
         ]
         + [ConvolutionPoint(packed=True)],
         quick=[ConvolutionPoint(BF16, D=72, tokens=150, by_channel=each) for each in (False, True)],
-        self_test=[ConvolutionPoint(BF16, D=72, tokens=70, by_channel=each) for each in (False, True)],
         compiled=compiled_convolutions,
         heads={"final_state": 1},
         operations=lambda call: 2 * call["x"].numel() * call["weight"].shape[1],
@@ -485,7 +461,6 @@ register(
         points=[ConvolutionPoint(dtype, D=D, W=W, tokens=2, batch=3) for dtype, D, W, _ in CONVOLUTIONS]
         + [ConvolutionPoint(D=8, W=2, tokens=1, batch=40)],
         quick=[ConvolutionPoint(BF16, D=72, tokens=2, batch=40)],  # a kernel locates more slots than there are lanes
-        self_test=[ConvolutionPoint(BF16, D=72, tokens=1, batch=3)],
         compiled=lambda: [ConvolutionPoint(D=8, W=2, tokens=1, batch=40)],
         heads={"state_pool": 1},
         operations=lambda call: 2 * call["x"].numel() * call["weight"].shape[1],

@@ -50,9 +50,6 @@ class StoredHeadPoint(HeadPoint):
     keys: int = 2
     cache: torch.dtype = F32
 
-    def facts_of(self, call: Call) -> dict[str, Any]:
-        return super().facts_of(call) | ({"cache": call["key_cache"].dtype} if "key_cache" in call else {})
-
 
 def draw_stored_heads(point: StoredHeadPoint) -> Call:
     call = draw_heads(point)

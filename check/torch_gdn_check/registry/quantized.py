@@ -166,7 +166,6 @@ register(
         small=QuantizedPoint(biased=True),
         points=POINTS,
         quick=[POINTS[0], POINTS[6], POINTS[12]],
-        self_test=[QuantizedPoint(BF16, M=M, N=64, K=512, bits=bits, group=64) for M in (1, 8, 40) for bits in (4, 8)],
         compiled=compiled,
         bound=linear_bounds,
         heads={"y": None},

@@ -49,11 +49,6 @@ class Point:
         """Applies settings that are not arguments of the op, such as a pinned algorithm, while the op runs."""
         return nullcontext()
 
-    def facts_of(self, call: Call) -> dict[str, Any]:
-        """Returns the fields that a model's tensors determine: dtypes and head sizes, not the number of tokens."""
-        floating = [x.dtype for x in call.values() if isinstance(x, Tensor) and x.is_floating_point()]
-        return {"dtype": floating[0]} if floating else {}
-
 
 P = TypeVar("P", bound=Point)
 
@@ -92,7 +87,6 @@ class OpEntry(Generic[P]):
     # name.
     exact: Callable[[Call], Any] | None = None
     quick: Sequence[P] = ()  # computed by the quick check; the first point if empty
-    self_test: Sequence[P] = ()  # small inputs in a model's sizes; the quick points or the first point if empty
     compiled: Callable[[], Iterable[P]] = tuple  # more points; their kernels are only compiled
     bound: Callable[[P, Call, Named], Mapping[str, float]] = lambda point, call, exact: {}  # the default is ROUNDING
     heads: Mapping[str, int | None] = field(

@@ -7,7 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from evidence.evidence.evidence.evidence.evidence.evidence.tests.proof.needs import needs_clang, needs_simulated_device
+from evidence.evidence.evidence.evidence.evidence.evidence.evidence.tests.proof.needs import (
+    needs_clang,
+    needs_simulated_device,
+)
 from evidence.proof.checks import Silent
 from evidence.proof.metal import kernels as strict_kernels
 from evidence.proof.metal import launches as strict_launches
