@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from torch_gdn_check.timing import wait
+from torch_gdn._timing import wait
 
 Call = Callable[[], object]
 LEAST_SECONDS = 1e-3  # the least time between two looks at the clock; shorter calls are repeated

@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid, normalize
+from torch.nn.functional import normalize
 
 import torch_gdn
 from torch_gdn import _C, reference
+from torch_gdn._timing import median_seconds, samples, wait
+from torch_gdn.tools.tune import rule_inputs
 from torch_gdn_check.peers import Call, Prepared, mlx_rule, prepared_function, transformers_rule
 from torch_gdn_check.registry import REGISTRY, OpEntry, Point
 from torch_gdn_check.registry.attention import PagePoint
@@ -25,7 +27,7 @@ from torch_gdn_check.registry.inputs import doubled, to_device
 from torch_gdn_check.registry.layers import ConvolutionPoint, RowPoint
 from torch_gdn_check.registry.models import MODELS, QWEN3_NEXT
 from torch_gdn_check.registry.on_the_cpu import on_the_cpu
-from torch_gdn_check.steps import Outcome, Skipped, on_simulated_device
+from torch_gdn_check.steps import Outcome, on_simulated_device
 
 LARGEST_ERROR = 1e-2  # for outputs in bfloat16: rounding alone gives 2e-3, and wrong outputs give 1e-1 and more
 COPIED_BYTES = 1 << 27
@@ -37,11 +39,6 @@ def refuse_simulated(device: torch.device) -> None:
         raise Skipped("times on the simulated device say nothing about a Mac")
 
 
-def wait(device: torch.device) -> None:
-    if device.type == "mps":
-        torch.mps.synchronize()
-
-
 def warmed(call: Call, device: torch.device) -> None:
     """Compiles, and warms the GPU up to its full clock."""
     start = time.perf_counter()
@@ -50,29 +47,6 @@ def warmed(call: Call, device: torch.device) -> None:
         wait(device)
         if time.perf_counter() - start >= WARM_SECONDS:
             return
-
-
-def median_seconds(call: Call, device: torch.device, repeats: int, calls: int) -> float:
-    """Times one call. `calls` of them are encoded before the device is waited for, as a model's layers are."""
-    return statistics.median(encoded + waited for encoded, waited in samples(call, device, repeats, calls))
-
-
-def samples(call: Call, device: torch.device, repeats: int, calls: int) -> list[tuple[float, float]]:
-    """Returns two times per call: until the call returned, and from then until the device was done.
-
-    PyTorch's stream starts nothing before it is waited for, so the second is the GPU's time.
-    """
-    call()  # to compile
-    found = []
-    for _ in range(repeats):
-        wait(device)
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        encoded = time.perf_counter()
-        wait(device)
-        found.append(((encoded - start) / calls, (time.perf_counter() - encoded) / calls))
-    return found
 
 
 def seconds_by_gpu_clock(call: Call, repeats: int, calls: int) -> float:
@@ -147,21 +121,7 @@ def check_op_time(device: torch.device, op: str, point: Point, repeats: int = 7,
 
 def layer_inputs(shape: tuple[int, int, int, int], tokens: int) -> dict[str, Any]:
     """Returns the inputs that a model of these (H, HV, K, V) passes to its delta rule, in bfloat16, with a state."""
-    H, HV, K, V = shape
-    random = torch.Generator().manual_seed(0)
-
-    def draw(*sizes: int) -> Tensor:
-        return torch.randn(*sizes, generator=random)
-
-    tensors = {
-        "q": draw(1, tokens, H, K).bfloat16(),
-        "k": draw(1, tokens, H, K).bfloat16(),
-        "v": draw(1, tokens, HV, V).bfloat16(),
-        "g": logsigmoid(draw(1, tokens, HV)),
-        "beta": draw(1, tokens, HV).sigmoid(),
-        "initial_state": draw(1, HV, K, V),
-    }
-    return tensors | {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
+    return rule_inputs(shape, tokens, 1, torch.bfloat16)
 
 
 def exact_output(inputs: dict[str, Any]) -> Tensor:

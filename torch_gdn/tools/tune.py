@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from torch_gdn import command_line
 from torch_gdn._mps import why_no_mps
-from torch_gdn.tools import tuning_cache
+from torch_gdn._timing import median_seconds
 from torch_gdn.tools.prefill import prefill_algorithm
 from torch_gdn.tools.tuning_cache import DELTA_RULE, KDA, Row
 
@@ -38,23 +39,42 @@ def measure(
 ) -> Row:
     """Times each algorithm, from a state to a state. Returns the times and the fastest algorithm."""
     from torch_gdn import chunk_gated_delta_rule, chunk_kda  # here, because torch_gdn imports this module
-    from torch_gdn_check.registry.cases import make_case
-    from torch_gdn_check.timing import median_seconds
 
-    H, HV, K, V = sizes
-    case = make_case(tokens, K, V, B=sequences, H=H, HV=HV, dtype=dtype, normal=False)
+    _, HV, K, V = sizes
+    there: dict[str, Any] = {
+        name: x.to(device) if isinstance(x, Tensor) else x
+        for name, x in rule_inputs(sizes, tokens, sequences, dtype).items()
+    }
     function: Callable[..., Any] = chunk_gated_delta_rule
-    g = case.g
     if rule == KDA:
-        function, g = chunk_kda, case.g[..., None].expand(*case.g.shape, K).contiguous()
-    case = replace(case, g=g).to(device)
-    call = partial(function, *case.qkv, **case.options, use_qk_l2norm_in_kernel=True)
+        function, there["g"] = chunk_kda, there["g"][..., None].expand(*there["g"].shape, K).contiguous()
+    call = partial(function, **there)
     seconds = {}
     for name, (algorithm, chunk_size) in CANDIDATES.items():
         with prefill_algorithm(algorithm, chunk_size):
             seconds[name] = median_seconds(call, device, repeats, calls=1)
     fastest = min(seconds, key=lambda name: seconds[name])
     return Row(tokens, sequences * HV * -(-V // 32), K, *CANDIDATES[fastest], rule, seconds)
+
+
+def rule_inputs(sizes: Shape, tokens: int, sequences: int, dtype: torch.dtype) -> dict[str, Any]:
+    """Draws what a layer of a model passes to its delta rule, on the CPU: q, k, v, gates, a state and options."""
+    H, HV, K, V = sizes
+    random = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(sequences, *shape, generator=random, dtype=torch.float32, device="cpu")
+
+    return {
+        "q": draw(tokens, H, K).to(dtype),
+        "k": draw(tokens, H, K).to(dtype),
+        "v": draw(tokens, HV, V).to(dtype),
+        "g": logsigmoid(draw(tokens, HV)),
+        "beta": draw(tokens, HV).sigmoid(),
+        "initial_state": draw(HV, K, V),
+        "output_final_state": True,
+        "use_qk_l2norm_in_kernel": True,
+    }
 
 
 def measured(options: argparse.Namespace) -> list[Row]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,10 @@ from torch_gdn._mps import why_no_mps
 from torch_gdn._recorder import KernelVariant, recording
 from torch_gdn.ops.gdn.chunk_gated_delta_rule import chunk_gated_delta_rule
 from torch_gdn.ops.gdn.fused_recurrent_gated_delta_rule import fused_recurrent_gated_delta_rule
+from torch_gdn.ops.layers.causal_conv1d import causal_conv1d
+from torch_gdn.ops.layers.causal_conv1d_update import causal_conv1d_update_
+from torch_gdn.ops.layers.gdn_gating import gdn_gating
+from torch_gdn.ops.layers.rms_norm_gated import rms_norm_gated
 from torch_gdn.tools.prefill import prefill_algorithm
 
 Shape = tuple[int, int, int, int]  # H, HV, K, V
@@ -187,13 +192,14 @@ def call_delta_rule(shape: Shape, device: torch.device, dtype: torch.dtype) -> N
 
 
 def call_modules(shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
-    """Calls the convolution (on a prompt, with a state, on a few tokens), the gating and the gated norm."""
-    from torch_gdn_check.registry import REGISTRY  # here, because torch_gdn_check.registry imports torch_gdn
-    from torch_gdn_check.registry.inputs import empty_on
-    from torch_gdn_check.registry.layers import of_layer
-
-    for op, point in of_layer(shape, dtype, TOKENS).items():
-        call = empty_on(REGISTRY[op].call(point), device)
-        REGISTRY[op].run(call)
-        if "initial_state" in call:
-            REGISTRY[op].run(call | {"initial_state": None, "output_final_state": False})
+    """Calls the convolution (on a prompt, with a state, on one token), the gating and the gated norm."""
+    H, HV, K, V = shape
+    zeros = partial(torch.zeros, dtype=dtype, device=device)
+    D, heads = 2 * H * K + HV * V, zeros(1, TOKENS, HV)
+    x, weight, state = zeros(1, TOKENS, D), zeros(D, 4), zeros(1, D, 4)
+    causal_conv1d(x, weight, activation="silu")
+    causal_conv1d(x, weight, initial_state=state, output_final_state=True, activation="silu")
+    causal_conv1d_update_(x[:, :1], weight, state, activation="silu")
+    gdn_gating(heads[0, 0].float(), heads, heads, heads[0, 0].float())
+    out = zeros(1, TOKENS, HV, V)
+    rms_norm_gated(out, out, zeros(V))

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from evidence.evidence.evidence.evidence.evidence.evidence.evidence.tests.proof.needs import needs_simulated_device
+from evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.tests.proof.needs import (
+    needs_simulated_device,
+)
 from evidence.proof.checks import Silent
 from evidence.proof.mutate import forks, mutants, scratch
 from evidence.proof.mutate.faults import CHECKOUT, KINDS, PARTS, Fault, all_faults, sample
