@@ -24,7 +24,10 @@ from torch_gdn.tools.prefill import prefill_algorithm
 torch.compiler.config.force_disable_caches = True  # Inductor's cache does not see changes of an op's schema
 
 # Users install neither the device nor the laboratory. `make proof` runs all of their tests.
-TAKE_TURNS = ("mps_simulator/", "evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/tests/lab/")
+TAKE_TURNS = (
+    "mps_simulator/",
+    "evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/tests/lab/",
+)
 
 collect_ignore = [
     "engines/tests/vllm",

@@ -386,7 +386,8 @@ def test_a_dispatch_mode_does_not_reach_the_test(on_mps: torch.device) -> None:
 
 
 def test_the_defaults_of_the_process_change_nothing(on_mps: torch.device) -> None:
-    call, before = to_device(UPDATE.entry.call(UPDATE.point), on_mps), torch.get_rng_state()
+    call = to_device(UPDATE.entry.call(UPDATE.point), on_mps) | {"null_index": 0}
+    before = torch.get_rng_state()
     torch.set_default_dtype(torch.bfloat16)
     try:
         with torch.device(on_mps):
@@ -429,6 +430,15 @@ def test_an_op_that_writes_is_compared_with_the_same_start(on_mps: torch.device)
     first = computed(DECODE_)[1]
     for name, x in computed(DECODE_)[1].items():  # the test moved no state
         assert_same_bits(name, first[name], x)
+
+
+def test_the_copies_keep_what_was_there(on_mps: torch.device) -> None:
+    pool = DECODE_.entry.call(DECODE_.point)["state_pool"]
+    made = copies.Copies(DECODE_.entry.overload, to_device(DECODE_.entry.call(DECODE_.point), on_mps))
+    before = made.written["state_pool"].clone()
+    made.run()
+    assert torch.equal(made.written["state_pool"], before) and not torch.equal(made.call["state_pool"], before)
+    assert len(before) < len(pool)
 
 
 def decode_in(pool: Tensor, indices: list[int], null_index: int, device: torch.device) -> tuple[Call, Tensor]:

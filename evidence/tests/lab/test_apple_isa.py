@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.tests.proof.needs import needs_clang
+from evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.tests.proof.needs import (
+    needs_clang,
+)
 from evidence.lab.agx import calibration, checks, compiler, rules, spaces, table
 from evidence.lab.agx.dialect import opencl
 from evidence.proof.checks import Check, Finding, Result, Silent

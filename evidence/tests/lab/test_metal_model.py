@@ -13,7 +13,9 @@ import torch
 
 from bench.metal_workloads import WORKLOADS, Shape
 from bench.shapes import Layer
-from evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.tests.proof.needs import needs_clang
+from evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.tests.proof.needs import (
+    needs_clang,
+)
 from evidence.lab.agx import issue
 from evidence.lab.agx.compiler import Figures
 from evidence.lab.studies import metal_model

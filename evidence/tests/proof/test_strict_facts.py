@@ -6,7 +6,9 @@ import subprocess
 
 import pytest
 
-from evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.tests.proof.needs import needs_clang
+from evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.tests.proof.needs import (
+    needs_clang,
+)
 from evidence.proof.metal.facts import Facts
 from evidence.proof.metal.front_end import CLANG, LANGUAGE, compile_strictly, tools
 from evidence.proof.metal.kernels import check_source

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.tests.proof.needs import needs_clang
+from evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.tests.proof.needs import (
+    needs_clang,
+)
 from evidence.proof.checks import Silent
 from evidence.proof.metal import caps as strict_caps
 from evidence.proof.metal import front_end as strict_front_end

@@ -7,7 +7,9 @@ from fnmatch import fnmatch
 
 import pytest
 
-from evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.tests.proof.needs import needs_clang
+from evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.tests.proof.needs import (
+    needs_clang,
+)
 from evidence.proof.checks import Silent
 from evidence.proof.metal import others as strict_others
 from evidence.proof.metal import vocabulary

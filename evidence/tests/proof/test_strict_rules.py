@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import pytest
 
-from evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.tests.proof.needs import needs_clang
+from evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.tests.proof.needs import (
+    needs_clang,
+)
 from evidence.proof.metal import front_end as strict_front_end
 from evidence.proof.metal.examples import Example, examples
 from evidence.proof.metal.kernels import check_source

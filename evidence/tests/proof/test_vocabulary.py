@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.tests.proof.needs import needs_clang
+from evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.tests.proof.needs import (
+    needs_clang,
+)
 from evidence.proof.metal import front_end as strict_front_end
 from evidence.proof.metal import vocabulary
 from evidence.proof.metal.tree import Tree
