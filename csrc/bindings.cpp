@@ -358,8 +358,9 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_self_test", &set_self_test, py::arg("test"),
         "Sets what is called with an op's name before the op first launches a kernel variant. It returns whether the "
         "op gdn_self_test::<name> takes the call. None turns the self-test off.");
-  m.def("set_tested", &torch_gdn::set_tested, py::arg("op"), py::arg("variants"),
-        "Lets an op launch these kernel variants, by their names, without a self-test.");
+  m.def("set_tested", &torch_gdn::set_tested, py::arg("op"), py::arg("variants"), py::arg("passed"),
+        "Lets an op launch these kernel variants, by their names, without a self-test. If they have not passed, it "
+        "takes each call that would launch them, even in a recording.");
   m.def("clear_tested", &torch_gdn::clear_tested, "Forgets what set_tested() was told.");
   py::class_<Tracing>(m, "Tracing",
                       "Calls before(launch) and after(launch) around each launch of the thread that starts it.")

@@ -22,6 +22,7 @@ std::vector<std::pair<size_t, size_t>> overlaps_of(const Bindings& bindings) {
 }  // namespace
 
 void Recorder::run(Launches launches) {
+  if (!are_tested(launches, /*unless_failed=*/true)) throw Untested();  // what replaces them is recorded
   const std::lock_guard<std::mutex> guard(mutex_);
   for (const auto& launch : launches) {
     if (launch.is_empty()) continue;

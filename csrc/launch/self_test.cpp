@@ -1,9 +1,9 @@
 #include "launch/self_test.h"
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -18,8 +18,8 @@ namespace {
 struct Verdicts {
   std::mutex mutex;
   std::shared_ptr<const SelfTest> test;
-  std::set<std::pair<std::string, std::string>> names;  // ops and variants
-  // The same by address, once they were launched.
+  std::map<std::pair<std::string, std::string>, bool> passed;  // by op and variant
+  // Those that passed, by address, once they were launched.
   std::unordered_map<const char*, std::unordered_set<LaunchKey, LaunchKeyHash>> launched;
 };
 
@@ -33,7 +33,7 @@ std::atomic<bool> is_on = false;
 
 }  // namespace
 
-bool are_tested(Launches launches) {
+bool are_tested(Launches launches, bool unless_failed) {
   const char* op = RunningOp::name();
   if (!is_on.load(std::memory_order_relaxed) || *op == '\0' || Trusted::innermost() != nullptr) return true;
   auto& known = verdicts();
@@ -42,7 +42,9 @@ bool are_tested(Launches launches) {
   for (const auto& launch : launches) {
     const LaunchKey key{launch.kernel, launch.arguments};
     if (launch.is_empty() || launched.contains(key)) continue;
-    if (!known.names.contains({op, launch.variant().name()})) return false;
+    const auto verdict = known.passed.find({op, launch.variant().name()});
+    if (verdict == known.passed.end() && unless_failed) continue;
+    if (verdict == known.passed.end() || !verdict->second) return false;
     launched.insert(key);
   }
   return true;
@@ -54,14 +56,14 @@ void set_self_test(SelfTest test) {
   verdicts().test = std::make_shared<const SelfTest>(std::move(test));
 }
 
-void set_tested(const std::string& op, const std::vector<std::string>& variants) {
+void set_tested(const std::string& op, const std::vector<std::string>& variants, bool passed) {
   const std::lock_guard<std::mutex> guard(verdicts().mutex);
-  for (const auto& each : variants) verdicts().names.emplace(op, each);
+  for (const auto& each : variants) verdicts().passed[{op, each}] = passed;
 }
 
 void clear_tested() {
   const std::lock_guard<std::mutex> guard(verdicts().mutex);
-  verdicts().names.clear();
+  verdicts().passed.clear();
   verdicts().launched.clear();
 }
 

@@ -15,9 +15,9 @@ namespace torch_gdn {
 // Thrown before the launches of an op run. Launches of the same op that ran before have written no argument.
 struct Untested {};
 
-// Returns whether the running op has a verdict on all of these variants. It has one in a Trusted block, without a
-// self-test, and for launches outside of every op.
-bool are_tested(Launches launches);
+// Returns whether the running op may launch all of these variants: they passed, or `unless_failed` and they did not
+// fail. It may in a Trusted block, without a self-test, and outside of every op.
+bool are_tested(Launches launches, bool unless_failed = false);
 
 // Lets every launch of the thread that starts it run.
 struct Trust {};
@@ -28,7 +28,7 @@ using SelfTest = std::function<bool(const std::string& op)>;
 void set_self_test(SelfTest test);  // an empty function turns the self-test off
 
 // Gives an op's variants, by their names, a verdict.
-void set_tested(const std::string& op, const std::vector<std::string>& variants);
+void set_tested(const std::string& op, const std::vector<std::string>& variants, bool passed);
 void clear_tested();
 
 // Passes the call to the self-test. Returns false if the op's own kernel is to run, in a Trusted block.

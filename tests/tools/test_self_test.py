@@ -32,14 +32,11 @@ from torch_gdn._recorder import launching
 from torch_gdn.integrations.serving import working_variants
 from torch_gdn.integrations.transformers import functions
 from torch_gdn.self_test import compare, copies, run, verdicts
-from torch_gdn.self_test import replace as replacing
-from torch_gdn.tools import info, tuning_cache
 from torch_gdn_check.registry import REGISTRY, OpEntry, Point
 from torch_gdn_check.registry.bounds import relative_error
 from torch_gdn_check.registry.gdn import ALGORITHMS, CHUNK, RulePoint
 from torch_gdn_check.registry.inputs import Call, to_device
 from torch_gdn_check.registry.layers import ConvolutionPoint, RowPoint
-from torch_gdn_engines.vllm import gated_delta_net
 
 Plant = Callable[..., None]
 
@@ -76,7 +73,6 @@ each_fault = pytest.mark.parametrize("compiles", [False, True], ids=["does not c
 
 def forget() -> None:
     """Forgets everything, as a new process would."""
-    replacing.restore()
     self_test.install()
     _C.clear_pipelines()
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from threading import RLock
@@ -20,9 +22,10 @@ from torch_gdn import _C
 from torch_gdn._recorder import recording
 from torch_gdn.self_test import compare, verdicts
 from torch_gdn.self_test.copies import Call, Copies, Named, copied_bytes
-from torch_gdn.self_test.replace import REPORT, named, own_kernel, replace_failed, replaced, short
+from torch_gdn.self_test.replace import replace_failed, replaced, run_instead, short
 from torch_gdn.self_test.verdicts import Verdict, Verdicts
 
+REPORT = "Please report this line with what `python -m torch_gdn check` writes"
 VARIABLE = "TORCH_GDN_SELF_TEST"
 MODES = ("auto", "again", "off")
 # A call that touches more bytes is not tested; the next smaller call of the variants is. The copies and results of a
@@ -51,6 +54,7 @@ def install() -> None:
     _machine = ""
     for each in (_known, _untested, _warned):
         each.clear()
+    replace_failed(())
     _C.clear_tested()
     _C.set_self_test(asked)
 
@@ -86,9 +90,8 @@ def load() -> bool:
         if mode() == "auto":
             _known.update(verdicts.settled(_machine))
         for name, each in _known.items():
-            if not each.problem:
-                op, variant = name.split(" ")
-                _C.set_tested(op, [variant])
+            op, variant = name.split(" ")
+            _C.set_tested(op, [variant], not each.problem)
         replace_and_warn()
         return True
 
@@ -96,15 +99,18 @@ def load() -> bool:
 @torch.no_grad()
 def run(op: str, *args: Any, **kwargs: Any) -> Any:
     overload = getattr(torch.ops.gdn, op).default
-    call = named(overload, args, kwargs)
+    call: Call = dict(zip((each.name for each in overload._schema.arguments), args, strict=False)) | kwargs
     with _lock:
         if load():
             return overload(**call)
-        with recording() as recorded:
-            own_kernel(op)(call)
+        with trusting(), recording() as recorded:
+            overload(**call)
         variants = [each.name for each in recorded.variants]
-        if all(f"{op} {each}" in _known for each in variants):  # another thread has tested them
-            return overload(**call) if op in replaced else trusted(op, call)
+        known = [_known[f"{op} {each}"] for each in variants if f"{op} {each}" in _known]
+        if any(each.problem for each in known):
+            return run_instead(op, call)
+        if len(known) == len(variants):  # another thread has tested them
+            return trusted(op, call)
         if copied_bytes(call) <= MOST_BYTES:
             copies = Copies(overload, call)
             try:
@@ -115,19 +121,26 @@ def run(op: str, *args: Any, **kwargs: Any) -> Any:
         return untested(op, variants, call)
 
 
-def trusted(op: str, call: Call) -> Any:
+@contextmanager
+def trusting() -> Iterator[None]:
+    """Lets this thread launch anything."""
     trust = _C.Trusted()
     trust.start()
     try:
-        return own_kernel(op)(call)
+        yield
     finally:
         trust.stop()
+
+
+def trusted(op: str, call: Call) -> Any:
+    with trusting():
+        return getattr(torch.ops.gdn, op)(**call)
 
 
 def untested(op: str, variants: list[str], call: Call) -> Any:
     _untested[op] = _untested.get(op, 0) + 1
     if _untested[op] > MOST_UNTESTED:
-        _C.set_tested(op, variants)
+        _C.set_tested(op, variants, True)
     return trusted(op, call)
 
 
@@ -147,8 +160,8 @@ def tested(op: str, variants: list[str], copies: Copies, expected: Any) -> Any:
     verdict = replace(verdict, problem=short(problem))
     store(names, verdict)
     _known.update(dict.fromkeys(names, verdict))
+    _C.set_tested(op, [name.removeprefix(f"{op} ") for name in names], not problem)
     if not problem:
-        _C.set_tested(op, variants)
         return results
     results = copies.write_back(expected)
     replace_and_warn()
@@ -189,9 +202,7 @@ def store(names: list[str], verdict: Verdict | None) -> None:
 
 def replace_and_warn() -> None:
     """Replaces what failed. Warns, in one line, of everything that this process has not warned of yet."""
-    failed = [each for each in _known.values() if each.problem]
-    if failed:
-        replace_failed(failed)
+    replace_failed([each for each in _known.values() if each.problem])
     news = {name: reason for name, reason in replaced.items() if name not in _warned}
     if news:
         _warned.update(news)
