@@ -123,25 +123,23 @@ static void make_own(const char* op, const std::string& argument, const at::Tens
 }
 
 // A storage can be shorter than its tensor: after storage.resize_(0), which frees weights for a while, and in a
-// subclass without memory of its own whose __torch_dispatch__ is off.
-static void check_memory(const char* op, const std::string& argument, const at::Tensor& x) {
-  if (x.numel() == 0) return;
-  const auto& storage = x.storage();
-  const size_t bytes = at::detail::computeStorageNbytes(x.sizes(), x.strides(), x.element_size(), x.storage_offset());
-  const size_t given = storage.data_ptr().get() == nullptr ? 0 : storage.nbytes();
-  TORCH_CHECK_VALUE(bytes <= given, op, ": ", argument, ": expected memory of at least ", bytes,
-                    " bytes for its elements, got ", given);
+// subclass without memory of its own whose __torch_dispatch__ is off. Only the CPU reads it by its address: for mps,
+// tensors without memory can be recorded.
+void check_memory(const char* op, const c10::FunctionSchema& schema, TensorPointers tensors) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const at::Tensor* x = tensors[i];
+    if (x == nullptr || !x->defined() || !x->is_cpu() || x->numel() == 0) continue;
+    const auto& storage = x->storage();
+    const size_t bytes =
+        at::detail::computeStorageNbytes(x->sizes(), x->strides(), x->element_size(), x->storage_offset());
+    const size_t given = storage.data_ptr().get() == nullptr ? 0 : storage.nbytes();
+    TORCH_CHECK_VALUE(bytes <= given, op, ": ", schema.arguments()[i].name(), ": expected memory of at least ", bytes,
+                      " bytes for its elements, got ", given);
+  }
 }
 
 void check_written(const char* op, const c10::FunctionSchema& schema, TensorPointers tensors) {
   const auto& arguments = schema.arguments();
-  // Only the CPU's kernels read it by its address. For mps, tensors without memory can be recorded.
-  const auto given = [](const at::Tensor* x) { return x != nullptr && x->defined(); };
-  if (std::ranges::all_of(tensors, [&](const auto* x) { return !given(x) || x->is_cpu(); })) {
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      if (given(tensors[i])) check_memory(op, arguments[i].name(), *tensors[i]);
-    }
-  }
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (!is_written(arguments[i]) || tensors[i] == nullptr) continue;
     make_own(op, arguments[i].name(), *tensors[i]);

@@ -22,8 +22,10 @@ using TensorPointers = c10::ArrayRef<const at::Tensor*>;
 void check_required(const char* op, const c10::FunctionSchema& schema, TensorPointers tensors);
 bool share_memory(const at::Tensor& a, const at::Tensor& b);
 
-// Checks that each tensor's memory has room for its elements, and that a written tensor overlaps neither itself nor
-// another argument.
+// Checks that the memory of each tensor on the CPU has room for its elements, before checks of numbers read it.
+void check_memory(const char* op, const c10::FunctionSchema& schema, TensorPointers tensors);
+
+// Checks that a written tensor overlaps neither itself nor another argument.
 void check_written(const char* op, const c10::FunctionSchema& schema, TensorPointers tensors);
 
 template <typename... Member>

@@ -114,8 +114,10 @@ void run_on_stack(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch:
   Op<int64_t> op;
   read_stack(*stack, op.arguments());
   check_required(name.c_str(), schema, tensors_of(op.arguments(), true));
+  const auto tensors = tensors_of(op.arguments(), false);
+  check_memory(name.c_str(), schema, tensors);
   op.check(name.c_str());
-  check_written(name.c_str(), schema, tensors_of(op.arguments(), false));
+  check_written(name.c_str(), schema, tensors);
   const RunningOp running(name.c_str());
   if constexpr (std::is_void_v<OutputsOf<Op>>) {
     run(op);
