@@ -249,8 +249,21 @@ def patch(owner: Any, name: str, function: str) -> Patch:
     original = vars(owner)[name]
     replacement = dispatcher(function, original, owner=owner)
     if isinstance(owner, type):
+        replacement = with_checkpoints(owner, replacement)
         plain.learn(owner, replacement)
     return Patch(owner, name, original, replacement)
+
+
+def with_checkpoints(owner: type, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a layer's forward as transformers wraps a subclass's. Since 5.23, only a class's outermost forward
+    checkpoints gradients, so the original, called by another one, does not.
+    """
+    base = importlib.import_module("transformers.modeling_layers").GradientCheckpointingLayer
+    if not issubclass(owner, base):
+        return forward
+    wrapper: Any = type(owner.__name__, (base,), {"forward": forward})
+    found: Callable[..., Any] = wrapper.forward
+    return found
 
 
 def rebind(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Patch:
