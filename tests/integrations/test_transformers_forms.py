@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torch_gdn.integrations.transformers import attention, decoder_layers, experts, known_forms, mlp, norms, patches
 
-MODULES = {kind: patches.modeling_module(kind) for kind in ("qwen3_next", "kimi_linear")}
+MODULES = {kind: patches.modeling_module(kind) for kind in ("qwen3_next", "kimi_linear", "lara_mini")}
 QWEN: Any = MODULES["qwen3_next"]
 patches.learn(QWEN)
 needs_forms = pytest.mark.skipif(
@@ -101,6 +101,25 @@ def test_attention_that_tells_the_cache_something_else() -> None:
 
     attention.modules[TellingAttention] = QWEN
     assert not attention.is_known(TellingAttention)
+
+
+@pytest.mark.skipif(MODULES["lara_mini"] is None, reason="this version has no attention without a gate")
+@pytest.mark.parametrize("change", ["its window", "no rotation"])
+def test_attention_without_a_gate(change: str) -> None:
+    lara: Any = MODULES["lara_mini"]
+
+    class OtherAttention(lara.LaraMiniAttention):  # type: ignore[misc, name-defined]
+        def forward(self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, **kwargs: Any) -> Any:
+            if change == "its window":
+                kwargs |= {"window": self.sliding_window}
+            elif position_embeddings is None:
+                hidden_states = 2 * hidden_states
+            return super().forward(hidden_states, position_embeddings, attention_mask, **kwargs)
+
+    patches.learn(lara)
+    for owner in (lara.LaraMiniAttention, OtherAttention):
+        attention.modules[owner] = lara
+    assert attention.is_known(lara.LaraMiniAttention) and not attention.is_known(OtherAttention)
 
 
 @needs_forms

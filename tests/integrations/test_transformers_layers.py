@@ -16,9 +16,9 @@ from tests.integrations.models import distance, random_model, random_tokens, the
 from torch_gdn.integrations.transformers import attention, mlp, supports
 from torch_gdn.integrations.transformers.patches import modeling_module
 
-KINDS = [kind for kind in ("qwen3_next", "qwen3_5", "olmo_hybrid") if there(kind)]
-GATED = [kind for kind in KINDS if kind != "olmo_hybrid"]
-LAYERS = {"qwen3_next": "model.layers.1.mlp.shared_expert", "qwen3_5": "model.layers.1.mlp"}
+KINDS = [kind for kind in ("qwen3_next", "qwen3_5", "olmo_hybrid", "lara_mini") if there(kind)]
+GATED = [kind for kind in KINDS if kind in ("qwen3_next", "qwen3_5")]
+LAYERS = dict.fromkeys(("qwen3_next", "lara_mini"), "model.layers.1.mlp.shared_expert")
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 pytestmark = pytest.mark.usefixtures("forward_only")
 
@@ -33,12 +33,14 @@ def mlp_of(kind: str, dtype: torch.dtype = torch.float32) -> Any:
     return random_model(kind, dtype).get_submodule(LAYERS.get(kind, "model.layers.1.mlp"))
 
 
-def attention_call(kind: str, dtype: torch.dtype = torch.float32) -> tuple[Any, tuple[Any, ...]]:
+def attention_call(
+    kind: str, dtype: torch.dtype = torch.float32, index: int = 1, rotates: bool = True
+) -> tuple[Any, tuple[Any, ...]]:
     """Returns a layer, and five tokens of two sequences with the model's own tables."""
     model = random_model(kind, dtype).model
     x = torch.randn(2, 5, 64).to(dtype)
     tables = model.rotary_emb(x, torch.arange(5).expand(2, -1))
-    return model.layers[1].self_attn, (x, tables, None)
+    return model.layers[index].self_attn, (x, tables if rotates else None, None)
 
 
 def moved(call: tuple[Any, ...], device: torch.device) -> tuple[Any, ...]:
@@ -85,13 +87,24 @@ def test_an_attention_layer(device: torch.device, kind: str, dtype: torch.dtype)
     x, tables, _ = call
     exact = copy.deepcopy(layer).double()(x.double(), tuple(each.double() for each in tables), None)[0]
     counted, status = compared(layer, call, exact, device)
-    function = "attention" if kind in GATED else "rotation"
+    function = "rotation" if kind == "olmo_hybrid" else "attention"
     if device.type == "mps":
         assert status.taken[function] == counted.calls["qk_norm_rope"] == 1
         assert counted.calls["act_and_mul"] == (kind in GATED)
         assert not counted.calls.keys() & {"sigmoid", "cos", "neg", "rsqrt"}
     else:
         assert not status.taken
+
+
+@pytest.mark.skipif(not there("lara_mini"), reason="this transformers has no lara_mini")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_attention_without_a_rotation(dtype: torch.dtype) -> None:
+    """Lara's full attention gets no tables. The norms of q and k are one launch nevertheless."""
+    layer, call = attention_call("lara_mini", dtype, index=2, rotates=False)
+    exact = copy.deepcopy(layer).double()(call[0].double(), None, None)[0]
+    counted, status = compared(layer, call, exact, ready("mps"))
+    assert status.taken["attention"] == counted.calls["qk_norm_rope"] == 1
+    assert not counted.calls.keys() & {"sigmoid", "cos", "neg", "rsqrt", "rms_norm"}
 
 
 @pytest.mark.sweep(2)

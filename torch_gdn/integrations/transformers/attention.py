@@ -1,7 +1,7 @@
 """Speeds up attention layers of transformers' models on mps: everything around the attention itself.
 
-In Qwen3-Next and Qwen3.5 the norms and the rotation of q and k are one launch, and so is the output's gate. Other
-models keep their layer, and its rotation alone is one launch.
+In Qwen3-Next, Qwen3.5 and Lara-4-Mini the norms and the rotation of q and k are one launch, and so is the gate of
+Qwen's output. Other models keep their layer, and its rotation alone is one launch.
 """
 
 from __future__ import annotations
@@ -28,10 +28,13 @@ OWN_ATTENTION = "eager_attention_forward"  # the module's own function, if there
 Tables = tuple[Tensor, Tensor]
 modules: dict[type, ModuleType] = {}  # the module that defines each attention layer's class
 rotations: dict[str, tuple[Any, Any]] = {}  # by the module's name: its own rotation, and torch_gdn's
+# Whether q's projection has the output's gate too, by class. A layer without one tells the attention its window, and
+# does not rotate if it gets no tables.
+gated: dict[type, bool] = {}
 
 
-def gated_attention_classes(module: ModuleType) -> Iterator[type]:
-    """Yields the module's attention layers with a gate in q's projection, norms of heads and a rotation."""
+def attention_classes(module: ModuleType) -> Iterator[type]:
+    """Yields the module's attention layers with norms of heads and a rotation, and with or without a gate."""
     if not hasattr(getattr(module, INTERFACES, None), "get_interface") or not hasattr(module, OWN_ATTENTION):
         return
     for owner in known_forms.classes(module, "Attention"):
@@ -50,19 +53,23 @@ def is_known(owner: type) -> bool:
     interface[TRIAL] = attention_of_trial
     try:
         build = functools.partial(owner, layer_idx=0)
-        calls = functools.partial(attention_calls, module.DynamicCache)
-        options = {"_attn_implementation": TRIAL}
-        return bool(known_forms.has_form(build, calls, FUNCTIONS["attention"], options))
+        options = {"_attn_implementation": TRIAL, "sliding_window": 2}
+        for gated[owner] in (True, False):
+            calls = functools.partial(attention_calls, module.DynamicCache, gated[owner])
+            if known_forms.has_form(build, calls, FUNCTIONS["attention"], options):
+                return True
+        return False
     finally:
         del interface[TRIAL]
 
 
-def attention_calls(kind: Callable[[], Any], run: Callable[..., Any]) -> list[Any]:
-    """Calls a layer with a prompt padded on the left, two single tokens after it, and packed sequences.
+def attention_calls(kind: Callable[[], Any], is_gated: bool, run: Callable[..., Any]) -> list[Any]:
+    """Calls a layer with a prompt padded on the left, two single tokens after it, and packed sequences. A layer without
+    a gate rotates whole heads, and runs the last ones without tables too.
 
     Returns its results, what it tells a cache of this kind, and what the cache then holds.
     """
-    x, angles, found = torch.randn(2, 5, 32), torch.randn(2, 5, 4), []
+    x, angles, found = torch.randn(2, 5, 32), torch.randn(2, 5, 4 if is_gated else 8), []
     seen = torch.ones(2, 1, 5, 5).tril().bool()
     seen[1, :, :, :2] = False
     mask = torch.zeros(seen.shape).masked_fill(~seen, -1e9)
@@ -82,8 +89,10 @@ def attention_calls(kind: Callable[[], Any], run: Callable[..., Any]) -> list[An
         found.append([told[-1], layer.keys.clone(), layer.values.clone()])
     ends = torch.tensor([0, 5, 10])
     packed = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": 5, "max_length_k": 5}
-    of_tokens = {"position_embeddings": tables(angles.view(1, 10, 4)), "attention_mask": None}
-    return [*found, run(hidden_states=x.view(1, 10, 32), **of_tokens, **packed)]
+    for position_embeddings in (tables(angles.view(1, 10, -1)), *([] if is_gated else [None])):
+        of_tokens = {"position_embeddings": position_embeddings, "attention_mask": None}
+        found.append(run(hidden_states=x.view(1, 10, 32), **of_tokens, **packed))
+    return found
 
 
 def attention_of_trial(
@@ -105,6 +114,12 @@ def tables(angles: Tensor) -> Tables:
 def halves(position_embeddings: Any, batch: int) -> list[Tensor]:
     """Returns each angle once, as the op takes them, for every sequence."""
     return [table[..., : table.shape[-1] // 2].expand(batch, -1, -1) for table in position_embeddings]
+
+
+@functools.cache
+def no_rotation(device: torch.device) -> Tables:
+    """Returns the tables of one pair, which every token rotates by 0."""
+    return torch.ones(1, 1, 2, device=device), torch.zeros(1, 1, 2, device=device)
 
 
 # ---- a whole layer ---------------------------------------------------------------------------------------------------
@@ -131,7 +146,14 @@ def tables_reason(position_embeddings: Any) -> str:
     return ""
 
 
+def tables_of(layer: Any, hidden_states: Tensor, position_embeddings: Any) -> Any:
+    if position_embeddings is not None or gated[type(layer)]:
+        return position_embeddings
+    return [table.expand(1, hidden_states.shape[1], 2) for table in no_rotation(hidden_states.device)]
+
+
 def attention_reason(layer: Any, hidden_states: Tensor, position_embeddings: Any, *others: Any, **options: Any) -> str:
+    position_embeddings = tables_of(layer, hidden_states, position_embeddings)
     q_norm, k_norm = layer.q_norm, layer.k_norm
     if reason := norms.change_of(q_norm) or norms.change_of(k_norm) or rotation_change(modules[type(layer)]):
         return reason
@@ -162,25 +184,28 @@ def run_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Runs the layer, and passes its options on to the cache and to the attention, as transformers does."""
     batch, D = hidden_states.shape[0], layer.head_dim
-    q, gate = layer.q_proj(hidden_states).unflatten(-1, (-1, 2, D)).unbind(-2)
+    has_gate = gated[type(layer)]
+    q, *gates = layer.q_proj(hidden_states).unflatten(-1, (-1, 1 + has_gate, D)).unbind(-2)
     k, v = (project(hidden_states).unflatten(-1, (-1, D)) for project in (layer.k_proj, layer.v_proj))
     if are_alike(hidden_states, q, k):
         norm, weights = layer.q_norm, (layer.q_norm.weight, layer.k_norm.weight)
         zero_centered = norms.form_of(norm).zero_centered
-        angles = halves(position_embeddings, batch)
+        angles = halves(tables_of(layer, hidden_states, position_embeddings), batch)
         q, k = torch.ops.gdn.qk_norm_rope(q, k, *angles, *weights, norms.eps_of(norm), zero_centered, True)
     else:  # a hook or another class of projection may return anything
         q, k = layer.q_norm(q).transpose(1, 2), layer.k_norm(k).transpose(1, 2)
-        q, k = getattr(modules[type(layer)], ROTATION)(q, k, *position_embeddings)
+        if position_embeddings is not None:
+            q, k = getattr(modules[type(layer)], ROTATION)(q, k, *position_embeddings)
     v = v.transpose(1, 2)
     if kv_cache is not None:
         told = {"kwargs": options} if CACHE_NAMES.tells_update else {}
         k, v = kv_cache.update(k, v, layer.layer_idx, **told)
-    dropout = layer.attention_dropout if layer.training else 0.0
-    attend = attention_of(layer)
-    o, weights_of_keys = attend(layer, q, k, v, attention_mask, dropout=dropout, scaling=layer.scaling, **options)
-    o = o.view(gate.shape)
-    o = torch.ops.gdn.act_and_mul(gate, o, "sigmoid") if are_alike(gate, o) else o * torch.sigmoid(gate)
+    options |= {"dropout": layer.attention_dropout if layer.training else 0.0, "scaling": layer.scaling}
+    options |= {} if has_gate else {"sliding_window": layer.sliding_window}
+    o, weights_of_keys = attention_of(layer)(layer, q, k, v, attention_mask, **options)
+    for gate in gates:
+        o = o.view(gate.shape)
+        o = torch.ops.gdn.act_and_mul(gate, o, "sigmoid") if are_alike(gate, o) else o * torch.sigmoid(gate)
     return layer.o_proj(o.flatten(2)), weights_of_keys
 
 

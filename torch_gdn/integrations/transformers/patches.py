@@ -208,7 +208,7 @@ def layer_patches(module: ModuleType) -> Iterator[Patch]:
         rotation = patch(module, attention.ROTATION, "rotation")
         attention.rotations[module.__name__] = rotation.original, rotation.replacement
         yield rotation
-    for owner in attention.gated_attention_classes(module):  # they must have the rotation that is known now
+    for owner in attention.attention_classes(module):  # they must have the rotation that is known now
         yield patch(owner, "forward", "attention")
 
 
