@@ -20,7 +20,7 @@ from torch_gdn.integrations.transformers.patches import (
 from torch_gdn.integrations.transformers.small_models import OTHERS, make
 
 BLOCKS = {"kimi_linear": "KimiLinearMoE.forward", "bailing_hybrid": "BailingHybridMoE.forward"}  # blocks with groups
-UNTRIED = {"glm5_next"}  # it is one part of a model of images
+LONG = {"lfm3": 7}  # widths that the ops do not have
 
 
 def logits(model: Any) -> Tensor:
@@ -31,7 +31,7 @@ def logits(model: Any) -> Tensor:
 
 
 def test_every_model_is_tried() -> None:
-    assert set(OTHERS) | UNTRIED == {*CONVOLVING_MODELS, *KDA_MODELS}
+    assert set(OTHERS) == {*CONVOLVING_MODELS, *KDA_MODELS}
 
 
 @pytest.mark.sweep(2)
@@ -39,7 +39,7 @@ def test_every_model_is_tried() -> None:
 def test_logits_are_those_of_the_fallback(kind: str) -> None:
     if modeling_module(kind) is None:
         pytest.skip(f"this transformers has no {kind}")
-    model = make(kind)
+    model = make(kind, **({"conv_L_cache": 4} if kind in LONG else {}))
     expected = logits(model)
     with torch_gdn_enabled() as transformers:
         found, status = logits(model), transformers.status()
@@ -52,6 +52,19 @@ def test_logits_are_those_of_the_fallback(kind: str) -> None:
     functions = {name for name in status.replaced[kind] if not name.endswith(others)}
     blocks = {BLOCKS[kind]} if kind in BLOCKS else set()
     assert functions == {"causal_conv1d_fn", "causal_conv1d_update", *rule, *blocks}
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_a_longer_convolution_is_left_with_a_reason(kind: str) -> None:
+    if modeling_module(kind) is None:
+        pytest.skip(f"this transformers has no {kind}")
+    model, reason = make(kind), f"weight: expected W from 2 to 4, got {LONG[kind]}"
+    expected = logits(model)
+    with torch_gdn_enabled() as transformers, pytest.warns(UserWarning, match=reason):
+        found, status = logits(model), transformers.status()
+    assert torch.equal(found, expected)
+    assert status.left == {"causal_conv1d_fn": {reason: 1}, "causal_conv1d_update": {reason: 3}} and not status.taken
+    assert f"causal_conv1d_update: 3 calls left: {reason}" in str(status)
 
 
 LATENT_QUERIES = {"q_lora_rank": 16, "num_mtp_layers": 1}  # the larger Ling 3, since transformers 5.24

@@ -49,6 +49,7 @@ CONVOLVING_MODELS = (
     "jamba",
     "lfm2",
     "lfm2_moe",
+    "lfm3",
     "mamba",
     "mamba2",
     "nemotron_h",

@@ -105,6 +105,7 @@ INKLING = {
     "num_experts_per_tok": 2,
     "unpadded_vocab_size": VOCABULARY,
 }
+IMAGES = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 64}
 ZAMBA = {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "mamba_d_state": 8}
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {  # the model, and the special options of its configuration
     "bailing_hybrid": (
@@ -131,8 +132,17 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {  # the model, and the special 
         "KimiLinear",
         LATENT | {"linear_num_heads": 2, "linear_head_dim": 32, "layer_types": ["linear_attention", "full_attention"]},
     ),
+    # A model of text and images, whose text has a configuration of its own.
+    "glm5_next": (
+        "Glm5Next",
+        {name: size for name, size in LATENT.items() if name not in ("qk_rope_head_dim", "num_local_experts")}
+        | {"q_lora_rank": 16, "linear_num_heads": 2, "linear_head_dim": 32, "n_routed_experts": 2, "hc_mult": 2}
+        | {"index_topk": 512, "index_kpool": 4, "index_head_dim": 16, "index_n_heads": 2}
+        | {"layer_types": ["linear_attention", "full_attention"], "mlp_layer_types": ["dense", "sparse"]},
+    ),
     "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention"]}),
     "lfm2_moe": ("Lfm2Moe", TWO_EXPERTS | {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1}),
+    "lfm3": ("Lfm3", {"layer_types": ["conv", "full_attention"], "head_dim": 16}),
     "mamba": ("Mamba", {"state_size": 8}),
     "mamba2": ("Mamba2", {"num_heads": 4, "head_dim": 32, "state_size": 16, "n_groups": 1, "chunk_size": 32}),
     "nemotron_h": (
@@ -156,5 +166,7 @@ def make(kind: str, seed: int = 0, **special: Any) -> Any:
         prefix, own = OTHERS[kind]
         configuration = f"{prefix}{'TextConfig' if kind.startswith('inkling') else 'Config'}"
         name, options = f"{prefix}ForCausalLM", {**OTHER_SIZES, **own, **special}
+    if kind == "glm5_next":
+        name, options = "Glm5NextForConditionalGeneration", {"text_config": options, "vision_config": IMAGES}
     torch.manual_seed(seed)
     return getattr(module, name)(getattr(package, configuration)(**options)).eval()
