@@ -21,7 +21,7 @@ from torch import Tensor
 from tests.helpers.devices import ready
 from tests.integrations.models import random_model, random_tokens
 from torch_gdn.integrations import transformers
-from torch_gdn.integrations.transformers import comparison, in_place, patches, switch, versions
+from torch_gdn.integrations.transformers import comparison, in_place, patches, small_models, switch, versions
 from torch_gdn.self_test import verdicts
 
 KIND = "qwen3_next"
@@ -207,6 +207,14 @@ def test_a_cache_that_holds_states_otherwise(monkeypatch: pytest.MonkeyPatch) ->
     found, expected = compared()
     assert torch.equal(found, expected)
     assert "gdn_decode" not in transformers.status().taken
+
+
+def test_a_small_model_leaves_the_random_numbers_as_they_are() -> None:
+    ready("mps")
+    before = torch.get_rng_state(), torch.mps.get_rng_state()
+    weights = [small_models.make(KIND, seed).lm_head.weight for seed in (0, 0, 1)]
+    assert torch.equal(before[0], torch.get_rng_state()) and torch.equal(before[1], torch.mps.get_rng_state())
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
 
 
 def test_a_newer_version_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,7 +156,10 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {  # the model, and the special 
 
 
 def make(kind: str, seed: int = 0, **special: Any) -> Any:
-    """Makes a model with random weights. `special`: options of its configuration."""
+    """Makes a model with random weights, and leaves the caller's random numbers as they are.
+
+    `special`: options of its configuration.
+    """
     package = importlib.import_module(f"transformers.models.{kind}")
     module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
     if kind in DELTA_NETS:
@@ -168,5 +171,6 @@ def make(kind: str, seed: int = 0, **special: Any) -> Any:
         name, options = f"{prefix}ForCausalLM", {**OTHER_SIZES, **own, **special}
     if kind == "glm5_next":
         name, options = "Glm5NextForConditionalGeneration", {"text_config": options, "vision_config": IMAGES}
-    torch.manual_seed(seed)
-    return getattr(module, name)(getattr(package, configuration)(**options)).eval()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would change those on mps too
+        return getattr(module, name)(getattr(package, configuration)(**options)).eval()
