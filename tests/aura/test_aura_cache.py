@@ -30,6 +30,7 @@ from tests.helpers.errors import relative_error
 from torch_gdn import reference
 from torch_gdn.aura import KVCache, Scheme, codebooks
 from torch_gdn.integrations.transformers.aura import AuraCache, Codes, aura_attention, could_be_codes, warn_of_tensors
+from torch_gdn.integrations.transformers.versions import CACHE_NAMES, OLD_NAMES, with_cache
 
 COMMON = {
     "vocab_size": 64,
@@ -143,7 +144,7 @@ def logits_of(model: PreTrainedModel, cache: Any, mask: Tensor | None = None) ->
     for first, last in ((0, 8), (8, 10), (10, 11)):
         seen = mask[:, :last].to(device)
         positions = (seen.cumsum(-1) - 1).clamp(min=0)[:, first:last]
-        output = model(prompt[:, first:last], attention_mask=seen, position_ids=positions, past_key_values=cache)
+        output = model(prompt[:, first:last], attention_mask=seen, position_ids=positions, **with_cache(cache))
         found.append(output.logits.float().cpu())
     return torch.cat(found, 1)[mask.bool()]
 
@@ -176,13 +177,13 @@ def test_a_first_prompt_without_padding_is_exact(kind: str) -> None:
     """This holds although 9 of its 11 tokens are 2-bit codes when it attends. A padded prompt sees the codes."""
     model, device = model_of(kind), ready("mps")
     model.set_attn_implementation("eager")
-    expected = model(PROMPT, past_key_values=DynamicCache(config=model.config)).logits
+    expected = model(PROMPT, **with_cache(DynamicCache(config=model.config))).logits
     cache = aura_cache(model.to(device), "2v2", sinks=0)
     with kernels_run(device, "paged_attention_prefill", "aura_encode"):
-        found = model(PROMPT.to(device), past_key_values=cache).logits.cpu()
+        found = model(PROMPT.to(device), **with_cache(cache)).logits.cpu()
     assert relative_error(found, expected) < 2e-5
     assert cache.layers[0].cache.coded == 9
-    padded = model(PROMPT.to(device), attention_mask=PADDED.to(device), past_key_values=aura_cache(model, "2v2"))
+    padded = model(PROMPT.to(device), attention_mask=PADDED.to(device), **with_cache(aura_cache(model, "2v2")))
     assert relative_error(padded.logits[1].cpu(), expected[1]) > 0.01
 
 
@@ -233,9 +234,9 @@ def test_generate(kind: str, beams: int) -> None:
     """Generates from a batch with left padding, greedily and by beam search. The cache grows twice."""
     model = model_of(kind)
     options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "num_beams": beams, "eos_token_id": None}
-    expected = model.generate(PROMPT, attention_mask=PADDED, past_key_values=decoded_cache(model, "4v4t"), **options)
+    expected = model.generate(PROMPT, attention_mask=PADDED, **with_cache(decoded_cache(model, "4v4t")), **options)
     cache = aura_cache(model, "4v4t", capacity=12)
-    tokens = model.generate(PROMPT, attention_mask=PADDED, past_key_values=cache, **options)
+    tokens = model.generate(PROMPT, attention_mask=PADDED, **with_cache(cache), **options)
     assert tokens.shape == (2, 23) and len(set(tokens[:, 11:].flatten().tolist())) > 3
     assert torch.equal(tokens, expected)
     assert cache.get_seq_length() == 22
@@ -247,8 +248,8 @@ def test_a_second_turn() -> None:
     options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
 
     def two_turns(cache: Any) -> Tensor:
-        first = model.generate(PROMPT[1:], past_key_values=cache, **options)
-        return model.generate(torch.cat([first, PROMPT[1:, :3]], 1), past_key_values=cache, **options)
+        first = model.generate(PROMPT[1:], **with_cache(cache), **options)
+        return model.generate(torch.cat([first, PROMPT[1:, :3]], 1), **with_cache(cache), **options)
 
     expected = two_turns(decoded_cache(model, "8v4", exact_prompt=True))
     tokens = two_turns(aura_cache(model, "8v4"))
@@ -259,9 +260,9 @@ def test_looking_drafts_up_in_the_prompt() -> None:
     """Assisted generation crops tokens that were guessed wrong."""
     model, prompt = model_of("qwen3"), torch.cat([PROMPT[1:], PROMPT[1:]], 1)
     options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": 64}
-    expected = model.generate(prompt, past_key_values=decoded_cache(model, "8v4t", exact_prompt=True), **options)
+    expected = model.generate(prompt, **with_cache(decoded_cache(model, "8v4t", exact_prompt=True)), **options)
     cache = aura_cache(model, "8v4t")
-    assert torch.equal(model.generate(prompt, past_key_values=cache, prompt_lookup_num_tokens=3, **options), expected)
+    assert torch.equal(model.generate(prompt, **with_cache(cache), prompt_lookup_num_tokens=3, **options), expected)
 
 
 def test_bfloat16() -> None:
@@ -331,7 +332,7 @@ def test_cropping_the_cache() -> None:
     assert cache.get_seq_length() == 9
     with torch.no_grad():
         positions = (PADDED.cumsum(-1) - 1)[:, 9:]
-        output = model(PROMPT[:, 9:], attention_mask=PADDED, position_ids=positions, past_key_values=cache)
+        output = model(PROMPT[:, 9:], attention_mask=PADDED, position_ids=positions, **with_cache(cache))
     assert relative_error(output.logits[1, -1], expected) < 1e-6
     cache.crop(12)
     assert cache.get_seq_length() == 11
@@ -361,7 +362,7 @@ def test_padding_elsewhere_than_on_the_left_is_an_error() -> None:
 @torch.no_grad()
 def call(model: PreTrainedModel, cache: AuraCache | None = None, **options: Any) -> None:
     cache = aura_cache(model, "8v4") if cache is None else cache
-    model(PROMPT, past_key_values=cache, **options)
+    model(PROMPT, **with_cache(cache), **options)
 
 
 def test_a_mask_of_ones_own_is_an_error() -> None:
@@ -416,12 +417,12 @@ def test_a_model_that_has_nothing_to_hold_as_codes_is_an_error() -> None:
 def test_a_used_cache_without_new_tokens_is_an_error(kind: str) -> None:
     model = model_of(kind)
     cache = aura_cache(model, "8v4")
-    options = {"past_key_values": cache, "do_sample": False, "pad_token_id": 0}
+    options = with_cache(cache) | {"do_sample": False, "pad_token_id": 0}
     model.generate(PROMPT, max_new_tokens=PROMPT.shape[1] + 1, **options)
     with pytest.raises(ValueError, match=f"expected new tokens, got none: it already holds {2 * PROMPT.shape[1]}"):
         model.generate(PROMPT, max_new_tokens=1, **options)
     with pytest.raises(ValueError, match=r"attention_mask: expected \[B, 24\], with a column for each token that the"):
-        model(PROMPT[:, :2], attention_mask=torch.tensor([[0, 1], [1, 1]]), past_key_values=cache)
+        model(PROMPT[:, :2], attention_mask=torch.tensor([[0, 1], [1, 1]]), **with_cache(cache))
 
 
 @torch.no_grad()
@@ -442,6 +443,21 @@ def test_attention_without_the_cache_warns(monkeypatch: pytest.MonkeyPatch) -> N
     assert could_be_codes(torch.nn.Module(), None, None)  # a layer that does not say what kind it is
 
 
+@torch.no_grad()
+@pytest.mark.skipif(CACHE_NAMES == OLD_NAMES, reason="this transformers has no other name")
+def test_the_old_name_of_the_cache() -> None:
+    """transformers itself renames it, with a warning, until 5.40."""
+    model, options = model_of("llama"), {"max_new_tokens": 9, "do_sample": False, "pad_token_id": 0}
+    expected, cache = (
+        model.generate(PROMPT, **with_cache(aura_cache(model, "8v4t")), **options),
+        aura_cache(model, "8v4t"),
+    )
+    with pytest.warns(FutureWarning, match=f"`{OLD_NAMES.model}` is deprecated .* Use `{CACHE_NAMES.model}` instead"):
+        found = model.generate(PROMPT, **{OLD_NAMES.model: cache}, **options)
+    assert torch.equal(found, expected) and cache.get_seq_length() == found.shape[1] - 1
+
+
+@pytest.mark.skipif(CACHE_NAMES == OLD_NAMES, reason="the example has the newer name of the cache")
 def test_the_example_runs() -> None:
     failed, attempted = doctest.testmod(torch_gdn.integrations.transformers.aura)
     assert failed == 0 and attempted > 0

@@ -14,6 +14,7 @@ from tests.helpers.devices import ready
 from tests.helpers.errors import relative_error
 from torch_gdn.integrations.transformers import aura_file
 from torch_gdn.integrations.transformers.aura import AuraCache
+from torch_gdn.integrations.transformers.versions import with_cache
 
 
 def skip_where_states_are_not_saved(kind: str) -> None:
@@ -28,7 +29,7 @@ def logits(model: Any, cache: Any, first: int, last: int) -> Tensor:
     seen = PADDED[:, :last].to(model.device)
     positions = (seen.cumsum(-1) - 1).clamp(min=0)[:, first:last]
     tokens = PROMPT[:, first:last].to(model.device)
-    return model(tokens, attention_mask=seen, position_ids=positions, past_key_values=cache).logits
+    return model(tokens, attention_mask=seen, position_ids=positions, **with_cache(cache)).logits
 
 
 def held(model: Any) -> AuraCache:
@@ -62,10 +63,10 @@ def test_a_long_conversation(tmp_path: Path) -> None:
         model.set_attn_implementation(implementation)
         cache = AuraCache(model.config)
         with torch.no_grad():
-            model(tokens[:, :400], past_key_values=cache)
+            model(tokens[:, :400], **with_cache(cache))
             cache.save(tmp_path / "a")
             loaded = AuraCache.load(tmp_path / "a", model.config)
-            found += [model(tokens[:, 400:], past_key_values=each).logits for each in (cache, loaded)]
+            found += [model(tokens[:, 400:], **with_cache(each)).logits for each in (cache, loaded)]
         assert loaded.layers[0].cache.keys.tile_means.any()
     assert torch.equal(found[0], found[1]) and torch.equal(found[2], found[3])
     assert relative_error(found[0], found[2]) < 1e-3  # a code may round the other way

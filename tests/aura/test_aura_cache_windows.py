@@ -13,6 +13,7 @@ from tests.helpers.devices import kernels_run, ready
 from tests.helpers.errors import assert_close, relative_error
 from torch_gdn.aura import Scheme
 from torch_gdn.integrations.transformers.aura_layers import Options, WindowLayer
+from torch_gdn.integrations.transformers.versions import with_cache
 
 WINDOW = 4  # the window of the second layer of model_of("window")
 OPTIONS: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
@@ -39,10 +40,10 @@ def test_a_long_answer(implementation: str) -> None:
     """The answer is many times as long as the window, and the window takes no more memory."""
     model = model_of("window")
     plain = decoded_cache(model, "8v4", exact_prompt=implementation == "sdpa")
-    expected = model.generate(PROMPT, attention_mask=PADDED, past_key_values=plain, max_new_tokens=30, **OPTIONS)
+    expected = model.generate(PROMPT, attention_mask=PADDED, **with_cache(plain), max_new_tokens=30, **OPTIONS)
     cache = aura_cache(model, "8v4")
     model.set_attn_implementation(implementation)
-    tokens = model.generate(PROMPT, attention_mask=PADDED, past_key_values=cache, max_new_tokens=30, **OPTIONS)
+    tokens = model.generate(PROMPT, attention_mask=PADDED, **with_cache(cache), max_new_tokens=30, **OPTIONS)
     assert torch.equal(tokens, expected)
     assert cache.layers[1].cache.capacity == WINDOW
     assert cache.get_seq_length() == 40
@@ -66,11 +67,11 @@ def test_drafts_are_taken_back() -> None:
     """Prompt lookup makes the drafts. A recording window loses no token before `crop`."""
     model, prompt = model_of("window"), torch.cat([PROMPT[1:], PROMPT[1:]], 1)
     expected = model.generate(
-        prompt, past_key_values=decoded_cache(model, "8v4", exact_prompt=True), max_new_tokens=20, **OPTIONS
+        prompt, **with_cache(decoded_cache(model, "8v4", exact_prompt=True)), max_new_tokens=20, **OPTIONS
     )
     cache = aura_cache(model, "8v4")
     options = OPTIONS | {"eos_token_id": 64, "prompt_lookup_num_tokens": 3, "max_new_tokens": 20}
-    assert torch.equal(model.generate(prompt, past_key_values=cache, **options), expected)
+    assert torch.equal(model.generate(prompt, **with_cache(cache), **options), expected)
     assert cache.layers[1].cache.capacity <= WINDOW + 1 + 3 + WINDOW
 
 
@@ -79,12 +80,12 @@ def test_a_recording_window_keeps_what_several_calls_brought() -> None:
     model, rest = model_of("window"), [(8, 9), (9, 10), (10, 11)]
     cache = aura_cache(model, "8v4", tail=0)  # with a tail, the newest token after a crop would stay a code
     with torch.no_grad():
-        model(PROMPT[:, :8], past_key_values=cache)
+        model(PROMPT[:, :8], **with_cache(cache))
         cache.layers[1].activate_past_recording()
-        expected = [model(PROMPT[:, a:b], past_key_values=cache).logits for a, b in rest]
+        expected = [model(PROMPT[:, a:b], **with_cache(cache)).logits for a, b in rest]
         cache.crop(-3)
         assert cache.layers[1].get_seq_length() == 8
-        found = [model(PROMPT[:, a:b], past_key_values=cache).logits for a, b in rest]
+        found = [model(PROMPT[:, a:b], **with_cache(cache)).logits for a, b in rest]
     assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
 
 
@@ -103,10 +104,10 @@ def test_a_window_that_is_not_full_is_cropped_anywhere() -> None:
     model = model_of("window")
     cache = aura_cache(model, "8v4", tail=0)
     with torch.no_grad():
-        model(PROMPT[:, :3], past_key_values=cache)
+        model(PROMPT[:, :3], **with_cache(cache))
         cache.crop(-2)
-        found = model(PROMPT[:, 3:8], past_key_values=cache).logits
-        expected = model(PROMPT[:, [0, 3, 4, 5, 6, 7]], past_key_values=aura_cache(model, "8v4", tail=0)).logits[:, 1:]
+        found = model(PROMPT[:, 3:8], **with_cache(cache)).logits
+        expected = model(PROMPT[:, [0, 3, 4, 5, 6, 7]], **with_cache(aura_cache(model, "8v4", tail=0))).logits[:, 1:]
     assert relative_error(found, expected) < 1e-3  # a code may round the other way
     cache.reset()
     assert (cache.layers[1].get_seq_length(), held(cache)) == (0, 0)

@@ -19,6 +19,7 @@ from torch_gdn.aura import KVCache
 from torch_gdn.integrations.transformers.aura import AuraCache
 from torch_gdn.integrations.transformers.aura_layers import AuraLayer
 from torch_gdn.integrations.transformers.conversation import ConversationCache
+from torch_gdn.integrations.transformers.versions import with_cache
 
 
 def saved(cache: Any, folder: Path) -> Path:
@@ -69,7 +70,7 @@ def next_logits(model: Any, cache: Any, *lengths: int) -> Tensor:
     for length in lengths:
         seen = cache.get_seq_length()
         tokens = 1 + torch.arange(seen, seen + length).view(1, -1) * 7 % 60
-        found.append(model(tokens, past_key_values=cache).logits)
+        found.append(model(tokens, **with_cache(cache)).logits)
     return torch.cat(found, 1)
 
 

@@ -17,7 +17,7 @@ from tests.integrations.models import KINDS, modeling_module, random_model, rand
 from torch_gdn import memory
 from torch_gdn.integrations.transformers.small_models import make
 from torch_gdn.integrations.transformers.state_pool import StatePool, StateSizes
-from torch_gdn.tools import fits
+from torch_gdn.integrations.transformers.versions import cache_in
 
 pytest.importorskip("transformers")
 DOCS = Path(__file__).parents[2] / "docs"
@@ -44,7 +44,7 @@ def test_a_real_model_holds_what_is_counted(kind: str) -> None:
     needs = fits.needs_of(model.config)
     assert needs.parameters == sum(x.numel() for x in model.parameters())
     assert needs.weights["bf16"] == sum(x.nbytes for x in model.parameters())
-    cache = model(input_ids=random_tokens(1, TOKENS), use_cache=True).past_key_values
+    cache = cache_in(model(input_ids=random_tokens(1, TOKENS), use_cache=True))
     held = sum(x.nbytes for layer in cache.layers for x in tensors_of(layer) if x.is_floating_point())
     assert held == needs.state + TOKENS * needs.cache_per_token
 

@@ -11,6 +11,7 @@ import torch_gdn
 from tests.helpers.devices import ready
 from tests.helpers.layer import between_projections
 from torch_gdn import _C
+from torch_gdn.integrations.transformers.versions import with_cache
 from torch_gdn.tools.prefill import prefill_algorithm
 
 SHAPE = (1, 2, 40, 24)  # no other test has these head sizes
@@ -169,7 +170,7 @@ def test_a_model_with_a_cache_of_aura_codes(model: Any) -> None:
             assert any(name.startswith(f"{kernel}_bfloat_") or name.startswith(f"{kernel}_4_2_") for name in compiled)
         warm = names()
         for length in (1, 6, 20):
-            generate(model, length, past_key_values=aura.AuraCache(model.config, "4v2", tail=2))
+            generate(model, length, **with_cache(aura.AuraCache(model.config, "4v2", tail=2)))
         assert names() == warm
     finally:
         model.set_attn_implementation(before)

@@ -69,7 +69,8 @@ class AuraCache(Cache):
         >>> model.set_attn_implementation("aura")
         >>> cache = AuraCache(model.config)
         >>> prompt = torch.tensor([[1, 2, 3, 4]])
-        >>> model.generate(prompt, past_key_values=cache, max_new_tokens=5, do_sample=False, pad_token_id=0).shape
+        >>> options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+        >>> model.generate(prompt, cache=cache, **options).shape  # past_key_values=cache before transformers 5.24
         torch.Size([1, 9])
         >>> cache.get_seq_length(), cache.bytes_used
         (8, 8192)
