@@ -13,7 +13,7 @@ from tests.helpers.devices import on_a_mac, ready
 
 pytestmark = [
     pytest.mark.usefixtures("enabled"),
-    pytest.mark.skipif(not version("transformers").startswith("5.23."), reason="other versions launch other operators"),
+    pytest.mark.skipif(not version("transformers").startswith("5.24."), reason="other versions launch other operators"),
     pytest.mark.skipif(on_a_mac(), reason="the simulated device counts launches"),
     pytest.mark.sweep(1, seeds=2),
 ]

@@ -20,7 +20,7 @@ from bench.launches import DECODE, PREFILL, Part
 from tests.helpers.devices import ready
 
 EXPECTED = Path(__file__).with_name("launches.json")
-VERSION = "5.23."
+VERSION = "5.24."
 STEPS = (DECODE, PREFILL)
 
 

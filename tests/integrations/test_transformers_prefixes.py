@@ -63,7 +63,7 @@ def in_turn(model: Any, prompts: Sequence[list[int]], **options: Any) -> tuple[l
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("budget", [64, 512])
-@pytest.mark.parametrize("kind", SERVED_KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in SERVED_KINDS if kind != "lara_mini"])  # it has sliding windows
 def test_the_second_prompt_prefills_its_own_tokens(kind: str, budget: int) -> None:
     model = random_model(kind)
     expected = alone(model, [FIRST, SECOND])

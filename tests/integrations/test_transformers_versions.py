@@ -14,12 +14,23 @@ OF_AURA = ("-k", "not mps", *(f"tests/aura/test_aura_cache{subject}.py" for subj
 
 
 @pytest.mark.versions
+def test_the_names_before_5_24() -> None:
+    """Every run tries the names that a cache had until then, in the models and in their layers."""
+    tests = [f"tests/integrations/test_transformers_{subject}.py" for subject in ("in_place", "decoding")]
+    assert_pass(versions.PREVIOUS, *tests)
+
+
+@pytest.mark.versions
 @pytest.mark.sweep(8, of="version", seeds=2)
 @pytest.mark.parametrize(
     ("version", "tests"),
     [*((each, versions.tests_with(each)) for each in versions.PACKAGES), ("5.12.0", OF_AURA), ("5.16.0", OF_AURA)],
 )
 def test_with_transformers(version: str, tests: tuple[str, ...]) -> None:
+    assert_pass(version, *tests)
+
+
+def assert_pass(version: str, *tests: str) -> None:
     try:
         versions.folder(version)
     except versions.Unavailable as reason:

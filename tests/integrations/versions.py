@@ -23,8 +23,8 @@ from typing import Any
 from evidence.proof.mac.wheels import cache_directory
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-INSTALLED = "5.23.0"
-NEWEST = "5.24.0"  # all that INSTALLED has is tested with it too
+INSTALLED = "5.24.0"
+PREVIOUS = "5.23.0"  # all that INSTALLED has is tested with it too, but for launches and compiled graphs
 WITH_KERNELS = "5.22.0"  # the last one whose version of kernels we could download
 HTTPX = ("httpx<1", "httpcore<2", "h11<1", "anyio<5", "sniffio<2")  # huggingface_hub needs them before version 2
 # These are the packages that each version was released with. The other packages are this environment's.
@@ -33,16 +33,17 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "5.12.0": ("huggingface_hub<2", "tokenizers<0.23", *HTTPX),
     "5.16.0": ("huggingface_hub<2", "tokenizers<0.24", *HTTPX),
     WITH_KERNELS: ("kernels<0.18", "kernels-data<0.18", "tomlkit<1"),
-    NEWEST: (),
+    PREVIOUS: (),
 }
 SUBJECTS = {  # of the tests, by version
     WITH_KERNELS: ("_switch", "_kernels"),
-    NEWEST: (
+    PREVIOUS: (
         *("", "_switch", "_norms", "_forms", "_planted", "_layers", "_in_place", "_decoding", "_convolutions", "_kda"),
-        *("_experts", "_batching", "_prefixes", "_rollback", "_conversation", "_quantized", "_serve", "_gguf"),
+        *("_checkpointing", "_experts", "_batching", "_prefixes", "_rollback", "_conversation", "_quantized", "_serve"),
+        "_gguf",
     ),
 }
-IN_THE_TABLE = ("4.57.6", "5.12.0", "5.16.0", INSTALLED)
+IN_THE_TABLE = ("4.57.6", "5.12.0", "5.16.0", PREVIOUS)
 
 
 class Unavailable(Exception):
