@@ -109,4 +109,9 @@ def register() -> None:
     kv_cache_dtype.register()
     models.register()
     layers.register()
+    if is_mps:
+        from torch_gdn_engines.vllm import quantized, rotary
+
+        quantized.register()
+        rotary.register()
     selector.register()

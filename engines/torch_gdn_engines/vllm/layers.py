@@ -13,7 +13,6 @@ from vllm.config import get_current_vllm_config
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.custom_op import CustomOp
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
-from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm, RMSNormGated
 from vllm.model_executor.layers.mamba.gdn.olmo_gdn_linear_attn import OlmoHybridGatedDeltaNetAttention
@@ -223,8 +222,3 @@ def register() -> None:
     GemmaRMSNorm.register_oot(TorchGdnGemmaRMSNorm)
     if current_platform.is_out_of_tree():
         UnquantizedFusedMoEMethod.register_oot(TorchGdnFusedMoEMethod)
-        from torch_gdn_engines.vllm import quantized, quantized_layers, rotary
-
-        quantized.register()
-        rotary.register()
-        MoERunner.forward = moe.with_shared_expert(MoERunner.forward, quantized_layers.classes_of_experts)

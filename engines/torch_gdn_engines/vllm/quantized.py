@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from vllm.model_executor.layers.fused_moe import RoutedExperts
+from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
@@ -18,8 +19,8 @@ from vllm.model_executor.models.utils import WeightsMapper
 
 from torch_gdn_engines import packed
 from torch_gdn_engines.packed import Packing, refusal, the_same
-from torch_gdn_engines.vllm import mlx_files, packed_loader
-from torch_gdn_engines.vllm.quantized_layers import matrices_of, packed_method, plain_method
+from torch_gdn_engines.vllm import mlx_files, moe, packed_loader
+from torch_gdn_engines.vllm.quantized_layers import classes_of_experts, matrices_of, packed_method, plain_method
 from torch_gdn_engines.vllm.stored_layers import LayoutOfFiles, OfFiles
 
 
@@ -112,3 +113,4 @@ def register() -> None:
         register_quantization_config(name)(configuration)
     for load_format, loader in LOADERS.items():
         register_model_loader(load_format)(loader)
+    MoERunner.forward = moe.with_shared_expert(MoERunner.forward, classes_of_experts)
