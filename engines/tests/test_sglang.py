@@ -4,7 +4,6 @@ slots, and refusals of quantised files.
 
 from __future__ import annotations
 
-import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 
 from tests.helpers.errors import assert_close, assert_same_bits
 from torch_gdn import reference
-from torch_gdn_engines import packed
 from torch_gdn_engines.sglang import kernels, sampling, tracking
 
 
@@ -128,29 +126,6 @@ def test_a_token_changes_its_own_slot_and_padding_changes_nothing(slots: list[in
     for found, before in ((found_pool, pool), (found_columns, columns)):
         assert_same_bits("other slots", found[others], before[others])
         assert all((found[slot].cpu() != before[slot]).any() for slot in used)
-
-
-CODES = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
-EIGHT = {"num_bits": 8, "type": "float", "strategy": "tensor"}
-
-
-@pytest.mark.parametrize(
-    "change, got",
-    [
-        ({"format": "float-quantized"}, "compressed-tensors' ['float-quantized'] of"),
-        ({"config_groups": {"a": {"weights": EIGHT}}}, "compressed-tensors with 8-bit float weights by tensor"),
-        ({"config_groups": {"a": {"weights": CODES, "input_activations": EIGHT}}}, "with ['input_activations']"),
-        ({"config_groups": {"a": {"weights": CODES}, "b": {"weights": CODES | {"num_bits": 8}}}}, "['pack-quantized']"),
-        ({"config_groups": {}}, "compressed-tensors without config_groups"),
-        ({"config_groups": None}, "compressed-tensors without config_groups"),
-        ({"kv_cache_scheme": EIGHT}, "with ['kv_cache_scheme']"),
-    ],
-)
-def test_schemes_of_compressed_tensors_without_kernels_are_refused(change: dict[str, Any], got: str) -> None:
-    plain = {"format": "pack-quantized", "config_groups": {"a": {"weights": CODES}}}
-    assert packed.compressed_tensors(plain) == (4, 128)
-    with pytest.raises(ValueError, match=f"^quantization: expected {re.escape(packed.SUPPORTED)}.*{re.escape(got)}"):
-        packed.compressed_tensors(plain | change)
 
 
 def test_an_unknown_argument_is_refused_where_sglangs_kernel_cannot_run() -> None:

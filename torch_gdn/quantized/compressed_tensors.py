@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import Tensor
 
+from torch_gdn.quantized.formats import Format, OtherFormat, Stored, refusal
 from torch_gdn.quantized.packed_weight import PackedWeight, assemble, checked_words
 from torch_gdn.quantized.packing import expect, unpack
 
@@ -42,3 +46,47 @@ def from_compressed_tensors(
         expect(f"{name}: weight_zero_point", list(stored.shape) == shape, f"{shape}", list(stored.shape))
         zeros = unpack(stored.mT, bits).mT[..., :N, :]
     return assemble(name, words, weight_scale, zeros, bits, weight_g_idx)
+
+
+TENSORS = (
+    Stored("weight_packed", columns="word"),
+    Stored("weight_scale", columns="group"),
+    Stored("weight_zero_point", rows="word", columns="group"),
+)
+NOT_READ = ("transform_config", "kv_cache_scheme")  # settings of a configuration that ask for more than packed weights
+
+
+def read(config: Mapping[str, Any]) -> Format:
+    """Returns the format of files with this `quantization_config`, or raises what `configuration.read` does."""
+    groups = list((config.get("config_groups") or {}).values())
+    if not groups:
+        raise refusal("compressed-tensors without config_groups", OtherFormat)
+    written = sorted({str(group.get("format") or config.get("format")) for group in groups})
+    also = [each for each in NOT_READ if config.get(each)]
+    also += [each for each in ("input_activations", "output_activations") if any(group.get(each) for group in groups)]
+    if (config.get("sparsity_config") or {}).get("format", "dense") != "dense":
+        also.append("sparsity_config")
+    schemes = [group.get("weights") or {} for group in groups]
+    kinds = {kind_of(scheme): is_packable(scheme) for scheme in schemes}
+    if also or written != ["pack-quantized"]:
+        settings = f" with {', '.join(also)}" if also else ""
+        raise refusal(f"compressed-tensors' {', '.join(written)} of {', '.join(kinds)}{settings}", OtherFormat)
+    if refused := [kind for kind, packable in kinds.items() if not packable]:
+        raise refusal(f"compressed-tensors with {', '.join(refused)}")
+    sizes = frozenset(x["group_size"] for x in schemes if x["strategy"] == "group" and x.get("group_size"))
+    optional, ignored = ("weight_zero_point",), ("weight_shape",)
+    return Format("compressed-tensors", TENSORS, convert, optional, "weight_g_idx", ignored, sizes)
+
+
+def kind_of(scheme: Mapping[str, Any]) -> str:
+    return f"{scheme.get('num_bits')}-bit {scheme.get('type')} weights by {scheme.get('strategy')}"
+
+
+def is_packable(scheme: Mapping[str, Any]) -> bool:
+    is_known = scheme.get("type") == "int" and scheme.get("strategy") in ("group", "channel")
+    return is_known and scheme.get("num_bits") in (4, 8) and not scheme.get("dynamic")
+
+
+def convert(weight_shape: Tensor | None = None, **tensors: Any) -> PackedWeight:
+    """Calls `from_compressed_tensors` without the shape, which the codes and scales have, too."""
+    return from_compressed_tensors(**tensors)

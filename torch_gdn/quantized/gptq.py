@@ -1,17 +1,24 @@
-"""Reads GPTQ files, and AutoRound's, which have the same tensors."""
+"""Reads GPTQ files."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
 from torch import Tensor
 
-from torch_gdn.quantized.awq import from_awq
+from torch_gdn.quantized.formats import Format, Stored, refusal
 from torch_gdn.quantized.packed_weight import PackedWeight, assemble, checked_words
 from torch_gdn.quantized.packing import expect, mask_of, unpack
 
 # The number to add to a stored zero point, by `checkpoint_format`.
 OFFSETS = {"gptq": 1, "gptq_v2": 0}
-# These packing formats of AutoRound's hold GPTQ's tensors, which have this `checkpoint_format`.
-AUTO_ROUND = {"auto_round:auto_gptq": "gptq", "auto_round": "gptq_v2", "auto_round:gptqmodel": "gptq_v2"}
+TENSORS = (
+    Stored("qweight", columns="word", transposed=True),
+    Stored("scales", columns="group", transposed=True),
+    Stored("qzeros", rows="word", columns="group", transposed=True),
+)
 
 
 def from_gptq(
@@ -49,30 +56,11 @@ def from_gptq(
     return assemble("from_gptq", words.mT.contiguous(), scales.mT, zeros.mT, bits, g_idx)
 
 
-def from_auto_round(
-    qweight: Tensor,
-    qzeros: Tensor,
-    scales: Tensor,
-    g_idx: Tensor | None = None,
-    *,
-    bits: int,
-    packing_format: str,
-) -> PackedWeight:
-    """Makes the packed weight of a layer of an AutoRound file.
-
-    Args:
-        qweight: as in a GPTQ or an AWQ file.
-        qzeros: likewise.
-        scales: likewise.
-        g_idx: as in a GPTQ file. Default: None.
-        bits: 4 or 8.
-        packing_format: as in the file's configuration.
-
-    Raises:
-        ValueError: another packing format, or as of `from_gptq` and `from_awq`.
-    """
-    if packing_format == "auto_round:auto_awq":
-        return from_awq(qweight, qzeros, scales, bits=bits)
-    known = ", ".join([*AUTO_ROUND, "auto_round:auto_awq"])
-    expect("from_auto_round: packing_format", packing_format in AUTO_ROUND, f"one of {known}", repr(packing_format))
-    return from_gptq(qweight, qzeros, scales, g_idx, bits=bits, checkpoint_format=AUTO_ROUND[packing_format])
+def read(config: Mapping[str, Any]) -> Format:
+    """Returns the format of files with this `quantization_config`, or raises what `configuration.read` does."""
+    written, bits = config.get("checkpoint_format") or config.get("format") or "gptq", config.get("bits")
+    if bits not in (4, 8) or written not in OFFSETS:
+        raise refusal(f"GPTQ with {bits} bits in the format {written}")
+    convert = partial(from_gptq, checkpoint_format=written)
+    act_order = bool(config.get("desc_act")) and not config.get("static_groups")
+    return Format("gptq", TENSORS, convert, g_idx="g_idx", act_order=act_order)

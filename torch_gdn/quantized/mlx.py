@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import Tensor
 
+from torch_gdn.quantized.formats import Format, Sizes, Stored, refusal
 from torch_gdn.quantized.packed_weight import PackedWeight, checked_words
 
 # mlx-lm stores these norms of hybrid models plus one, because its norms multiply by the weight itself.
@@ -12,6 +16,7 @@ NORMS_PLUS_ONE = tuple(
 )
 
 VISION = ("vision_tower.", "model.visual.")  # begin names of a vision part's tensors in mlx-vlm's files
+TENSORS = (Stored("weight", columns="word"), Stored("scales", columns="group"), Stored("biases", columns="group"))
 
 
 def from_mlx(weight: Tensor, scales: Tensor, biases: Tensor, *, bits: int) -> PackedWeight:
@@ -27,3 +32,23 @@ def from_mlx(weight: Tensor, scales: Tensor, biases: Tensor, *, bits: int) -> Pa
         ValueError: other bits or groups, or shapes that do not fit together.
     """
     return PackedWeight(checked_words("from_mlx", "weight", weight, bits), scales, biases, bits)
+
+
+def is_mlx(config: Mapping[str, Any]) -> bool:
+    """Returns whether this is the `quantization_config` of a file of mlx-lm's, which names no method."""
+    return not config.get("quant_method") and {"bits", "group_size"} <= config.keys()
+
+
+def read(config: Mapping[str, Any]) -> Format:
+    """Returns the format of files with this `quantization_config`, or raises what `configuration.read` does."""
+    if missing := {"bits", "group_size"} - config.keys():
+        raise refusal(f"MLX's configuration without {' and '.join(sorted(missing))}")
+    modes = {each.get("mode", "affine") for each in (config, *config.values()) if isinstance(each, Mapping)}
+    if others := sorted(modes - {"affine"}):
+        raise refusal(f"MLX's mode {', '.join(others)}")
+    return Format("mlx", TENSORS, from_mlx, experts_are_stacked=True)
+
+
+def shifts_norms(shapes: Mapping[str, Sizes]) -> bool:
+    """Returns whether the files hold NORMS_PLUS_ONE. mlx-lm changes the convolutions of such models, too."""
+    return any(name.endswith(".conv1d.weight") and shape[-1] == 1 for name, shape in shapes.items())

@@ -69,7 +69,7 @@ class PackedWeight:
         return self.scales.dtype, self.biases.dtype
 
     def biases_in(self, dtype: torch.dtype) -> Tensor:
-        """Returns the biases as numbers, computed in this dtype, even if zero points stand for them."""
+        """Returns the biases themselves, computed in this dtype, even if zero points stand for them."""
         biases = self.biases.to(dtype)
         return -biases * self.scales.to(dtype) if self.biases.dtype == torch.uint8 else biases
 

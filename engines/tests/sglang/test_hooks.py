@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from engines.tests.sglang.conftest import environment
-from torch_gdn_engines import packed
+from torch_gdn.quantized.formats import SUPPORTED
 from torch_gdn_engines.sglang import register
 
 LOAD = "from sglang.srt.plugins import load_plugins; load_plugins(); print('loaded')"
@@ -24,8 +24,8 @@ UNAPPLIED = (
 )
 REFUSED = """
 from sglang.srt.server_args import ServerArgs
-from torch_gdn_engines.packed import Layout
 from torch_gdn_engines.sglang.quantized import LinearBase, PackedConfig
+from torch_gdn.quantized import configuration
 
 def refused(call):
     try:
@@ -35,7 +35,7 @@ def refused(call):
 
 for each in {arguments}:
     refused(lambda: ServerArgs(**{{"model_path": {path!r}, "device": "mps", **each}}).resolve_once())
-config = PackedConfig(Layout("gptq"))
+config = PackedConfig(configuration.read({{"quant_method": "gptq", "bits": 4}}))
 config.shapes = {{"lm_head.qweight": (8, 64)}}
 refused(config.check_that_all_is_loaded)
 refused(lambda: config.get_quant_method(object.__new__(LinearBase), "a.b"))
@@ -92,15 +92,15 @@ def test_what_is_not_supported_is_refused_before_a_model_is_loaded(model: Any, t
     ]
     wanted = [f"{name}: torch_gdn's SGLang plugin " for name in (next(iter(given)) for given in arguments)]
     arguments.append({"quantization": "awq"})
-    wanted.append(f"quantization: expected {packed.SUPPORTED}, on mps, got --quantization awq of an unquantised")
+    wanted.append(f"quantization: expected {SUPPORTED}, on mps, got --quantization awq of an unquantised")
     for method, settings in REFUSED_FORMATS.items():
         folder = shutil.copytree(model("qwen3_5"), tmp_path / method)
         config = json.loads((folder / "config.json").read_text())
         config["quantization_config"] = {"quant_method": method, **settings}
         (folder / "config.json").write_text(json.dumps(config))
         arguments.append({"model_path": str(folder)})
-        wanted.append(f"quantization: expected {packed.SUPPORTED}, on mps, got {method}")
-    wanted.append("lm_head: expected a weight of numbers for this layer in SGLang, got a packed one")
+        wanted.append(f"quantization: expected {SUPPORTED}, on mps, got {method}")
+    wanted.append("lm_head: SGLang needs this weight unquantised; the checkpoint has it packed")
     wanted.append("a.b: expected a weight of a.b in the files, got none")
     done = load(after=REFUSED.format(path=str(model("qwen3_5")), arguments=arguments))
     said = [line for line in done.stdout.splitlines() if line.startswith("ValueError")]

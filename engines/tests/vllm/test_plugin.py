@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engines.tests.vllm.conftest import run_engine
 from tests.helpers.small_models import config_of, model_of
+from torch_gdn.quantized import configuration
 
 OTHER_PLATFORM = "vllm.platforms.interface.UnspecifiedPlatform"
 
@@ -210,7 +211,12 @@ def verified(written: dict[str, Any], mps: Any, monkeypatch: pytest.MonkeyPatch)
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 128, "packing_format": "auto_round:auto_gptq"}
-COMPRESSED = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {}}
+CODES = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
+COMPRESSED = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"0": {"targets": ["Linear"], "weights": CODES}},
+}
 MLX = {"bits": 4, "group_size": 64}
 
 
@@ -234,7 +240,7 @@ def test_quantised_files_are_recognised_on_mps(
         ({**GPTQ, "checkpoint_format": "marlin"}, "GPTQ with 4 bits in the format marlin"),
         ({**AWQ, "version": "gemv"}, "AWQ with 4 bits in version gemv"),
         ({**AWQ, "zero_point": False}, "AWQ with 4 bits in version gemm with zero_point False"),
-        ({**COMPRESSED, "kv_cache_scheme": {"num_bits": 8}}, "compressed-tensors with a kv_cache_scheme"),
+        ({**COMPRESSED, "config_groups": {}}, "compressed-tensors without config_groups"),
         ({**MLX, "mode": "mxfp4"}, "MLX's mode mxfp4"),
         ({**AUTO_ROUND, "bits": 2}, "AutoRound's int of 2 bits"),
         ({**AUTO_ROUND, "act_bits": 8}, "AutoRound's int of 4 bits"),
@@ -251,67 +257,43 @@ def test_other_quantised_files_are_refused_on_mps(
         verified(written, mps, monkeypatch).from_config(written)
 
 
-W8A8 = {
-    "targets": ["Linear"],
-    "weights": {"num_bits": 8, "type": "int", "strategy": "channel"},
-    "input_activations": {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True},
-}
-FLOAT8 = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}
+SHAPES = {"qweight": (16, 64), "qzeros": (4, 8), "scales": (4, 64)}  # of 64 rows and 128 columns
 
 
-@pytest.mark.parametrize(
-    "written, got",
-    [
-        (COMPRESSED | {"format": "int-quantized", "config_groups": {"0": W8A8}}, "and quantised activations"),
-        (COMPRESSED | {"format": "float-quantized", "config_groups": {"0": FLOAT8}}, "8-bit float weights by channel"),
-    ],
-    ids=["w8a8", "float8"],
-)
-def test_layers_that_no_kernel_takes_are_refused(written: dict[str, Any], got: str) -> None:
-    from vllm.model_executor.layers.linear import ReplicatedLinear
+def test_rows_that_do_not_fill_words_are_refused() -> None:
+    from torch_gdn_engines.packed_methods import check_rows
 
-    from torch_gdn_engines.vllm.quantized import CONFIGURATIONS
-
-    with pytest.raises(ValueError, match=rf"quantization: expected weights of bfloat16.*{got}"):
-        CONFIGURATIONS["compressed-tensors"].from_config(written).get_quant_method(
-            object.__new__(ReplicatedLinear), "a.b"
-        )
+    packing = configuration.read(GPTQ).packing("a.b", SHAPES, 128)
+    check_rows("a.b", packing, [56, 8])
+    with pytest.raises(ValueError, match=r"^a\.b: expected .* row counts are multiples of 8, got \[64, 4\]"):
+        check_rows("a.b", packing, [64, 4])
 
 
-@pytest.mark.parametrize(
-    "changes, rows, error",
-    [
-        ({"bits": 2}, [64], "weights of 4 or 8 bits on mps, got 2 bits"),
-        ({"group_size": 16}, [64], "a group size that is a multiple of 32 and divides 128 columns, got 16"),
-        ({"group_size": 96}, [64], "a group size .* got 96"),
-        ({}, [64, 4], r"matrices whose numbers of rows are multiples of 8 in the layout gptq, got \[64, 4\]"),
-    ],
-)
-def test_shapes_that_cannot_be_packed_are_refused(changes: dict[str, int], rows: list[int], error: str) -> None:
-    from torch_gdn_engines.packed import Packing
-
-    with pytest.raises(ValueError, match=rf"^a\.b: expected {error}"):
-        Packing(**{"layout": "gptq", "bits": 4, "group_size": 32, **changes}).check("a.b", rows, 128)
+def method_of(kind: Any, *names: str, **shapes: Any) -> Any:
+    """Returns the method of a layer whose files have these tensors, and a g_idx."""
+    tensors = SHAPES | {"g_idx": (128,)} | shapes
+    return kind(configuration.read(GPTQ), "a.b", dict.fromkeys(names, tensors))
 
 
-@pytest.mark.parametrize("lacking", ["scales", "qzeros"])
-def test_tensors_that_a_file_lacks_are_missed(lacking: str) -> None:
+@pytest.mark.parametrize("missing", ["scales", "qzeros"])
+def test_tensors_that_a_file_lacks_are_missed(missing: str) -> None:
     """Scales are float32 whatever the model's dtype: a file's are often float16."""
-    from torch_gdn_engines.packed import Loaded, Packing
+    from torch_gdn_engines.packed_methods import Linear, empty
 
-    packing, default, loaded = Packing("gptq", 4, 32), torch.get_default_dtype(), Loaded()
+    method, default = method_of(Linear, "a.b"), torch.get_default_dtype()
+    packing = method.packing_of(["a.b"], 128)
     try:
         torch.set_default_dtype(torch.bfloat16)
-        stored = {each.name: each.empty(*each.shape(8, 64, packing)) for each in packing.tensors()}
+        tensors = {each.name: empty(each, *each.shape(64, 128, packing)) for each in packing.tensors}
     finally:
         torch.set_default_dtype(default)
-    assert stored["scales"].dtype == torch.float32
-    for name, tensor in stored.items():
-        load = loaded.noting(name, tensor.fill_)
-        if name != lacking:
-            load(1)
-    with pytest.raises(ValueError, match=rf"^a\.b: expected finite {lacking} for all groups, which"):
-        packing.convert("a.b", stored, loaded.lacking())
+    assert tensors["scales"].dtype == torch.float32
+    for each in packing.tensors:
+        load = method.loading(each, each.name, lambda param, loaded: param.fill_(loaded))
+        if each.name != missing:
+            load(tensors[each.name], 1)
+    with pytest.raises(ValueError, match=rf"^a\.b: expected finite {missing} for all groups, which"):
+        method.convert(packing, tensors)
 
 
 @pytest.mark.parametrize(
@@ -323,20 +305,21 @@ def test_tensors_that_a_file_lacks_are_missed(lacking: str) -> None:
     ],
 )
 def test_scales_have_16_bits_where_exact(scale: torch.Tensor, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
-    from torch_gdn_engines.packed import Packing
+    from torch_gdn_engines.packed_methods import Linear, empty
 
-    packing = Packing("gptq", 4, 32)
-    stored = {each.name: each.empty(*each.shape(8, 64, packing)).fill_(float(scale)) for each in packing.tensors()}
-    found = packing.convert("a.b", stored, set())
-    assert found.dtypes == dtypes
-    assert torch.equal(found.scales.float(), torch.full((8, 2), float(scale)))
+    method = method_of(Linear, "a.b")
+    packing = method.packing_of(["a.b"], 128)
+    tensors = {each.name: empty(each, *each.shape(64, 128, packing)).fill_(float(scale)) for each in packing.tensors}
+    packed = method.convert(packing, tensors)
+    assert packed.dtypes == dtypes
+    assert torch.equal(packed.scales.float(), torch.full((64, 4), float(scale)))
 
 
 def test_groups_of_a_fused_layer_must_agree() -> None:
     """One gather of x's columns serves all of its matrices."""
-    from torch_gdn_engines.packed import Linear, Packing
+    from torch_gdn_engines.packed_methods import Linear
 
-    method = Linear(Packing("gptq", 4, 32, is_ordered=True), "a.b")
+    method = method_of(Linear, "a.b")
     groups, stored = torch.tensor([1, 0, 1, 0], dtype=torch.int32), torch.full((4,), -1, dtype=torch.int32)
     method.load_groups(stored, groups)
     method.load_groups(stored, groups)
@@ -349,18 +332,19 @@ def test_groups_of_a_fused_layer_must_agree() -> None:
 @pytest.mark.parametrize(
     "name, shape, error",
     [
-        ("w2_bias", (64,), r"expected experts without biases on mps, got experts\.0\.w2_bias"),
+        ("w2_bias", (128,), r"expected experts without biases on mps, got experts\.0\.w2_bias"),
         ("w2_g_idx", [1, 0], r"expected experts without act-order \(desc_act\) on mps, got experts\.0\.w2_g_idx"),
-        ("w2_scales", (3, 64), r"expected experts\.0\.w2_scales of shape \(2, 64\), got \(3, 64\)"),
-        ("w13_scales", (3, 16), r"expected experts\.0\.w13_scales of shape \(2, 32\), got \(3, 16\)"),
+        ("w2_scales", (3, 128), r"expected experts\.0\.w2_scales of shape \(2, 128\), got \(3, 128\)"),
+        ("w13_scales", (3, 16), r"expected experts\.0\.w13_scales of shape \(4, 64\), got \(3, 16\)"),
     ],
 )
 def test_tensors_of_experts_that_do_not_fit_are_refused(name: str, shape: Any, error: str) -> None:
-    from torch_gdn_engines.packed import Experts, Packing
+    from torch_gdn_engines.packed_methods import Experts
 
-    method = Experts(Packing("gptq", 4, 32), "a.b")
+    method = method_of(Experts, "gate", "up", "down")
+    method.matrices["down"] = {"qweight": (8, 128), "qzeros": (2, 16), "scales": (2, 128)}
     layer = torch.nn.Module()
-    method.create_weights(layer, 1, 64, 64 if name == "w2_scales" else 32)
+    method.create_weights(layer, 1, 128, 64)
     parameter = getattr(layer, name)
     with pytest.raises(ValueError, match=rf"^a\.b: {error}"):
         parameter.weight_loader(

@@ -9,6 +9,7 @@ from vllm.model_executor.layers.linear import LinearBase, QKVParallelLinear, Rep
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
 from torch_gdn_engines.vllm import quantized, stored_layers
+from torch_gdn_engines.vllm.quantized_layers import PackedLinearMethod
 
 LAYER = "model.language_model.layers.3"
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
@@ -45,9 +46,11 @@ def configuration(written: dict[str, Any], shapes: dict[str, tuple[int, ...]], m
     return config
 
 
-def method_of(config: Any, kind: type, name: str) -> Any:
+def method_of(config: Any, kind: type, name: str, columns: int = 256) -> Any:
+    """Returns how a layer with so many columns is packed, or the name of its method."""
     method = config.get_quant_method(object.__new__(kind), name)
-    return getattr(method, "packing", type(method).__name__ if method is not None else None)
+    is_packed = isinstance(method, PackedLinearMethod)
+    return method.packing_of(list(method.matrices), columns) if is_packed else type(method).__name__
 
 
 def test_the_files_decide_whatever_names_the_configuration_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,13 +63,13 @@ def test_the_files_decide_whatever_names_the_configuration_has(monkeypatch: pyte
     config = configuration(GPTQ | {"dynamic": {r"-:.*self_attn.*": {}}, "lm_head": False}, shapes, monkeypatch)
     ours = "language_model.model.layers.3"
     packings = {
-        ("language_model.lm_head", ParallelLMHead): (4, -1, False),
-        (f"{ours}.mlp.down_proj", ReplicatedLinear): (8, 32, True),
-        (f"{ours}.self_attn.qkv_proj", QKVParallelLinear): (4, 128, False),
+        ("language_model.lm_head", ParallelLMHead, 128): (4, 128, False),
+        (f"{ours}.mlp.down_proj", ReplicatedLinear, 256): (8, 32, True),
+        (f"{ours}.self_attn.qkv_proj", QKVParallelLinear, 256): (4, 128, False),
     }
-    for (name, kind), expected in packings.items():
-        found = method_of(config, kind, name)
-        assert (found.bits, found.group_size, found.is_ordered) == expected, name
+    for (name, kind, columns), expected in packings.items():
+        packing = method_of(config, kind, name, columns)
+        assert (packing.bits, packing.group_size, packing.is_ordered) == expected, name
     for name in (
         f"{ours}.mlp.gate_up_proj",
         "visual.blocks.0.attn.qkv",
@@ -78,10 +81,15 @@ def test_the_files_decide_whatever_names_the_configuration_has(monkeypatch: pyte
 @pytest.mark.parametrize(
     "change, error",
     [
-        ({"v_proj.qweight": None}, "qkv_proj: expected matrices that are all quantised the same way, got"),
-        ({"v_proj.qzeros": None}, "v_proj: expected the tensors qweight, qzeros, scales in the files, got no qzeros"),
-        ({"v_proj.qzeros": (2, 6)}, "v_proj: expected weights of 4 or 8 bits on mps, got 3 bits"),
-        ({"v_proj.scales": (8, 64)}, "qkv_proj: expected matrices that are all quantised the same way, got"),
+        (
+            {"v_proj.qweight": None, "v_proj.qzeros": None, "v_proj.scales": None},
+            "qkv_proj: expected matrices that are all quantised the same way, got unquantised .*v_proj",
+        ),
+        ({"v_proj.qweight": None}, "v_proj: expected the tensors qweight, scales, qzeros in the files, got no qweight"),
+        ({"v_proj.qzeros": None}, "v_proj: expected the tensors qweight, scales, qzeros in the files, got no qzeros"),
+        ({"v_proj.qweight": (24, 64)}, "v_proj: expected weights of 4 or 8 bits on mps, got 3 bits"),
+        ({"v_proj.qzeros": (2, 6)}, r"v_proj: expected qzeros of shape \[2, 8\], got \[2, 6\]"),
+        ({"v_proj.scales": (8, 64), "v_proj.qzeros": (8, 8)}, "qkv_proj: .* got 4 bits in groups of 128, .* of 32"),
     ],
 )
 def test_layers_that_the_files_lack_in_part_are_refused(
@@ -96,18 +104,12 @@ def test_layers_that_the_files_lack_in_part_are_refused(
         method_of(config, QKVParallelLinear, "language_model.model.layers.3.self_attn.qkv_proj")
 
 
-def test_compressed_tensors_lists_may_not_contradict_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A layer that a list forgot is plain if its files are. One that a list protects cannot be packed."""
-    shapes = {f"{LAYER}.mlp.down_proj.weight_packed": (64, 32), f"{LAYER}.linear_attn.out_proj.weight": (64, 64)}
+def test_the_files_decide_whatever_the_lists_of_compressed_tensors_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer that a list forgot is plain if its files are, and one that a list protects is packed if they are."""
+    shapes = {f"{LAYER}.mlp.down_proj.weight_packed": (64, 32), f"{LAYER}.mlp.down_proj.weight_scale": (64, 4)}
+    shapes |= {f"{LAYER}.linear_attn.out_proj.weight": (64, 64)}
     ours = "language_model.model.layers.3"
-    config = configuration(COMPRESSED, shapes, monkeypatch)
-    assert method_of(config, ReplicatedLinear, f"{ours}.mlp.down_proj").group_size == 64
-    assert method_of(config, ReplicatedLinear, f"{ours}.linear_attn.out_proj") == "UnquantizedLinearMethod"
-    ordered = shapes | {f"{LAYER}.mlp.down_proj.weight_g_idx": (256,)}
-    with pytest.raises(ValueError, match=r"got .*mlp\.down_proj in compressed-tensors with act-order \(weight_g_idx\)"):
-        method_of(configuration(COMPRESSED, ordered, monkeypatch), ReplicatedLinear, f"{ours}.mlp.down_proj")
-    config = configuration(COMPRESSED | {"ignore": [f"{LAYER}.mlp.down_proj"]}, shapes, monkeypatch)
-    with pytest.raises(
-        ValueError, match=r"down_proj: expected a layer of config_groups, because the files have it packed"
-    ):
-        method_of(config, ReplicatedLinear, f"{ours}.mlp.down_proj")
+    for ignore in ([], [f"{LAYER}.mlp.down_proj"]):
+        config = configuration(COMPRESSED | {"ignore": ignore}, shapes, monkeypatch)
+        assert method_of(config, ReplicatedLinear, f"{ours}.mlp.down_proj").group_size == 64
+        assert method_of(config, ReplicatedLinear, f"{ours}.linear_attn.out_proj") == "UnquantizedLinearMethod"

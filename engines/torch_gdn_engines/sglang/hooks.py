@@ -92,7 +92,7 @@ def wrappers() -> dict[str, Any]:
         "sglang.srt.arg_groups.platform_hook.handle_mps_backends": validate_arguments,
         "sglang.srt.arg_groups.validation_hook.validate_mps_model_config": quantized.allow_packed_weights,
         LOADER + "_get_quantization_config": quantized.with_shapes,
-        LOADER + "DefaultModelLoader._get_all_weights": quantized.without_written_shapes,
+        LOADER + "DefaultModelLoader._get_all_weights": quantized.without_ignored,
     }
 
 

@@ -23,7 +23,9 @@ from sglang.srt.model_loader.checkpoint_quantization import resolve_checkpoint_q
 from torch import Tensor
 from torch.nn import Parameter
 
-from torch_gdn_engines import packed
+from torch_gdn.quantized import configuration
+from torch_gdn.quantized.formats import Format, Sizes, Stored, refusal, shapes_in
+from torch_gdn_engines import packed_methods
 from torch_gdn_engines.sglang import kernels
 
 # These are the matrices of SGLang's fused layers, in order. Qwen3-Next's files may have the fused one.
@@ -41,18 +43,18 @@ def plain_name(name: str) -> str:
     return re.sub(r"^.*?\b(?=layers\.)|\.(self_attn|linear_attn)\b", "", name)
 
 
-class PackedLinearMethod(packed.Linear, LinearMethodBase):
-    def parameter_of(self, stored: packed.Stored, data: Tensor, attributes: dict[str, Any]) -> Parameter:
-        load = self.packing.loading(stored.name, functools.partial(self.load, stored))
-        return packed.as_parameter(data, self.loaded.noting(stored.name, load))
+class PackedLinearMethod(packed_methods.Linear, LinearMethodBase):
+    def parameter_of(self, stored: Stored, data: Tensor, attributes: dict[str, Any]) -> Parameter:
+        load = self.loading(stored, stored.name, functools.partial(self.load, stored))
+        return packed_methods.as_parameter(data, load)
 
-    def load(self, stored: packed.Stored, parameter: Tensor, loaded: Tensor, shard: Any = None) -> None:
+    def load(self, stored: Stored, parameter: Tensor, loaded: Tensor, shard: Any = None) -> None:
         """Loads all rows, or those of one matrix of a fused layer, or of several that follow each other."""
         shards = [0, len(self.rows) - 1] if shard is None else list(shard) if isinstance(shard, tuple) else [shard]
-        numbers = ["qkv".index(each) if isinstance(each, str) else each for each in shards]
-        per_word = self.packing.per_word if stored.packed == "rows" else 1
-        first, end = sum(self.rows[: numbers[0]]) // per_word, sum(self.rows[: numbers[-1] + 1]) // per_word
-        part = parameter.data.narrow(int(stored.is_transposed), first, end - first)
+        parts = ["qkv".index(each) if isinstance(each, str) else each for each in shards]
+        per_word = self.packing.per_word if stored.rows == "word" else 1
+        first, end = sum(self.rows[: parts[0]]) // per_word, sum(self.rows[: parts[-1] + 1]) // per_word
+        part = parameter.data.narrow(int(stored.transposed), first, end - first)
         if loaded.shape != part.shape:
             raise ValueError(
                 f"{self.name}: expected {stored.name} of shape {tuple(part.shape)}, got {tuple(loaded.shape)}"
@@ -60,7 +62,7 @@ class PackedLinearMethod(packed.Linear, LinearMethodBase):
         part.copy_(loaded)
 
 
-class PackedExpertsMethod(packed.Experts, FusedMoEMethodBase):
+class PackedExpertsMethod(packed_methods.Experts, FusedMoEMethodBase):
     def create_moe_runner(self, layer: Any, moe_runner_config: Any) -> None:
         if not kernels.are_plain_experts(moe_runner_config):
             raise NotImplementedError(f"{self.name}: expected packed experts with SiLU and no limits on mps")
@@ -70,11 +72,10 @@ class PackedExpertsMethod(packed.Experts, FusedMoEMethodBase):
         return StandardCombineInput(hidden_states=kernels.routed_experts(layer, x, weights, ids))
 
 
-class PackedConfig(packed.LayoutConfig, QuantizationConfig):
-    def __init__(self, layout: packed.Layout | packed.OneScheme) -> None:
-        super().__init__(layout)
-        self.shapes: dict[str, packed.Sizes] = {}
-        self.loaded: set[str] = set()  # names of the matrices that layers load packed
+class PackedConfig(packed_methods.Config, QuantizationConfig):
+    def __init__(self, form: Format) -> None:
+        super().__init__(form)
+        self.packed: set[str] = set()  # names of the matrices that layers load packed
 
     def get_scaled_act_names(self) -> list[str]:
         return []
@@ -84,10 +85,10 @@ class PackedConfig(packed.LayoutConfig, QuantizationConfig):
             return None
         name = plain_name(prefix)
         names = self.names_of(layer, name)
-        packing = packed.packing_of_layer(self.layout, self.shapes, prefix, names)
-        if packing is not None:
-            self.loaded |= set(names)
-            return (PackedExpertsMethod if isinstance(layer, FusedMoE) else PackedLinearMethod)(packing, prefix)
+        if matrices := self.format.matrices(prefix, names, self.shapes):
+            self.packed |= set(names)
+            method = PackedExpertsMethod if isinstance(layer, FusedMoE) else PackedLinearMethod
+            return method(self.format, prefix, matrices)
         if f"{name}.gate_up_proj" not in self.shapes and any(f"{each}.weight" not in self.shapes for each in names):
             raise ValueError(f"{prefix}: expected a weight of {', '.join(names)} in the files, got none")
         return UnquantizedLinearMethod() if isinstance(layer, LinearBase) else None
@@ -97,77 +98,73 @@ class PackedConfig(packed.LayoutConfig, QuantizationConfig):
         if isinstance(layer, FusedMoE):
             return [f"{name}.0.{part}" for part in EXPERT]
         stem, _, last = name.rpartition(".")
-        is_fused = any(f"{name}.{tensor}" in self.shapes for tensor in ("weight", "qweight", "weight_packed"))
+        is_fused = f"{name}.weight" in self.shapes or self.format.tensors_of(name, self.shapes)
         return [name] if is_fused or last not in PARTS else [f"{stem}.{part}" for part in PARTS[last]]
 
     def check_that_all_is_loaded(self) -> None:
         """Refuses packed matrices that no layer takes, such as an embedding. SGLang would log them and continue."""
-        stored = [name.rpartition(".") for name in self.shapes]
-        packed_in_files = {name for name, _, tensor in stored if tensor in ("qweight", "weight_packed")}
-        firsts = {re.sub(r"\.experts\.\d+\.", ".experts.0.", name) for name in packed_in_files}
-        if left := sorted(firsts - self.loaded):
-            raise ValueError(f"{left[0]}: expected a weight of numbers for this layer in SGLang, got a packed one")
+        codes = f".{self.format.tensors[0].name}"
+        stored = {name.removesuffix(codes) for name in self.shapes if name.endswith(codes)}
+        firsts = {re.sub(r"\.experts\.\d+\.", ".experts.0.", name) for name in stored}
+        if unread := sorted(firsts - self.packed):
+            raise ValueError(f"{unread[0]}: SGLang needs this weight unquantised; the checkpoint has it packed")
 
 
 FORMATS = {
-    "compressed-tensors": packed.compressed_tensors,
-    **dict.fromkeys(("gptq", "gptq_marlin"), packed.gptq),
-    **dict.fromkeys(("awq", "awq_marlin"), packed.awq),
-    "auto-round": packed.auto_round,
+    **dict.fromkeys(("gptq", "gptq_marlin"), "gptq"),
+    **dict.fromkeys(("awq", "awq_marlin"), "awq"),
+    **{name: name for name in ("compressed-tensors", "auto-round")},
 }
 
 
 def register() -> None:
-    for method, read in FORMATS.items():
-        QUANTIZATION_METHODS[method] = type("PackedConfig", (PackedConfig,), {"method": method, "read": read})
+    for method, name in FORMATS.items():
+        attributes = {"method": method, "read": configuration.READERS[name]}
+        QUANTIZATION_METHODS[method] = type("PackedConfig", (PackedConfig,), attributes)
 
 
-def with_shapes(theirs: Callable[..., Any], model_config: Any, load_config: Any) -> Any:
+def with_shapes(original: Callable[..., Any], model_config: Any, load_config: Any) -> Any:
     """Wraps _get_quantization_config: adds the shapes of the files' tensors."""
-    config = theirs(model_config, load_config)
+    config = original(model_config, load_config)
     if isinstance(config, PackedConfig):
         config.shapes = shapes_of(model_config, load_config)
         model_config.torch_gdn_packed = config
     return config
 
 
-def shapes_of(model_config: Any, load_config: Any) -> dict[str, packed.Sizes]:
+def shapes_of(model_config: Any, load_config: Any) -> dict[str, Sizes]:
     from huggingface_hub import snapshot_download
-    from safetensors import safe_open
 
     folder = Path(model_config.model_path)
     if not folder.is_dir():
         options = {"revision": model_config.revision, "cache_dir": load_config.download_dir}
         folder = Path(snapshot_download(model_config.model_path, allow_patterns="*.safetensors", **options))
-    shapes: dict[str, packed.Sizes] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, "pt") as opened:
-            of_text = [name for name in opened.keys() if "mtp" not in name and "visual" not in name]  # noqa: SIM118
-            shapes |= {plain_name(name): tuple(opened.get_slice(name).get_shape()) for name in of_text}
-    return shapes
+    shapes = shapes_in(sorted(folder.glob("*.safetensors")))
+    return {plain_name(name): shape for name, shape in shapes.items() if "mtp" not in name and "visual" not in name}
 
 
-def without_written_shapes(
-    theirs: Callable[..., Iterator[tuple[str, Tensor]]], loader: Any, model_config: Any, model: Any
+def without_ignored(
+    original: Callable[..., Iterator[tuple[str, Tensor]]], loader: Any, model_config: Any, model: Any
 ) -> Iterator[tuple[str, Tensor]]:
-    """Wraps DefaultModelLoader._get_all_weights: drops the shapes that compressed-tensors stores as tensors."""
-    if (config := getattr(model_config, "torch_gdn_packed", None)) is not None:
-        config.check_that_all_is_loaded()
-    return (
-        (name, tensor) for name, tensor in theirs(loader, model_config, model) if not name.endswith(".weight_shape")
-    )
+    """Wraps DefaultModelLoader._get_all_weights: drops the tensors that say nothing new."""
+    config, tensors = getattr(model_config, "torch_gdn_packed", None), original(loader, model_config, model)
+    if config is None:
+        return tensors
+    config.check_that_all_is_loaded()
+    ignored = tuple(f".{name}" for name in config.format.ignored)
+    return ((name, tensor) for name, tensor in tensors if not name.endswith(ignored))
 
 
-def allow_packed_weights(theirs: Callable[..., None], model_config: Any, **options: Any) -> None:
+def allow_packed_weights(original: Callable[..., None], model_config: Any, **options: Any) -> None:
     """Wraps validate_mps_model_config: refuses the formats without kernels before a model is loaded."""
     method = model_config.quantization
     if method not in (None, "unquant"):
         written = resolve_checkpoint_quant_spec(model_config.hf_config)
         if written is None:
-            raise packed.refusal(f"--quantization {method} of an unquantised checkpoint")
+            raise refusal(f"--quantization {method} of an unquantised checkpoint")
         if method not in FORMATS:
-            raise packed.refusal(method)
-        FORMATS[method](written.config)
+            raise refusal(method)
+        configuration.READERS[FORMATS[method]](written.config)
         model_config = copy.copy(model_config)
         model_config.quantization = None
-    theirs(model_config, **options)
+    original(model_config, **options)

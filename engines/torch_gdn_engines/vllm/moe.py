@@ -32,7 +32,7 @@ class Classes(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """A matrix of weights: numbers, or packed codes with the scales and biases of their groups."""
+    """A matrix of weights: unquantised, or packed codes with the scales and biases of their groups."""
 
     weight: Tensor
     scales: Tensor | None = None

@@ -20,22 +20,22 @@ from vllm.model_executor.layers.linear import (
 )
 from vllm.model_executor.parameter import BasevLLMParameter, GroupQuantScaleParameter, PackedvLLMParameter
 
-from torch_gdn_engines import packed
-from torch_gdn_engines.packed import Packing
+from torch_gdn.quantized.formats import Format, Stored
+from torch_gdn_engines import packed_methods
 from torch_gdn_engines.vllm import moe
 from torch_gdn_engines.vllm.layers import TorchGdnFusedMoEMethod, check_experts
 from torch_gdn_engines.vllm.rotary import TorchGdnSiluAndMul
 
 
 @register_weight_loader_v2_supported_method
-class PackedLinearMethod(packed.Linear, LinearMethodBase):
-    def parameter_of(self, stored: packed.Stored, data: Tensor, attributes: dict[str, Any]) -> Parameter:
-        dims = {"input_dim": 1 - stored.is_transposed, "output_dim": int(stored.is_transposed)}
-        load = self.packing.loading(stored.name, attributes["weight_loader"])
-        options: dict[str, Any] = {"data": data, "weight_loader": self.loaded.noting(stored.name, load), **dims}
-        if stored.packed is None:
+class PackedLinearMethod(packed_methods.Linear, LinearMethodBase):
+    def parameter_of(self, stored: Stored, data: Tensor, attributes: dict[str, Any]) -> Parameter:
+        dims = {"input_dim": 1 - stored.transposed, "output_dim": int(stored.transposed)}
+        load = self.loading(stored, stored.name, attributes["weight_loader"])
+        options: dict[str, Any] = {"data": data, "weight_loader": load, **dims}
+        if not stored.has_words:
             return GroupQuantScaleParameter(**options)
-        packed_dim = dims["output_dim" if stored.packed == "rows" else "input_dim"]
+        packed_dim = dims["output_dim" if stored.rows == "word" else "input_dim"]
         return PackedvLLMParameter(**options, packed_dim=packed_dim, packed_factor=self.packing.per_word)
 
     def groups(self, order: Tensor) -> Parameter:
@@ -45,13 +45,13 @@ class PackedLinearMethod(packed.Linear, LinearMethodBase):
         return embed_tokens
 
 
-class PackedExpertsMethod(packed.Experts, FusedMoEMethodBase):
+class PackedExpertsMethod(packed_methods.Experts, FusedMoEMethodBase):
     is_monolithic = False
 
-    def __init__(self, packing: Packing, name: str, config: Any) -> None:
+    def __init__(self, form: Format, name: str, matrices: packed_methods.Matrices, config: Any) -> None:
         FusedMoEMethodBase.__init__(self, config)
         check_experts(config)
-        packed.Experts.__init__(self, packing, name)
+        packed_methods.Experts.__init__(self, form, name, matrices)
 
     def get_fused_moe_quant_config(self, layer: Any) -> None:
         return None
@@ -79,10 +79,10 @@ def classes_of_experts() -> moe.Classes:
 # Helpers for the configurations of all formats.
 
 
-def packed_method(layer: Any, name: str, packing: Packing) -> Any:
+def packed_method(layer: Any, form: Format, name: str, matrices: packed_methods.Matrices) -> Any:
     if isinstance(layer, RoutedExperts):
-        return PackedExpertsMethod(packing, name, layer.moe_config)
-    return PackedLinearMethod(packing, name)
+        return PackedExpertsMethod(form, name, matrices, layer.moe_config)
+    return PackedLinearMethod(form, name, matrices)
 
 
 def plain_method(layer: Any) -> Any:

@@ -1,5 +1,5 @@
-"""What the files of a quantised model hold, by vLLM's names. A layer with packed tensors is packed, whatever the lists
-of a configuration say: published lists often use other names than vLLM does.
+"""Configurations of quantised files for vLLM on mps. A layer with packed tensors in the files is packed, whatever the
+lists of a configuration say: published lists often use other names than vLLM does.
 """
 
 from __future__ import annotations
@@ -13,27 +13,25 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.models.utils import WeightsMapper
 from vllm.transformers_utils.config import get_safetensors_params_metadata
 
-from torch_gdn_engines import packed
-from torch_gdn_engines.packed import Sizes
+from torch_gdn_engines import packed_methods
 from torch_gdn_engines.vllm.quantized_layers import matrices_of, packed_method, plain_method
 
 
-class OfFiles(packed.Config):
-    """Belongs to a QuantizationConfig: reads the shapes of the files' tensors, and renames them for the model."""
+class PackedConfig(packed_methods.Config, QuantizationConfig):
+    """Reads the shapes of the files' tensors by their whole names: some models rename "lm_head." with its dot."""
 
     packed_modules_mapping: dict[str, list[str]]
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.shapes: dict[str, Sizes] = {}  # by the tensor's whole name: some models rename "lm_head." with its dot
-
     def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
         stored = get_safetensors_params_metadata(model_name, revision=revision)
-        self.shapes = {name: tuple(of["shape"]) for name, of in stored.items() if "shape" in of}
+        self.shapes = {name: tuple(tensor["shape"]) for name, tensor in stored.items() if "shape" in tensor}
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: WeightsMapper) -> None:
-        super().apply_vllm_mapper(hf_to_vllm_mapper)  # type: ignore[misc]
         self.shapes = hf_to_vllm_mapper.apply_dict(self.shapes)
+
+    def get_checkpoint_weight_mapper(self) -> WeightsMapper:
+        """Drops the tensors that say nothing new."""
+        return WeightsMapper(orig_to_new_suffix={f".{name}": None for name in self.format.ignored})
 
     def names_of(self, layer: Any, prefix: str) -> list[str]:
         """Returns the names of the layer's matrices in the files; of experts, those of the first one."""
@@ -43,16 +41,8 @@ class OfFiles(packed.Config):
             return matrices_of(layer, prefix)
         return [f"{stem}.{part}" for part in parts]
 
-    @staticmethod
-    def get_checkpoint_weight_mapper() -> WeightsMapper:
-        return WeightsMapper()
-
-
-class LayoutOfFiles(OfFiles, packed.LayoutConfig, QuantizationConfig):
-    """Files whose layers are packed in one layout, GPTQ's or AWQ's; bits and groups are those of the shapes."""
-
     def get_quant_method(self, layer: Any, prefix: str) -> Any:
         if not isinstance(layer, (LinearBase, VocabParallelEmbedding, RoutedExperts)):
             return None
-        packing = packed.packing_of_layer(self.layout, self.shapes, prefix, self.names_of(layer, prefix))
-        return plain_method(layer) if packing is None else packed_method(layer, prefix, packing)
+        matrices = self.format.matrices(prefix, self.names_of(layer, prefix), self.shapes)
+        return packed_method(layer, self.format, prefix, matrices) if matrices else plain_method(layer)

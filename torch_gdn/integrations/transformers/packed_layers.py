@@ -57,7 +57,7 @@ class PackedLinear(Module):
 class PackedEmbedding(Module):
     """Computes what torch.nn.Embedding does, with a packed weight."""
 
-    of_dtype: Tensor
+    dtype_holder: Tensor
     weight: Tensor
     scales: Tensor
     biases: Tensor
@@ -73,10 +73,10 @@ class PackedEmbedding(Module):
         An empty parameter has it and comes first, since transformers takes a model's dtype from the first parameter.
         """
         empty = parameter(torch.empty(0, dtype=dtype, device=self.weight.device))
-        self._parameters = {"of_dtype": empty, **self._parameters}
+        self._parameters = {"dtype_holder": empty, **self._parameters}
 
     def forward(self, ids: Tensor) -> Tensor:
-        dtype = self.of_dtype.dtype
+        dtype = self.dtype_holder.dtype
         rows: Tensor = torch.ops.gdn.dequantize(self.weight, self.scales, self.biases, self.bits, ids, dtype)
         return rows
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,29 +10,21 @@ import torch
 from torch import Tensor, nn
 from transformers.core_model_loading import Concatenate, ConversionOps, MergeModulelist, WeightConverter
 
-from torch_gdn.integrations.transformers.packed_formats import Format
 from torch_gdn.integrations.transformers.packed_layers import PARTS, PackedLinear, tensors_of
 from torch_gdn.quantized import PackedWeight, stack
+from torch_gdn.quantized.formats import Format
 from torch_gdn.quantized.packed_weight import combined
 
 EXPERTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
-@dataclass(frozen=True)
-class Packing:
-    """Says how a parameter of the model is packed in the files."""
-
-    bits: int
-    group: int
-
-
 def first(tensors: Any) -> Tensor:
-    found: Tensor = tensors[0] if isinstance(tensors, list) else tensors
-    return found
+    tensor: Tensor = tensors[0] if isinstance(tensors, list) else tensors
+    return tensor
 
 
 class PackLayer(ConversionOps):
-    """Keeps a layer's codes packed, dequantises them if the model's layer holds numbers, or leaves numbers alone."""
+    """Keeps a layer's codes packed, or dequantises them if the model's layer is not; unquantised weights stay so."""
 
     def __init__(self, quantizer: Any) -> None:
         self.quantizer = quantizer
@@ -45,11 +36,11 @@ class PackLayer(ConversionOps):
     def convert(
         self, input_dict: dict[str, Any], full_layer_name: str = "", model: Any = None, **unused: Any
     ) -> dict[str, Any]:
-        tensors = {source.rpartition(".")[2]: first(found) for source, found in input_dict.items()}
+        tensors = {source.rpartition(".")[2]: first(x) for source, x in input_dict.items()}
         layer, _, _ = full_layer_name.rpartition(".")
         packing = self.quantizer.packings.get(full_layer_name)
         if packing is None:
-            return {full_layer_name: self.quantizer.number(full_layer_name, tensors["weight"], model)}
+            return {full_layer_name: self.quantizer.unquantized(full_layer_name, tensors["weight"], model)}
         weight = self.quantizer.format.convert(**tensors, bits=packing.bits)
         module = model.get_submodule(layer)
         if full_layer_name in self.quantizer.dense:
@@ -86,10 +77,10 @@ class PackExperts(ConversionOps):
         """Takes the projection's tensors out of `input_dict`, so that they are freed."""
         form: Format = self.quantizer.format
         sources = {ending: f"{projection}.{ending}" for ending in form.endings}
-        found = {ending: input_dict.pop(source) for ending, source in sources.items() if source in input_dict}
+        own = {ending: input_dict.pop(source) for ending, source in sources.items() if source in input_dict}
         experts = []
-        while found[form.words]:
-            experts.append(form.convert(**{ending: tensors.pop(0) for ending, tensors in found.items()}, bits=bits))
+        while own[form.tensors[0].name]:
+            experts.append(form.convert(**{ending: tensors.pop(0) for ending, tensors in own.items()}, bits=bits))
         return experts[0] if form.experts_are_stacked else stack(experts)
 
 
@@ -105,13 +96,14 @@ def joined(weights: list[PackedWeight]) -> PackedWeight:
 def converters_of(quantizer: Any, conversions: list[Any]) -> Iterator[WeightConverter]:
     """Yields the conversions of experts and of all other layers, which follow the model's own."""
     form: Format = quantizer.format
+    experts = "mlp.switch_mlp." if form.experts_are_stacked else "mlp.experts.*."
     copies = [] if form.experts_are_stacked else [x for x in conversions if merges_experts(x)]
     for each in copies:
         projections = [source.removesuffix(".weight") for source in each._original_source_patterns]
         sources = [f"{projection}.{ending}" for projection in projections for ending in form.endings]
         yield each.copy(sources, list(each._original_target_patterns), operations=[PackExperts(quantizer, projections)])
     for name, names in EXPERTS.items():
-        projections = [f"{form.experts}{each}" for each in names]
+        projections = [f"{experts}{each}" for each in names]
         sources = [f"{projection}.{ending}" for projection in projections for ending in form.endings]
         if not any(f"{projections[0]}.weight" in copy.source_patterns for copy in copies):
             yield WeightConverter(sources, f"mlp.experts.{name}", [PackExperts(quantizer, projections)])

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from torch_gdn.integrations.transformers import versions
-from torch_gdn.integrations.transformers.packed_formats import Format, format_of
 from torch_gdn.integrations.transformers.patches import Patch, rebind
+from torch_gdn.quantized import configuration
+from torch_gdn.quantized.formats import Format, OtherFormat
 
 PLACED_BY_TRANSFORMERS = ("auto", "balanced", "balanced_low_0", "sequential")
 
@@ -48,7 +49,12 @@ def packed_format(config: Any, quantization_config: Any, device_map: Any, option
     """Returns the format of a quantised file for `mps` that torch_gdn could load with packed weights."""
     content = quantization_of(config)
     asked = quantization_config is None and options.get("gguf_file") is None and is_on_mps(device_map)
-    return format_of(content) if asked and isinstance(content, dict) else None
+    if not asked or not isinstance(content, dict):
+        return None
+    try:
+        return configuration.read(content)
+    except OtherFormat:  # transformers' own code may read it
+        return None
 
 
 def quantization_of(config: Any) -> Any:

@@ -20,8 +20,6 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from torch_gdn.integrations.transformers.experts import form_reason
-from torch_gdn.integrations.transformers.packed_files import Target, shapes_in
-from torch_gdn.integrations.transformers.packed_formats import Format, Sizes
 from torch_gdn.integrations.transformers.packed_layers import (
     PARTS,
     PackedEmbedding,
@@ -30,19 +28,18 @@ from torch_gdn.integrations.transformers.packed_layers import (
     packed_layers,
     packed_models,
 )
-from torch_gdn.integrations.transformers.packed_loading import (
-    EXPERTS,
-    Packing,
-    converters_of,
-    is_experts,
-)
+from torch_gdn.integrations.transformers.packed_loading import EXPERTS, converters_of, is_experts
 from torch_gdn.integrations.transformers.packed_patches import packed_format, quantization_of
 from torch_gdn.memory import bytes_when_loaded, check_memory
-from torch_gdn.quantized.mlx import NORMS_PLUS_ONE, VISION
+from torch_gdn.quantized.formats import Format, Packing, Sizes, shapes_in
+from torch_gdn.quantized.mlx import NORMS_PLUS_ONE, VISION, shifts_norms
 from torch_gdn.quantized.packed_weight import fitting_group
 
-# For these models, the changes that mlx-lm makes to names and numbers are undone.
+# For these models, the changes that mlx-lm makes to names and weights are undone.
 MLX_MODELS = ("llama", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe")
+
+
+Sources = dict[str, list[Sizes]]  # shapes of the files' tensors that make a parameter, by source pattern
 
 
 class PackedConfig(QuantizationConfigMixin):
@@ -83,57 +80,46 @@ class PackedQuantizer(HfQuantizer):
             self.expect_mlx_model(model, shapes)
         targets = self.targets(model, shapes)
         names = dict(model.named_parameters(remove_duplicate=False))
-        for target in targets:
-            if target.name not in names:
-                if is_left_out(model, target.name):
+        for name, sources in targets.items():
+            if name not in names:
+                if is_unused(model, name):
                     continue
-                raise ValueError(f"{target.name}: expected a layer of {type(model).__name__} for these packed tensors")
-            shape = names[target.name].shape
-            self.packings[target.name] = self.packing(target, shape)
+                raise ValueError(f"{name}: expected a layer of {type(model).__name__} for these packed tensors")
+            shape = names[name].shape
+            self.packings[name] = self.packing(name, sources, shape)
             if len(shape) == 3:
-                self.expect_experts(target, shape[0])
+                self.expect_experts(name, sources, shape[0])
         for name in list(self.packings):
             self.replace(model, name)
         self.tie(model)
         packed_models.add(model)
 
-    def targets(self, model: Any, shapes: dict[str, Sizes]) -> list[Target]:
-        """Returns the parameters whose codes the files hold."""
+    def targets(self, model: Any, shapes: dict[str, Sizes]) -> dict[str, Sources]:
+        """Returns the parameters that the files have packed, by name."""
         conversions = get_model_conversion_mapping(model, None, self)
         renamings = [x for x in conversions if isinstance(x, WeightRenaming)]
         converters = [x for x in conversions if isinstance(x, WeightConverter)]
         state, prefix = model.state_dict(), model.base_model_prefix
-        found: dict[str, Target] = {}
+        targets: dict[str, Sources] = {}
         for key, shape in shapes.items():
             name, source = rename_source_key(key, renamings, converters, prefix, state)
-            if source is not None and source.rpartition(".")[2] in self.format.endings:
-                target = found.setdefault(name, Target(name))
-                target.sources.setdefault(source, []).append(shape)
-        # In MLX's files, names of codes and of numbers end alike. What has scales is packed.
-        return [target for target in found.values() if target.shape(self.format.scales) is not None]
+            if source is not None and ending_of(source) in self.format.endings:
+                targets.setdefault(name, {}).setdefault(source, []).append(shape)
+        # MLX uses the same tensor name for packed and unpacked weights. A layer with scales is packed.
+        return {name: sources for name, sources in targets.items() if {ending_of(x) for x in sources} - {"weight"}}
 
-    def packing(self, target: Target, shape: torch.Size) -> Packing:
-        words, scales = target.shape(self.format.words), target.shape(self.format.scales)
-        missing = [ending for ending in (self.format.words, *self.format.others) if target.shape(ending) is None]
-        if words is None or scales is None or missing:
-            raise ValueError(f"{target.name}: expected a tensor of each ending, got none of {', '.join(missing)}")
-        N, K = shape[-2] // (2 if target.name.endswith("gate_up_proj") else 1), shape[-1]
-        bits = 32 * words[-2] * words[-1] / (N * K)
-        if bits not in (4, 8):
-            raise ValueError(f"{target.name}: expected codes of 4 or 8 bits for [{N}, {K}], got {bits:g}")
-        if words[-2:] != (expected := self.format.layout(N, K, int(bits))):
-            raise ValueError(f"{target.name}: expected words of shape {list(expected)}, got {list(words[-2:])}")
-        groups = scales[-2] if self.format.transposed else scales[-1]
-        return Packing(int(bits), fitting_group(target.name, K // groups))
+    def packing(self, name: str, sources: Sources, shape: torch.Size) -> Packing:
+        """Returns how the files pack a parameter. Its projections are alike, or `joined` refuses them."""
+        own = {ending_of(source): shapes[0] for source, shapes in reversed(sources.items())}
+        return self.format.packing(name, own, shape[-1], shape[-2] // (2 if name.endswith("gate_up_proj") else 1))
 
-    def expect_experts(self, target: Target, experts: int) -> None:
-        counts = {len(shapes) for shapes in target.sources.values()}
-        expected = 1 if self.format.experts_are_stacked else experts
-        if counts != {expected}:
-            found = ", ".join(map(str, sorted(counts)))
-            raise ValueError(f"{target.name}: expected each tensor of {experts} experts, got {found}")
+    def expect_experts(self, name: str, sources: Sources, experts: int) -> None:
+        counts = {len(shapes) for shapes in sources.values()}
+        if counts != {1 if self.format.experts_are_stacked else experts}:
+            got = ", ".join(map(str, sorted(counts)))
+            raise ValueError(f"{name}: expected each tensor of {experts} experts, got {got}")
         if self.format.act_order:
-            raise ValueError(f"{target.name}: expected experts without act-order (desc_act), got sorted columns")
+            raise ValueError(f"{name}: expected experts without act-order (desc_act), got sorted columns")
 
     def replace(self, model: Any, name: str) -> None:
         """Puts a packed layer in the place of the parameter's layer, once for all parameters of a layer."""
@@ -144,9 +130,9 @@ class PackedQuantizer(HfQuantizer):
         if parameter in EXPERTS and is_experts(layer):
             model.set_submodule(path, self.packed_experts(path, layer))
         elif type(layer) is nn.Linear:
-            model.set_submodule(path, PackedLinear(layer, packing.bits, packing.group))
+            model.set_submodule(path, PackedLinear(layer, *sizes_of(packing)))
         elif type(layer) is nn.Embedding:
-            model.set_submodule(path, PackedEmbedding(layer, packing.bits, packing.group))
+            model.set_submodule(path, PackedEmbedding(layer, *sizes_of(packing)))
         elif parameter == "weight" and layer.weight.dim() == 2:
             self.dense.add(name)  # a router
         else:
@@ -157,8 +143,8 @@ class PackedQuantizer(HfQuantizer):
             raise ValueError(f"{path}: {reason}")
         packings = {name: self.packings.get(f"{path}.{name}") for name in EXPERTS}
         if missing := [name for name, packing in packings.items() if packing is None]:
-            raise ValueError(f"{path}: expected both of the experts' weights packed, got numbers in {missing[0]}")
-        return PackedExperts(experts, {name: (x.bits, x.group) for name, x in packings.items() if x is not None})
+            raise ValueError(f"{path}: expected both expert weights to be quantised; {missing[0]} is not")
+        return PackedExperts(experts, {name: sizes_of(x) for name, x in packings.items() if x is not None})
 
     def tie(self, model: Any) -> None:
         """Packs a head that is tied to a packed embedding, and lets transformers tie scales and biases too."""
@@ -169,9 +155,9 @@ class PackedQuantizer(HfQuantizer):
             layer = model.get_submodule(path)
             if type(layer) is not nn.Linear or not embedding.endswith(".weight"):
                 raise ValueError(f"{head}: expected a linear layer tied to the packed {embedding}")
-            model.set_submodule(path, PackedLinear(layer, packing.bits, packing.group))
-            of_embedding = embedding.rpartition(".")[0]
-            model.all_tied_weights_keys |= {f"{path}.{part}": f"{of_embedding}.{part}" for part in PARTS}
+            model.set_submodule(path, PackedLinear(layer, *sizes_of(packing)))
+            source = embedding.rpartition(".")[0]
+            model.all_tied_weights_keys |= {f"{path}.{part}": f"{source}.{part}" for part in PARTS}
 
     # ---- while loading ---------------------------------------------------------------------------------------------
 
@@ -187,15 +173,15 @@ class PackedQuantizer(HfQuantizer):
     def get_new_dtype(self, converter: Any, param: Any, dtype: Any) -> Any:
         """Leaves the tensors of a packed layer in their own dtype."""
         operations = getattr(converter, "operations", ())
-        ours = any(getattr(operation, "quantizer", None) is self for operation in operations)
-        return None if ours else super().get_new_dtype(converter, param, dtype)
+        is_packed = any(getattr(operation, "quantizer", None) is self for operation in operations)
+        return None if is_packed else super().get_new_dtype(converter, param, dtype)
 
     def param_needs_quantization(self, model: Any, param_name: str, **unused: Any) -> bool:
         """Says which parameters' shapes transformers leaves to the quantizer."""
         layer = model.get_submodule(param_name.rpartition(".")[0])
         return isinstance(layer, (PackedLinear, PackedEmbedding, PackedExperts))
 
-    def number(self, name: str, x: Tensor, model: Any) -> Tensor:
+    def unquantized(self, name: str, x: Tensor, model: Any) -> Tensor:
         """Returns a tensor that is not packed as the model wants it: MLX may hold it in another order, or plus one."""
         expected = model.get_parameter(name)
         if x.dim() == 3 and x.shape != expected.shape and x.mT.shape == expected.shape:
@@ -213,8 +199,7 @@ class PackedQuantizer(HfQuantizer):
                 f"from_pretrained: expected an MLX file of {', '.join(MLX_MODELS)}, as a text model "
                 f"(AutoModelForCausalLM), got {type(model).__name__}"
             )
-        convolutions = [shape for name, shape in shapes.items() if name.endswith(".conv1d.weight")]
-        self.norms_are_shifted = any(shape[-1] == 1 for shape in convolutions)
+        self.norms_are_shifted = shifts_norms(shapes)
 
     def _process_model_after_weight_loading(self, model: Any, **unused: Any) -> None:
         for layer in packed_layers(model):
@@ -231,7 +216,16 @@ class PackedQuantizer(HfQuantizer):
         return True  # with LoRA: the packed weights are frozen, and packed experts refuse
 
 
-def is_left_out(model: Any, name: str) -> bool:
+def ending_of(source: str) -> str:
+    return source.rpartition(".")[2]
+
+
+def sizes_of(packing: Packing) -> tuple[int, int]:
+    """Returns the bits, and the group size as the ops take it."""
+    return packing.bits, fitting_group("group size", packing.group_size)
+
+
+def is_unused(model: Any, name: str) -> bool:
     """Returns whether the model does not use this parameter. It may belong to prediction layers, to the head of a model
     without one, or to the vision part of a file that runs as a text model.
     """

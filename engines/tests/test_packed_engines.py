@@ -1,0 +1,336 @@
+"""Tests that transformers, vLLM and SGLang read and refuse the same quantised files, by torch_gdn's adapters for each.
+
+The engines are not installed here. Empty classes stand for theirs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+
+from tests.helpers.packed_models import Codes, Format, quantise, stored, words
+from torch_gdn.integrations.transformers import packed_patches, versions
+from torch_gdn.quantized import PackedWeight
+from torch_gdn.quantized.formats import SUPPORTED
+from torch_gdn_engines.packed_methods import as_parameter
+
+if not versions.is_served(versions.installed()):
+    pytest.skip("this transformers loads quantised files in another way", allow_module_level=True)
+from torch_gdn.integrations.transformers.packed_layers import PackedLinear
+from torch_gdn.integrations.transformers.packed_loading import PackLayer
+
+ENGINES = ("transformers", "vllm", "sglang")
+LAYER, PARTS = "model.layers.0.mlp", ("gate_proj", "up_proj")
+N, K = 16, 128
+Tensors = dict[str, dict[str, Tensor]]  # of each matrix
+
+
+class Anything(type):
+    """The type of classes that have any attribute and are generic."""
+
+    def __getattr__(cls, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+    def __getitem__(cls, item: Any) -> Any:
+        return cls
+
+
+class Empty(ModuleType):
+    """A module that has any class, and any function, which returns its first argument."""
+
+    __path__: ClassVar[list[str]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        value: Any = Anything(name, (), {}) if name[0].isupper() else lambda given, *others: given
+        setattr(self, name, value)
+        return value
+
+
+class Finder:
+    def find_spec(self, name: str, *others: Any) -> ModuleSpec | None:
+        return ModuleSpec(name, self, is_package=True) if name.split(".")[0] in ENGINES[1:] else None  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return Empty(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def adapters() -> Iterator[dict[str, Any]]:
+    before, finder = set(sys.modules), Finder()
+    sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
+    try:
+        parameters: Any = importlib.import_module("vllm.model_executor.parameter")
+        for name in ("GroupQuantScaleParameter", "PackedvLLMParameter", "BasevLLMParameter"):
+            setattr(parameters, name, parameter)
+        yield {each: importlib.import_module(f"torch_gdn.integrations.{each}.quantized") for each in ENGINES[1:]}
+    finally:
+        sys.meta_path.remove(finder)  # type: ignore[arg-type]
+        for name in set(sys.modules) - before:
+            if re.match(r"(torch_gdn\.integrations\.)?(vllm|sglang)\b", name):
+                parent, _, last = name.rpartition(".")
+                vars(sys.modules.get(parent, sys)).pop(last, None)
+                del sys.modules[name]
+
+
+def parameter(data: Tensor, weight_loader: Any, **dims: int) -> Any:
+    made: Any = as_parameter(data, weight_loader)
+    made.output_dim = dims.get("output_dim", 0)
+    return made
+
+
+def load_part(param: Any, loaded: Tensor, part: int) -> None:
+    """Does what vLLM's loaders do with one matrix of a fused layer."""
+    rows = loaded.shape[param.output_dim]
+    param.data.narrow(param.output_dim, part * rows, rows).copy_(loaded)
+
+
+def configured(engine: str, config: dict[str, Any], adapters: dict[str, Any]) -> Any:
+    """Returns what the engine makes of a file's configuration: the adapter's object, or None to read it by itself."""
+    if engine == "transformers":
+        return packed_patches.packed_format(PreTrainedConfig(quantization_config=config), None, "mps", {})
+    method = config.get("quant_method", "mlx")
+    if engine == "vllm":
+        method = "inc" if method == "auto-round" else method
+        adapters[engine].verify(method)
+        return adapters[engine].CONFIGURATIONS[method].from_config(config)
+    written = SimpleNamespace(config=config)
+    adapters[engine].resolve_checkpoint_quant_spec = lambda hf_config: written
+    adapters[engine].allow_packed_weights(lambda model: None, SimpleNamespace(quantization=method, hf_config=None))
+    kind = adapters[engine].FORMATS[method]
+    attributes = {"method": method, "read": adapters[engine].configuration.READERS[kind]}
+    return type("PackedConfig", (adapters[engine].PackedConfig,), attributes).from_config(config)
+
+
+def read_by_transformers(form: Any, tensors: Tensors) -> Tensor:
+    matrices = []
+    for part in tensors.values():
+        packing = form.packing("a.weight", {ending: tuple(x.shape) for ending, x in part.items()}, K, N)
+        model = nn.ModuleDict({"a": PackedLinear(nn.Linear(K, N, bias=False, device="meta"), packing.bits, 32)})
+        quantizer = SimpleNamespace(format=form, packings={"a.weight": packing}, dense=())
+        found = PackLayer(quantizer).convert({f"a.{ending}": [x] for ending, x in part.items()}, "a.weight", model)
+        order: Any = model["a"].order
+        matrices.append(PackedWeight(*found.values(), packing.bits, order).dequantize())
+    return torch.cat(matrices)
+
+
+def read_by_engine(engine: str, config: Any, tensors: Tensors, adapters: dict[str, Any]) -> Tensor:
+    """Loads a fused layer as the engine does."""
+    name = plain = f"{LAYER}.gate_up_proj"
+    if engine == "sglang":
+        plain = adapters[engine].plain_name(name)
+    stem = plain.rpartition(".")[0]
+    config.shapes = {f"{stem}.{part}.{e}": tuple(x.shape) for part, own in tensors.items() for e, x in own.items()}
+    config.packed_modules_mapping = {"gate_up_proj": list(PARTS)}
+    base = sys.modules["vllm.model_executor.layers.linear" if engine == "vllm" else "sglang.srt.layers.linear"]
+    method = config.get_quant_method(base.LinearBase(), name)
+    layer: Any = nn.Module()
+    method.create_weights(layer, K, [N, N], K, 2 * N, torch.float32, weight_loader=load_part)
+    for number, part in enumerate(PARTS):
+        for ending, x in tensors[part].items():
+            if ending not in config.format.ignored:
+                param = getattr(layer, ending)
+                param.weight_loader(param, x, number)
+    method.process_weights_after_loading(layer)
+    return PackedWeight(layer.weight, layer.scales, layer.biases, method.packing.bits, layer.order).dequantize()
+
+
+def compressed_tensors(*schemes: dict[str, Any], **others: Any) -> dict[str, Any]:
+    groups = {str(i): {"targets": ["Linear"], "weights": scheme} for i, scheme in enumerate(schemes)}
+    return {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups} | others
+
+
+def scheme(bits: int = 4, **others: Any) -> dict[str, Any]:
+    return {"num_bits": bits, "type": "int", "strategy": "group", "group_size": 32} | others
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_gptq"}
+MLX = {"bits": 4, "group_size": 32}
+READ: dict[str, tuple[dict[str, Any], Format]] = {
+    "gptq": (GPTQ, Format("gptq")),
+    "gptq_v2 in 8 bits": (GPTQ | {"bits": 8, "checkpoint_format": "gptq_v2"}, Format("gptq", 8, is_second=True)),
+    "gptq, act-order": (GPTQ | {"desc_act": True}, Format("gptq", is_ordered=True)),
+    "gptq, dynamic": (GPTQ | {"dynamic": {"+:.*mlp.*": {"bits": 8}}}, Format("gptq", 8)),
+    "awq": (AWQ, Format("awq")),
+    "auto-round": (AUTO_ROUND, Format("auto-round")),
+    "auto-round without a packing format": (
+        {name: x for name, x in AUTO_ROUND.items() if name != "packing_format"},
+        Format("auto-round"),
+    ),
+    "auto-round as gptq_v2": (
+        AUTO_ROUND | {"packing_format": "auto_round:gptqmodel"},
+        Format("auto-round", is_second=True),
+    ),
+    "auto-round as awq": (
+        AUTO_ROUND | {"packing_format": "auto_round:auto_awq"},
+        Format("auto-round", is_packed_as_awq=True),
+    ),
+    "compressed-tensors": (
+        compressed_tensors(scheme(symmetric=True)),
+        Format("compressed-tensors", is_symmetric=True),
+    ),
+    "compressed-tensors in 8 bits": (compressed_tensors(scheme(8)), Format("compressed-tensors", 8)),
+    "compressed-tensors by rows": (
+        compressed_tensors(scheme(strategy="channel", group_size=None)),
+        Format("compressed-tensors", group=None),
+    ),
+    "compressed-tensors, mixed": (
+        compressed_tensors(scheme(group_size=64), scheme(8)),
+        Format("compressed-tensors", 8),
+    ),
+    "compressed-tensors, act-order": (
+        compressed_tensors(scheme(actorder="group")),
+        Format("compressed-tensors", is_ordered=True),
+    ),
+    "compressed-tensors, protected": (compressed_tensors(scheme(), ignore=["re:.*"]), Format("compressed-tensors")),
+    "mlx": (MLX, Format("mlx")),
+    "mlx, own bits": (MLX | {f"{LAYER}.gate_proj": {"bits": 8, "group_size": 64}}, Format("mlx", 8, 64)),
+}
+UNKNOWN_TO = {("sglang", "mlx"), ("sglang", "mlx, own bits")}
+
+
+def write(weight: Tensor, how: Format) -> tuple[dict[str, Tensor], Tensor]:
+    """Returns a matrix's tensors in the files, and its numbers."""
+    codes = quantise(weight, how)
+    tensors = written_as_compressed_tensors(codes, how) if how.layout == "compressed-tensors" else stored(codes, how)
+    return tensors, codes.numbers()
+
+
+def written_as_compressed_tensors(codes: Codes, how: Format) -> dict[str, Tensor]:
+    tensors = {"weight_packed": words(codes.codes, how.bits), "weight_scale": codes.scales}
+    tensors["weight_shape"] = torch.tensor(codes.codes.shape)
+    order = {"weight_g_idx": codes.groups.int()} if how.is_ordered else {}
+    zeros = {} if how.is_symmetric else {"weight_zero_point": words(codes.zeros.T, how.bits).T}
+    return tensors | order | zeros
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("case", READ)
+def test_reads(case: str, engine: str, adapters: dict[str, Any]) -> None:
+    config, how = READ[case]
+    if (engine, case) in UNKNOWN_TO:
+        with pytest.raises(ValueError, match=f"^quantization: expected {re.escape(SUPPORTED)}, on mps, got mlx"):
+            configured(engine, config, adapters)
+        return
+    torch.manual_seed(0)
+    made = [write(torch.randn(N, K), how) for _ in PARTS]
+    tensors = dict(zip(PARTS, (tensors for tensors, _ in made), strict=True))
+    adapter = configured(engine, config, adapters)
+    if engine == "transformers":
+        weight = read_by_transformers(adapter, tensors)
+    else:
+        weight = read_by_engine(engine, adapter, tensors, adapters)
+    expected = torch.cat([numbers for _, numbers in made])
+    error = (weight - expected).abs()
+    assert (error <= 4 * torch.finfo(torch.float32).eps * expected.abs().amax(-1, keepdim=True)).all(), error.max()
+
+
+W8 = {"num_bits": 8, "type": "int", "strategy": "token"}
+OTHERS: dict[str, tuple[dict[str, Any], str]] = {
+    "fp8": ({"quant_method": "fp8"}, "fp8"),
+    "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
+    "AutoRound with activations": (AUTO_ROUND | {"act_bits": 8}, "AutoRound's int of 4 bits with activations of 8 "),
+    "AutoRound's floats": (AUTO_ROUND | {"data_type": "mx_fp"}, "AutoRound's mx_fp of 4 bits"),
+    "no groups": (compressed_tensors(), "compressed-tensors without config_groups"),
+    "groups of None": (compressed_tensors(config_groups=None), "compressed-tensors without config_groups"),
+    "floats": (
+        compressed_tensors(scheme(8, type="float", strategy="tensor"), format="float-quantized"),
+        "compressed-tensors' float-quantized of 8-bit float weights by tensor",
+    ),
+    "activations": (
+        compressed_tensors(config_groups={"0": {"weights": scheme(), "input_activations": W8}}),
+        "compressed-tensors' pack-quantized of 4-bit int weights by group with input_activations",
+    ),
+    "caches": (compressed_tensors(scheme(), kv_cache_scheme=W8), "compressed-tensors' .* with kv_cache_scheme"),
+    "transforms": (compressed_tensors(scheme(), transform_config={"a": 1}), "compressed-tensors' .* with transform_c"),
+    "sparsity": (
+        compressed_tensors(scheme(), sparsity_config={"format": "sparse-24"}),
+        "compressed-tensors' .* with sparsity_config",
+    ),
+}
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "3 bits": (GPTQ | {"bits": 3}, "GPTQ with 3 bits in the format gptq"),
+    "Marlin's layout": (GPTQ | {"checkpoint_format": "marlin"}, "GPTQ with 4 bits in the format marlin"),
+    "gemv": (AWQ | {"version": "gemv"}, "AWQ with 4 bits in version gemv with zero_point True"),
+    "AWQ in 8 bits": (AWQ | {"bits": 8}, "AWQ with 8 bits in version gemm"),
+    "AWQ without zero points": (AWQ | {"zero_point": False}, "AWQ with 4 bits in version gemm with zero_point False"),
+    "AutoRound in 2 bits": (AUTO_ROUND | {"bits": 2}, "AutoRound's int of 2 bits with activations of 16 bits"),
+    "AutoRound's other layout": (AUTO_ROUND | {"packing_format": "auto_round:a"}, "AutoRound's auto_round:a"),
+    "2 bits": (compressed_tensors(scheme(), scheme(2)), "compressed-tensors with 2-bit int weights by group$"),
+    "a scale for all": (compressed_tensors(scheme(strategy="tensor")), "compressed-tensors with 4-bit .* by tensor$"),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("case", [*OTHERS, *REFUSED])
+def test_refuses_configurations(case: str, engine: str, adapters: dict[str, Any]) -> None:
+    """transformers leaves other formats to its own code."""
+    config, got = (OTHERS | REFUSED)[case]
+    if engine == "transformers" and case in OTHERS:
+        assert configured(engine, config, adapters) is None
+        return
+    with pytest.raises(ValueError, match=f"^quantization: expected {re.escape(SUPPORTED)}, on mps, got {got}"):
+        configured(engine, config, adapters)
+
+
+def without(name: str) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
+    return lambda tensors: {ending: x for ending, x in tensors.items() if ending != name}
+
+
+def cut(name: str, dim: int, size: int) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
+    return lambda tensors: tensors | {name: tensors[name].narrow(dim, 0, size)}
+
+
+FAULTY: dict[str, tuple[str, Callable[[dict[str, Tensor]], dict[str, Tensor]], str]] = {
+    "no scales": (
+        "gptq",
+        without("scales"),
+        "expected the tensors qweight, scales, qzeros in the files, got no scales",
+    ),
+    "three quarters of the codes": (
+        "gptq",
+        cut("qweight", 0, 12),
+        "expected weights of 4 or 8 bits on mps, got 3 bits",
+    ),
+    "few zero points": ("awq", cut("qzeros", 0, 2), r"expected qzeros of shape \[4, 2\], got \[2, 2\]"),
+    "groups of another size": (
+        "compressed-tensors",
+        cut("weight_scale", 1, 2),
+        "expected a group size of 32, as the configuration says, got 64",
+    ),
+    "groups that do not divide the columns": (
+        "compressed-tensors in 8 bits",
+        cut("weight_scale", 1, 3),
+        "expected a group size that is a multiple of 32 and divides 128 columns, got 42",
+    ),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("case", FAULTY)
+def test_refuses_shapes(case: str, engine: str, adapters: dict[str, Any]) -> None:
+    name, change, error = FAULTY[case]
+    config, how = READ[name]
+    tensors = {part: change(write(torch.randn(N, K), how)[0]) for part in PARTS}
+    adapter = configured(engine, config, adapters)
+    with pytest.raises(ValueError, match=rf"^\S+(\.weight|\.gate_proj): {error}$"):
+        if engine == "transformers":
+            read_by_transformers(adapter, tensors)
+        else:
+            read_by_engine(engine, adapter, tensors, adapters)

@@ -1,0 +1,193 @@
+"""Describes the formats of quantised files: their tensors, how to convert them, and what is refused.
+
+A module of this package has one format: a function `read` makes its `Format` of a file's configuration. What an engine
+or transformers knows about a format, it asks the `Format`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from torch_gdn.quantized.packed_weight import PackedWeight
+
+Sizes = tuple[int, ...]
+SUPPORTED = (
+    "weights of bfloat16, float16, float32, or of 4 or 8 bits as compressed-tensors (pack-quantized), GPTQ, AWQ, "
+    "AutoRound and, except in SGLang, MLX write them"
+)
+
+
+class OtherFormat(ValueError):
+    """The files have weights that torch_gdn has no kernels for. transformers may load them by its own code."""
+
+
+def refusal(got: str, error: type[ValueError] = ValueError) -> ValueError:
+    return error(f"quantization: expected {SUPPORTED}, on mps, got {got}")
+
+
+class Stored(NamedTuple):
+    """A tensor of the files, which belongs to a matrix [N, K]. `rows` and `columns` are what one of its own covers."""
+
+    name: str
+    rows: str = "one"  # "one", or "word": as many as an int32 word holds codes
+    columns: str = "one"  # or "word", or "group": those that share a scale
+    transposed: bool = False  # [columns, rows]
+
+    @property
+    def has_words(self) -> bool:
+        return "word" in (self.rows, self.columns)
+
+    def shape(self, rows: int, columns: int, packing: Packing) -> tuple[int, int]:
+        """Returns the tensor's shape, by the rows and columns of the matrix."""
+        per = {"one": 1, "word": packing.per_word, "group": packing.group_size}
+        rows, columns = -(-rows // per[self.rows]), -(-columns // per[self.columns])
+        return (columns, rows) if self.transposed else (rows, columns)
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Says how a matrix is packed.
+
+    Args:
+        bits: 4 or 8.
+        group_size: the columns that share a scale.
+        tensors: those of its format that the files have for it.
+        is_ordered: whether they have the group of each column, too.
+    """
+
+    bits: int
+    group_size: int
+    tensors: tuple[Stored, ...]
+    is_ordered: bool = False
+
+    @property
+    def per_word(self) -> int:
+        return 32 // self.bits
+
+
+@dataclass(frozen=True)
+class Format:
+    """What the files of a quantised model hold, by their configuration.
+
+    Args:
+        method: the format's name in a configuration.
+        tensors: of a packed matrix; first the codes, then the scales.
+        convert: makes a packed weight of the tensors by name, and `bits`.
+        optional: which of these tensors a matrix may lack.
+        g_idx: the name of a tensor with the group of each column [K], which a matrix may have. Default: None.
+        ignored: names of tensors that say nothing new.
+        group_sizes: those that a matrix may have, if the configuration names all. Default: any.
+        act_order: whether the configuration announces columns in another order than their groups'.
+        experts_are_stacked: whether a layer's experts are one tensor.
+        held_as: the format in which an engine holds this one's tensors until a layer is complete, because converting a
+            layer from there needs no second copy. Default: None, the same.
+        translate: makes a tensor of that format from one of this, by name.
+    """
+
+    method: str
+    tensors: tuple[Stored, ...]
+    convert: Callable[..., PackedWeight]
+    optional: tuple[str, ...] = ()
+    g_idx: str | None = None
+    ignored: tuple[str, ...] = ()
+    group_sizes: frozenset[int] = frozenset()
+    act_order: bool = False
+    experts_are_stacked: bool = False
+    held_as: Format | None = None
+    translate: Callable[[str, Tensor], Tensor] | None = None
+
+    @property
+    def held(self) -> Format:
+        return self.held_as or self
+
+    @property
+    def endings(self) -> tuple[str, ...]:
+        """Returns the last parts of all names that a packed matrix may have."""
+        return (*(each.name for each in self.tensors), *([self.g_idx] if self.g_idx else []), *self.ignored)
+
+    def tensors_of(self, name: str, shapes: Mapping[str, Sizes]) -> dict[str, Sizes]:
+        """Returns the shapes of a matrix's tensors, by the last part of their names, or none if it is not packed.
+
+        A tensor "weight" alone is not: MLX names the unquantised one so, too.
+        """
+        own = {ending: shapes[f"{name}.{ending}"] for ending in self.endings if f"{name}.{ending}" in shapes}
+        return own if own.keys() - {"weight"} else {}
+
+    def matrices(self, layer: str, names: Iterable[str], shapes: Mapping[str, Sizes]) -> dict[str, dict[str, Sizes]]:
+        """Returns `tensors_of` the matrices of a layer, or nothing if none is packed.
+
+        Raises:
+            ValueError: some are packed, and some are not.
+        """
+        own = {name: self.tensors_of(name, shapes) for name in names}
+        if any(own.values()) and (plain := [name for name, tensors in own.items() if not tensors]):
+            raise unlike(layer, f"unquantised {', '.join(plain)}")
+        return own if all(own.values()) else {}
+
+    def packing(self, name: str, shapes: Mapping[str, Sizes], columns: int, rows: int | None = None) -> Packing:
+        """Reads how a matrix is packed from the shapes of its tensors, whatever the configuration says.
+
+        Args:
+            name: the matrix's, for errors.
+            shapes: by the last part of the tensors' names. Dimensions before the last two are experts.
+            columns: of the matrix.
+            rows: of the matrix. Default: as many as it has scales.
+
+        Raises:
+            ValueError: a tensor is missing, has another shape, or the ops do not take bits or group size.
+        """
+        required = [each.name for each in self.tensors if each.name not in self.optional]
+        if missing := [each for each in required if each not in shapes]:
+            raise ValueError(
+                f"{name}: expected the tensors {', '.join(required)} in the files, got no {', '.join(missing)}"
+            )
+        codes, scales = self.tensors[:2]
+        scale_rows, groups = shapes[scales.name][-2:][:: -1 if scales.transposed else 1]
+        rows = rows or scale_rows
+        bits = 32 * math.prod(shapes[codes.name][-2:]) / (rows * columns)
+        if bits not in (4, 8):
+            raise ValueError(f"{name}: expected weights of 4 or 8 bits on mps, got {bits:g} bits")
+        size = columns // groups
+        if size < 32 or size % 32 or columns % size:
+            limits = f"a multiple of 32 and divides {columns} columns"
+            raise ValueError(f"{name}: expected a group size that is {limits}, got {size}")
+        if self.group_sizes and groups > 1 and size not in self.group_sizes:
+            sizes = " or ".join(map(str, sorted(self.group_sizes)))
+            raise ValueError(f"{name}: expected a group size of {sizes}, as the configuration says, got {size}")
+        held = tuple(each for each in self.held.tensors if each.name in shapes)
+        packing = Packing(int(bits), size, held, self.g_idx in shapes)
+        for each in self.tensors:
+            expected = each.shape(rows, columns, packing)
+            if (got := shapes.get(each.name, expected)[-2:]) != expected:
+                raise ValueError(f"{name}: expected {each.name} of shape {list(expected)}, got {list(got)}")
+        return packing
+
+
+def unlike(layer: str, got: object) -> ValueError:
+    return ValueError(f"{layer}: expected matrices that are all quantised the same way, got {got}")
+
+
+def shapes_in(files: Iterable[Any] | None) -> dict[str, Sizes]:
+    """Returns the shapes of all tensors of safetensors files by name.
+
+    Raises:
+        ValueError: files that are not safetensors, or none.
+    """
+    shapes: dict[str, Sizes] = {}
+    for path in files or ():
+        if not str(path).endswith(".safetensors"):
+            raise ValueError(f"quantization: expected safetensors files, got {path}")
+        with open(path, "rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(length))
+        shapes |= {name: tuple(x["shape"]) for name, x in header.items() if name != "__metadata__"}
+    if not shapes:
+        raise ValueError("quantization: expected the files of the model, got a state dict or no file")
+    return shapes
