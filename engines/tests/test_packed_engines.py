@@ -334,3 +334,22 @@ def test_refuses_shapes(case: str, engine: str, adapters: dict[str, Any]) -> Non
             read_by_transformers(adapter, tensors)
         else:
             read_by_engine(engine, adapter, tensors, adapters)
+
+
+@pytest.mark.parametrize("engine", ENGINES[1:])
+@pytest.mark.parametrize(
+    "other, got",
+    [("gptq, dynamic", "4 bits in groups of 32, 8 bits in groups of 32"), (None, r"unquantised \S+up_proj")],
+    ids=["bits", "unquantised"],
+)
+def test_refuses_fused_layers_of_unlike_matrices(
+    other: str | None, got: str, engine: str, adapters: dict[str, Any]
+) -> None:
+    """transformers has a layer for each matrix."""
+    config, how = READ["gptq"]
+    gate = write(torch.randn(N, K), how)[0]
+    up = write(torch.randn(N, K), READ[other][1])[0] if other else {"weight": torch.randn(N, K)}
+    adapter = configured(engine, config, adapters)
+    error = f"^{LAYER}.gate_up_proj: expected matrices that are all quantised the same way, got {got}$"
+    with pytest.raises(ValueError, match=error):
+        read_by_engine(engine, adapter, dict(zip(PARTS, (gate, up), strict=True)), adapters)

@@ -28,7 +28,7 @@ class Format:
     bits: int = 4
     group: int | None = 32  # None: a row
     is_symmetric: bool = False
-    is_ordered: bool = False  # the groups of columns are shuffled, as by GPTQ's desc_act
+    is_ordered: bool = False  # the groups of columns are shuffled, by GPTQ's desc_act or llm-compressor's actorder
     plain: str = PLAIN
     eight: str | None = None  # modules that MLX's file has in 8 bits
     is_second: bool = False  # GPTQ's format gptq_v2, whose zero points are stored as they are
@@ -102,6 +102,8 @@ def stored(of: Codes, how: Format) -> dict[str, Tensor]:
     }
     if not how.is_symmetric:
         tensors["weight_zero_point"] = pack_to_int32((of.zeros - middle).to(torch.int8), how.bits, packed_dim=0)
+    if how.is_ordered:
+        tensors["weight_g_idx"] = of.groups.int()
     return tensors
 
 

@@ -101,7 +101,7 @@ def test_states_kept_every_64_tokens(packed: Any) -> None:
     """With SGLang's extra_buffer, states are kept within prompts and during decoding, and prefixes share them. The
     model is named like Qwen3.5's released ones, and is packed.
     """
-    path, numbers = packed("qwen3_5", Format("compressed-tensors", wrapped=True))
+    path, numbers = packed("qwen3_5", Format("compressed-tensors", is_ordered=True, wrapped=True))
     texts, long = prompts(12, 130), [list(TEXT[first : first + 200]) for first in (0, 300)]
     tokens, _ = generated(numbers, texts, GREEDY_TOKENS)
     replies, _ = generated(numbers, long, 80)

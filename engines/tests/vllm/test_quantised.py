@@ -36,7 +36,7 @@ def scenario(model: Path, options: dict[str, Any], *rounds: dict[str, Any], text
 
 
 DENSE = {
-    "compressed-tensors": ("qwen3_5_mtp", Format("compressed-tensors")),
+    "compressed-tensors": ("qwen3_5_mtp", Format("compressed-tensors", is_ordered=True)),
     "gptq": ("qwen3_5", Format("gptq", bits=8, is_symmetric=True, is_ordered=True)),
     "awq": ("qwen3_5", Format("awq")),
     "auto-round": ("qwen3_5", Format("auto-round")),

@@ -13,7 +13,7 @@ import torch
 
 from bench.metal_workloads import WORKLOADS, Shape
 from bench.shapes import Layer
-from evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.tests.proof.needs import (
+from evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.tests.proof.needs import (
     needs_clang,
 )
 from evidence.lab.agx import issue
