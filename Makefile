@@ -41,7 +41,7 @@ demo: $(DEVICE)  ## generate with a Qwen3-Next on the Mac's GPU, or on a simulat
 	$(BIN)/python examples/generate.py --device $(DEMO_DEVICE)
 
 # Tests that cross-compile the whole extension: four minutes of two cores, which `proof` needs anyway.
-CROSS_BUILD_TESTS := evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/tests/proof/test_mac_build.py evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/tests/proof/test_mac_wheel.py evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/tests/proof/test_torch_versions.py
+CROSS_BUILD_TESTS := evidence/tests/proof/test_mac_build.py evidence/tests/proof/test_mac_wheel.py evidence/tests/proof/test_torch_versions.py
 
 test: lint $(DEVICE)  ## run the linters, and every test except the cross-build's, in two processes
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --durations=30 --durations-min=1 $(CROSS_BUILD_TESTS:%=--ignore=%) $(TESTS)

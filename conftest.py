@@ -26,7 +26,7 @@ torch.compiler.config.force_disable_caches = True  # Inductor's cache does not s
 # Users install neither the device nor the laboratory. `make proof` runs all of their tests.
 TAKE_TURNS = (
     "mps_simulator/",
-    "evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/evidence/tests/lab/",
+    "evidence/tests/lab/",
 )
 
 collect_ignore = [

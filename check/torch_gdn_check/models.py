@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torch_gdn._timing import wait
-from torch_gdn_check.steps import Outcome
+from torch_gdn_check.steps import Outcome, Skipped
 from torch_gdn_check.timing import refuse_simulated
 
 CONFIG: dict[str, Any] = {

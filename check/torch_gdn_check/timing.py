@@ -27,7 +27,7 @@ from torch_gdn_check.registry.inputs import doubled, to_device
 from torch_gdn_check.registry.layers import ConvolutionPoint, RowPoint
 from torch_gdn_check.registry.models import MODELS, QWEN3_NEXT
 from torch_gdn_check.registry.on_the_cpu import on_the_cpu
-from torch_gdn_check.steps import Outcome, on_simulated_device
+from torch_gdn_check.steps import Outcome, Skipped, on_simulated_device
 
 LARGEST_ERROR = 1e-2  # for outputs in bfloat16: rounding alone gives 2e-3, and wrong outputs give 1e-1 and more
 COPIED_BYTES = 1 << 27

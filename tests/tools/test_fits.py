@@ -18,6 +18,7 @@ from torch_gdn import memory
 from torch_gdn.integrations.transformers.small_models import make
 from torch_gdn.integrations.transformers.state_pool import StatePool, StateSizes
 from torch_gdn.integrations.transformers.versions import cache_in
+from torch_gdn.tools import fits
 
 pytest.importorskip("transformers")
 DOCS = Path(__file__).parents[2] / "docs"

@@ -26,17 +26,18 @@ from engines.tests.test_vllm_gated_delta_net import PREFILLS as PREFILLED
 from tests.helpers.devices import kernels_run, ready
 from tests.helpers.errors import assert_same_bits
 from tests.helpers.files import copied_shaders, replace_once
-from tests.integrations import test_vllm_gated_delta_net as vllm_layer
 from torch_gdn import _C, prefill_algorithm, self_test
 from torch_gdn._recorder import launching
 from torch_gdn.integrations.serving import working_variants
 from torch_gdn.integrations.transformers import functions
 from torch_gdn.self_test import compare, copies, run, verdicts
+from torch_gdn.tools import info, tuning_cache
 from torch_gdn_check.registry import REGISTRY, OpEntry, Point
 from torch_gdn_check.registry.bounds import relative_error
 from torch_gdn_check.registry.gdn import ALGORITHMS, CHUNK, RulePoint
 from torch_gdn_check.registry.inputs import Call, to_device
 from torch_gdn_check.registry.layers import ConvolutionPoint, RowPoint
+from torch_gdn_engines.vllm import gated_delta_net
 
 Plant = Callable[..., None]
 

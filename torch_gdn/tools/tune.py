@@ -15,6 +15,7 @@ from torch.nn.functional import logsigmoid
 from torch_gdn import command_line
 from torch_gdn._mps import why_no_mps
 from torch_gdn._timing import median_seconds
+from torch_gdn.tools import tuning_cache
 from torch_gdn.tools.prefill import prefill_algorithm
 from torch_gdn.tools.tuning_cache import DELTA_RULE, KDA, Row
 

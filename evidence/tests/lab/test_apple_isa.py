@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.tests.proof.needs import (
-    needs_clang,
-)
 from evidence.lab.agx import calibration, checks, compiler, rules, spaces, table
 from evidence.lab.agx.dialect import opencl
 from evidence.proof.checks import Check, Finding, Result, Silent
 from evidence.proof.checks import run as run_checks
 from evidence.proof.reasons import Unavailable
+from evidence.tests.proof.needs import (
+    needs_clang,
+)
 
 PROGRAM = """\
 template <typename T, int K>

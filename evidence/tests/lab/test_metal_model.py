@@ -13,13 +13,13 @@ import torch
 
 from bench.metal_workloads import WORKLOADS, Shape
 from bench.shapes import Layer
-from evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.tests.proof.needs import (
-    needs_clang,
-)
 from evidence.lab.agx import issue
 from evidence.lab.agx.compiler import Figures
 from evidence.lab.studies import metal_model
 from evidence.lab.studies.metal_model import CHIPS, Chip, Code, predict
+from evidence.tests.proof.needs import (
+    needs_clang,
+)
 from tests.helpers.devices import on_a_mac
 from torch_gdn._recorder import KernelVariant
 

@@ -6,11 +6,11 @@ import platform
 
 import pytest
 
-from evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.tests.proof.needs import (
+from evidence.proof.metal.launches import model_launches
+from evidence.tests.proof.needs import (
     needs_clang,
     needs_simulated_device,
 )
-from evidence.proof.metal.launches import model_launches
 from tests.sweeps import share_of
 from torch_gdn import _C
 from torch_gdn._recorder import KernelVariant

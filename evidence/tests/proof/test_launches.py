@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.tests.proof.needs import (
-    needs_clang,
-    needs_simulated_device,
-)
 from evidence.proof.checks import Silent
 from evidence.proof.metal import kernels as strict_kernels
 from evidence.proof.metal import launches as strict_launches
+from evidence.tests.proof.needs import (
+    needs_clang,
+    needs_simulated_device,
+)
 from tests.sweeps import share_of
 from torch_gdn import _C
 from torch_gdn._recorder import KernelVariant, Launch, recording

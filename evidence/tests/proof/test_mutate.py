@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.tests.proof.needs import (
-    needs_simulated_device,
-)
 from evidence.proof.checks import Silent
 from evidence.proof.mutate import forks, mutants, scratch
 from evidence.proof.mutate.faults import CHECKOUT, KINDS, PARTS, Fault, all_faults, sample
@@ -23,6 +20,9 @@ from evidence.proof.mutate.rates import record_text as drawn_text
 from evidence.proof.mutate.runs import run_all
 from evidence.proof.mutate.scratch import Finished
 from evidence.proof.mutate.trial import BROKEN, CAUGHT, FALSE, LATE, MISSED, NOT_RUN, PROOF, Verdict, failed_test
+from evidence.tests.proof.needs import (
+    needs_simulated_device,
+)
 
 FAULTS = all_faults()
 runs_tests = pytest.mark.sweep(1, seeds=2)  # each test runs tests in a separate process, which takes seconds

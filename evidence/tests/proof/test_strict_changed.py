@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.tests.proof.needs import (
-    needs_clang,
-)
 from evidence.proof.metal import changed as strict_changed
 from evidence.proof.metal import front_end as strict_front_end
 from evidence.proof.metal import launches as strict_launches
+from evidence.tests.proof.needs import (
+    needs_clang,
+)
 from torch_gdn._recorder import KernelVariant
 
 pytestmark = pytest.mark.xdist_group("strict")

@@ -6,14 +6,14 @@ import subprocess
 
 import pytest
 
-from evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.tests.proof.needs import (
-    needs_clang,
-)
 from evidence.proof.metal.facts import Facts
 from evidence.proof.metal.front_end import CLANG, LANGUAGE, compile_strictly, tools
 from evidence.proof.metal.kernels import check_source
 from evidence.proof.metal.tree import Layout, read_tree
 from evidence.proof.metal.values import EXACT, OFFSET, Lanes, bank_passes, combine
+from evidence.tests.proof.needs import (
+    needs_clang,
+)
 
 pytestmark = [needs_clang, pytest.mark.xdist_group("strict")]
 

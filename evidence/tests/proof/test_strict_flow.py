@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.tests.proof.needs import (
+from evidence.proof.metal.kernels import check_source
+from evidence.tests.proof.needs import (
     needs_clang,
 )
-from evidence.proof.metal.kernels import check_source
 
 pytestmark = [needs_clang, pytest.mark.xdist_group("strict")]
 

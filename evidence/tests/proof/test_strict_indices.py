@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.tests.proof.needs import (
-    needs_clang,
-)
 from evidence.proof.metal import front_end as strict_front_end
 from evidence.proof.metal import kernels as strict_kernels
 from evidence.proof.metal.kernels import check_source
 from evidence.proof.metal.launches import model_launches
+from evidence.tests.proof.needs import (
+    needs_clang,
+)
 from tests.helpers.shaders import shaders_of_ops
 from torch_gdn._recorder import KernelVariant
 

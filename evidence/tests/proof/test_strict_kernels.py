@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.tests.proof.needs import (
-    needs_clang,
-)
 from evidence.proof.checks import Silent
 from evidence.proof.metal import caps as strict_caps
 from evidence.proof.metal import front_end as strict_front_end
 from evidence.proof.metal import kernels as strict_kernels
 from evidence.proof.metal.facts import Facts
 from evidence.proof.metal.launches import model_launches, probe_launches
+from evidence.tests.proof.needs import (
+    needs_clang,
+)
 from tests.sweeps import share_of
 from torch_gdn import _C
 from torch_gdn._recorder import KernelVariant, Launch

@@ -7,14 +7,14 @@ from fnmatch import fnmatch
 
 import pytest
 
-from evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.tests.proof.needs import (
-    needs_clang,
-)
 from evidence.proof.checks import Silent
 from evidence.proof.metal import others as strict_others
 from evidence.proof.metal import vocabulary
 from evidence.proof.metal.others import Verdict
 from evidence.proof.reasons import Unavailable
+from evidence.tests.proof.needs import (
+    needs_clang,
+)
 
 pytestmark = [needs_clang, pytest.mark.xdist_group("strict")]
 

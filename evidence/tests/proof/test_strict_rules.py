@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import pytest
 
-from evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.tests.proof.needs import (
-    needs_clang,
-)
 from evidence.proof.metal import front_end as strict_front_end
 from evidence.proof.metal.examples import Example, examples
 from evidence.proof.metal.kernels import check_source
+from evidence.tests.proof.needs import (
+    needs_clang,
+)
 
 pytestmark = [needs_clang, pytest.mark.xdist_group("strict")]
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.evidence.tests.proof.needs import (
-    needs_clang,
-)
 from evidence.proof.metal import front_end as strict_front_end
 from evidence.proof.metal import vocabulary
 from evidence.proof.metal.tree import Tree
 from evidence.proof.metal.vocabulary import Word
 from evidence.proof.reasons import Unavailable
+from evidence.tests.proof.needs import (
+    needs_clang,
+)
 from torch_gdn._recorder import KernelVariant
 
 pytestmark = [needs_clang, pytest.mark.xdist_group("strict")]

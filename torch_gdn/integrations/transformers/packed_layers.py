@@ -36,13 +36,16 @@ class PackedLinear(Module):
     weight: Tensor
     scales: Tensor
     biases: Tensor
+    bias: torch.nn.Parameter | None
     order: Tensor | None  # gathers x if columns were sorted by group
 
     def __init__(self, linear: torch.nn.Linear, bits: int, group: int) -> None:
         super().__init__()
         self.in_features, self.out_features, self.bits = linear.in_features, linear.out_features, bits
         add_parameters(self, PARTS, (self.out_features, self.in_features), bits, group)
-        self.register_parameter("bias", None if linear.bias is None else linear.bias.requires_grad_(False))
+        if linear.bias is not None:
+            linear.bias.requires_grad_(False)
+        self.register_parameter("bias", linear.bias)
         self.register_buffer("order", None)
 
     def forward(self, x: Tensor) -> Tensor:
