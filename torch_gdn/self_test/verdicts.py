@@ -13,10 +13,9 @@ from pathlib import Path
 import torch
 
 from torch_gdn import _C
-from torch_gdn._files import write_whole
+from torch_gdn._files import folder, tuning_file, write_whole
 from torch_gdn._mps import command_output
 from torch_gdn._version import __version__
-from torch_gdn.tools import tuning_cache
 
 FORMAT = 2
 ENDED = "the process ended while the test ran"
@@ -65,9 +64,9 @@ def shaders() -> str:
 
 
 def path(key: str) -> Path:
-    table = tuning_cache.path()
-    folder = tuning_cache.folder() if table is None else table.parent
-    return folder / f"self_test_{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    table = tuning_file()
+    place = folder() if table is None else table.parent
+    return place / f"self_test_{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 
 def read(key: str) -> Verdicts:

@@ -7,16 +7,15 @@ read. If the file cannot be used, a warning says so and the heuristic decides.
 from __future__ import annotations
 
 import json
-import os
 import warnings
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch_gdn import _C
+from torch_gdn import _C, _files
 from torch_gdn._files import write_whole
 
-VARIABLE = "TORCH_GDN_TUNING_CACHE"
+VARIABLE, path = _files.TUNING_VARIABLE, _files.tuning_file
 VERSION = 4  # the file's version
 WITHOUT_RULES = 3  # an older version, whose rows have no rule: only the delta rule was measured
 DELTA_RULE, KDA = "delta_rule", "kda"
@@ -44,32 +43,6 @@ def key() -> str:
     """Returns the name of this machine's rows."""
     facts = _C.device_facts()
     return _C.tuning_key(facts["name"], facts["core_count"])
-
-
-def path() -> Path | None:
-    """Returns the file, or None if the variable is empty, or if it is unset and the user has no home.
-
-    Raises:
-        ValueError: If the variable names the home of a user that does not exist.
-    """
-    named = os.environ.get(VARIABLE)
-    if named == "":
-        return None
-    try:
-        return folder() / "tuning_cache.json" if named is None else Path(named).expanduser()
-    except RuntimeError as error:  # from pathlib
-        if named is None:
-            return None
-        raise ValueError(f"{VARIABLE}: expected a path, got {named!r}: {error}") from None
-
-
-def folder() -> Path:
-    """Returns the folder for this machine's files, unless a variable names another place.
-
-    Raises:
-        RuntimeError: If the user has no home.
-    """
-    return Path.home() / ".config" / "torch_gdn"
 
 
 def read(file: Path) -> Table:
