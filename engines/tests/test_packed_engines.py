@@ -77,11 +77,11 @@ def adapters() -> Iterator[dict[str, Any]]:
         parameters: Any = importlib.import_module("vllm.model_executor.parameter")
         for name in ("GroupQuantScaleParameter", "PackedvLLMParameter", "BasevLLMParameter"):
             setattr(parameters, name, parameter)
-        yield {each: importlib.import_module(f"torch_gdn.integrations.{each}.quantized") for each in ENGINES[1:]}
+        yield {each: importlib.import_module(f"torch_gdn_engines.{each}.quantized") for each in ENGINES[1:]}
     finally:
         sys.meta_path.remove(finder)  # type: ignore[arg-type]
         for name in set(sys.modules) - before:
-            if re.match(r"(torch_gdn\.integrations\.)?(vllm|sglang)\b", name):
+            if re.match(r"(torch_gdn_engines\.)?(vllm|sglang)\b", name):
                 parent, _, last = name.rpartition(".")
                 vars(sys.modules.get(parent, sys)).pop(last, None)
                 del sys.modules[name]
