@@ -315,6 +315,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("infer_outputs", &infer_outputs, py::arg("op"),
         "Checks a call and returns empty outputs, without computing. Fake tensors give fake tensors.");
   m.def("has_launcher", &torch_gdn::has_launcher, "Returns whether this process can run kernels on an mps device.");
+  m.def("is_recording", &torch_gdn::is_recording, "Returns whether this thread records launches.");
   m.def(
       "compile", &compile, py::arg("kernel"), py::arg("file"), py::arg("arguments"),
       "Compiles one kernel variant, unless it is compiled already, and does not run it. Takes the template, its file "

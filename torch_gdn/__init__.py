@@ -16,6 +16,7 @@ if command_line.is_running():  # --help and wrong arguments end here, before PyT
 from torch_gdn import _library, aura, reference, self_test
 from torch_gdn._recorder import recording
 from torch_gdn._version import __version__
+from torch_gdn.autograd import on_mps
 from torch_gdn.causal_conv1d_interface import causal_conv1d_fn
 from torch_gdn.ops.attention.compute_slot_mapping import compute_slot_mapping
 from torch_gdn.ops.attention.paged_attention import paged_attention
@@ -148,4 +149,4 @@ __all__ = [
 ]
 tuning_cache.install_file()
 self_test.install()
-del _library
+del _library, on_mps

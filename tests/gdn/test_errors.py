@@ -123,7 +123,7 @@ def test_index_tensors_may_stay_on_the_cpu(device: torch.device, entry: OpEntry[
 
 
 PACKABLE = [entry for entry in REGISTRY.values() if entry.packable]
-OF_A_SEQUENCE = ("initial_state", "dfinal_state", "state_indices", "has_initial_state", "chunk_indices")
+OF_A_SEQUENCE = ("initial_state", "dfinal_state", "dht", "state_indices", "has_initial_state", "chunk_indices")
 
 
 @pytest.mark.parametrize("boundaries_on_the_cpu", [False, True])

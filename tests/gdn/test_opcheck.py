@@ -50,7 +50,7 @@ def test_opcheck_without_options(device: torch.device, entry: OpEntry[Any]) -> N
 def test_opcheck_with_values_first(device: torch.device, entry: OpEntry[Any]) -> None:
     """Packed sequences have no chunk_indices."""
     call = entry.smallest(packed=True) | {"state_v_first": True}
-    call["initial_state"] = call["initial_state"].transpose(-1, -2)
+    call |= {name: call[name].transpose(-1, -2) for name in ("initial_state", "dht") if name in call}
     call.pop("chunk_indices", None)
     opcheck(entry.name, call, device)
 

@@ -6,11 +6,12 @@ compare every kernel with `fused_recurrent_gated_delta_rule` on float64 inputs. 
 Mirrokni 2025) with norms corrected and attention in the rotated space.
 """
 
-from torch_gdn.reference import attention, aura, experts, gdn, kda, layers, quantized
+from torch_gdn.reference import attention, aura, experts, gdn, gradients, kda, layers, quantized
 from torch_gdn.reference.attention import *
 from torch_gdn.reference.aura import *
 from torch_gdn.reference.experts import *
 from torch_gdn.reference.gdn import *
+from torch_gdn.reference.gradients import *
 from torch_gdn.reference.kda import *
 from torch_gdn.reference.layers import *
 from torch_gdn.reference.quantized import *
@@ -20,6 +21,7 @@ __all__ += attention.__all__
 __all__ += aura.__all__
 __all__ += experts.__all__
 __all__ += gdn.__all__
+__all__ += gradients.__all__
 __all__ += kda.__all__
 __all__ += layers.__all__
 __all__ += quantized.__all__

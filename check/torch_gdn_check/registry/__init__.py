@@ -1,11 +1,11 @@
 """Records what is known about each op: how to draw its inputs, its exact answer, its bounds, what it refuses.
 
 `registry` has the entry of an op and all entries, `inputs` draws tensors and moves calls between devices, `models` has
-the sizes of published models. The entries are in `gdn`, `layers`, `decode`, `aura`, `attention`, `pages`, `experts`
-and `quantized`. The check, the proofs, the benchmarks and the tests derive their cases from them.
+the sizes of published models. The entries are in `gdn`, `gradients`, `layers`, `decode`, `aura`, `attention`, `pages`,
+`experts` and `quantized`. The check, the proofs, the benchmarks and the tests derive their cases from them.
 """
 
-from torch_gdn_check.registry import attention, aura, decode, experts, gdn, layers, pages, quantized
+from torch_gdn_check.registry import attention, aura, decode, experts, gdn, gradients, layers, pages, quantized
 from torch_gdn_check.registry.registry import REGISTRY, OpEntry, Point, complete
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "decode",
     "experts",
     "gdn",
+    "gradients",
     "layers",
     "pages",
     "quantized",

@@ -29,11 +29,11 @@ c10::SmallVector<Int, 5> state_sizes(std::initializer_list<Int> rows, const Chun
 }
 
 template <typename Int>
-void check_initial_state(const Check<Int>& check, const ChunkShape<Int>& s, const optional<Tensor>& state,
-                         bool v_first) {
+void check_initial_state(const Check<Int>& check, const ChunkShape<Int>& s, const optional<Tensor>& state, bool v_first,
+                         const char* argument = "initial_state") {
   if (!state.has_value()) return;
-  check.shape("initial_state", *state, v_first ? "[N, HV, V, K]" : "[N, HV, K, V]", state_sizes({s.N}, s, v_first));
-  check.is_floating("initial_state", *state);
+  check.shape(argument, *state, v_first ? "[N, HV, V, K]" : "[N, HV, K, V]", state_sizes({s.N}, s, v_first));
+  check.is_floating(argument, *state);
 }
 
 // Returns a float32 state, or an empty tensor if it was not requested.

@@ -1,0 +1,120 @@
+"""Entries of the ops that compute gradients, and exact gradients: autograd through the recurrence, in float64."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_gdn import reference
+from torch_gdn.reference.common import chunks, sequences
+from torch_gdn_check.registry import bounds, invalid
+from torch_gdn_check.registry.gdn import BF16, F16, F32, SMALL, RulePoint, draw_rule
+from torch_gdn_check.registry.inputs import Call
+from torch_gdn_check.registry.invalid import change
+from torch_gdn_check.registry.models import DTYPES
+from torch_gdn_check.registry.registry import Invalid, Named, OpEntry, accepted_by, register
+
+PER_TOKEN = ("q", "k", "v", "g", "beta")
+NAMES = ("dq", "dk", "dv", "dg", "dbeta", "dinitial_state")
+
+
+def exact_gradients(
+    rule: Callable[..., Any], call: Call, do: Tensor, dht: Tensor | None = None, parameters: tuple[str, ...] = ()
+) -> dict[str, Tensor]:
+    """Returns the gradients of a rule's call, by the argument's name, also of `parameters` that all tokens share.
+
+    Sequences are computed one at a time, because the reference writes the states of packed ones in place.
+    """
+    leaves = {name: call[name].double().requires_grad_() for name in (*PER_TOKEN, *parameters)}
+    state = call.get("initial_state")
+    if state is not None:
+        leaves["initial_state"] = state.double().requires_grad_()
+    options = {name: x for name, x in call.items() if name not in leaves and name != "cu_seqlens"}
+    total = torch.zeros((), dtype=torch.float64)
+    for n, b, first, last, _ in sequences(do.shape[0], do.shape[1], call.get("cu_seqlens")):
+        here = {name: x[b : b + 1, first:last] if name in PER_TOKEN else x for name, x in leaves.items()}
+        if state is not None:
+            here["initial_state"] = leaves["initial_state"][n : n + 1]
+        o, final = rule(**accepted_by(rule, here | options | {"output_final_state": True}))
+        total = total + (o * do[b : b + 1, first:last].double()).sum()
+        if dht is not None:
+            total = total + (final * dht[n : n + 1].double()).sum()
+    found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    zeros = (torch.zeros_like(x) if grad is None else grad for x, grad in zip(leaves.values(), found, strict=True))
+    return dict(zip(leaves, zeros, strict=True))
+
+
+def draw_backward(point: RulePoint, of_channels: bool) -> Call:
+    call = draw_rule(point, chunked=True, in_place=False, of_channels=of_channels)
+    call = {name: x for name, x in call.items() if name not in ("chunk_size", "chunk_indices", "output_final_state")}
+    state = call.pop("initial_state", None)
+    call["do"] = torch.randn(call["v"].shape).to(point.dtype)
+    if state is not None:
+        call |= {"dht": torch.randn(state.shape).to(state.dtype), "initial_state": state}
+    return call
+
+
+def exact_backward(call: Call, rule: Callable[..., Any]) -> tuple[Tensor | None, ...]:
+    inputs = {name: x for name, x in call.items() if name not in ("do", "dht")}
+    found = exact_gradients(rule, inputs, call["do"], call.get("dht"))
+    return tuple(found.get(name) for name in (*PER_TOKEN, "initial_state"))
+
+
+def backward_bounds(point: RulePoint, call: Call, exact: Named) -> dict[str, float]:
+    """Everything is computed in float32, and only dq, dk and dv may be rounded."""
+    g = call["g"].double()
+    sums = [
+        g[b, first:last].cumsum(0)
+        for _, b, first, last, _ in chunks(g.shape[0], g.shape[1], 64, call.get("cu_seqlens"))
+    ]
+    in_f32 = bounds.chunk_f32(max(each.abs().max().item() for each in sums))
+    rounded = max(in_f32, bounds.ROUNDING.get(point.dtype, 0))
+    return {name: rounded if name in ("dq", "dk", "dv") else in_f32 for name in exact}
+
+
+def wrong_backward(entry: OpEntry[RulePoint]) -> Iterator[Invalid]:
+    yield from [
+        *invalid.integers("q", "g", "beta", "do"),
+        *invalid.float64("q", "v", "do"),
+        *invalid.too_flat("q", "do"),
+    ]
+    yield from [*invalid.half("k"), *invalid.too_short("k", "v", "g", "beta", "do"), *invalid.sizes("q", "v")]
+    yield from [*invalid.packing(), *invalid.states("initial_state")]
+    yield Invalid("dht", ValueError, "one for two", change("dht", lambda state: state[:1]))
+    yield Invalid("dht", TypeError, "integers", change("dht", torch.Tensor.int))
+    yield Invalid("head_grouping", ValueError, "interleaved", invalid.put("head_grouping", "interleaved"))
+
+
+def backward_points() -> Iterator[RulePoint]:
+    for dtype, (K, V) in itertools.product(DTYPES, ((128, 128), (33, 65))):
+        yield RulePoint(dtype, K=K, V=V, state_v_first=K == 33, normalise=dtype == BF16)
+    yield RulePoint(F32, K=64, V=64, tokens=84, boundaries=(0, 17, 17, 20, 84), H=2, HV=4)
+    yield RulePoint(F32, K=64, V=64, repeated_keys=True)
+    yield RulePoint(BF16, K=256, V=96, aligned=False, tokens=40)
+    yield RulePoint(F16, K=60, V=256, from_state=False, tokens=40)
+
+
+for name, rule in (
+    ("chunk_gated_delta_rule_bwd", reference.fused_recurrent_gated_delta_rule),
+    ("chunk_kda_bwd", reference.fused_recurrent_kda),
+):
+    register(
+        OpEntry(
+            name,
+            draw=partial(draw_backward, of_channels=name == "chunk_kda_bwd"),
+            small=SMALL,
+            points=list(backward_points()),
+            self_test=[RulePoint(BF16, K=64, V=64, normalise=True, tokens=70)],
+            exact=partial(exact_backward, rule=rule),
+            bound=backward_bounds,
+            heads={"dinitial_state": 1},
+            launches=None,
+            scratch=True,
+            invalid=wrong_backward,
+        )
+    )

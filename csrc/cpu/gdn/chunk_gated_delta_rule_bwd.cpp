@@ -1,0 +1,205 @@
+// The gradients of the delta rules. A core takes one sequence and key head, and its value heads one after the other. It
+// walks forward through the chunks, and keeps what is O(T), a state per segment of chunks, and the states of the last
+// segment. Then it walks back: it computes the states of a segment again, and the gradients chunk by chunk. Sums over
+// value heads have their order.
+#include "ops/gdn/chunk_gated_delta_rule_bwd.h"
+
+#include "cpu/common.h"
+#include "cpu/define.h"
+#include "cpu/simd/backward_kernels.h"
+
+namespace torch_gdn {
+
+namespace {
+
+using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+constexpr int64_t kSegment = 32;  // chunks whose states are kept at a time: 2 MB with K = V = 128
+
+struct Inputs {
+  cpu::Rows q, k, v, g, beta, d_o;
+  cpu::StateIo states, gradients;  // the initial states and their gradients; those of the final states
+  float scale;
+  bool normalise, of_channels;
+};
+
+struct Outputs {
+  cpu::Rows dq, dk, dv, dg, dbeta;
+};
+
+auto floats(int64_t count) { return cpu::Aligned::floats(std::max<int64_t>(1, count)); }
+
+class BackwardCore {
+ public:
+  BackwardCore(const ChunkShape<>& s, const std::vector<cpu::Sequence>& sequences, int64_t longest, const Inputs& in,
+               const Outputs& out)
+      : s_(s),
+        sequences_(sequences),
+        in_(in),
+        out_(out),
+        tiles_(std::make_unique<cpu::BackwardTiles>()),
+        K_(cpu::padded_to_panel(s.K)),
+        V_(cpu::padded_to_panel(s.V)),
+        records_(ceil_div(longest, cpu::kTokens)),
+        r_(floats(std::ssize(records_) * cpu::kTokens * V_)),
+        starts_(floats(ceil_div(std::ssize(records_), kSegment) * K_ * V_)),
+        states_(floats((kSegment + 1) * K_ * V_)),
+        dstate_(floats(K_ * V_)),
+        dq_(floats(longest * K_)),
+        dk_(floats(longest * K_)) {
+    tiles_->K = K_, tiles_->V = V_;
+  }
+
+  void run(int64_t item) {
+    sequence_ = item / s_.H, key_head_ = item % s_.H;
+    std::tie(batch_, first_, length_) =
+        std::tuple(sequences_[sequence_].batch, sequences_[sequence_].first, sequences_[sequence_].length);
+    chunks_ = ceil_div(length_, cpu::kTokens);
+    std::fill_n(dq_.get(), length_ * K_, 0.0f);
+    std::fill_n(dk_.get(), length_ * K_, 0.0f);
+    const int64_t group = s_.HV / s_.H;
+    for (int64_t i = 0; i < group; ++i) {
+      head_ = s_.tiled ? i * s_.H + key_head_ : key_head_ * group + i;
+      walk_forward();
+      read(in_.gradients, dstate_.get());
+      for (int64_t segment = ceil_div(chunks_, kSegment) - 1; segment >= 0; --segment) walk_back(segment);
+      for_panels([&](int64_t column, int64_t columns) {
+        in_.states.write(sequence_, head_, column, columns, dstate_.get() + column * K_, cpu::kColumns);
+      });
+    }
+    write_keys(in_.q, in_.scale, dq_.get(), out_.dq);
+    write_keys(in_.k, 1.0f, dk_.get(), out_.dk);
+  }
+
+ private:
+  template <typename F>
+  void for_panels(const F& f) const {
+    for (int64_t j = 0; j < s_.V; j += cpu::kColumns) f(j, std::min(cpu::kColumns, s_.V - j));
+  }
+
+  void read(const cpu::StateIo& from, float* state) const {
+    std::fill_n(state, K_ * V_, 0.0f);
+    for_panels([&](int64_t column, int64_t columns) {
+      from.read(sequence_, head_, column, columns, s_.K, state + column * K_, cpu::kColumns);
+    });
+  }
+
+  void write_keys(const cpu::Rows& x, float scale, float* gradients, const cpu::Rows& out) const {
+    kernels_.write_keys(x.head(batch_, first_, key_head_, 0), length_, s_.K, in_.normalise, scale, gradients, K_,
+                        out.head(batch_, first_, key_head_, 0));
+  }
+
+  int64_t token(int64_t chunk) const { return first_ + chunk * cpu::kTokens; }
+  float* r(int64_t chunk) const { return r_.get() + chunk * cpu::kTokens * V_; }
+  float* state(int64_t i) const { return states_.get() + i * K_ * V_; }
+
+  void make_tiles(int64_t chunk, cpu::ChunkRecord* record) {
+    tiles_->tokens = std::min(cpu::kTokens, length_ - chunk * cpu::kTokens);
+    kernels_.read_keys(in_.q.head(batch_, token(chunk), key_head_, 0), in_.k.head(batch_, token(chunk), key_head_, 0),
+                       s_.K, in_.normalise, in_.scale, *tiles_);
+    for (int64_t i = 0; i < cpu::kTokens; ++i) {
+      tiles_->beta[i] = i < tiles_->tokens ? in_.beta.value(batch_, token(chunk) + i, head_) : 0.0f;
+    }
+    const auto decay = in_.of_channels ? kernels_.decay_channels : kernels_.decay_head;
+    decay(in_.g.head(batch_, token(chunk), head_, 0), s_.K, *tiles_, record);
+  }
+
+  void walk_forward() {
+    read(in_.states, state(0));
+    const int64_t last_segment = (chunks_ - 1) / kSegment * kSegment;
+    for (int64_t chunk = 0; chunk < chunks_; ++chunk) {
+      const int64_t i = std::max<int64_t>(0, chunk - last_segment), next = chunk < last_segment ? 0 : i + 1;
+      if (chunk % kSegment == 0) std::copy_n(state(0), K_ * V_, starts_.get() + chunk / kSegment * K_ * V_);
+      cpu::ChunkRecord& record = records_[chunk];
+      make_tiles(chunk, &record);
+      alignas(64) float A[cpu::kSquare];
+      for (int64_t i = 0; i < cpu::kSquare; ++i) A[i] = tiles_->beta[i / cpu::kTokens] * record.L[i];
+      row_kernels_.invert_unit_lower(A, cpu::kTokens, cpu::kTokens, cpu::kTokens, record.inverse, cpu::kTokens);
+      kernels_.solve(in_.v.head(batch_, token(chunk), head_, 0), s_.V, record, state(i), r(chunk), *tiles_);
+      kernels_.advance(r(chunk), state(i), state(next), *tiles_);
+    }
+  }
+
+  void walk_back(int64_t segment) {
+    const int64_t first = segment * kSegment, last = std::min(chunks_, first + kSegment);
+    if (last < chunks_) std::copy_n(starts_.get() + segment * K_ * V_, K_ * V_, state(0));
+    for (int64_t chunk = first; last < chunks_ && chunk + 1 < last; ++chunk) {
+      make_tiles(chunk, nullptr);
+      kernels_.advance(r(chunk), state(chunk - first), state(chunk - first + 1), *tiles_);
+    }
+    for (int64_t chunk = last - 1; chunk >= first; --chunk) {
+      make_tiles(chunk, nullptr);
+      kernels_.retreat(in_.d_o.head(batch_, token(chunk), head_, 0), out_.dv.head(batch_, token(chunk), head_, 0), s_.V,
+                       records_[chunk], r(chunk), state(chunk - first), dstate_.get(), *tiles_);
+      const auto leave = in_.of_channels ? kernels_.leave_channels : kernels_.leave_head;
+      leave(records_[chunk], *tiles_);
+      keep(chunk);
+    }
+  }
+
+  void keep(int64_t chunk) const {
+    const int64_t at = chunk * cpu::kTokens, tokens = tiles_->tokens, width = in_.of_channels ? s_.K : 1;
+    for (int64_t i = 0; i < tokens * K_; ++i) dq_[at * K_ + i] += tiles_->dq[i];
+    for (int64_t i = 0; i < tokens * K_; ++i) dk_[at * K_ + i] += tiles_->dk[i];
+    for (int64_t i = 0; i < tokens; ++i) {
+      const float* dg = tiles_->dg + i * (in_.of_channels ? K_ : 1);
+      out_.dg.write(batch_, token(chunk) + i, head_, 0, width, dg);
+      out_.dbeta.write(batch_, token(chunk) + i, head_, 0, 1, tiles_->dbeta + i);
+    }
+  }
+
+  const ChunkShape<>& s_;
+  const std::vector<cpu::Sequence>& sequences_;
+  const Inputs& in_;
+  const Outputs& out_;
+  const cpu::BackwardKernels& kernels_ = cpu::backward_kernels();
+  const cpu::RowKernels& row_kernels_ = cpu::row_kernels();
+  std::unique_ptr<cpu::BackwardTiles> tiles_;
+  int64_t K_, V_;
+  std::vector<cpu::ChunkRecord> records_;  // these two hold every chunk of the longest sequence
+  decltype(floats(0)) r_;
+  decltype(floats(0)) starts_;  // the state before each segment
+  decltype(floats(0)) states_, dstate_, dq_, dk_;
+  int64_t sequence_, key_head_, head_, batch_, first_, length_, chunks_;
+};
+
+Tensor rows_of(const Tensor& x) {
+  const Tensor rows = cpu::as_activation(x);
+  return rows.size(-1) == 1 || rows.stride(-1) == 1 ? rows : rows.contiguous();
+}
+
+void run(const ChunkedBackward<int64_t>& op, const Gradients& outputs) {
+  const auto& s = op.shape;
+  const auto& [dq, dk, dv, dg, dbeta, dinitial_state] = outputs;
+  const bool of_channels = op.channels.gk.has_value();
+  const Tensor q = rows_of(op.q), k = rows_of(op.k), v = rows_of(op.v), d_o = rows_of(op.grad_o);
+  const Tensor g = of_channels ? rows_of(*op.channels.gk) : op.g->to(at::kFloat), beta = op.beta->to(at::kFloat);
+  const Inputs in{.q = cpu::Rows(q),
+                  .k = cpu::Rows(k),
+                  .v = cpu::Rows(v),
+                  .g = cpu::Rows(g),
+                  .beta = cpu::Rows(beta),
+                  .d_o = cpu::Rows(d_o),
+                  .states = cpu::StateIo::of_sequences(s, op.initial_state, dinitial_state, op.state_v_first),
+                  .gradients = cpu::StateIo::of_sequences(s, op.grad_final_state, dinitial_state, op.state_v_first),
+                  .scale = static_cast<float>(scale_or_default(op.scale, s.K)),
+                  .normalise = op.use_qk_l2norm,
+                  .of_channels = of_channels};
+  const Outputs out{cpu::Rows(dq), cpu::Rows(dk), cpu::Rows(dv), cpu::Rows(dg), cpu::Rows(dbeta)};
+  const auto sequences = cpu::sequences_of(s, op.cu_seqlens);
+  int64_t longest = 0;
+  for (const auto& each : sequences) longest = std::max(longest, each.length);
+  cpu::share_work_items(s.N * s.H, at::get_num_threads(), [&](const auto& next) {
+    BackwardCore core(s, sequences, longest, in, out);
+    for (int64_t i; (i = next()) < s.N * s.H;) core.run(i);
+  });
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(gdn, m) {
+  cpu::define<ChunkGatedDeltaRuleBackward, &run>(m);
+  cpu::define<ChunkKdaBackward, &run>(m);
+}
+
+}  // namespace torch_gdn
