@@ -2,8 +2,9 @@
 
 Functions carry FLA's names and argument names; each is a thin layer over the op `torch.ops.gdn.<name>`, which
 torch.compile takes without a graph break. Each raises a ValueError for a shape, size, option, device or index that its
-docstring does not allow, and a TypeError for such a dtype. Norms, gates, the short convolution and quantized_linear
-have gradients. The others are forward only: under grad mode, an input that requires grad is a RuntimeError.
+docstring does not allow, and a TypeError for such a dtype. The delta rules, norms, gates, the short convolution and
+quantized_linear have gradients. The others are forward only: under grad mode, an input that requires grad is a
+RuntimeError.
 """
 
 from typing import TYPE_CHECKING

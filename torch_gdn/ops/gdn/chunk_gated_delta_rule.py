@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_gdn.autograd import needs_grad
+from torch_gdn.autograd.delta_rule import Options, delta_rule
 from torch_gdn.ops.arguments import check_cu_seqlens
 from torch_gdn.ops.gdn import fla_arguments
 
@@ -107,15 +109,24 @@ def chunk_gated_delta_rule(
     fla_arguments.refuse_context_parallelism(NAME, cp_context)
     fla_arguments.check_cu_seqlens_cpu(NAME, cu_seqlens, cu_seqlens_cpu)
     layout = fla_arguments.layout_of_states(NAME, state_v_first, transpose_state_layout)
-    state = (initial_state, output_final_state, use_qk_l2norm_in_kernel, layout)
-    chunks = (cu_seqlens, chunk_indices, chunk_size)
-    gates = (use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    o, final_state, h = torch.ops.gdn.chunk_gated_delta_rule(
-        q, k, v, g, beta, scale, *state, *chunks, *gates, output_dtype, head_grouping, return_intermediate_states
-    )
-    if not output_final_state:
-        final_state = None
-    return (o, final_state, h) if return_intermediate_states else (o, final_state)
+    if not use_gate_in_kernel:
+        A_log = dt_bias = None
+    betas = (use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    state = (output_final_state, use_qk_l2norm_in_kernel, layout)
+    more = (output_dtype, head_grouping, return_intermediate_states)
+    if needs_grad(q, k, v, g, beta, initial_state, A_log, dt_bias):
+        options = Options(False, scale, *state, chunk_size, use_gate_in_kernel, None, *betas, output_dtype)
+        options = options._replace(head_grouping=head_grouping, return_intermediate_states=return_intermediate_states)
+        tensors = (initial_state, A_log, dt_bias, cu_seqlens, chunk_indices)
+        o, final_state, h = delta_rule((q, k, v, g, beta), *tensors, options)
+    else:
+        chunks = (cu_seqlens, chunk_indices, chunk_size)
+        gates = (use_gate_in_kernel, A_log, dt_bias, *betas)
+        o, final_state, h = torch.ops.gdn.chunk_gated_delta_rule(
+            q, k, v, g, beta, scale, initial_state, *state, *chunks, *gates, *more
+        )
+    state_or_none = final_state if output_final_state else None
+    return (o, state_or_none, h) if return_intermediate_states else (o, state_or_none)
 
 
 def chunk_gated_delta_rule_(

@@ -3,6 +3,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_gdn.autograd import needs_grad
+from torch_gdn.autograd.delta_rule import Options, delta_rule, inputs_of_chunks
 from torch_gdn.ops.arguments import check_cu_seqlens
 from torch_gdn.ops.gdn import fla_arguments
 
@@ -77,11 +79,20 @@ def fused_recurrent_gated_delta_rule(
     check_cu_seqlens("fused_recurrent_gated_delta_rule", cu_seqlens)
     fla_arguments.refuse_head_first(NAME, head_first)
     layout = fla_arguments.layout_of_states(NAME, state_v_first, transpose_state_layout)
-    state = (initial_state, output_final_state, use_qk_l2norm_in_kernel, layout, cu_seqlens)
-    gates = (gk, gv, use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    o, final_state = torch.ops.gdn.fused_recurrent_gated_delta_rule(
-        q, k, v, g, beta, scale, *state, *gates, output_dtype, head_grouping
-    )
+    if not use_gate_in_kernel:
+        A_log = dt_bias = None
+    betas = (use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    state = (output_final_state, use_qk_l2norm_in_kernel, layout)
+    more = (output_dtype, head_grouping)
+    if needs_grad(q, k, v, g, gk, gv, beta, initial_state, A_log, dt_bias):
+        inputs = inputs_of_chunks(NAME, q, k, v, g, beta, gk, gv)
+        options = Options(False, scale, *state, 64, use_gate_in_kernel, None, *betas, output_dtype, head_grouping)
+        o, final_state, _ = delta_rule(inputs, initial_state, A_log, dt_bias, cu_seqlens, None, options)
+    else:
+        gates = (gk, gv, use_gate_in_kernel, A_log, dt_bias, *betas)
+        o, final_state = torch.ops.gdn.fused_recurrent_gated_delta_rule(
+            q, k, v, g, beta, scale, initial_state, *state, cu_seqlens, *gates, *more
+        )
     return o, final_state if output_final_state else None
 
 

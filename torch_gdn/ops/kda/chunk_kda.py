@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_gdn.autograd import needs_grad
+from torch_gdn.autograd.delta_rule import Options, delta_rule
 from torch_gdn.ops.arguments import check_cu_seqlens
 from torch_gdn.ops.gdn import fla_arguments
 
@@ -92,13 +94,23 @@ def chunk_kda(
             f"{NAME}: lower_bound: expected a number from -5 to 0 when safe_gate is set, got {lower_bound}"
         )
     layout = fla_arguments.layout_of_states(NAME, state_v_first, transpose_state_layout)
-    state = (initial_state, output_final_state, use_qk_l2norm_in_kernel, layout)
-    gates = (use_gate_in_kernel, A_log, dt_bias, lower_bound, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    if not use_gate_in_kernel:
+        A_log = dt_bias = lower_bound = None
+    state = (output_final_state, use_qk_l2norm_in_kernel, layout)
+    betas = (use_beta_sigmoid_in_kernel, allow_neg_eigval)
     more = (output_dtype, head_grouping, return_intermediate_states)
-    o, final_state, h = torch.ops.gdn.chunk_kda(q, k, v, g, beta, scale, *state, cu_seqlens, chunk_size, *gates, *more)
-    if not output_final_state:
-        final_state = None
-    return (o, final_state, h) if return_intermediate_states else (o, final_state)
+    if needs_grad(q, k, v, g, beta, initial_state, A_log, dt_bias):
+        options = Options(True, scale, *state, chunk_size, use_gate_in_kernel, lower_bound, *betas, output_dtype)
+        options = options._replace(head_grouping=head_grouping, return_intermediate_states=return_intermediate_states)
+        tensors = (initial_state, A_log, dt_bias, cu_seqlens, None)
+        o, final_state, h = delta_rule((q, k, v, g, beta), *tensors, options)
+    else:
+        gates = (use_gate_in_kernel, A_log, dt_bias, lower_bound, *betas)
+        o, final_state, h = torch.ops.gdn.chunk_kda(
+            q, k, v, g, beta, scale, initial_state, *state, cu_seqlens, chunk_size, *gates, *more
+        )
+    state_or_none = final_state if output_final_state else None
+    return (o, state_or_none, h) if return_intermediate_states else (o, state_or_none)
 
 
 def chunk_kda_(

@@ -3,6 +3,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_gdn.autograd import needs_grad
+from torch_gdn.autograd.delta_rule import Options, delta_rule, inputs_of_chunks
 from torch_gdn.ops.arguments import check_cu_seqlens
 from torch_gdn.ops.gdn import fla_arguments
 
@@ -77,10 +79,18 @@ def fused_recurrent_kda(
     if not use_gate_in_kernel:
         A_log = dt_bias = lower_bound = None
     layout = fla_arguments.layout_of_states(NAME, state_v_first, transpose_state_layout)
-    state = (initial_state, output_final_state, use_qk_l2norm_in_kernel, layout, cu_seqlens)
-    gate = (use_gate_in_kernel, A_log, dt_bias, lower_bound, use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    state = (output_final_state, use_qk_l2norm_in_kernel, layout)
+    betas = (use_beta_sigmoid_in_kernel, allow_neg_eigval)
     more = (output_dtype, head_grouping)
-    o, final_state = torch.ops.gdn.fused_recurrent_kda(q, k, v, g, beta, scale, *state, *gate, *more)
+    if needs_grad(q, k, v, g, beta, initial_state, A_log, dt_bias):
+        inputs = inputs_of_chunks(NAME, q, k, v, g, beta)
+        options = Options(True, scale, *state, 64, use_gate_in_kernel, lower_bound, *betas, output_dtype, head_grouping)
+        o, final_state, _ = delta_rule(inputs, initial_state, A_log, dt_bias, cu_seqlens, None, options)
+    else:
+        gate = (use_gate_in_kernel, A_log, dt_bias, lower_bound, *betas)
+        o, final_state = torch.ops.gdn.fused_recurrent_kda(
+            q, k, v, g, beta, scale, initial_state, *state, cu_seqlens, *gate, *more
+        )
     return o, final_state if output_final_state else None
 
 
