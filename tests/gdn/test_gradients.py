@@ -1,0 +1,221 @@
+"""Compares the gradients of the delta rules with autograd through the float64 recurrence, per tensor and per head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import torch_gdn
+from tests.helpers.devices import by_threads
+from tests.helpers.errors import assert_same_bits, relative_error
+from tests.helpers.gradients import (
+    RULES,
+    assert_exact_gradients,
+    check,
+    draw_call,
+    draw_outer,
+    exact_of,
+    gradients_of,
+    largest_g_cumsum,
+    load,
+    recorded,
+)
+from torch_gdn import reference
+from torch_gdn_check.registry.bounds import OF_FLA
+from torch_gdn_check.registry.gradients import exact_gradients
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+AS_FAR_AS_FLA = 1.3
+each_rule = pytest.mark.parametrize("rule", RULES)
+
+
+@each_rule
+@pytest.mark.parametrize("dtype", [BF16, F16, F32])
+def test_final_gates(device: torch.device, rule: str, dtype: torch.dtype) -> None:
+    check(rule, draw_call(rule, 70, 64, 32, dtype=dtype), device)
+
+
+@each_rule
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_raw_gates(device: torch.device, rule: str, dtype: torch.dtype) -> None:
+    """The parameters of the gates and the norm of q and k have gradients too."""
+    check(rule, draw_call(rule, 70, 64, 32, raw=True, dtype=dtype), device)
+
+
+def test_a_bounded_gate(device: torch.device) -> None:
+    check("chunk_kda", draw_call("chunk_kda", 40, raw=True) | {"lower_bound": -5.0}, device)
+
+
+@each_rule
+@pytest.mark.parametrize("T", [1, 31, 32, 33, 63, 64, 65])
+def test_lengths_around_a_chunk(device: torch.device, rule: str, T: int) -> None:
+    check(rule, draw_call(rule, T, B=1), device)
+
+
+@each_rule
+def test_lengths_around_a_segment(rule: str) -> None:
+    """The states of earlier segments are computed again: 32 chunks of 32 tokens, and two of these and a token."""
+    for T in (1024, 1025, 2049):
+        check(rule, draw_call(rule, T, 16, 16, B=1, H=1, HV=1), torch.device("cpu"))
+
+
+@each_rule
+@pytest.mark.parametrize(("K", "V"), [(64, 64), (96, 96), (128, 128), (256, 256), (1, 1), (33, 65), (60, 100)])
+def test_sizes_of_heads(device: torch.device, rule: str, K: int, V: int) -> None:
+    check(rule, draw_call(rule, 40, K, V, B=1, H=1, HV=2), device)
+
+
+@each_rule
+def test_a_batch_of_three(device: torch.device, rule: str) -> None:
+    check(rule, draw_call(rule, 40, B=3), device)
+
+
+@each_rule
+def test_packed_sequences(device: torch.device, rule: str) -> None:
+    """One is empty, and its state's gradient is that of the final state."""
+    check(rule, draw_call(rule, 100, B=1, cu_seqlens=[0, 33, 33, 34, 100]), device)
+
+
+@each_rule
+def test_options(device: torch.device, rule: str) -> None:
+    call = draw_call(rule, 40, 32, 48) | {"scale": 0.3, "head_grouping": "tiled", "state_v_first": True}
+    call["initial_state"] = call["initial_state"].transpose(-1, -2).contiguous()
+    do, dht = draw_outer(call)
+    found = gradients_of(RULES[rule][0], call, do, dht, device)
+    exact = exact_of(rule, tiled_by_hand(call), do, dht)
+    for name in ("q", "k"):  # of each value head; those of one key head are apart
+        exact[name] = exact[name].unflatten(2, (2, 2)).sum(2)
+    assert_exact_gradients(found, exact)
+
+
+def tiled_by_hand(call: dict[str, Any]) -> dict[str, Any]:
+    """Repeats q and k for each value head, because the recurrence of channels knows no other grouping."""
+    repeated = {name: call[name].repeat(1, 1, 2, 1) for name in ("q", "k")}
+    return {name: x for name, x in call.items() if name != "head_grouping"} | repeated
+
+
+@each_rule
+def test_values_of_another_dtype(device: torch.device, rule: str) -> None:
+    """q and k of bfloat16, v of float32, g and beta of float16, a state of float64."""
+    call = draw_call(rule, 40, dtype=BF16)
+    call |= {"v": call["v"].float(), "g": call["g"].half(), "beta": call["beta"].half()}
+    if device.type == "cpu":
+        call["initial_state"] = call["initial_state"].double()
+    do, dht = draw_outer(call)
+    found = gradients_of(RULES[rule][0], call, do, dht.float(), device)
+    found["initial_state"] = found["initial_state"].float()
+    assert_exact_gradients(found, exact_of(rule, call, do, dht))
+
+
+@each_rule
+def test_output_of_float32(device: torch.device, rule: str) -> None:
+    call = draw_call(rule, 40, dtype=F16) | {"output_dtype": F32}
+    check(rule, call, device)
+
+
+@each_rule
+def test_repeated_keys_at_a_beta_of_two(device: torch.device, rule: str) -> None:
+    """No update decays, and each reverses the last one."""
+    call = draw_call(rule, 65, 64, 64, B=1, beta=2.0, same_keys=True)
+    check(rule, call, device, growth=2)
+
+
+@each_rule
+@pytest.mark.parametrize("strength", [0.7, 3.0, 200.0])
+def test_strong_decay(device: torch.device, rule: str, strength: float) -> None:
+    """The state loses 20 decades in a chunk, 40 in 32 tokens, or everything at once; dg is then the least of it."""
+    call = draw_call(rule, 65, 64, 32, B=1)
+    call["g"] = torch.full_like(call["g"], -strength)
+    do, dht = draw_outer(call)
+    found = gradients_of(RULES[rule][0], call, do, dht, device)
+    exact = exact_of(rule, call, do, dht)
+    if strength == 200:  # what is left of the states is denormal in float32
+        for name in ("g", "initial_state"):
+            assert found[name].abs().max() < 1e-30 and exact.pop(name).abs().max() < 1e-30
+            del found[name]
+    assert_exact_gradients(found, exact, largest_g_cumsum(call))
+
+
+@each_rule
+def test_a_reset_in_the_middle(device: torch.device, rule: str) -> None:
+    """A log decay of minus infinity."""
+    call = draw_call(rule, 40, B=1)
+    call["g"][:, 20] = -torch.inf
+    check(rule, call, device)
+
+
+@each_rule
+def test_saturated_raw_gates(device: torch.device, rule: str) -> None:
+    call = draw_call(rule, 40, raw=True, B=1)
+    call["g"][:, ::3], call["g"][:, 1::3] = 60.0, -60.0
+    call["beta"][:, ::2] = 40.0
+    check(rule, call, device)
+
+
+@each_rule
+def test_a_beta_of_zero(device: torch.device, rule: str) -> None:
+    """dbeta is not the update's, which is zero."""
+    call = draw_call(rule, 40, B=1)
+    call["beta"][:, ::2] = 0
+    check(rule, call, device)
+
+
+@each_rule
+def test_two_runs_and_any_threads_give_the_same_bits(rule: str) -> None:
+    call = draw_call(rule, 70, raw=True, dtype=BF16)
+    outer = draw_outer(call)
+    found = by_threads(lambda: gradients_of(RULES[rule][0], call, *outer, torch.device("cpu")), 1, 1, 2)
+    for other in found[1:]:
+        for name, x in other.items():
+            assert_same_bits(name, x, found[0][name])
+
+
+@each_rule
+def test_a_sequence_has_the_same_bits_alone(device: torch.device, rule: str) -> None:
+    call = draw_call(rule, 60, B=1, cu_seqlens=[0, 23, 60])
+    do, dht = draw_outer(call)
+    together = gradients_of(RULES[rule][0], call, do, dht, device)
+    alone = {name: x[:, 23:] if name in ("q", "k", "v", "g", "beta") else x for name, x in call.items()}
+    alone |= {"initial_state": call["initial_state"][1:], "cu_seqlens": torch.tensor([0, 37])}
+    for name, x in gradients_of(RULES[rule][0], alone, do[:, 23:], dht[1:], device).items():
+        assert_same_bits(name, x, together[name][1:] if name == "initial_state" else together[name][:, 23:])
+
+
+@pytest.mark.parametrize("case", recorded(), ids=lambda case: case["name"])
+def test_as_exact_as_fla(device: torch.device, case: dict[str, Any]) -> None:
+    """In one case FLA is wrong. There, float32's error and one rounding are the bound."""
+    call, do, dht = load(case["name"])
+    rule = "chunk_kda" if call["g"].dim() == 4 else "chunk_gated_delta_rule"
+    found = gradients_of(RULES[rule][0], call, do, dht, device)
+    exact = exact_gradients(RULES[rule][1], call, do, dht)
+    for name, x in found.items():
+        theirs = case["fla_error"][f"d{name}"]
+        bound = AS_FAR_AS_FLA * min(theirs, 4.5e-3)
+        assert relative_error(x.cpu().double(), exact[name]) <= bound, name
+
+
+@pytest.mark.parametrize("name", ["chunk_gated_delta_rule", "chunk_kda"])
+@pytest.mark.parametrize("chunk_size", [16, 64])
+def test_the_reference(name: str, chunk_size: int) -> None:
+    """In float64, chunk by chunk, it is autograd through the recurrence; 17 chunks are more than a segment."""
+    call = draw_call(name, 17 * 16 + 3, 8, 12, raw=False, B=1)
+    do, dht = draw_outer(call)
+    wide = {key: x.double() for key, x in call.items()}
+    found = getattr(reference, f"{name}_bwd")(**wide, do=do.double(), dht=dht.double(), chunk_size=chunk_size)
+    exact = exact_of(name, call, do, dht)
+    for key, x in zip(("q", "k", "v", "g", "beta", "initial_state"), found, strict=True):
+        assert relative_error(x, exact[key]) < 1e-12 * OF_FLA, key
+
+
+def test_recurrent_functions_run_the_chunked_rule(device: torch.device) -> None:
+    for rule, recurrent in (
+        ("chunk_gated_delta_rule", torch_gdn.fused_recurrent_gated_delta_rule),
+        ("chunk_kda", torch_gdn.fused_recurrent_kda),
+    ):
+        call = draw_call(rule, 40, raw=True)
+        outer = draw_outer(call)
+        expected = gradients_of(RULES[rule][0], call, *outer, device)
+        for name, x in gradients_of(recurrent, call, *outer, device).items():
+            assert_same_bits(name, x, expected[name])

@@ -1,0 +1,213 @@
+"""Tests what PyTorch does with the gradients of the delta rules: compiling, checkpoints, transforms, and refusals."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import torch_gdn
+from tests.helpers.errors import assert_same_bits
+from tests.helpers.gradients import RULES, differentiable, draw_call, draw_outer, gradients_of
+from torch_gdn_check.registry.inputs import Call, to_device
+
+each_rule = pytest.mark.parametrize("rule", RULES)
+
+
+@pytest.fixture
+def call(rule: str, device: torch.device) -> Call:
+    return to_device(draw_call(rule, 35, raw=True), device)
+
+
+def leaves_of(call: Call) -> dict[str, Tensor]:
+    return {name: call[name].detach().clone().requires_grad_() for name in differentiable(call)}
+
+
+def loss_of(rule: str, call: Call, leaves: dict[str, Tensor], **options: Any) -> Tensor:
+    o, state = RULES[rule][0](**(call | leaves | {"output_final_state": True} | options))
+    return (o * o).sum() + state.sum()
+
+
+def gradients(rule: str, call: Call, how: Callable[..., Tensor] = loss_of) -> dict[str, Tensor]:
+    leaves = leaves_of(call)
+    how(rule, call, leaves).backward()
+    return {name: x.grad for name, x in leaves.items() if x.grad is not None}
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, x in found.items():
+        assert_same_bits(name, x, expected[name])
+
+
+@each_rule
+def test_values_are_those_without_gradients(rule: str, call: Call) -> None:
+    o, state = RULES[rule][0](**(call | leaves_of(call) | {"output_final_state": True}))
+    plain = RULES[rule][0](**(call | {"output_final_state": True}))
+    assert_same_bits("o", o.detach(), plain[0])
+    assert_same_bits("final_state", state.detach(), plain[1])
+
+
+@each_rule
+def test_a_compiled_step_gives_the_same_bits(rule: str, call: Call) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(partial(loss_of, rule), fullgraph=True, backend="aot_eager")
+    assert_same(gradients(rule, call, lambda _, *args: compiled(*args)), gradients(rule, call))
+
+
+@each_rule
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoint(rule: str, call: Call, use_reentrant: bool) -> None:
+    def how(rule: str, call: Call, leaves: dict[str, Tensor]) -> Tensor:
+        def run(*tensors: Tensor) -> Tensor:
+            return loss_of(rule, call, dict(zip(leaves, tensors, strict=True)))
+
+        return checkpoint(run, *leaves.values(), use_reentrant=use_reentrant)  # type: ignore[no-any-return]
+
+    assert_same(gradients(rule, call, how), gradients(rule, call))
+
+
+@each_rule
+def test_retain_graph_doubles_the_gradients(rule: str, call: Call) -> None:
+    leaves, once = leaves_of(call), gradients(rule, call)
+    loss = loss_of(rule, call, leaves)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    assert_same({name: x.grad / 2 for name, x in leaves.items() if x.grad is not None}, once)
+
+
+@each_rule
+def test_a_tensor_used_twice(rule: str, device: torch.device) -> None:
+    call = to_device(draw_call(rule, 35, HV=2), device)
+    shared = call["q"].clone().requires_grad_()
+    loss_of(rule, call, {"q": shared, "k": shared}).backward()
+    each = gradients(rule, call | {"k": call["q"]})
+    assert shared.grad is not None
+    assert_same_bits("q and k", shared.grad, each["q"] + each["k"])
+
+
+@each_rule
+def test_vjp(rule: str, call: Call) -> None:
+    leaves = leaves_of(call)
+    _, of = torch.func.vjp(lambda leaves: loss_of(rule, call, leaves), {n: x.detach() for n, x in leaves.items()})
+    assert_same(of(torch.ones((), device=call["q"].device))[0], gradients(rule, call))
+
+
+@each_rule
+def test_autocast(rule: str, call: Call) -> None:
+    half = call | {name: call[name].bfloat16() for name in ("q", "k", "v")}
+    with torch.autocast(call["q"].device.type, torch.bfloat16):
+        leaves = leaves_of(half)
+        loss = loss_of(rule, half, leaves)
+    loss.backward()
+    assert_same({name: x.grad for name, x in leaves.items() if x.grad is not None}, gradients(rule, half))
+
+
+@each_rule
+def test_gradients_that_are_not_needed_are_none(rule: str, call: Call) -> None:
+    every = gradients(rule, call)
+    for name in every:
+        leaf = call[name].detach().clone().requires_grad_()
+        loss_of(rule, call, {name: leaf}).backward()
+        assert leaf.grad is not None
+        assert_same_bits(name, leaf.grad, every[name])
+
+
+@each_rule
+def test_either_output_alone(rule: str, call: Call) -> None:
+    """The other one's gradient is zero, and the parts add up."""
+    leaves = leaves_of(call)
+    o, state = RULES[rule][0](**(call | leaves | {"output_final_state": True}))
+    parts = [torch.autograd.grad(x.sum(), list(leaves.values()), retain_graph=True) for x in (o, state)]
+    both = torch.autograd.grad(o.sum() + state.sum(), list(leaves.values()))
+    for name, of_o, of_state, of_both in zip(leaves, *parts, both, strict=True):
+        assert of_state.abs().sum() > 0 or name == "q", name
+        torch.testing.assert_close(of_o + of_state, of_both, rtol=1e-4, atol=1e-4, msg=name)
+
+
+@each_rule
+def test_strided_inputs_and_an_expanded_gradient(rule: str, call: Call) -> None:
+    do, dht = draw_outer(call)
+    one, zeros = torch.ones((), dtype=do.dtype), torch.zeros_like(dht)
+    device = call["q"].device
+    expanded = gradients_of(RULES[rule][0], call, one.expand_as(do), zeros, device)
+    assert_same(expanded, gradients_of(RULES[rule][0], call, torch.ones_like(do), zeros, device))
+    wide = {n: call[n].transpose(1, 2).contiguous().transpose(1, 2) for n in ("q", "k", "v", "g", "beta")}
+    plain = gradients_of(RULES[rule][0], call, do, dht, device)
+    assert_same(gradients_of(RULES[rule][0], call | wide, do, dht, device), plain)
+
+
+@each_rule
+def test_a_gradient_of_a_gradient_is_refused(rule: str, call: Call) -> None:
+    leaves = leaves_of(call)
+    (dq,) = torch.autograd.grad(loss_of(rule, call, leaves), [leaves["q"]], create_graph=True)
+    with pytest.raises(RuntimeError, match="bwd: expected one derivative, got a gradient of a gradient"):
+        dq.sum().backward()
+
+
+@each_rule
+def test_a_tangent_is_refused(rule: str, call: Call) -> None:
+    def run(q: Tensor) -> Tensor:
+        return loss_of(rule, call, {"q": q})
+
+    with pytest.raises(NotImplementedError, match="forward AD"):
+        torch.func.jvp(run, (call["q"],), (torch.ones_like(call["q"]),))
+
+
+def test_pools_are_refused(device: torch.device) -> None:
+    call = to_device(draw_call("chunk_gated_delta_rule", 5, B=2), device)
+    pool = call.pop("initial_state")
+    q = call["q"].requires_grad_()
+    for function in (torch_gdn.chunk_gated_delta_rule_, torch_gdn.fused_recurrent_gated_delta_rule_):
+        with pytest.raises(RuntimeError, match="q: expected a tensor that does not require grad"):
+            function(**(call | {"q": q, "state_pool": pool}))
+
+
+@pytest.mark.parametrize(
+    ("argument", "x"), [("gk", torch.zeros(2, 5, 4, 32)), ("gv", torch.zeros(2, 5, 4, 32)), ("beta", None)]
+)
+def test_what_the_chunked_rule_lacks_is_refused(argument: str, x: Tensor | None) -> None:
+    call = draw_call("chunk_gated_delta_rule", 5)
+    call |= {argument: call["v"].sigmoid() if x is None else x}
+    call["q"].requires_grad_()
+    with pytest.raises(RuntimeError, match=f"fused_recurrent_gated_delta_rule: {argument}: expected"):
+        torch_gdn.fused_recurrent_gated_delta_rule(**call)
+
+
+BYTES_PER_TOKEN = 115_000  # FLA's, with 32 heads of 128 x 128 in bfloat16
+MEASURE = """
+import sys
+import torch, torch_gdn
+heads = 32
+torch.set_num_threads(2)
+def resident(field):
+    (line,) = (line for line in open("/proc/self/status") if line.startswith(field))
+    return int(line.split()[1])
+def step(T):
+    q, k, v = (torch.ones(1, T, heads, 128, dtype=torch.bfloat16).requires_grad_() for _ in range(3))
+    g, beta = -torch.rand(1, T, heads), torch.rand(1, T, heads)
+    open("/proc/self/clear_refs", "w").write("5")  # the peak starts again
+    before = resident("VmRSS")
+    o, _ = torch_gdn.chunk_gated_delta_rule(q, k, v, g, beta, use_qk_l2norm_in_kernel=True)
+    torch.autograd.grad(o, [q, k, v], torch.ones_like(o))
+    return resident("VmHWM") - before
+step(64)
+print(step(int(sys.argv[1])))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone says how large a process was")
+def test_peak_memory_per_token() -> None:
+    """Above the inputs, of a forward and a backward pass; from one length to twice it, so that only tokens count."""
+    peaks = []
+    for T in (1024, 2048):
+        found = subprocess.run([sys.executable, "-c", MEASURE, str(T)], capture_output=True, text=True, check=True)
+        peaks.append(int(found.stdout) * 1024)
+    assert 0 < peaks[1] - peaks[0] < BYTES_PER_TOKEN * 1024, peaks
