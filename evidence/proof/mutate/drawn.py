@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from evidence.proof.mutate.faults import CHECKOUT
-from evidence.proof.mutate.mutants import SOURCES, draw
+from evidence.proof.mutate.mutants import FEATURES, SOURCES, draw
 from evidence.proof.mutate.rates import RECORD, read_record, record_text, with_verdicts
 from evidence.proof.mutate.runs import FOLDER, run_drawn
 from evidence.proof.mutate.trial import MISSED, State
@@ -30,6 +30,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--in", dest="folder", choices=[source.folder for source in SOURCES], help="in this folder alone"
     )
+    parser.add_argument("--features", nargs="+", choices=FEATURES, default=[], help="from the files of these alone")
+    parser.add_argument(
+        "--suite", action="store_true", help="try what passes with the whole suite, as `make test` runs it"
+    )
     parser.add_argument("--jobs", metavar="N", type=int, default=1, help="try N at a time, each in its own copy")
     parser.add_argument("--list", action="store_true", help="list the mutants and their tests, and plant none")
     parser.add_argument("--write", action="store_true", help="record the verdicts that there are, and plant none")
@@ -37,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     print(f"seed {options.seed}", flush=True)
     sources = [source for source in SOURCES if options.folder in (None, source.folder)]
-    faults = draw(options.count, options.seed, sources)
+    faults = draw(options.count, options.seed, sources, options.features)
     if options.list:
         for fault in faults:
             print(f"{fault.id}\n    {' '.join(fault.tests)}")
@@ -49,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_page()
         return 0
     bar = FaultBar()
-    verdicts = run_drawn(faults, options.seed, bar, options.jobs)
+    verdicts = run_drawn(faults, options.seed, bar, options.jobs, suite=options.suite)
     bar.close()
     print("\n".join(f"{count} {word}" for word, count in Counter(each.word for each in verdicts.values()).items()))
     return 1 if any(verdict.word == MISSED for verdict in verdicts.values()) else 0

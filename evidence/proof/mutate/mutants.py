@@ -35,13 +35,14 @@ class Source:
     left_out: tuple[str, ...] = ()
 
 
-# Only the check runs the probes, the engines' integrations have separate environments, and
-# check/torch_gdn_check/registry is a part of the tests. A mutant of csrc/ takes a build.
+SGLANG = "engines/torch_gdn_engines/sglang"
+# The tests of vLLM's plugin and of most modules of SGLang's need the engines. A mutant of csrc/ takes a build.
 SOURCES = (
-    Source("shaders", (".metal", ".h"), "c.rules", 4, ("check/torch_gdn_check/shaders/",)),
+    Source("shaders", (".metal", ".h"), "c.rules", 4),
+    Source("torch_gdn", (".py",), "python.rules", 3),
     Source(
-        "torch_gdn", (".py",), "python.rules", 3,
-        ("engines/torch_gdn_engines/vllm/", "engines/torch_gdn_engines/sglang/", "check/torch_gdn_check/registry/"),
+        SGLANG, (".py",), "python.rules", 1,
+        tuple(f"{SGLANG}/{module}.py" for module in ("attention", "hooks", "quantized", "warmup")),
     ),
     Source("csrc", (".cpp", ".h", ".mm"), "c.rules", 1),
 )  # fmt: skip
@@ -232,12 +233,18 @@ def iter_pop(pile: list[T]) -> Iterator[T]:
         yield pile.pop()
 
 
-def draw(count: int, seed: str, sources: Sequence[Source] = SOURCES) -> list[Fault]:
+def draw(count: int, seed: str, sources: Sequence[Source] = SOURCES, features: Sequence[str] = ()) -> list[Fault]:
     """Draws mutants of all folders in turn. A larger count begins with those of a smaller one.
+
+    With features, it draws from their files alone.
 
     A change to the sources draws the same mutants of the lines that it leaves.
     """
-    piles = [sorted(all_mutants(source), key=lambda mutant: place_of(mutant, seed)) for source in sources]
+    words = tuple(word for feature in features for word in FEATURES[feature]) or ("",)
+    piles = [
+        sorted((x for x in all_mutants(source) if any(word in x[0] for word in words)), key=lambda x: place_of(x, seed))
+        for source in sources
+    ]
     taken: list[Fault] = []
     while len(taken) < count and any(piles):
         for source, pile in zip(sources, piles, strict=True):

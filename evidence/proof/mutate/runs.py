@@ -12,6 +12,7 @@ from evidence.proof.checks import Progress
 from evidence.proof.mutate.faults import CHECKOUT, Fault
 from evidence.proof.mutate.rates import SECONDS
 from evidence.proof.mutate.scratch import Scratch
+from evidence.proof.mutate.suite import try_together
 from evidence.proof.mutate.trial import MISSED, SAMPLED, State, Verdict, line_of, try_fault
 
 FOLDER = CHECKOUT / "build" / "mutate"
@@ -32,10 +33,12 @@ def run_all(
     return Run(state, folder, checkout, jobs).judge(faults, kept, progress)
 
 
-def run_drawn(faults: Sequence[Fault], seed: str, progress: Progress, jobs: int = 1) -> dict[str, Verdict]:
+def run_drawn(
+    faults: Sequence[Fault], seed: str, progress: Progress, jobs: int = 1, *, suite: bool = False
+) -> dict[str, Verdict]:
     state = State(FOLDER / "drawn.json", CHECKOUT)
     kept = {fault.id: verdict for fault in faults if (verdict := kept_of_drawn(state, fault))}
-    return Run(state, FOLDER, CHECKOUT, jobs, seed, SECONDS).judge(faults, kept, progress)
+    return Run(state, FOLDER, CHECKOUT, jobs, seed, SECONDS, suite).judge(faults, kept, progress)
 
 
 def kept_of_drawn(state: State, fault: Fault) -> Verdict | None:
@@ -52,6 +55,7 @@ class Run:
     jobs: int
     seed: str = "0"  # for the sample of the tests' sweeps
     seconds: int = 0  # for one run of the tests; 0 is the usual time
+    suite: bool = False  # try what passes with a sample of the whole suite, not with every case of its own tests
 
     def judge(self, faults: Sequence[Fault], kept: dict[str, Verdict], progress: Progress) -> dict[str, Verdict]:
         found = dict(kept)
@@ -61,7 +65,7 @@ class Run:
         progress.expect(len(left))
         left.sort(key=lambda fault: fault.file.startswith("csrc/"))  # csrc/ takes a build
         scratches = self._scratches()
-        for sweeps in (self.seed, "all"):
+        for sweeps in (self.seed,) if self.suite else (self.seed, "all"):
             for scratch in scratches:
                 scratch.sweeps = sweeps
             word = None if sweeps == self.seed else SAMPLED
@@ -71,6 +75,13 @@ class Run:
                 self.state.save()
                 if verdict.word != SAMPLED:
                     progress.step(line_of(fault, verdict))
+        if self.suite:
+            survivors = [fault for fault in left if found[fault.id].word == SAMPLED]
+            scratches[0].sweeps = self.seed
+            for fault, verdict in try_together(scratches[0], survivors):
+                found[fault.id] = self.state.verdicts[fault.id] = verdict
+                self.state.save()
+                progress.step(line_of(fault, verdict))
         return found
 
     def _scratches(self) -> list[Scratch]:

@@ -50,25 +50,29 @@ def key_of(fault: Fault, checkout: Path) -> str:
     return digest.hexdigest()
 
 
-def failed_test(finished: Finished, tests: Sequence[str]) -> tuple[str, str]:
-    """Returns the first test that pytest's summary calls failed, with its message. After a crash, returns the last test
+def failed_tests(finished: Finished, tests: Sequence[str]) -> dict[str, str]:
+    """Returns the tests that pytest's summary calls failed, with their messages. After a crash, returns the last test
     that was begun, or the first file of tests if none was.
     """
     output = finished.output
-    summary = re.search(r"^(?:FAILED|ERROR) (\S+::.*)$", output, flags=re.MULTILINE)
     begun = re.findall(
         r"^(\S+::.*?)(?: (?:PASSED|FAILED|ERROR|SKIPPED|Fatal Python error).*)?$", output, flags=re.MULTILINE
     )
-    if summary:
-        line = summary.group(1)
+    found = {}
+    for line in re.findall(r"^(?:FAILED|ERROR) (\S+::.*)$", output, flags=re.MULTILINE):
         test = max((name for name in begun if line.startswith(name)), key=len, default=line)  # names may have spaces
-        return test, line[len(test) :].removeprefix(" - ")
+        found[test] = line[len(test) :].removeprefix(" - ")
     why = (
         f"it took {forks.OF_A_TEST} s of processors"
         if finished.status == forks.ENDLESS
         else f"status {finished.status}"
     )
-    return (begun[-1].strip() if begun else tests[0]), f"the tests did not end: {why}"
+    return found or {begun[-1].strip() if begun else tests[0]: f"the tests did not end: {why}"}
+
+
+def failed_test(finished: Finished, tests: Sequence[str]) -> tuple[str, str]:
+    """Returns the first of them."""
+    return next(iter(failed_tests(finished, tests).items()))
 
 
 def run_tests(scratch: Scratch, tests: Sequence[str], part: str, *options: str, words: str = "") -> Finished:

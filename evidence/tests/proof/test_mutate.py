@@ -17,12 +17,10 @@ from evidence.proof.mutate.page import PAGE, RECORD, page_text, record_text, rec
 from evidence.proof.mutate.rates import RECORD as DRAWN
 from evidence.proof.mutate.rates import Row, rates, read_record, with_verdicts
 from evidence.proof.mutate.rates import record_text as drawn_text
-from evidence.proof.mutate.runs import run_all
+from evidence.proof.mutate.runs import Run, run_all
 from evidence.proof.mutate.scratch import Finished
-from evidence.proof.mutate.trial import BROKEN, CAUGHT, FALSE, LATE, MISSED, NOT_RUN, PROOF, Verdict, failed_test
-from evidence.tests.proof.needs import (
-    needs_simulated_device,
-)
+from evidence.proof.mutate.trial import BROKEN, CAUGHT, FALSE, LATE, MISSED, NOT_RUN, PROOF, State, Verdict, failed_test
+from evidence.tests.proof.needs import needs_simulated_device
 
 FAULTS = all_faults()
 runs_tests = pytest.mark.sweep(1, seeds=2)  # each test runs tests in a separate process, which takes seconds
@@ -165,6 +163,41 @@ def test_sweeps_run_after_other_tests_and_with_every_case_where_a_sample_passes(
     file = "tests/test_sweep.py"
     assert verdict_of(project, planted("a * b", "0", file)).test == f"{file}::test_classes[2]"
     assert verdict_of(project, planted("a * b", "0 ", f"{file}::test_sweep")).test == f"{file}::test_sweep[2]"
+
+
+CRASH = """import os
+from product import unused
+def test_crash():
+    assert unused() != 4 or os._exit(3)
+def test_unused():
+    assert unused() < 3
+"""
+
+
+@runs_tests
+def test_the_whole_suite_tries_together_what_passes(project: Path) -> None:
+    """A fault is caught by each folder's tests although others fail, end the process, or replace the same line."""
+    (project / "tests" / "more").mkdir()
+    (project / "tests" / "more" / "test_more.py").write_text(CRASH)
+    own = "tests/test_product.py::test_zero"
+    faults = [planted("a * b", "a * b + 0", own), planted("a * b", "a * b * b", own)]
+    faults += [planted("return 1", f"return {n}", own) for n in (2, 3, 4)]
+    state = State(project.parent / "mutate" / "drawn.json", project)
+    verdicts = Run(state, project.parent / "mutate", project, 1, "0", suite=True).judge(faults, {}, Silent())
+    found = [(verdicts[fault.id].word, verdicts[fault.id].test.partition("::")[2]) for fault in faults]
+    assert found == [
+        (MISSED, ""), (CAUGHT, "test_six"), (MISSED, ""), (CAUGHT, "test_unused"), (CAUGHT, "test_crash")
+    ]  # fmt: skip
+    assert state.verdicts.keys() == {fault.id for fault in faults}
+
+
+def test_mutants_of_a_feature_are_in_its_files() -> None:
+    files = [file for source in mutants.SOURCES for file in mutants.files_of(source)]
+    for words in mutants.FEATURES.values():
+        assert all(any(word in file for file in files) for word in words)
+    drawn = mutants.draw(3, "0", mutants.SOURCES, ["sglang"])
+    assert len({fault.id for fault in drawn}) == 3
+    assert all("sglang" in fault.file or "serving.py" in fault.file for fault in drawn)
 
 
 @runs_tests
