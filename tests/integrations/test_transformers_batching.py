@@ -328,3 +328,10 @@ def test_a_layer_before_any_step_says_so() -> None:
     pool = StatePool([0], SIZES, 1, CPU)
     with pytest.raises(RuntimeError, match=r"begin_step\(\) before"):
         pool.layers[0].convolve(torch.zeros(1, 1, 22), torch.zeros(22, 4), None, "silu")
+
+
+def test_dropout_is_refused() -> None:
+    """A paged kernel has none. Nothing is stored or computed before."""
+    one = torch.zeros(1, 1, 1, 32)
+    with pytest.raises(ValueError, match=r"dropout: expected 0, got 0\.5"):
+        paged_attention.attend_to_pages(None, one, one, one, cache=None, dropout=0.5)
