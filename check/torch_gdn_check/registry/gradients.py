@@ -109,7 +109,6 @@ for name, rule in (
             draw=partial(draw_backward, of_channels=name == "chunk_kda_bwd"),
             small=SMALL,
             points=list(backward_points()),
-            self_test=[RulePoint(BF16, K=64, V=64, normalise=True, tokens=70)],
             exact=partial(exact_backward, rule=rule),
             bound=backward_bounds,
             heads={"dinitial_state": 1},

@@ -48,6 +48,16 @@ SOURCES = (
 )  # fmt: skip
 
 
+# A feature's files have one of these words in their paths.
+FEATURES = {
+    "experts": ("experts", "moe_"),
+    "quantized": ("quantized", "packed", "gguf"),
+    "attention": ("attention",),
+    "aura": ("aura",),
+    "sglang": ("sglang", "serving.py"),
+}
+
+
 def files_of(source: Source) -> list[str]:
     listed = subprocess.run(
         ["git", "ls-files", source.folder], cwd=CHECKOUT, capture_output=True, text=True, check=True
