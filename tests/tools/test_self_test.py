@@ -66,6 +66,7 @@ WRONG = {
     ),
     "gdn/fused_recurrent_gated_delta_rule": ("= parameters.scale * update_and_read", "parameters.scale", "1.1f"),
     "gdn/fused_recurrent_gated_delta_rule_token": ("T(parameters.scale * read)", "parameters.scale", "1.1f"),
+    "attention/reshape_and_cache": ("source + head * source_head + column", "+ column", "+ 0 * column"),
     "layers/rms_norm_gated": ("1.0f / (1.0f + gate_exp(-logit.at[i]))", "(1.0f +", "(1.1f +"),
     "layers/causal_conv1d_update": ("(window, filter, parameters.has_silu != 0)", "!= 0", "== 0"),
 }
@@ -427,6 +428,14 @@ def test_an_op_that_writes_is_compared_with_the_same_start(on_mps: torch.device)
     first = computed(DECODE_)[1]
     for name, x in computed(DECODE_)[1].items():  # the test moved no state
         assert_same_bits(name, first[name], x)
+
+
+def test_a_written_argument_is_compared(on_mps: torch.device, plant: Plant) -> None:
+    """The op returns nothing."""
+    plant("attention/reshape_and_cache", compiles=True)
+    case = Case("reshape_and_cache_", REGISTRY["reshape_and_cache_"].small)
+    with pytest.warns(UserWarning, match="reshape_and_cache_: (key|value)_cache: error"):
+        assert matches_the_cpu(case)
 
 
 def test_the_copies_keep_what_was_there(on_mps: torch.device) -> None:
