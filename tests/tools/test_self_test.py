@@ -383,19 +383,6 @@ def test_a_dispatch_mode_does_not_reach_the_test(on_mps: torch.device) -> None:
     assert list(stored().values()) == [""]
 
 
-def test_the_defaults_of_the_process_change_nothing(on_mps: torch.device) -> None:
-    call = to_device(UPDATE.entry.call(UPDATE.point), on_mps) | {"null_index": 0}
-    before = torch.get_rng_state()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        with torch.device(on_mps):
-            UPDATE.entry.overload(**call)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert list(stored().values()) == [""]
-    assert torch.equal(before, torch.get_rng_state())
-
-
 def test_inference_mode_is_tested(on_mps: torch.device) -> None:
     with torch.inference_mode():
         assert warned(UPDATE) == ""

@@ -108,7 +108,7 @@ def with_rows(call: Call, indices: list[str], pools: list[str]) -> tuple[Call, T
         there = torch.isin(x, named)
         moved = (torch.searchsorted(named, x.contiguous()) + null + 1) * page + call[name].cpu() % page
         found[name] = torch.where(there, moved, call[name].cpu()).to(x.dtype)
-    return call | found, torch.cat([torch.arange(null + 1, device="cpu"), named])
+    return call | found, torch.cat([torch.arange(null + 1), named])
 
 
 def on_the_cpu(overload: Any, call: Call) -> Any:
