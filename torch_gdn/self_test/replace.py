@@ -42,7 +42,7 @@ def plan(failed: Iterable[Verdict]) -> Plan:
         for op, problem in recurrent.items():
             wrong.setdefault("recurrent", f"{op}: {problem}")
         left = [each for each in _C.prefill_algorithms() if each not in wrong]
-        found.excluded[rule] = sorted(wrong) if left else []
+        found.excluded[rule] = sorted(wrong)
         instead = " or ".join(left) or "the CPU's kernel"
         found.reasons |= {f"chunk_{rule}:{name}": f"{x}; {instead} runs instead" for name, x in wrong.items()}
         if left:
