@@ -99,6 +99,28 @@ def test_a_model_chooses_the_implementation_and_disable_forgets_it() -> None:
     assert dict(experts.interface().items()) == before
 
 
+@torch.no_grad()
+def test_a_users_own_function_of_experts_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block that torch_gdn computes as a whole would not call it."""
+    model, device = random_model(KINDS[0], **SPARSE), ready("mps")
+    functions, name = experts.interface(), model.config._experts_implementation
+    original, calls = functions[name], []
+
+    def halved(*args: Any) -> Tensor:
+        calls.append(args)
+        return original(*args) / 2
+
+    with torch_gdn_enabled() as transformers:
+        monkeypatch.setitem(type(functions)._global_mapping, name, halved)
+        models.prefill(model.to(device), device)
+        layers = model.config.num_hidden_layers
+        assert len(calls) == layers
+        assert transformers.status().left["moe_block"] == {f"the experts function {name} was replaced": layers}
+        monkeypatch.undo()
+        models.prefill(model, device)
+        assert transformers.status().taken["moe_block"] == layers
+
+
 GROUPS = {"num_local_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}
 GROUPS |= {"routed_scaling_factor": 2.5, "num_hidden_layers": 2, "first_k_dense_replace": 0, "n_shared_experts": 2}
 GROUPED_KINDS = [kind for kind in ("kimi_linear", "bailing_hybrid") if models.there(kind)]

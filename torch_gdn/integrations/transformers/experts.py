@@ -73,6 +73,7 @@ FLAGS = {  # attributes of experts, with the values that the ops compute
 PARTS_OF_EXPERTS = ("gate_up_proj", "down_proj", "act_fn", "num_experts", "_apply_gate")
 in_float32: dict[type, bool] = {}  # whether a softmax router's class multiplies in float32
 DEFAULT_GATE = "_default_apply_gate"  # act_fn(gate) * up, for experts without a method of their own
+known_functions: set[Any] = set()  # of experts: transformers' own ones that compute the form, and torch_gdn's
 
 
 def interface() -> Any:
@@ -115,7 +116,17 @@ def is_known_function(function: Callable[..., Any]) -> bool:
             found = run_experts(experts, *given)
         except known_forms.ERRORS:
             return False
-    return experts.read <= {*FLAGS, *PARTS_OF_EXPERTS} and known_forms.is_close(found, expected)
+    is_known = experts.read <= {*FLAGS, *PARTS_OF_EXPERTS} and known_forms.is_close(found, expected)
+    if is_known:
+        known_functions.add(function)
+    return is_known
+
+
+@torch.compiler.assume_constant_result
+def function_change(chosen: str) -> str:
+    """Returns a reason if somebody put another function in the place of the one that the block's experts call."""
+    function = (interface() or {}).get(chosen)
+    return "" if function in known_functions else f"the experts function {chosen} was replaced"
 
 
 def form_reason(experts: Any) -> str:
@@ -218,8 +229,12 @@ def has_grouped_block(owner: type) -> bool:
     return has_block(owner, GROUPED, grouped_trial)
 
 
+def implementation_of(block: Any) -> Any:
+    return getattr(getattr(getattr(block, "experts", None), "config", None), "_experts_implementation", None)
+
+
 def is_block_elsewhere(block: Any, hidden_states: Tensor, **options: Any) -> bool:
-    chosen = getattr(getattr(getattr(block, "experts", None), "config", None), "_experts_implementation", None)
+    chosen = implementation_of(block)
     return chosen != NAME and (chosen not in IMPLEMENTATIONS or known_forms.is_on_another_device(block, hidden_states))
 
 
@@ -227,6 +242,9 @@ def block_reason(block: Any, hidden_states: Tensor, residual: Tensor | None = No
     experts, (shared, *gates) = block.experts, shared_of(block)
     packed = type(experts) is PackedExperts
     if change := parts_change(block, packed, shared, *gates):
+        return change
+    chosen = implementation_of(block)
+    if not packed and chosen in IMPLEMENTATIONS and (change := function_change(chosen)):
         return change
     projections = (shared.gate_proj, shared.up_proj, shared.down_proj)
     weights = experts.gate_up_proj, experts.down_proj, *(module.weight for module in projections)

@@ -141,7 +141,8 @@ def modeling_module(model: str) -> ModuleType | None:
 def learn_shared() -> None:
     """Learns what the models' modules import: the activation, and the experts' gate."""
     known_forms.learn_silu()
-    experts.interface()
+    functions = experts.interface() or {}
+    list(map(experts.is_known_function, (functions[name] for name in experts.IMPLEMENTATIONS if name in functions)))
 
 
 def learn(module: ModuleType) -> None:
@@ -214,17 +215,22 @@ def layer_patches(module: ModuleType) -> Iterator[Patch]:
 
 
 def experts_patches() -> Iterator[Patch]:
-    """Patches the functions with which every model computes its experts, and adds one that you can choose by name."""
-    functions = experts.interface()
+    """Patches the functions with which every model computes its experts, and adds one that you can choose by name.
+
+    They are those of the class, as for `register`: an entry of the object would hide what a user registers.
+    """
+    functions: Any = getattr(experts.interface(), "_global_mapping", None)
     there = [] if functions is None else [name for name in experts.IMPLEMENTATIONS if name in functions]
     for name in there:
         original = functions[name]
         if not experts.is_known_function(original):
             continue
-        yield EntryPatch(functions, name, original, dispatcher("experts", original, owner=functions))
+        found = [EntryPatch(functions, name, original, dispatcher("experts", original, owner=functions))]
         if name == "grouped_mm":
             ours = dispatcher("experts", original, everywhere=True, owner=functions)
-            yield EntryPatch(functions, experts.NAME, ABSENT, ours)
+            found.append(EntryPatch(functions, experts.NAME, ABSENT, ours))
+        experts.known_functions.update(patch.replacement for patch in found)
+        yield from found
 
 
 def in_place_patches(module: ModuleType, functions: list[Patch]) -> Iterator[Patch]:
