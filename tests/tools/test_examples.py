@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -175,3 +176,11 @@ def test_chat_reuses_the_conversation(tmp_path: Path) -> None:
     told = ["[0 of 9 tokens reused, 9", "[16 of 21 tokens reused, 5"]
     assert chat("def f():\nabc\n") == told
     assert chat("def f():\n") == ["[8 of 9 tokens reused, 1"]  # from the file
+
+
+def test_finetune_learns(tmp_path: Path) -> None:
+    plot = tmp_path / "loss.svg"
+    finished = run("examples/finetune.py", "--steps=6", "--batch=2", "--pieces=4", f"--plot={plot}")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "bits      per byte of 4 pieces" in finished.stdout and "rms_norm_gated" not in finished.stdout
+    assert len(ElementTree.parse(plot).findall(".//{*}polyline")) == 1
