@@ -104,11 +104,11 @@ def test_on_mps_prefill_and_decode_run_the_kernels() -> None:
     assert [status.taken[name] for name in KDA_FUNCTIONS] == [1, 3] and not status.left
 
 
-def test_training_is_left_to_transformers() -> None:
+def test_training_leaves_the_recurrence_to_transformers() -> None:
     module, arguments = module_of("kimi_linear"), call(5)
     arguments["query"] = arguments["query"].clone().requires_grad_()
     with torch.enable_grad(), torch_gdn_enabled() as transformers, pytest.warns(UserWarning, match="requires grad"):
-        module.chunk_kimi_delta_attention(**arguments)[0].sum().backward()
+        module.recurrent_kimi_delta_attention(**arguments)[0].sum().backward()
         assert not transformers.status().taken
     assert arguments["query"].grad is not None
 

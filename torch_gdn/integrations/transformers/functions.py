@@ -121,13 +121,14 @@ def rule_reason(
     seq_idx: Tensor | None = None,
     rule: str = "the delta rule",
     decay_channels: torch.Size | None = None,
+    differentiable: bool = False,
     **others: Any,
 ) -> str:
     if positional:
         return "arguments after beta are positional"
     if seq_idx is not None and cu_seqlens is None:
         return f"packed sequences have seq_idx but no cu_seq_lens_q, which {rule} needs"
-    refusal = common_reason(query, key, value, g, beta, initial_state) or rule_refusal(
+    refusal = common_reason(query, key, value, g, beta, initial_state, differentiable=differentiable) or rule_refusal(
         op,
         (query.shape[2:], key.shape[2:], value.shape[2:]),
         (query.dtype, key.dtype, value.dtype, g.dtype, beta.dtype),
@@ -361,13 +362,20 @@ def gate_activation(layer: Any) -> str:
 
 FUNCTIONS = {
     op: Function(
-        functools.partial(rule_reason, op),
+        functools.partial(rule_reason, op, differentiable=op != RECURRENT),
         functools.partial(run_rule, op),
         names=RULE_NAMES,
     )
     for op in DELTA_RULES
 }
-FUNCTIONS |= {op: Function(kda_reason, functools.partial(run_kda, op), names=RULE_NAMES) for op in KDA_FUNCTIONS}
+FUNCTIONS |= {
+    op: Function(
+        functools.partial(kda_reason, differentiable=op == "chunk_kda"),
+        functools.partial(run_kda, op),
+        names=RULE_NAMES,
+    )
+    for op in KDA_FUNCTIONS
+}
 FUNCTIONS |= {
     "causal_conv1d_fn": Function(convolution_reason, run_convolution),
     "causal_conv1d_update": Function(update_reason, run_update),
