@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -21,6 +22,8 @@ PRODUCT = 2**29  # of a point's counts, at most: a draw may make tensors that th
 TRIES = 2  # counts of which a point takes the first that the op takes
 OTHERS = 1  # counts that a round changes besides its own
 FEW, MANY = 2, 6  # rounds of a run; AURA's tensors take long to draw
+PAST = (33, 65, 129)  # pairs, of which the last is alone in its word
+PAIRED = ("T", "k")  # kernels count the pairs of a token and an expert, so that these have a product
 REFUSED = (ValueError, TypeError, RuntimeError, IndexError, AssertionError, KeyError, ZeroDivisionError)
 COUNTS = sorted({*NEAR, 24, 96, 160, 192, 288, 1056, 1088})
 STRATA = [[n for n in COUNTS if low <= n < end] for low, end in ((1, 14), (14, 90), (90, 1000), (1000, 2000))]
@@ -91,6 +94,10 @@ def drawn_points(op: str) -> Iterator[Any]:
         for other in draw.sample(counts, min(len(counts), OTHERS)):
             point = point if other == field else changed(point, other, COUNTS)
         yield point
+    for pairs in (draw.choice(PAST), draw.choice(NEAR)) if {*PAIRED} <= fields_of(entry) else ():
+        factors = [(pairs // k, k) for k in range(1, 9) if pairs % k == 0]
+        points = [replace(point, T=T, k=k) for point in plans(op) for T, k in factors]
+        yield from itertools.islice(filter(is_taken, draw.sample(points, len(points))), 2)
 
 
 # test_more_than_a_simdgroup.py has the counts of the rules, whose float64 takes seconds.
