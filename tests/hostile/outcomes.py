@@ -83,7 +83,9 @@ def is_open(hostile: Hostile, cpu: Outcome, there: Outcome) -> bool:
     if hostile.op.startswith("causal_conv1d") and (hostile.argument, hostile.what) == ("x", "dimension 1 of 0"):
         return "cu_seqlens" in str(cpu.error)  # without tokens no kernel runs, and none reads the boundaries
     if (hostile.op, hostile.argument, hostile.what) == ("aura_paged_tile_means_", "tile_means", "dimension 0 of 0"):
-        return "block_table" in str(cpu.error)  # without blocks no kernel runs, and none reads the table
+        return (
+            "block_table" in str(cpu.error) and there.error is None
+        )  # without blocks no kernel runs, and none reads the table
     if (hostile.op, hostile.argument) in STORES:
         return "data race" in str(there.error)  # either of two writers may come last
     if hostile.op == "batch_copy_" and "what another one reads or writes" in str(cpu.error):
