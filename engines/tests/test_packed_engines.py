@@ -353,3 +353,19 @@ def test_refuses_fused_layers_of_unlike_matrices(
     error = f"^{LAYER}.gate_up_proj: expected matrices that are all quantised the same way, got {got}$"
     with pytest.raises(ValueError, match=error):
         read_by_engine(engine, adapter, dict(zip(PARTS, (gate, up), strict=True)), adapters)
+
+
+def test_vllm_gets_the_gates_of_mlx_files_dequantised(adapters: dict[str, Any]) -> None:
+    """vLLM makes most gates unquantised. Convolutions are turned, and norms are stored plus one."""
+    how = READ["mlx, own bits"][1]
+    tensors, numbers = write(torch.randn(N, K), how)
+    files = {f"language_model.{LAYER}.gate.{ending}": x for ending, x in tensors.items()}
+    files |= {f"{LAYER}.conv1d.weight": torch.randn(8, 4, 1), f"{LAYER}.input_layernorm.weight": torch.full((K,), 1.5)}
+    config = configured("vllm", READ["mlx, own bits"][0], adapters)
+    mlx_files = adapters["vllm"].mlx_files
+    config.shapes = {mlx_files.name_of(name): tuple(x.shape) for name, x in files.items()}
+    read = dict(mlx_files.tensors_of_models(files.items(), config, K))
+    torch.testing.assert_close(read[f"{LAYER}.gate.weight"], numbers, rtol=1e-6, atol=1e-6)
+    assert torch.equal(read[f"{LAYER}.conv1d.weight"], files[f"{LAYER}.conv1d.weight"].mT)
+    assert torch.equal(read[f"{LAYER}.input_layernorm.weight"], torch.full((K,), 0.5))
+    assert len(read) == 3
