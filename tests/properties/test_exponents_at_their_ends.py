@@ -83,7 +83,8 @@ def test_values_at_the_ends_of_the_exponents(device: torch.device, op: str, dtyp
         for factor, name in itertools.product((up, down), changed):
             x, expected = runs[factor][name].double(), found[name].double() * factor
             smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps  # v is rounded to it
-            assert ((x - expected).abs() <= 4 * smallest * max(factor, 1.0)).all(), name
+            terms = 64 if op.endswith("_bwd") else 4  # a gradient of k sums over the columns of v
+            assert ((x - expected).abs() <= terms * smallest * max(factor, 1.0)).all(), name
         assert changed or not names
 
 

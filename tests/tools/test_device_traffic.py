@@ -11,9 +11,8 @@ import torch
 import torch_gdn
 from tests.helpers.cases import make_case
 from tests.helpers.devices import on_a_mac, profiled, ready
-from tests.helpers.entries import INDICES, fields_of
+from tests.helpers.entries import INDICES, WITHOUT_KERNELS, fields_of
 from tests.helpers.errors import assert_same_bits
-from torch_gdn import reference
 from torch_gdn_check.registry import REGISTRY
 from torch_gdn_check.registry.inputs import to_device
 
@@ -86,9 +85,6 @@ def test_a_convolution_moves_whole_cache_lines(neighbours: str) -> None:
 def apart(x: torch.Tensor) -> torch.Tensor:
     """Returns the same numbers with others between them."""
     return torch.stack((x, torch.full_like(x, -9)), -1)[..., 0]
-
-
-WITHOUT_KERNELS = set(reference.gradients.__all__)  # PyTorch's kernels compute these on mps
 
 
 @pytest.mark.parametrize("op", [op for op in REGISTRY if op not in WITHOUT_KERNELS])

@@ -28,7 +28,12 @@ def register(op: str) -> None:
     function = getattr(reference, op)
     signature = inspect.signature(function)
 
+    required = [name for name, each in signature.parameters.items() if each.default is inspect.Parameter.empty]
+
     def run(*args: Any) -> tuple[Tensor, ...]:
+        for name, x in zip(required, args, strict=False):
+            if x is None:
+                raise TypeError(f"{op}: {name}: expected a tensor, got None")
         outputs: tuple[Tensor, ...] = _C.infer_outputs(op, *args)  # checks the call
         if _C.is_recording():  # the tensors may have no memory
             return outputs
