@@ -1,8 +1,7 @@
 """Trains the byte-level Qwen3-Next hybrid of this folder on the source of Python's standard library.
 
 Writes config.json, model.safetensors, loss.csv and loss.png. Needs transformers, matplotlib and in practice a GPU.
-torch_gdn's kernels run forward only, so the Gated DeltaNet layers train through delta_rule.py. The weights come from
-this command:
+The Gated DeltaNet layers train through delta_rule.py, which runs on any GPU. The weights come from this command:
 
     python -m examples.pycode.train --library LIB  # of CPython 3.11.7, on one NVIDIA H200, in 5 minutes
 """
