@@ -33,7 +33,7 @@ class Module(NamedTuple):
     bytes: int
 
 
-MODULES = [name for name, entry in REGISTRY.items() if entry.exponentials]
+MODULES = [name for name, entry in REGISTRY.items() if entry.exponentials and not name.endswith("_bwd")]
 
 
 def module(name: str, layer: Layer, tokens: int, dtype: torch.dtype, device: torch.device) -> Module:

@@ -1,7 +1,7 @@
 """The tests of `make quick`: each op on both devices, errors, torch.compile and one model, in three minutes on two
 cores.
 
-A line is a folder or a file under tests/, or a function with all its parameters, or with those that a bracket starts.
+A line is a folder or a file under tests/ or in check/tests/, or a function with all its parameters, or with those that a bracket starts.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 QUICK = (
     # each op, and its errors
     "gdn/test_errors.py",
-    "tools/test_registry.py::test_every_op_has_an_entry",
+    "check/tests/test_registry.py::test_every_op_has_an_entry",
     "gdn/test_golden.py::test_a_stage_fed_what_fla_was_fed[cpu",
     "gdn/test_golden.py::test_a_stage_fed_what_fla_was_fed[mps-chunk_fwd_h-base_k128]",
     "gdn/test_golden.py::test_a_stage_fed_what_fla_was_fed[mps-chunk_fwd_o-base_k128]",
@@ -29,7 +29,7 @@ QUICK = (
     "kda/test_kernels.py::test_slots",
     "kda/test_kda.py::test_goes_on_after_what_was_accepted",
     "layers/",
-    "attention/test_aura_paged_attention.py::test_keys_divided_among_threadgroups",
+    "aura/test_aura_paged_attention.py::test_keys_divided_among_threadgroups",
     "attention/test_reshape_and_cache.py",
     "attention/test_paged_attention.py::test_pytorchs_own_attention",
     "attention/test_paged_attention.py::test_keys_divided_among_threadgroups",

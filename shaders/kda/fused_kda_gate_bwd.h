@@ -1,9 +1,7 @@
 #pragma once
 #include "core/channel_gate_parameters.h"
 
-GDN_CONSTANT int kKdaGateBwdThreads = 64;       // per threadgroup
-GDN_CONSTANT int kKdaGateBwdTokens = 32;        // per threadgroup, at least
-GDN_CONSTANT int kKdaGateBwdMostBlocks = 1024;  // so that few partial sums are left to add
+GDN_CONSTANT int kKdaGateBwdThreads = 64;  // per threadgroup
 
 struct KdaGateBwdParameters {
   ChannelGateParameters gate;

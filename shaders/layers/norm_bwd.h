@@ -2,8 +2,6 @@
 #include "core/parameters.h"
 
 GDN_CONSTANT int kNormBwdLargestRow = 16384;
-GDN_CONSTANT int kNormBwdRows = 16;          // per threadgroup, at least, if there is a gradient of the weight
-GDN_CONSTANT int kNormBwdMostGroups = 1024;  // so that few partial sums are left to add
 
 // A thread owns 16 elements of a row, or more if there are 512 threads.
 inline constexpr int norm_bwd_threads(int D) { return D >= 8192 ? 512 : (D + 511) / 512 * 32; }

@@ -30,7 +30,9 @@ template <typename T, typename Gate, typename Weight, int D, int Width>
   static_assert(D >= 1 && D <= kNormBwdLargestRow && D % Width == 0, "D is at most 16384, in whole vectors");
   constexpr int kThreads = norm_bwd_threads(D);
   constexpr int kOwn = (D / Width + kThreads - 1) / kThreads;
-  threadgroup float squares_of[kThreads / 32], products_of[kThreads / 32];
+  // Aligned, so that a compiler which joins the loads of one array does not read the other.
+  alignas(16) threadgroup float squares_of[kThreads / 32];
+  alignas(16) threadgroup float products_of[kThreads / 32];
 
   Values<Width> factor[kOwn], dweight[kOwn];
   UNROLL for (int own = 0; own < kOwn; ++own) {

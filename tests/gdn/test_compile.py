@@ -69,11 +69,12 @@ def test_packed_sequences_on_the_device_are_not_read_by_the_compiler(device: tor
 
 
 def test_an_input_that_requires_grad_is_an_error_when_compiled(device: torch.device) -> None:
-    case = make_case(20).to(device)
-    case.v.requires_grad_()
-    compiled = torch.compile(END_TO_END_OPS["chunk_gated_delta_rule"], fullgraph=True, backend="aot_eager")
+    entry = REGISTRY["chunk_gated_delta_rule"]  # the op, whose function has gradients
+    call = to_device(entry.smallest(), device)
+    call["v"].requires_grad_()
+    compiled = torch.compile(entry.overload, fullgraph=True, backend="aot_eager")
     with pytest.raises(RuntimeError, match="v: expected a tensor that does not require grad"):
-        compiled(*case.qkv, **case.options)
+        compiled(**call)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,9 @@ namespace torch_gdn {
 
 namespace {
 
+constexpr int64_t kGateTokens = 32;        // per threadgroup, at least
+constexpr int64_t kMostGateBlocks = 1024;  // so that few partial sums are left to add
+
 void fused_kda_gate_bwd(const FusedKdaGateBwd<int64_t>& op, const std::tuple<Tensor, Tensor, Tensor>& outputs) {
   const auto& [dg, dA_log, ddt_bias] = outputs;
   if (dg.numel() == 0) {
@@ -22,7 +25,7 @@ void fused_kda_gate_bwd(const FusedKdaGateBwd<int64_t>& op, const std::tuple<Ten
   const ChannelGates gates = channel_gates_of(g, "g", op.gate);
   const int32_t channels = int32_count(op.HV * op.K, "fused_kda_gate_bwd: g", "channels of a token");
   const int32_t tokens = int32_count(dg.numel() / channels, "fused_kda_gate_bwd: g", "tokens");
-  const int64_t at_once = std::max<int64_t>(kKdaGateBwdTokens, ceil_div(tokens, kKdaGateBwdMostBlocks));
+  const int64_t at_once = std::max(kGateTokens, ceil_div(int64_t(tokens), kMostGateBlocks));
   const int64_t blocks = ceil_div(tokens, at_once);
   const KdaGateBwdParameters parameters{gates.parameters, row_strides(dy), int32_t(g.size(1)), int32_t(op.HV),
                                         int32_t(op.K),    tokens,          int32_t(at_once)};

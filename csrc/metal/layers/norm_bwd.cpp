@@ -9,6 +9,8 @@ namespace torch_gdn {
 
 namespace {
 
+constexpr int64_t kNormRows = 16;          // per threadgroup, at least, if there is a gradient of the weight
+constexpr int64_t kMostNormGroups = 1024;  // so that few partial sums are left to add
 static_assert(NormBwd<int64_t>::kLargestRow == kNormBwdLargestRow);
 
 void norm_bwd(const NormBwd<int64_t>& op, const std::tuple<Tensor, Tensor, Tensor>& outputs) {
@@ -26,8 +28,8 @@ void norm_bwd(const NormBwd<int64_t>& op, const std::tuple<Tensor, Tensor, Tenso
   parameters.dh = row_strides(dh);
   parameters.eps = float(op.eps);
   parameters.count = op.over_sum ? 1.0f : float(op.D);
-  const int64_t spread = ceil_div(parameters.rows, kNormBwdMostGroups);
-  parameters.rows_of_group = op.has_dweight() ? std::max<int64_t>(kNormBwdRows, spread) : 1;
+  const int64_t spread = ceil_div(int64_t(parameters.rows), kMostNormGroups);
+  parameters.rows_of_group = op.has_dweight() ? std::max(kNormRows, spread) : 1;
   parameters.has_weight = weight.has_value();
   parameters.has_gate = op.g.has_value();
   parameters.has_sigmoid = op.has_sigmoid();
