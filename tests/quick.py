@@ -1,7 +1,8 @@
 """The tests of `make quick`: each op on both devices, errors, torch.compile and one model, in three minutes on two
 cores.
 
-A line is a folder or a file under tests/ or in check/tests/, or a function with all its parameters, or with those that a bracket starts.
+A line is a folder or a file under tests/ or in check/tests/, or a function with all its parameters, or with those that
+a bracket starts.
 """
 
 from __future__ import annotations
