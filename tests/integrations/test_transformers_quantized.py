@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -271,6 +272,19 @@ def test_only_mps_is_taken(tmp_path: Path) -> None:
         load(tmp_path, device="cpu")
     with pytest.raises(ValueError, match="quant_method"):
         load(tmp_path)
+
+
+def test_another_version_warns_of_a_packed_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers loads it then. Here that fails, because it does not know MLX files."""
+    written(DENSE, tmp_path, "mlx")
+    monkeypatch.setattr(versions, "installed", lambda: "5.99.0")
+    words = rf"packed weights is for transformers {versions.served()}, got 5\.99\.0: transformers loads this file"
+    with torch_gdn_enabled():
+        with pytest.warns(UserWarning, match=words), pytest.raises(ValueError, match="quant_method"):
+            load(tmp_path)
+        with warnings.catch_warnings(), pytest.raises(ValueError, match="quant_method"):
+            warnings.simplefilter("error")
+            load(tmp_path, device="cpu")
 
 
 OTHERS: dict[str, Any] = {
