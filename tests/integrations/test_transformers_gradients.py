@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,3 +88,50 @@ def test_each_parameter_has_the_gradient_of_transformers(device: torch.device) -
     assert found.keys() == expected.keys()
     for name, x in found.items():
         assert relative_error(x, expected[name]) < 2e-5, name
+
+
+LENGTHS = (40, 9, 70, 3)  # of the sequences, of which a step takes two
+
+
+def changes(model: Any, how: str, folder: Path) -> dict[str, Tensor]:
+    """Trains a copy with transformers' Trainer on the CPU. Returns how much each parameter changed in two steps."""
+    from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
+
+    packed = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True)
+    options: dict[str, Any] = {"max_steps": 2, "per_device_train_batch_size": 2, "max_grad_norm": 0}
+    options |= {"report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+    trained = copy.deepcopy(model)
+    Trainer(
+        trained,
+        TrainingArguments(str(folder), use_cpu=True, **options),
+        data_collator=packed if how == "packed" else padded_on_the_right,
+        train_dataset=[{"input_ids": random_tokens(n, seed=n).tolist()} for n in LENGTHS],
+        optimizers=(torch.optim.SGD(trained.parameters(), lr=0.1), None),
+    ).train()
+    return {name: (x - model.get_parameter(name)).detach().double() for name, x in trained.named_parameters()}
+
+
+def padded_on_the_right(sequences: list[dict[str, list[int]]]) -> dict[str, Tensor]:
+    rows = [torch.tensor(each["input_ids"]) for each in sequences]
+    tokens = nn.utils.rnn.pad_sequence(rows, batch_first=True)  # with 0, which is no sequence's token
+    return {
+        "input_ids": tokens,
+        "attention_mask": (tokens != 0).long(),
+        "labels": tokens.masked_fill(tokens == 0, -100),
+    }
+
+
+@pytest.mark.parametrize("how", ["packed", "padded on the right"])
+def test_trainer_changes_each_parameter_as_without_packing(how: str, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="Trainer needs it")
+    model = random_model(KIND)
+    expected = changes(copy.deepcopy(model).double(), "padded on the right", tmp_path)
+    with torch_gdn_enabled() as transformers:
+        found = changes(model, how, tmp_path)
+        status = transformers.status()
+    assert status.taken["chunk_gated_delta_rule"] == status.taken["causal_conv1d_fn"] == 2
+    assert "chunk_gated_delta_rule" not in status.left
+    assert found.keys() == expected.keys()
+    for name, x in found.items():
+        rounding = 2 * 2**-24 * model.get_parameter(name).norm()  # of the parameter itself, at each step
+        assert (x - expected[name]).norm() < 4e-5 * expected[name].norm() + rounding, name
