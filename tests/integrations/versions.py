@@ -40,7 +40,7 @@ SUBJECTS = {  # of the tests, by version
     PREVIOUS: (
         *("", "_switch", "_norms", "_forms", "_planted", "_layers", "_in_place", "_decoding", "_convolutions", "_kda"),
         *("_checkpointing", "_experts", "_batching", "_prefixes", "_rollback", "_conversation", "_quantized", "_serve"),
-        "_gguf",
+        *("_gguf", "_gradients"),
     ),
 }
 IN_THE_TABLE = ("4.57.6", "5.12.0", "5.16.0", PREVIOUS)
