@@ -38,6 +38,28 @@ def test_running_a_script(tmp_path: Path, output: Callable[..., str]) -> None:
     assert output(*arguments) == "[0, 1, 2] word\n"
 
 
+BACKWARD = """
+import contextvars, time, torch
+
+class Slow:
+    def __del__(self, sleep=time.sleep):
+        sleep(0.5)
+
+leaf = torch.ones(4, device="mps", requires_grad=True)
+held = contextvars.ContextVar("held")
+held.set(Slow())  # torch copies the context for a backward
+result = leaf.sum()
+result.backward()
+held.set(None)
+print(leaf.grad.tolist())
+"""
+
+
+def test_a_script_may_end_while_autograds_thread_drops_its_backward(output: Callable[..., str]) -> None:
+    """The thread asks for Python's lock in a destructor. If Python ends meanwhile, the process aborts."""
+    assert output("-m", "mps_simulator", "-c", BACKWARD) == "[1.0, 1.0, 1.0, 1.0]\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

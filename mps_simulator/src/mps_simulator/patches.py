@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +34,22 @@ def _hide_cuda() -> None:
         binding._cuda_getDeviceCount = lambda: 0  # CUDA reads the variable once, perhaps before this
 
 
+def _let_autograd_finish() -> None:
+    """Waits until autograd's thread of the device has dropped the last backward, which holds a Python object, the
+    "context" of torch/autograd/graph.py. If the thread asks for the GIL in a destructor while Python ends, Python ends
+    the thread, and that ends the process: "terminate called without an active exception".
+    """
+    if any(comm.read_text().startswith("pt_autograd") for comm in Path("/proc/self/task").glob("*/comm")):
+        # The thread drops a backward before it takes the next one. This one has no Python object.
+        leaf = _KEPT.setdefault("leaf", torch.empty((), device="mps", requires_grad=True))
+        gradient = torch.empty((), device="mps")
+        engine: Any = torch.autograd.Variable._execution_engine
+        engine.run_backward((leaf,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+_KEPT: dict[str, torch.Tensor] = {}  # the thread must not be the last to hold a tensor of Python's
+
+
 def apply(device: Any) -> None:
     binding: Any = torch._C
     binding._has_mps = True  # torch.mps and torch.manual_seed look here
@@ -43,3 +61,4 @@ def apply(device: Any) -> None:
             query.cache_clear()
     _patch_storages()
     _hide_cuda()
+    atexit.register(_let_autograd_finish)
