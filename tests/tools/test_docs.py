@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import yaml
 
 import torch_gdn
 from tests.helpers import pages
@@ -189,3 +190,20 @@ def test_hooks_are_valid() -> None:
     need("pre_commit")
     finished = run("-m", "pre_commit", "validate-config", ".pre-commit-config.yaml")
     assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+def test_hooks_check_what_make_lint_checks() -> None:
+    """Both name folders, so a moved folder must move in both."""
+    settings = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    hooks = {hook["id"]: hook for hook in settings["repos"][0]["hooks"]}
+    makefile = (ROOT / "Makefile").read_text()
+    for hook, variable, file in (("clang-format", "CXX_FILES", "x.h"), ("codespell-phrases", "SOURCES", "x.py")):
+        (folders,) = re.findall(rf"^{variable} :?= (?:\$\(shell find )?([\w/. ]+)", makefile, flags=re.MULTILINE)
+        for name in folders.split():
+            if name != "setup.py":
+                assert (ROOT / name).is_dir()
+                assert re.match(hooks[hook]["files"], f"{name}/{file}"), (hook, name)
+    (pages,) = re.findall(r"^PAGES := (.*)", makefile, flags=re.MULTILINE)
+    for name in pages.split():
+        page = name if name.endswith(".md") else f"{name}/x.md"
+        assert re.match(hooks["codespell-phrases"]["files"], page), page
