@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 from setuptools.command.dist_info import dist_info
 
@@ -252,12 +253,20 @@ def named_by_folder(extras: dict[str, list[str]]) -> dict[str, list[str]]:
 
 class DescribeCheckout(dist_info):
     """Describes a checkout to pip, which asks for this before it installs from the checkout. Wheels and source
-    distributions name versions.
+    distributions name versions: other machines do not have the folders, and PyPI refuses them.
     """
 
     def finalize_options(self):
         distribution: Any = self.distribution
         distribution.extras_require.update(named_by_folder(distribution.extras_require))  # its metadata holds it too
+        super().finalize_options()
+
+
+class NameVersions(bdist_wheel):
+    """Describes the wheel anew: pip hands the description of the checkout on, also to make a wheel for others."""
+
+    def finalize_options(self):
+        self.dist_info_dir = None
         super().finalize_options()
 
 
@@ -271,5 +280,10 @@ setup(
     long_description=long_description(),
     long_description_content_type="text/markdown",
     ext_modules=[extension()],
-    cmdclass={"build_ext": BuildIncrementally, "build_py": BuildPythonAndShaders, "dist_info": DescribeCheckout},
+    cmdclass={
+        "build_ext": BuildIncrementally,
+        "build_py": BuildPythonAndShaders,
+        "dist_info": DescribeCheckout,
+        "bdist_wheel": NameVersions,
+    },
 )

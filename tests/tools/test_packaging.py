@@ -37,8 +37,10 @@ def setup(*arguments: str) -> None:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     folder = tmp_path_factory.mktemp("wheel")
     egg_info = ("egg_info", "--egg-base", str(folder))  # otherwise two runs write one torch_gdn.egg-info
+    setup(*egg_info, "dist_info", "--output-dir", str(folder))
+    (described,) = folder.glob("*.dist-info")  # pip has the checkout described, and hands that to the wheel
     setup(*egg_info, "build", "--build-lib", str(folder / "lib"), "bdist_wheel", "--bdist-dir", str(folder / "tree"),
-          "--dist-dir", str(folder))  # fmt: skip
+          "--dist-dir", str(folder), "--dist-info-dir", str(described))  # fmt: skip
     (path,) = folder.glob("*.whl")
     return zipfile.ZipFile(path)
 
