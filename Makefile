@@ -102,7 +102,7 @@ format: install  ## format the sources
 	$(BIN)/clang-format -i $(CXX_FILES)
 
 clean:  ## remove what was built and installed here
-	rm -rf $(VENV) $(VLLM_VENV) $(SGLANG_VENV) {.,mps_simulator}/{build,dist} *.egg-info mps_simulator/src/*.egg-info torch_gdn/_C*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(SGLANG_VENV) {.,check,engines,mps_simulator}/{build,dist} {.,check,engines,mps_simulator/src}/*.egg-info torch_gdn/_C*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 install: $(VENV)/.dev  ## make .venv with torch_gdn built in place, and what tests, linters and docs need
