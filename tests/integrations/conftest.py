@@ -7,6 +7,13 @@ import torch
 
 from torch_gdn.integrations import transformers
 
+OLD_NAME = "error:.*(past_key_values|cache_params).* is deprecated:FutureWarning"
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Makes transformers' warning of an old name of the cache an error, because no call of torch_gdn may cause it."""
+    item.add_marker(pytest.mark.filterwarnings(OLD_NAME))
+
 
 @pytest.fixture
 def serving() -> Iterator[None]:
