@@ -134,9 +134,12 @@ def test_a_reset_cache_starts_from_zeros() -> None:
     assert distance(states(cache)[0], states(expected)[0]) < BAR
 
 
-def test_what_torch_gdn_would_not_take_is_an_error() -> None:
+@pytest.mark.parametrize("trained", ["in_proj_qkv", "in_proj_b"])  # the convolution or the rule alone gets a gradient
+def test_what_torch_gdn_would_not_take_is_an_error(trained: str) -> None:
     """transformers' own rule would leave the rejected tokens in the state."""
     model, tokens = random_model("qwen3_5"), random_tokens(1, 9)
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(f"{trained}." in name)
     transformers.enable(rollback=True)
     with torch.enable_grad(), pytest.raises(ValueError, match="that torch_gdn holds: grad mode is on"):
         cached(model, tokens, 9)

@@ -119,6 +119,7 @@ def rule_reason(
     initial_state: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     seq_idx: Tensor | None = None,
+    layer_states: Any = None,  # which take no part in gradients
     rule: str = "the delta rule",
     decay_channels: torch.Size | None = None,
     differentiable: bool = False,
@@ -128,6 +129,7 @@ def rule_reason(
         return "arguments after beta are positional"
     if seq_idx is not None and cu_seqlens is None:
         return f"packed sequences have seq_idx but no cu_seq_lens_q, which {rule} needs"
+    differentiable = differentiable and layer_states is None
     refusal = common_reason(query, key, value, g, beta, initial_state, differentiable=differentiable) or rule_refusal(
         op,
         (query.shape[2:], key.shape[2:], value.shape[2:]),
@@ -227,6 +229,7 @@ def convolution_reason(
     x: Tensor | None = None,
     seq_idx: Tensor | None = None,
     cu_seq_lens_q: Tensor | None = None,
+    layer_states: Any = None,
     **others: Any,
 ) -> str:
     """Checks `causal_conv1d_fn`, which gets `x` until 5.12 and `hidden_states` since."""
@@ -234,7 +237,7 @@ def convolution_reason(
     assert columns is not None and weight is not None
     if reason := narrowing_reason(columns, weight):
         return reason
-    return common_reason(columns, weight, bias, seq_idx, differentiable=True) or convolution_refusal(
+    return common_reason(columns, weight, bias, seq_idx, differentiable=layer_states is None) or convolution_refusal(
         "causal_conv1d",
         (columns.shape[1:-1], columns.dtype),
         (weight.shape, weight.dtype),
