@@ -26,8 +26,9 @@ template <typename Dy, typename T>
   const int head = index / parameters.channels, channel = index % parameters.channels;
   const ChannelGate gate = channel_gate_of(A_log, dt_bias, parameters.gate, head, channel, parameters.channels);
   constant RowStrides &of_g = parameters.gate.g, &of_dy = parameters.dy;
-  const int first = int(group.y) * parameters.tokens_of_group;
-  const int last = min(first + parameters.tokens_of_group, parameters.all_tokens);
+  const int64_t all = parameters.all_tokens;
+  const int first = int(min(int64_t(group.y) * parameters.tokens_of_group, all));
+  const int last = int(min(int64_t(first) + parameters.tokens_of_group, all));
   float dA_log = 0.0f, dbias = 0.0f;
   for (int at = first; at < last; ++at) {
     const int batch = at / parameters.tokens, token = at % parameters.tokens;

@@ -32,7 +32,9 @@ template <typename T, typename Weight, typename State, int W>
   if (group.x == 0 && group.y == 0 && group.z == 0 && simdgroup == 0) {
     report_cu_seqlens(cu_seqlens, parameters.sequence, kConvolutionBwdTokens, errors, lane);
   }
-  const Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, chunk.sequence, 1, lane);
+  const int end = parameters.sequence.boundary_bytes != 0
+                      ? clamped_boundary(cu_seqlens, parameters.sequence, chunk.sequence + 1)
+                      : parameters.sequence.tokens;  // of the sequence
   const int channel = int(group.x) * kConvolutionThreads + int(thread_index);
   if (channel >= parameters.channels) return;
 
@@ -61,7 +63,7 @@ template <typename T, typename Weight, typename State, int W>
   for (int token = chunk.first; token < last + W - 1 && chunk.tokens > 0; ++token) {
     sums[W - 1] = no_values<1>();
     taps[W - 1] = 0u;
-    if (token < sequence.last) {
+    if (token < end) {
       window[W - 1] = load_values<1>(tokens + token * parameters.x.token);
       taps[W - 1] = taps_of<W>(seq_idx, parameters, chunk.batch, token);
       const float of_output = float(gradients[token * parameters.residual.token]);
@@ -76,7 +78,7 @@ template <typename T, typename Weight, typename State, int W>
     const int done = token - (W - 1);
     if (done >= chunk.first) {
       float gradient = gradient_of_token<W>(sums, filter, taps);
-      const int column = done - (sequence.last - parameters.columns);
+      const int column = done - (end - parameters.columns);
       if (parameters.has_new_state != 0 && column >= 0) gradient += float(kept[column * parameters.new_state.column]);
       output[done * parameters.y_token] = T(gradient);
     }
