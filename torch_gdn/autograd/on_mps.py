@@ -34,12 +34,15 @@ def register(op: str) -> None:
         for name, x in zip(required, args, strict=False):
             if x is None:
                 raise TypeError(f"{op}: {name}: expected a tensor, got None")
-        outputs: tuple[Tensor, ...] = _C.infer_outputs(op, *args)  # checks the call
-        if _C.is_recording():  # the tensors may have no memory
-            return outputs
         call = signature.bind(*args).arguments
-        if call.get("cu_seqlens") is not None:
-            check_boundaries(op, call["cu_seqlens"].tolist(), call["q"].shape[1])
+        boundaries, is_recorded = call.get("cu_seqlens"), _C.is_recording()  # recorded tensors may have no memory
+        if boundaries is not None and boundaries.shape == (1,) and not is_recorded:  # no sequence, so no shape fits
+            check_boundaries(op, boundaries.tolist(), call["q"].shape[1])
+        outputs: tuple[Tensor, ...] = _C.infer_outputs(op, *args)  # checks the call
+        if is_recorded:
+            return outputs
+        if boundaries is not None:
+            check_boundaries(op, boundaries.tolist(), call["q"].shape[1])
         for out, found in zip(outputs, function(*args), strict=True):
             if found is not None:
                 out.copy_(found)
