@@ -257,8 +257,9 @@ class DescribeCheckout(dist_info):
     """
 
     def finalize_options(self):
-        distribution: Any = self.distribution
-        distribution.extras_require.update(named_by_folder(distribution.extras_require))  # its metadata holds it too
+        if "setuptools.build_meta" in sys.modules:  # pip's way in; the proof of the Mac wheel describes a wheel itself
+            distribution: Any = self.distribution
+            distribution.extras_require.update(named_by_folder(distribution.extras_require))  # its metadata holds it
         super().finalize_options()
 
 

@@ -25,11 +25,14 @@ pytestmark = [
 ]
 
 
+AS_PIP = "import runpy, sys, setuptools.build_meta; sys.argv[0] = 'setup.py'; "
+AS_PIP += "runpy.run_path('setup.py', run_name='__main__')"
+
+
 def setup(*arguments: str) -> None:
-    """Runs setup.py. It shares objects with the development install, so only what changed is compiled."""
-    finished = subprocess.run(
-        [sys.executable, "setup.py", "--quiet", *arguments], cwd=ROOT, text=True, capture_output=True, check=False
-    )
+    """Runs setup.py as pip does. It shares objects with the development install, so only what changed is compiled."""
+    command = [sys.executable, "-c", AS_PIP, "--quiet", *arguments]
+    finished = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
     assert finished.returncode == 0, finished.stdout + finished.stderr
 
 

@@ -1,6 +1,6 @@
 // Adds up partial sums [rows, elements, columns], f32, in a fixed order.
 #pragma once
-#include "launch/launch.h"
+#include "metal/parameters.h"
 
 namespace torch_gdn {
 
