@@ -257,7 +257,7 @@ class DescribeCheckout(dist_info):
     """
 
     def finalize_options(self):
-        if "setuptools.build_meta" in sys.modules:  # pip's way in; the proof of the Mac wheel describes a wheel itself
+        if "setuptools.build_meta" in sys.modules:  # only pip imports it; the proof of the Mac wheel wants versions
             distribution: Any = self.distribution
             distribution.extras_require.update(named_by_folder(distribution.extras_require))  # its metadata holds it
         super().finalize_options()

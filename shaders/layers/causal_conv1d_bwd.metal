@@ -34,7 +34,7 @@ template <typename T, typename Weight, typename State, int W>
   }
   const int end = parameters.sequence.boundary_bytes != 0
                       ? clamped_boundary(cu_seqlens, parameters.sequence, chunk.sequence + 1)
-                      : parameters.sequence.tokens;  // of the sequence
+                      : parameters.sequence.tokens;  // of the chunk's sequence, or of the first one without a chunk
   const int channel = int(group.x) * kConvolutionThreads + int(thread_index);
   if (channel >= parameters.channels) return;
 

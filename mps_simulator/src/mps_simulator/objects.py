@@ -1,7 +1,7 @@
 """Keeps compiled objects by what they were compiled from. A copied or moved checkout then compiles nothing again.
 
-An object's key is the compiler, its flags and the source. With each object goes a list of the headers that it read,
-with their hashes. Paths in both are relative to the folders that differ between checkouts.
+An object's key is the compiler, its flags and the source. A list next to each object has the headers that it
+read, with their hashes. Paths in both are relative to the folders that differ between checkouts.
 """
 
 from __future__ import annotations
