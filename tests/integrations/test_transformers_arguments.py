@@ -73,6 +73,16 @@ def test_another_default_of_the_original_is_passed() -> None:
     assert Binder(run, original, {}).bind((1, 2), {"scale": 1.0}) == ((1, 2), {"scale": 1.0}, "")
 
 
+def test_a_module_around_a_function_has_the_arguments_of_the_function() -> None:
+    """The package `kernels` makes such modules."""
+
+    class Wrapper(torch.nn.Module):
+        def forward(self, x: Any, y: Any, *, scale: float = 1.0, **kwargs: Any) -> Any:
+            raise NotImplementedError
+
+    assert Binder(run, Wrapper(), {}).bind((1, 2), {"scale": 0.5}) == ((1, 2), {"scale": 0.5}, "")
+
+
 def test_an_argument_that_only_the_original_names_is_not_ignored() -> None:
     """A version may give a meaning to one that its functions ignored before."""
 

@@ -5,6 +5,7 @@ with two whose caches are made of layers.
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +29,12 @@ def test_the_names_before_5_24() -> None:
 )
 def test_with_transformers(version: str, tests: tuple[str, ...]) -> None:
     assert_pass(version, *tests)
+
+
+def test_each_file_exists() -> None:
+    """A run takes some of the versions: a file that was renamed would be missed by most of them."""
+    files = {file for version in (*versions.PACKAGES, versions.INSTALLED) for file in versions.tests_with(version)}
+    assert not [file for file in files if not Path(versions.ROOT, file).exists()]
 
 
 def assert_pass(version: str, *tests: str) -> None:

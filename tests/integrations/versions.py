@@ -25,7 +25,7 @@ from evidence.proof.mac.wheels import cache_directory
 ROOT = Path(__file__).resolve().parent.parent.parent
 INSTALLED = "5.24.0"
 PREVIOUS = "5.23.0"  # all that INSTALLED has is tested with it too, but for launches and compiled graphs
-WITH_KERNELS = "5.22.0"  # the last one whose version of kernels we could download
+WITH_KERNELS = "5.22.0"  # installed beside kernels; the last one whose version of it we could download
 HTTPX = ("httpx<1", "httpcore<2", "h11<1", "anyio<5", "sniffio<2")  # huggingface_hub needs them before version 2
 # These are the packages that each version was released with. The other packages are this environment's.
 PACKAGES: dict[str, tuple[str, ...]] = {
@@ -36,7 +36,6 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     PREVIOUS: (),
 }
 SUBJECTS = {  # of the tests, by version
-    WITH_KERNELS: ("_switch", "_kernels"),
     PREVIOUS: (
         *("", "_switch", "_norms", "_forms", "_planted", "_layers", "_in_place", "_decoding", "_convolutions", "_kda"),
         *("_checkpointing", "_experts", "_batching", "_prefixes", "_rollback", "_conversation", "_quantized", "_serve"),

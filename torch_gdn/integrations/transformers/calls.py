@@ -16,6 +16,8 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from torch_gdn.integrations.transformers.versions import CACHE_NAMES
 
 if TYPE_CHECKING:
@@ -127,8 +129,12 @@ def binder_of(function: Function, original: Callable[..., Any]) -> Binder:
 
 
 def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Returns no names for a function that does not tell its arguments."""
+    """Returns no names for a function that does not tell its arguments.
+
+    The package `kernels`, where it is installed, makes a module of each function that it may replace.
+    """
     try:
-        return list(inspect.signature(function).parameters.values())
+        called = function.forward if isinstance(function, nn.Module) else function
+        return list(inspect.signature(called).parameters.values())
     except (TypeError, ValueError):
         return [Parameter("args", Parameter.VAR_POSITIONAL), Parameter("kwargs", Parameter.VAR_KEYWORD)]
