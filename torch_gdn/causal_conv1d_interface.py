@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_gdn.ops.layers.causal_conv1d import convolve
+from torch_gdn.ops.convolutions import convolve
 
 
 def causal_conv1d_fn(

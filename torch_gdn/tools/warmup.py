@@ -12,12 +12,9 @@ from torch_gdn import _C, self_test
 from torch_gdn._compiling import compile_variants
 from torch_gdn._mps import why_no_mps
 from torch_gdn._recorder import KernelVariant, recording
-from torch_gdn.ops.gdn.chunk_gated_delta_rule import chunk_gated_delta_rule
-from torch_gdn.ops.gdn.fused_recurrent_gated_delta_rule import fused_recurrent_gated_delta_rule
-from torch_gdn.ops.layers.causal_conv1d import causal_conv1d
-from torch_gdn.ops.layers.causal_conv1d_update import causal_conv1d_update_
-from torch_gdn.ops.layers.gdn_gating import gdn_gating
-from torch_gdn.ops.layers.rms_norm_gated import rms_norm_gated
+from torch_gdn.ops.convolutions import causal_conv1d, causal_conv1d_update_
+from torch_gdn.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
+from torch_gdn.ops.layers import gdn_gating, rms_norm_gated
 from torch_gdn.tools.prefill import prefill_algorithm
 
 Shape = tuple[int, int, int, int]  # H, HV, K, V

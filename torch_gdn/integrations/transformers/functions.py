@@ -19,7 +19,7 @@ import torch_gdn
 from torch_gdn import causal_conv1d_interface, self_test
 from torch_gdn.integrations.plain import DENSE
 from torch_gdn.integrations.transformers.refusal import convolution_refusal, norm_refusal, rule_refusal
-from torch_gdn.ops.layers.causal_conv1d import convolve
+from torch_gdn.ops.convolutions import convolve
 
 DEVICES = ("mps", "cpu")
 gated_norms: set[type] = set()  # classes with the forward that `run_norm` computes
