@@ -146,9 +146,10 @@ def problems_of_linked(
 LACKED = {  # names that the torch wheel, or macOS 14's standard library, lacks
     "flush_everything": "namespace at::mps { void flush_everything(MPSStream*); }\n"
     "void use() { at::mps::flush_everything(at::mps::getCurrentMPSStream()); }\n",
+    # By its symbol, because libc++'s headers define the function inline where macOS lacks it.
     "__hash_memory": "#include <cstddef>\n"
-    "namespace std { inline namespace __1 { size_t __hash_memory(const void*, size_t) noexcept; } }\n"
-    "size_t use(const void* data) { return std::__hash_memory(data, 8); }\n",
+    'size_t hash_memory(const void*, size_t) noexcept asm("__ZNSt3__113__hash_memoryEPKvm");\n'
+    "size_t use(const void* data) { return hash_memory(data, 8); }\n",
 }
 
 
