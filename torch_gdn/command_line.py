@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from torch_gdn import _macs
 from torch_gdn._version import __version__
 
 PROGRAM = "python -m torch_gdn"
@@ -82,6 +83,13 @@ def model(text: str) -> str:
             f"expected a name on the Hub, a config.json or a folder that has one, got {text!r}"
         )
     return text
+
+
+def mac(text: str) -> tuple[_macs.Mac, int | None]:
+    try:
+        return _macs.find(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 # ---- commands --------------------------------------------------------------------------------------------------------
@@ -271,6 +279,37 @@ def fits() -> argparse.ArgumentParser:
     return found
 
 
+EXPECT = """\
+Prints the least time that a model can take on a Mac: bounds, not promises.
+
+    python -m torch_gdn expect Qwen3.5-35B-A3B                        on every Mac
+    python -m torch_gdn expect ./my-model --mac "M4 Max 128"          on this one, with more figures
+    python -m torch_gdn expect Qwen3.5-9B --mac "M1" --tokens 4096    after a prompt of 4,096 tokens
+
+A decoded token cannot take less time than the memory needs for the bytes that it reads and writes, nor less than its
+kernel launches take. A prompt cannot take less time than its arithmetic. Only the configuration is read, and, in a
+folder, the sizes of the tensors in its safetensors files. Nobody has timed torch_gdn on a Mac yet.
+"""
+
+
+def expect() -> argparse.ArgumentParser:
+    found = parser_of("expect", EXPECT)
+    found.add_argument(
+        "model",
+        type=model,
+        metavar="MODEL",
+        help=f"the model: a name on the Hub, a folder, or one of {', '.join(KNOWN_MODELS)}",
+    )
+    found.add_argument("--mac", type=mac, metavar="MAC", help='a chip, and perhaps its GB of memory: "M4 Max 128"')
+    found.add_argument(
+        "--tokens",
+        type=positive,
+        default=FITTED_TOKENS,
+        help="tokens of the prompt, after which a token is decoded; default: %(default)s",
+    )
+    return found
+
+
 SERVE = """\
 Serves a model with an OpenAI-compatible server, on torch_gdn's kernels.
 
@@ -332,9 +371,10 @@ COMMANDS = {
     "check": Command("tests every kernel on the mps device and writes a report", "torch_gdn_check.__main__", check),
     "tune": Command("finds and stores the fastest prefill algorithm on this machine", "torch_gdn.tools.tune", tune),
     "fits": Command("prints how much memory a model needs, and the Mac that it fits on", "torch_gdn.tools.fits", fits),
+    "expect": Command("prints the least time that a model can take on a Mac", "torch_gdn.tools.expect", expect),
     "serve": Command("serves a model with vLLM, SGLang or transformers", "torch_gdn.tools.serve", serve),
 }
-USAGE = {"check": "check --quick", "fits": "fits MODEL", "serve": "serve MODEL"}
+USAGE = {"check": "check --quick", "fits": "fits MODEL", "expect": "expect MODEL", "serve": "serve MODEL"}
 WARMUP = (
     "warmup is a function, not a command, because kernels are compiled for the process that runs them: call "
     "torch_gdn.warmup(model) in your program, after torch_gdn.enable() and once the model is loaded"

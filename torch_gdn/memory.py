@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -41,12 +41,15 @@ def check_memory(what: str, needed: int, device: torch.device) -> None:
 
 def bytes_when_loaded(files: Iterable[str | Path], dtype: torch.dtype) -> int:
     """Returns the bytes that the tensors of safetensors files take in memory, floats in the model's dtype."""
+    return sum(size for _, size in sizes_when_loaded(files, dtype))
+
+
+def sizes_when_loaded(files: Iterable[str | Path], dtype: torch.dtype) -> Iterator[tuple[str, int]]:
+    """Yields the name of each tensor and the bytes that it takes in memory, floats in the model's dtype."""
     safe_open = importlib.import_module("safetensors").safe_open
-    total = 0
     for path in files:
         with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118  # not a dict
                 piece = file.get_slice(name)
                 size = dtype.itemsize if piece.get_dtype() in FLOATS else BYTES.get(piece.get_dtype(), 1)
-                total += math.prod(piece.get_shape()) * size
-    return total
+                yield name, math.prod(piece.get_shape()) * size

@@ -75,7 +75,7 @@ def test_everything_else_imports_it(arguments: list[str], tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("inof", "COMMAND: expected info, check, tune, fits, serve, got 'inof'; did you mean info?"),
+        ("inof", "COMMAND: expected info, check, tune, fits, expect, serve, got 'inof'; did you mean info?"),
         ("fit x", "got 'fit'; did you mean fits?"),
         ("zzz", "got 'zzz'\n"),
         ("warmup", "warmup is a function, not a command"),
@@ -92,6 +92,12 @@ def test_everything_else_imports_it(arguments: list[str], tmp_path: Path) -> Non
         ("check --golden missing", "argument --golden: expected a folder, got 'missing'"),
         ("check --shaders missing", "argument --shaders: expected a folder, got 'missing'"),
         ("check --json missing/x.json", "argument --json: expected a file in a folder that exists"),
+        ("expect", "expect: error: the following arguments are required: MODEL\n"),
+        (
+            "expect Qwen3.5-9B --mac M9",
+            "expected a chip, and perhaps its GB of memory, such as \"M4 Max 128\", got 'M9'",
+        ),
+        ("expect Qwen3.5-9B --mac M4Max", "Known chips: M1, M1 Pro, M1 Max, M1 Ultra, M2, "),
         ("serve", "serve: error: the following arguments are required: MODEL\n"),
         ("serve --engine mlx model", "argument --engine: invalid choice: 'mlx'"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import runpy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -166,3 +167,16 @@ def test_a_model_without_the_rule_is_refused() -> None:
 
     with pytest.raises(ValueError, match=r"expected a model with Gated DeltaNet or .+, got 'llama'"):
         fits.needs_of(LlamaConfig())
+
+
+def test_the_table_is_printed_row_by_row(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model takes seconds to count, so its rows appear before the next one is read."""
+
+    def rows() -> Iterator[str]:
+        yield "first"
+        assert capsys.readouterr().out == "first\n"
+        yield "second"
+
+    monkeypatch.setattr(fits, "table", rows)
+    assert fits.main(["--table"]) == 0
+    assert capsys.readouterr().out == "second\n"

@@ -100,19 +100,8 @@ def needs_of(configuration: Any) -> Needs:
         ValueError: If the model has no Gated DeltaNet or Kimi Delta Attention layers with the configuration's usual
             names, or has layers that are neither these nor full attention.
     """
-    text = configuration.get_text_config()
-    if not (hasattr(text, "linear_num_value_heads") or hasattr(text, "linear_num_heads")):
-        raise ValueError(
-            f"configuration: expected a model with Gated DeltaNet or Kimi Delta Attention layers, "
-            f"got {text.model_type!r}"
-        )
-    if others := set(text.layer_types) - {"linear_attention", "full_attention"}:
-        raise ValueError(
-            f"configuration: layer_types: expected linear_attention and full_attention, got {', '.join(sorted(others))}"
-        )
-    auto = importlib.import_module("transformers").AutoModelForCausalLM
-    with torch.device("meta"):
-        model = auto.from_config(text)
+    text = text_of(configuration)
+    model = model_of(text)
     parameters = list(packable(model))
     weights = {
         each: sum(each.bytes_of(x.numel(), columns, is_expert) for x, columns, is_expert in parameters)
@@ -125,6 +114,29 @@ def needs_of(configuration: Any) -> Needs:
         state=state_bytes(text),
         cache_per_token=cache_bytes(text),
     )
+
+
+def text_of(configuration: Any) -> Any:
+    """Returns the configuration of the language model. Raises what `needs_of` raises."""
+    text = configuration.get_text_config()
+    if not (hasattr(text, "linear_num_value_heads") or hasattr(text, "linear_num_heads")):
+        raise ValueError(
+            f"configuration: expected a model with Gated DeltaNet or Kimi Delta Attention layers, "
+            f"got {text.model_type!r}"
+        )
+    if others := set(text.layer_types) - {"linear_attention", "full_attention"}:
+        raise ValueError(
+            f"configuration: layer_types: expected linear_attention and full_attention, got {', '.join(sorted(others))}"
+        )
+    return text
+
+
+def model_of(text: Any) -> nn.Module:
+    """Builds the model without memory."""
+    auto = importlib.import_module("transformers").AutoModelForCausalLM
+    with torch.device("meta"):
+        model: nn.Module = auto.from_config(text)
+    return model
 
 
 def packable(model: nn.Module) -> Iterator[tuple[Tensor, int, bool]]:
@@ -144,18 +156,26 @@ def layers(text: Any, kind: str) -> int:
     return list(text.layer_types).count(kind)
 
 
+def heads_of(text: Any) -> tuple[int, int, int]:
+    """Returns the sizes of all keys of a linear layer, of one key, and of all values."""
+    if hasattr(text, "linear_num_heads"):  # Kimi Delta Attention
+        size = text.linear_num_heads * text.linear_head_dim
+        return size, text.linear_head_dim, size
+    keys = text.linear_num_key_heads * text.linear_key_head_dim
+    return keys, text.linear_key_head_dim, text.linear_num_value_heads * text.linear_value_head_dim
+
+
+def state_values(text: Any) -> int:
+    """Returns how many numbers the state of a linear layer has."""
+    _, key_size, values = heads_of(text)
+    return int(key_size * values)
+
+
 def state_bytes(text: Any) -> int:
     """Returns the bytes of one request's states: float32, with the convolution's columns in bfloat16."""
-    if hasattr(text, "linear_num_heads"):  # Kimi Delta Attention
-        keys = values = text.linear_num_heads * text.linear_head_dim
-        key_size = text.linear_head_dim
-    else:
-        keys = text.linear_num_key_heads * text.linear_key_head_dim
-        values = text.linear_num_value_heads * text.linear_value_head_dim
-        key_size = text.linear_key_head_dim
-    state = 4 * key_size * values
+    keys, _, values = heads_of(text)
     convolution = 2 * (2 * keys + values) * text.linear_conv_kernel_dim
-    return layers(text, "linear_attention") * (state + convolution)
+    return layers(text, "linear_attention") * (4 * state_values(text) + convolution)
 
 
 def cache_bytes(text: Any) -> int:
@@ -209,7 +229,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 1 if the model's configuration cannot be read."""
     options = command_line.fits().parse_args(arguments)
     if options.table:
-        print("\n".join(table()))
+        for row in table():
+            print(row, flush=True)  # each model takes a while to count
         return 0
     try:
         needs = needs_of(configuration_of(options.model))
