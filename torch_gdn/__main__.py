@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -16,5 +17,16 @@ def main(arguments: Sequence[str] | None = None) -> int | str | None:
     return status
 
 
+def run() -> int | str | None:
+    """Runs the command. If the reader of its output ends first, as `head` does, that is no error of ours."""
+    try:
+        status = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
+        return 1
+    return status
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

@@ -132,6 +132,19 @@ def test_every_text_names_commands_as_the_page_does() -> None:
     assert {name: words for name, words in found.items() if words} == {}
 
 
+@pytest.mark.parametrize("lines", [0, 1])
+def test_a_reader_that_ends_first_is_no_error(lines: int, tmp_path: Path) -> None:
+    """`python -m torch_gdn info | head` closes the pipe while the command prints."""
+    running = subprocess.Popen([sys.executable, "-m", "torch_gdn", "info"], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True, cwd=DOCS.parent)  # fmt: skip
+    assert running.stdout is not None and running.stderr is not None
+    for _ in range(lines):
+        running.stdout.readline()
+    running.stdout.close()
+    assert running.stderr.read() == ""
+    assert running.wait() in (0, 1)
+
+
 def test_arguments_go_to_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[list[str]] = []
     monkeypatch.setattr(serve, "main", given.append)
