@@ -1,0 +1,440 @@
+"""Collectives of torch.distributed for tensors on `mps`, over gloo.
+
+PyTorch registers no kernels of its collective ops for `mps`. Importing this module registers them: each copies what the
+collective reads to the CPU, calls the same op there, and copies what it wrote back. It also registers the back end
+`torch_gdn`, which is gloo, bound to one address.
+
+>>> import torch.distributed as dist
+>>> import torch_gdn.distributed
+>>> dist.is_backend_available("torch_gdn")
+True
+
+`init_process_group("torch_gdn")` serves the CPU and `mps`; `"cpu:gloo,mps:torch_gdn"` does too. Nothing here is
+authenticated or encrypted: use a network that only your machines are on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, ClassVar
+from urllib.parse import parse_qs, urlparse
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import Backend, PrefixStore, PythonCallbackWork, Store, TCPStore
+from torch.distributed import ProcessGroup, ReduceOp, Work
+from torch.distributed.rendezvous import register_rendezvous_handler
+from torch.mps.event import Event
+
+from torch_gdn._version import __version__
+
+NAME = "torch_gdn"
+SCHEME = "torch-gdn"  # of an address, which may hold no underscore
+INTERFACE = "GLOO_SOCKET_IFNAME"  # gloo's variable: the interface whose address it uses
+
+
+# ---- which collective reads and writes what --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective op of c10d.
+
+    Attributes:
+        name: that of the public function.
+        reads, writes: the positions of the arguments with the tensors that it reads and writes.
+        readers, writers: "all" processes, the "root", or the "others". Tensors of a process that does not read are not
+            copied to the CPU; those of one that does not write are not copied back.
+    """
+
+    name: str
+    reads: int | None
+    writes: int | None
+    readers: str = "all"
+    writers: str = "all"
+
+
+COLLECTIVES = {
+    "allreduce_": Collective("all_reduce", 0, 0),
+    "allreduce_coalesced_": Collective("all_reduce_coalesced", 0, 0),
+    "broadcast_": Collective("broadcast", 0, 0, readers="root", writers="others"),
+    "reduce_": Collective("reduce", 0, 0, writers="root"),
+    "allgather_": Collective("all_gather", 1, 0),
+    "_allgather_base_": Collective("all_gather_into_tensor", 1, 0),
+    "allgather_coalesced_": Collective("all_gather_coalesced", 1, 0),
+    "allgather_into_tensor_coalesced_": Collective("all_gather_into_tensor", 1, 0),
+    "reduce_scatter_": Collective("reduce_scatter", 1, 0),
+    "_reduce_scatter_base_": Collective("reduce_scatter_tensor", 1, 0),
+    "reduce_scatter_tensor_coalesced_": Collective("reduce_scatter_tensor", 1, 0),
+    "alltoall_": Collective("all_to_all", 1, 0),
+    "alltoall_base_": Collective("all_to_all_single", 1, 0),
+    "gather_": Collective("gather", 1, 0, writers="root"),
+    "scatter_": Collective("scatter", 1, 0, readers="root"),
+    "send": Collective("send", 0, None),
+    "recv_": Collective("recv", None, 0),
+    "recv_any_source_": Collective("recv", None, 0),
+    "barrier": Collective("barrier", None, None),
+}
+
+
+# ---- copies ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Staged:
+    """A tensor on `mps` and its copy on the CPU.
+
+    Attributes:
+        there: the tensor.
+        here: its copy, contiguous and of its dtype.
+        sent: what gloo gets: the bytes of `here`, or its numbers in a dtype that gloo adds.
+    """
+
+    there: Tensor
+    here: Tensor
+    sent: Tensor
+
+
+CARRIERS = {  # the dtypes of mps that gloo does not add, and those in which it adds their numbers
+    torch.bool: torch.int32,
+    torch.int16: torch.int32,
+    torch.uint16: torch.int32,
+    torch.uint32: torch.int64,
+    torch.uint64: torch.int64,
+}
+
+
+class Reduction:
+    """A reduction as gloo can do it: its op, and the dtype in which it reduces. gloo has no AVG."""
+
+    def __init__(self, name: str, op: Any, size: int):
+        self.name, self.asked, self.size, self.op = name, ReduceOp.RedOpType(op.op()), size, op
+        if self.asked == ReduceOp.AVG:
+            self.op = torch.classes.c10d.ReduceOp()  # SUM
+
+    def to_gloo(self, here: Tensor) -> Tensor:
+        asked = self.asked
+        adds = asked in (ReduceOp.SUM, ReduceOp.AVG)
+        if here.is_complex() and adds:
+            return torch.view_as_real(here)
+        if here.is_complex() or (here.dtype == torch.uint64 and asked in (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AVG)):
+            raise TypeError(f"{self.name}: op: expected SUM for tensors of {here.dtype}, got {asked.name}")
+        if here.dtype == torch.bool and asked == ReduceOp.AVG:
+            raise TypeError(f"{self.name}: op: expected another op than AVG for tensors of {here.dtype}")
+        return here.to(CARRIERS.get(here.dtype, here.dtype))
+
+    def from_gloo(self, staged: Staged) -> None:
+        if self.asked == ReduceOp.AVG:
+            staged.sent.div_(self.size, rounding_mode=None if staged.sent.is_floating_point() else "trunc")
+        if staged.sent.dtype != staged.here.dtype and not staged.here.is_complex():
+            staged.here.copy_(staged.sent)
+
+
+def as_bytes(x: Tensor, keep_rows: bool) -> Tensor:
+    """Returns the bytes of a contiguous x, since gloo moves only some dtypes. [rows, bytes per row] or [bytes]."""
+    flat = x.reshape(-1).view(torch.uint8)
+    return flat.view(x.shape[0], flat.numel() // x.shape[0]) if keep_rows and x.dim() and x.shape[0] else flat
+
+
+class Copies:
+    """The tensors of one call. Blocks of the CPU stay allocated until the GPU has read them."""
+
+    being_read: ClassVar[deque[tuple[Event, list[Tensor]]]] = deque()
+    lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, to_sent: Callable[[Tensor], Tensor]):
+        self.to_sent = to_sent
+        self.read: list[Staged] = []
+        self.written: list[Staged] = []
+
+    def stage(self, value: Any, read: bool, written: bool) -> Any:
+        """Returns the argument with copies instead of its tensors on `mps`; `finish_reading` waits for them."""
+        if isinstance(value, list | tuple):
+            return [self.stage(each, read, written) for each in value]
+        if value.device.type != "mps":
+            return value
+        here = torch.empty(value.shape, dtype=value.dtype)
+        staged = Staged(value, here, here)
+        if read:
+            here.copy_(value.detach(), non_blocking=True)
+            self.read.append(staged)
+        if written:
+            self.written.append(staged)
+        return staged
+
+    def finish_reading(self) -> None:
+        if self.read:
+            torch.mps.synchronize()
+
+    def sent(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self.sent(each) for each in value]
+        if isinstance(value, Staged):
+            value.sent = self.to_sent(value.here)
+            return value.sent
+        return value
+
+    def write_back(self) -> None:
+        """Copies the results to `mps`, in the stream's order. The host does not wait."""
+        if not self.written:
+            return
+        with torch.no_grad():
+            for staged in self.written:
+                staged.there.copy_(staged.here, non_blocking=True)
+        event = Event()
+        event.record()
+        with self.lock:
+            self.being_read.append((event, [staged.here for staged in self.written]))
+            while self.being_read and self.being_read[0][0].query():
+                self.being_read.popleft()
+
+
+# ---- a call ----------------------------------------------------------------------------------------------------------
+
+
+class Call:
+    """A collective under way: gloo's work, and what follows it.
+
+    It holds no reference to the group, which gloo's thread must not be the last to release.
+    """
+
+    def __init__(self, who: str, copies: Copies, reduction: Reduction | None):
+        self.who, self.copies, self.reduction = who, copies, reduction
+        self.lock, self.is_done = threading.Lock(), False
+        self.work: Work | None = None
+        self.error: Exception | None = None
+
+    def wait(self, timeout: timedelta) -> bool:
+        """Waits for gloo, and copies the results back unless gloo's thread has."""
+        assert self.work is not None
+        if not (self.is_done or self.error):
+            with explained(self.who):
+                self.work.wait(timeout) if timeout else self.work.wait()
+            self.finish()
+        if self.error:
+            raise self.error
+        return True
+
+    def finish(self) -> None:
+        with self.lock:
+            if self.is_done:
+                return
+            for staged in self.copies.written if self.reduction else ():
+                self.reduction.from_gloo(staged)  # type: ignore[union-attr]
+            self.copies.write_back()
+            self.is_done = True
+
+    def to_work(self, work: Work, outputs: list[Tensor]) -> Work:
+        """Returns the work for the caller. It completes by itself if gloo's does, or else when it is waited for."""
+        self.work = work
+        result = PythonCallbackWork(self.wait)
+        try:
+            ended = work.get_future()
+        except RuntimeError:  # gloo's send and recv have none
+            return result
+        future = result.get_future()
+
+        def complete(ended: torch.futures.Future[Any]) -> None:
+            """Runs in gloo's thread, before gloo's work is complete: to wait for that here would be for ever."""
+            try:
+                with explained(self.who):
+                    ended.value()
+                self.finish()
+                future.set_result(outputs)
+            except Exception as error:
+                self.error = error
+                future.set_exception(error)
+            with contextlib.suppress(Exception):
+                result.wait()  # so that is_completed() says so
+
+        ended.add_done_callback(complete)
+        return result
+
+
+class FromAnySource(Work):
+    """The work of a recv without a source. It lives until it has been waited for: C++ holds no reference to Python's
+    part of it.
+    """
+
+    alive: ClassVar[set[FromAnySource]] = set()
+
+    def __init__(self, call: Call, work: Work):
+        super().__init__()
+        self.call, self.source = call, work
+        call.work = work
+        self.alive.add(self)
+
+    def wait(self, timeout: timedelta = timedelta()) -> bool:
+        self.alive.discard(self)
+        return self.call.wait(timeout)
+
+    def _source_rank(self) -> int:
+        return self.source._source_rank()
+
+
+@contextlib.contextmanager
+def explained(who: str) -> Iterator[None]:
+    """Says in one line what gloo's errors mean."""
+    try:
+        yield
+    except RuntimeError as error:
+        said = re.sub(r"^\[\S+:\d+\] ", "", str(error).partition("\n")[0]).partition(". This is")[0]
+        late = "timed out" in said.lower() or "timeout" in said.lower()
+        what = "another process did not answer in time" if late else "the connection to another process is lost"
+        raise RuntimeError(f"{who}: {what} (gloo: {said})") from error
+
+
+def kernel_of(name: str) -> Callable[..., Any]:
+    """Returns the kernel of the op c10d::`name` for `mps`."""
+    op, collective = getattr(torch.ops.c10d, name).default, COLLECTIVES[name]
+    positions = {argument.name: i for i, argument in enumerate(op._schema.arguments)}
+    tensors = {position for position in (collective.reads, collective.writes) if position is not None}
+    moves_rows = name == "alltoall_base_"
+    returns_tensors = len(op._schema.returns) == 2
+
+    def kernel(*given: Any) -> Any:
+        arguments = list(given)
+        group = ProcessGroup.unbox(arguments[positions["process_group"]])
+        root = arguments[positions["root_rank"]] if "root_rank" in positions else -1
+        roles = ("all", "root" if group.rank() == root else "others")
+        reduction = None
+        if "reduce_op" in positions:
+            reduction = Reduction(collective.name, arguments[positions["reduce_op"]], group.size())
+        copies = Copies(reduction.to_gloo if reduction else lambda x: as_bytes(x, moves_rows))
+        if not tensors:  # a barrier
+            arguments[0] = torch.empty(arguments[0].shape)
+        for position in tensors:
+            reads = position == collective.reads and collective.readers in roles
+            writes = position == collective.writes and collective.writers in roles
+            arguments[position] = copies.stage(arguments[position], reads, writes)
+        copies.finish_reading()
+        for position in tensors:
+            arguments[position] = copies.sent(arguments[position])
+        if reduction:
+            arguments[positions["reduce_op"]] = reduction.op
+        who = f"{collective.name}: rank {group.rank()} of {group.size()}"
+        call = Call(who, copies, reduction)
+        with explained(who):
+            result = op(*arguments)
+        work = Work.unbox(result[1] if returns_tensors else result)
+        if name == "recv_any_source_":
+            return Work.boxed(FromAnySource(call, work))
+        outputs = [staged.there for staged in copies.written]
+        boxed = Work.boxed(call.to_work(work, outputs))
+        return (given[0], boxed) if returns_tensors else boxed
+
+    return kernel
+
+
+# ---- the back end ----------------------------------------------------------------------------------------------------
+
+
+def host_of(store: Store) -> str:
+    """Returns the address of a TCPStore, or the loopback address for other stores, which one machine uses."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store.host if isinstance(store, TCPStore) else "127.0.0.1"
+
+
+def address_towards(host: str) -> str:
+    """Returns this machine's address on the network on which it reaches host. Nothing is sent."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+def check_versions(store: Store, rank: int, size: int, timeout: timedelta) -> None:
+    """Raises unless every process of the group comes within the time-out and has the same versions."""
+    own = f"torch_gdn {__version__} with PyTorch {torch.__version__.partition('+')[0]}"
+    store.set(f"{NAME}/versions/{rank}", f"{own}\n{platform.node()}")
+    keys = [f"{NAME}/versions/{each}" for each in range(size)]
+    try:
+        store.wait(keys, timeout)
+    except RuntimeError as error:
+        absent = [str(each) for each, key in enumerate(keys) if not store.check([key])]
+        raise RuntimeError(
+            f"init_process_group: expected {size} processes, got none of rank {', '.join(absent)} "
+            f"within {timeout.total_seconds():g} s"
+        ) from error
+    for each, key in enumerate(keys):
+        theirs, _, host = store.get(key).decode().partition("\n")
+        if theirs != own:
+            raise RuntimeError(
+                f"init_process_group: expected the same versions in all processes, got {own} in rank {rank} "
+                f"and {theirs} in rank {each} on {host}"
+            )
+
+
+def create(store: Store, rank: int, size: int, timeout: timedelta) -> Backend:
+    """Returns gloo on the interface that GLOO_SOCKET_IFNAME names, or else on the one that reaches the store."""
+    check_versions(store, rank, size, timeout)
+    gloo: Any = dist.ProcessGroupGloo
+    interface = os.environ.get(INTERFACE)
+    options = gloo._Options()
+    options._timeout = timeout
+    options._devices = [
+        gloo.create_device(interface=interface)
+        if interface
+        else gloo.create_device(hostname=address_towards(host_of(store)))
+    ]
+    backend: Backend = gloo(store, rank, size, options)
+    return backend
+
+
+def rendezvous(url: str, timeout: timedelta = timedelta(minutes=5), **_: object) -> Iterator[tuple[Any, int, int]]:
+    """Serves `init_method="torch-gdn://ADDRESS:PORT"`: as tcp://, but rank 0 listens on ADDRESS alone."""
+    parts = urlparse(url)
+    if not parts.hostname or not parts.port:
+        raise ValueError(f"init_method: expected torch-gdn://ADDRESS:PORT, got {url!r}")
+    query = parse_qs(parts.query)
+    rank, size = (int(query.get(name, ["-1"])[0]) for name in ("rank", "world_size"))
+    if rank < 0 or size < 1:
+        raise ValueError("init_process_group: expected rank and world_size with an init_method, got none")
+    listener = None
+    if rank == 0:
+        family = socket.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((parts.hostname, parts.port), family=family).detach()
+    yield (
+        TCPStore(parts.hostname, parts.port, size, rank == 0, timeout, master_listen_fd=listener),
+        rank,
+        size,
+    )
+    raise RuntimeError("init_process_group: torch-gdn:// does not take new processes later")
+
+
+def has_kernels_for_mps() -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "MPS"))
+
+
+def refuse(*_: object) -> Backend:
+    raise RuntimeError(
+        f"init_process_group: PyTorch {torch.__version__} has collectives for mps itself: use its own back end, "
+        f"{dist.Backend.default_device_backend_map.get('mps')!r}, instead of {NAME!r}"
+    )
+
+
+def register() -> torch.library.Library | None:
+    """Registers the kernels and the back end, unless PyTorch has its own."""
+    register_rendezvous_handler(SCHEME, rendezvous)
+    if has_kernels_for_mps():
+        dist.Backend.register_backend(NAME, refuse, devices=["cpu", "mps"])
+        return None
+    dist.Backend.register_backend(NAME, create, devices=["cpu", "mps"])
+    kernels = torch.library.Library("c10d", "IMPL", "MPS")
+    for name in COLLECTIVES:
+        kernels.impl(name, kernel_of(name))
+    return kernels
+
+
+_KERNELS = register() if dist.is_available() else None
