@@ -1,13 +1,15 @@
 """Collectives of torch.distributed for tensors on `mps`, over gloo.
 
 PyTorch registers no kernels of its collective ops for `mps`. Importing this module registers them: each copies what the
-collective reads to the CPU, calls the same op there, and copies what it wrote back. It also registers the back end
+collective reads to the CPU, calls the same op there, and copies what it wrote back. It registers the back end
 `torch_gdn`, which is gloo, bound to one address.
 
 >>> import torch.distributed as dist
 >>> import torch_gdn.distributed
 >>> dist.is_backend_available("torch_gdn")
 True
+
+It also gives torch.mps the names that DeviceMesh wants of a device's module, as far as PyTorch lacks them.
 
 `init_process_group("torch_gdn")` serves the CPU and `mps`; `"cpu:gloo,mps:torch_gdn"` does too. Nothing here is
 authenticated or encrypted: use a network that only your machines are on.
@@ -413,6 +415,17 @@ def rendezvous(url: str, timeout: timedelta = timedelta(minutes=5), **_: object)
     raise RuntimeError("init_process_group: torch-gdn:// does not take new processes later")
 
 
+# ---- registration ----------------------------------------------------------------------------------------------------
+
+
+def complete_torch_mps() -> None:
+    """Adds to torch.mps the names of a device's module that DeviceMesh uses, unless PyTorch has them."""
+    names = {"is_initialized": lambda: True, "current_device": lambda: 0}  # there is one device, and nothing to choose
+    for name, value in names.items():
+        if not hasattr(torch.mps, name):
+            setattr(torch.mps, name, value)
+
+
 def has_kernels_for_mps() -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "MPS"))
 
@@ -431,6 +444,7 @@ def register() -> torch.library.Library | None:
         dist.Backend.register_backend(NAME, refuse, devices=["cpu", "mps"])
         return None
     dist.Backend.register_backend(NAME, create, devices=["cpu", "mps"])
+    complete_torch_mps()
     kernels = torch.library.Library("c10d", "IMPL", "MPS")
     for name in COLLECTIVES:
         kernels.impl(name, kernel_of(name))

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import torch_gdn.distributed  # noqa: F401 (registers the back end)
 from tests.helpers.devices import on_a_mac
@@ -393,6 +394,16 @@ def check_compiled() -> None:
     same(total, 2 * torch.tensor(EXPECTED["SUM"]) + 1)
     same(gathered, 3 * torch.tensor(NUMBERS).reshape(-1))
     same(own, NUMBERS[rank()])
+
+
+def check_tensors_of_a_mesh() -> None:
+    mesh = dist.init_device_mesh("mps", (3,))
+    whole = torch.arange(18, dtype=torch.float32).view(6, 3)
+    rows = distribute_tensor(whole.to("mps"), mesh, [Shard(0)])
+    same(rows.to_local(), whole[2 * rank() : 2 * rank() + 2])
+    same(rows.full_tensor(), whole)
+    columns = distribute_tensor(whole.to("mps"), mesh, [Shard(1)])
+    same((columns @ rows[:3]).full_tensor(), whole @ whole[:3])
 
 
 def check_copies_and_waits() -> None:

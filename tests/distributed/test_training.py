@@ -1,0 +1,30 @@
+"""DistributedDataParallel on mps: two processes lose what one loses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.helpers.processes import free_port, run_together
+
+pytestmark = pytest.mark.xdist_group("distributed")
+
+
+def losses(way: str, size: int) -> list[list[float]]:
+    address = f"127.0.0.1:{free_port()}"
+    commands = [["tests/distributed/training.py", str(rank), str(size), address, way] for rank in range(size)]
+    result = []
+    for process in run_together(commands, seconds=240):
+        assert process.status == 0, process.output[-3000:]
+        result.append(json.loads(process.output.partition("LOSSES")[2].partition("\n")[0]))
+    return result
+
+
+def test_two_processes_lose_what_one_does() -> None:
+    (alone,) = losses("one", 1)
+    first, second = losses("ddp", 2)
+    assert first == second
+    assert alone[2] < alone[0] - 0.5  # it learns, so that wrong gradients would change the later losses
+    for found, expected in zip(first, alone, strict=True):
+        assert abs(found - expected) < 1e-5 * expected, (first, alone)
