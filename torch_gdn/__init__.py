@@ -17,7 +17,6 @@ if command_line.is_running():  # --help and wrong arguments end here, before PyT
 from torch_gdn import _library, aura, ops, reference, self_test
 from torch_gdn._recorder import recording
 from torch_gdn._version import __version__
-from torch_gdn.autograd import on_mps
 from torch_gdn.causal_conv1d_interface import causal_conv1d_fn
 from torch_gdn.ops.attention import *
 from torch_gdn.ops.aura import *
@@ -71,4 +70,4 @@ __all__ = [
 
 tuning_cache.install_file()
 self_test.install()
-del _library, on_mps
+del _library

@@ -9,7 +9,6 @@
 // With channel decays, k [B, T, HV, K] is already decayed to the chunk's end, and g_cumsum [B, NT, HV, K] has the log
 // decays of a whole chunk:
 //     S <- exp(g_cumsum) S + k^T v_new
-#include "core/exponential.h"
 #include "core/fragment.h"
 #include "core/tile.h"
 #include "gdn/chunk_fwd_h.h"
@@ -39,17 +38,6 @@ METAL_FUNC void pop_block(thread float2* blocks) {
   if constexpr (At + 1 < Blocks) {
     blocks[At] = blocks[At + 1];
     pop_block<Blocks, At + 1>(blocks);
-  }
-}
-
-// Multiplies row i of S by exp(log_decays[i]).
-template <int K>
-METAL_FUNC void decay_channels(thread float2* state, device const float* log_decays, LanePosition at) {
-  UNROLL for (int depth = 0; depth < (K + 7) / 8; ++depth) {
-    const int channel = depth * 8 + at.row;
-    const Decay decay = decay_from_log(channel < K ? log_decays[channel] : 0.0f);
-    const float2 change = decay.factor * state[depth];
-    state[depth] = (decay.weak ? 1.0f : 0.0f) * state[depth] + change;
   }
 }
 

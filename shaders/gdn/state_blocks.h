@@ -1,6 +1,7 @@
 // Moves S [K, 32] of a threadgroup from and to device memory. Each of the 4 simdgroups holds 8 columns as 8x8 blocks in
 // registers.
 #pragma once
+#include "core/exponential.h"
 #include "core/fragment.h"
 #include "gdn/state_tile.h"
 
@@ -81,5 +82,16 @@ METAL_FUNC void store_state(
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+}
+
+// Multiplies row i of S by exp(log_decays[i]).
+template <int K>
+METAL_FUNC void decay_channels(thread float2* state, device const float* log_decays, LanePosition at) {
+  UNROLL for (int depth = 0; depth < (K + 7) / 8; ++depth) {
+    const int channel = depth * 8 + at.row;
+    const Decay decay = decay_from_log(channel < K ? log_decays[channel] : 0.0f);
+    const float2 change = decay.factor * state[depth];
+    state[depth] = (decay.weak ? 1.0f : 0.0f) * state[depth] + change;
   }
 }

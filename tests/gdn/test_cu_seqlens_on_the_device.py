@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.helpers.entries import WITHOUT_KERNELS
 from torch_gdn_check.registry import REGISTRY
 from torch_gdn_check.registry.inputs import to_device
 
-PACKABLE = [entry for entry in REGISTRY.values() if entry.packable and entry.name not in WITHOUT_KERNELS]
+PACKABLE = [entry for entry in REGISTRY.values() if entry.packable]
 CHUNKED = [entry.name for entry in PACKABLE if "chunk_indices" in entry.arguments]
 CALLS = [("mps", entry.name) for entry in PACKABLE]
 PREFILLS = [op for op in CHUNKED if REGISTRY[op].quick and REGISTRY[op].quick[0].algorithm]
@@ -40,7 +39,7 @@ def call_of(op: str, device: torch.device, cu_seqlens: list[int]) -> dict:
         call["chunk_indices"] = torch.zeros(chunks, 2, dtype=torch.int64, device=device)
         if "h" in call:
             call["h"] = call["h"].new_zeros(1, chunks, *call["h"].shape[2:])
-    for name in ("initial_state", "dfinal_state"):
+    for name in ("initial_state", "dfinal_state", "dht"):
         if call.get(name) is not None:
             call[name] = call[name].new_zeros(N, *call[name].shape[1:])
     if "state_pool" in call:

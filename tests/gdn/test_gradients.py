@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import torch_gdn
-from tests.helpers.devices import by_threads
+from tests.helpers.devices import by_threads, profiled, ready
 from tests.helpers.errors import assert_same_bits, relative_error
 from tests.helpers.gradients import (
     RULES,
@@ -59,6 +59,24 @@ def test_lengths_around_a_segment(rule: str) -> None:
     """The states of earlier segments are computed again: 32 chunks of 32 tokens, and two of these and a token."""
     for T in (1024, 1025, 2049):
         check(rule, draw_call(rule, T, 16, 16, B=1, H=1, HV=1), torch.device("cpu"))
+
+
+@each_rule
+def test_segments_on_mps(rule: str) -> None:
+    """With 64 heads, a segment of the 8 cores has 3 chunks of 16 tokens. Sequences end at its border and go on over it,
+    and one without tokens is at the border.
+    """
+    device = ready("mps")
+    call = draw_call(rule, 120, 16, 16, B=1, H=32, HV=64, cu_seqlens=[0, 48, 48, 110, 120])
+    do, dht = draw_outer(call)
+    with profiled() as profile:
+        found = gradients_of(RULES[rule][0], call, do, dht, device)
+    assert profile.launched("chunk_bwd_dqkwg_128") == 4, profile  # of 12 rows of chunks
+    assert_exact_gradients(found, exact_of(rule, call, do, dht))
+    alone = {name: x[:, 48:110] if name in ("q", "k", "v", "g", "beta") else x for name, x in call.items()}
+    alone |= {"initial_state": call["initial_state"][2:3], "cu_seqlens": torch.tensor([0, 62])}
+    for name, x in gradients_of(RULES[rule][0], alone, do[:, 48:110], dht[2:3], device).items():
+        assert_same_bits(name, x, found[name][2:3] if name == "initial_state" else found[name][:, 48:110])
 
 
 @each_rule

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from torch_gdn import reference
 from torch_gdn_check.registry import bounds
 from torch_gdn_check.registry.inputs import Call, to_device
 from torch_gdn_check.registry.registry import OpEntry, Point
@@ -16,8 +15,6 @@ from torch_gdn_check.registry.registry import OpEntry, Point
 INDICES = {"cu_seqlens", "chunk_indices", "state_indices", "num_accepted_tokens", "block_table", "seq_lens"}
 INDICES |= {"checkpoint_offsets", "checkpoint_indices", "source_offsets", "destination_offsets", "sizes"}
 INDICES |= {"exact_slots", "exact_starts", "exact_sink_slots"}
-
-WITHOUT_KERNELS = set(reference.gradients.__all__)  # PyTorch's kernels compute these on mps, and the host reads indices
 
 
 def fields_of(entry: OpEntry[Any]) -> set[str]:

@@ -11,7 +11,7 @@ import torch
 import torch_gdn
 from tests.helpers.cases import make_case
 from tests.helpers.devices import on_a_mac, profiled, ready
-from tests.helpers.entries import INDICES, WITHOUT_KERNELS, fields_of
+from tests.helpers.entries import INDICES, fields_of
 from tests.helpers.errors import assert_same_bits
 from torch_gdn_check.registry import REGISTRY
 from torch_gdn_check.registry.inputs import to_device
@@ -87,7 +87,7 @@ def apart(x: torch.Tensor) -> torch.Tensor:
     return torch.stack((x, torch.full_like(x, -9)), -1)[..., 0]
 
 
-@pytest.mark.parametrize("op", [op for op in REGISTRY if op not in WITHOUT_KERNELS])
+@pytest.mark.parametrize("op", REGISTRY)
 def test_no_op_copies_or_waits(op: str) -> None:
     """Indices are on the host, int32 on the device, or int64 there. The results are the same."""
     entry, device = REGISTRY[op], ready("mps")

@@ -24,7 +24,6 @@ from engines.tests import test_vllm_gated_delta_net as vllm_layer
 from engines.tests.test_vllm_gated_delta_net import DECODES
 from engines.tests.test_vllm_gated_delta_net import PREFILLS as PREFILLED
 from tests.helpers.devices import kernels_run, ready
-from tests.helpers.entries import WITHOUT_KERNELS
 from tests.helpers.errors import assert_same_bits
 from tests.helpers.files import copied_shaders, replace_once
 from torch_gdn import _C, prefill_algorithm, self_test
@@ -319,7 +318,7 @@ def test_vllm_runs_and_compiles_what_replaces_a_kernel(on_mps: torch.device, pla
     assert "fused_chunk_gated_delta_rule" in kernels and "fused_recurrent_gated_delta_rule_token" not in kernels
 
 
-@pytest.mark.parametrize("entry", [x for x in REGISTRY.values() if x.name not in WITHOUT_KERNELS], ids=lambda x: x.name)
+@pytest.mark.parametrize("entry", REGISTRY.values(), ids=lambda x: x.name)
 def test_each_op_passes(on_mps: torch.device, entry: OpEntry[Any]) -> None:
     """Its small call has a verdict, without a problem, and the same results as without a test."""
     case = Case(entry.name, entry.small)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_gdn import reference
 from torch_gdn.reference.common import chunks, sequences
 from torch_gdn_check.registry import bounds, invalid
-from torch_gdn_check.registry.gdn import BF16, F16, F32, SMALL, RulePoint, draw_rule
+from torch_gdn_check.registry.gdn import BF16, F16, F32, SMALL, RulePoint, draw_rule, outside
 from torch_gdn_check.registry.inputs import Call
 from torch_gdn_check.registry.invalid import change
 from torch_gdn_check.registry.models import DTYPES
@@ -115,5 +115,6 @@ for name, rule in (
             launches=None,
             scratch=True,
             invalid=wrong_backward,
+            hostile=outside(),
         )
     )

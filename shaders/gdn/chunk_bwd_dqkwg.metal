@@ -1,0 +1,101 @@
+// Computes the gradients of q_read, k_read, k_write and last, as FLA's chunk_bwd_dqkwg those of q, k, w and g. They
+// replace q_read, k_read and k_write. A threadgroup owns 32 channels of one chunk of one value head, and takes 32
+// columns of V at a time. Each of its 4 simdgroups owns 8 channels. 4 threads share the sum of a channel of last.
+// Registers: three results of those channels. Threadgroup memory: 32 columns of d_o, du, r, S and dS.
+// Layout: values, keys, channels, betas, h and dh as in chunk_bwd.h.
+//     dq_read = d_o S^T;  dk_read = -(beta du) S^T;  dk_write = (beta r) dS^T;  dlast = last sum_v S dS
+#include "core/exponential.h"
+#include "gdn/chunk_bwd_walk.h"
+
+template <int Threads>
+[[kernel]] void chunk_bwd_dqkwg(
+    device const float* values [[buffer(0)]],
+    device const float* h [[buffer(1)]],
+    device const float* dh [[buffer(2)]],
+    device const float* betas [[buffer(3)]],
+    device const int* cu_seqlens [[buffer(4)]],
+    device float* keys [[buffer(5)]],
+    device float* channels [[buffer(6)]],
+    constant ChunkBwdParameters& parameters [[buffer(7)]],
+    uint3 group [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  static_assert(Threads == kBwdThreads, "each of 4 simdgroups owns 8 channels of a slice");
+  constexpr int kStride = tile_stride<float>(kBwdSlice);
+  constexpr int kLanes = Threads / kBwdSlice;  // of a channel
+  alignas(16) threadgroup float outer[kBwdChunk * kStride];
+  alignas(16) threadgroup float gradients[kBwdChunk * kStride];
+  alignas(16) threadgroup float residuals[kBwdChunk * kStride];
+  alignas(16) threadgroup float states[kBwdSlice * kStride];
+  alignas(16) threadgroup float state_gradients[kBwdSlice * kStride];
+
+  const int slices = whole_slices(parameters.key_size) / kBwdSlice;
+  const int row = int(group.x) / slices;
+  const int slice = int(group.x) % slices * kBwdSlice;
+  const int64_t matrices = matrices_of(parameters, int64_t(group.z), row, int64_t(group.y));
+  const LanePosition at = lane_position(lane);
+  const int columns = whole_slices(parameters.value_size);
+  const Chunk chunk = own_chunk(cu_seqlens, parameters, uint(row), group.z, lane);
+  const int rows_there =
+      chunk.tokens > 0 ? whole_blocks(parameters.key_size) - slice : 0;  // a surplus chunk has no states
+  device const float* beta = betas + matrices * kBwdChunk;
+  device const float* planes = values + value_plane(parameters, matrices, 0);
+  const int64_t first_state = matrices * state_floats(parameters) + int64_t(slice) * columns;
+  const int own_channels = int(simdgroup) * 8;
+  const int channel = int(thread_index) / kLanes;
+
+  float2 dq_read[kBlocks], dk_read[kBlocks], dk_write[kBlocks];
+  UNROLL for (int block = 0; block < kBlocks; ++block) {
+    dq_read[block] = float2(0.0f);
+    dk_read[block] = float2(0.0f);
+    dk_write[block] = float2(0.0f);
+  }
+  float of_last = 0.0f;
+  for (int column = 0; column < columns; column += kBwdSlice) {
+    device const float* source = planes + column;
+    const int64_t plane = int64_t(kBwdChunk) * columns;
+    stage_rows<kBwdChunk, kBwdSlice, 4, Threads>(
+        outer, source + kBwdDo * plane, columns, kBwdChunk, kBwdSlice, thread_index);
+    stage_rows<kBwdChunk, kBwdSlice, 4, Threads>(
+        gradients, source + kBwdDu * plane, columns, kBwdChunk, kBwdSlice, thread_index);
+    stage_rows<kBwdChunk, kBwdSlice, 4, Threads>(
+        residuals, source + kBwdR * plane, columns, kBwdChunk, kBwdSlice, thread_index);
+    stage_rows<kBwdSlice, kBwdSlice, 4, Threads>(
+        states, h + first_state + column, columns, rows_there, kBwdSlice, thread_index);
+    stage_rows<kBwdSlice, kBwdSlice, 4, Threads>(
+        state_gradients, dh + first_state + column, columns, rows_there, kBwdSlice, thread_index);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    UNROLL for (int depth = 0; depth < kBwdSlice; depth += 8) {
+      const float2 state = load_transposed(states + own_channels * kStride + depth, kStride, at);
+      const float2 gradient = load_transposed(state_gradients + own_channels * kStride + depth, kStride, at);
+      UNROLL for (int block = 0; block < kBlocks; ++block) {
+        const int corner = block * 8 * kStride + depth;
+        multiply_add(dq_read[block], load_even_fragment(outer + corner, kStride, at), state);
+        multiply_add(dk_read[block], load_even_fragment(gradients + corner, kStride, at), state);
+        multiply_add(dk_write[block], load_even_fragment(residuals + corner, kStride, at), gradient);
+      }
+    }
+    for (int each = int(thread_index) % kLanes; each < kBwdSlice; each += kLanes) {
+      of_last += states[channel * kStride + each] * state_gradients[channel * kStride + each];
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  UNROLL for (ushort distance = 1; distance < kLanes; distance *= 2) of_last += simd_shuffle_xor(of_last, distance);
+  if (int(thread_index) % kLanes == 0) {
+    const float last = gate_exp(channels[channel_plane(parameters, matrices, kBwdLast) + slice + channel]);
+    channels[channel_plane(parameters, matrices, kBwdDlast) + slice + channel] = last * of_last;
+  }
+
+  const int64_t stride = whole_slices(parameters.key_size);
+  const int64_t own = slice + own_channels;
+  UNROLL for (int block = 0; block < kBlocks; ++block) {
+    const int64_t place = own + block * 8 * stride;
+    const float row_beta = beta[block * 8 + at.row];
+    store_even_fragment(keys + key_plane(parameters, matrices, kBwdDqRead) + place, stride, 8, at, dq_read[block]);
+    store_even_fragment(
+        keys + key_plane(parameters, matrices, kBwdDkRead) + place, stride, 8, at, -row_beta * dk_read[block]);
+    store_even_fragment(
+        keys + key_plane(parameters, matrices, kBwdDkWrite) + place, stride, 8, at, row_beta * dk_write[block]);
+  }
+}

@@ -1,0 +1,70 @@
+// Finds a threadgroup's matrices, and the chunks of a sequence that lie in the segment.
+#pragma once
+#include "core/sequences.h"
+#include "gdn/chunk_bwd.h"
+
+// Returns the index of a chunk's matrices. `row` counts from the segment's first chunk.
+METAL_FUNC int64_t matrices_of(constant ChunkBwdParameters& parameters, int64_t batch, int64_t row, int64_t head) {
+  return (batch * parameters.capacity + row) * parameters.value_heads + head;
+}
+
+METAL_FUNC int64_t key_plane(constant ChunkBwdParameters& parameters, int64_t matrices, int plane) {
+  return (matrices * kBwdKeyPlanes + plane) * kBwdChunk * whole_slices(parameters.key_size);
+}
+
+METAL_FUNC int64_t value_plane(constant ChunkBwdParameters& parameters, int64_t matrices, int plane) {
+  return (matrices * kBwdValuePlanes + plane) * kBwdChunk * whole_slices(parameters.value_size);
+}
+
+METAL_FUNC int64_t square_plane(int64_t matrices, int plane) {
+  return (matrices * kBwdSquarePlanes + plane) * kBwdChunk * kBwdChunk;
+}
+
+METAL_FUNC int64_t channel_plane(constant ChunkBwdParameters& parameters, int64_t matrices, int plane) {
+  return (matrices * kBwdChannelPlanes + plane) * whole_slices(parameters.key_size);
+}
+
+// The states of a segment are [K, V] in whole blocks of rows and whole slices of columns.
+METAL_FUNC int64_t state_floats(constant ChunkBwdParameters& parameters) {
+  return int64_t(whole_blocks(parameters.key_size)) * whole_slices(parameters.value_size);
+}
+
+METAL_FUNC StateStrides kept_strides(constant ChunkBwdParameters& parameters) {
+  StateStrides strides;
+  strides.sequence = 0;
+  strides.head = state_floats(parameters);
+  strides.key = whole_slices(parameters.value_size);
+  strides.value = 1;
+  return strides;
+}
+
+// Every lane of the simdgroup must call this.
+METAL_FUNC Chunk
+own_chunk(device const int* cu_seqlens, constant ChunkBwdParameters& parameters, uint row, uint batch, uint lane) {
+  return locate_chunk(cu_seqlens, parameters.sequence, parameters.first_row + int(row), int(batch), kBwdChunk, lane);
+}
+
+// The rows [from, to) of the segment that are chunks of a sequence. It may go on before and after them.
+struct SequenceRows {
+  int64_t batch;
+  int from, to;
+  bool is_here;  // a sequence without tokens has no rows, but one segment that it is in
+  bool starts_here, ends_here;
+};
+
+METAL_FUNC SequenceRows
+own_rows(device const int* cu_seqlens, constant ChunkBwdParameters& parameters, uint target, uint lane) {
+  const Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, int(target), kBwdChunk, lane);
+  const bool is_packed = parameters.sequence.boundary_bytes != 0;
+  const int first = (is_packed ? int(sequence.first_chunk) : 0) - parameters.first_row;
+  const int last = first + chunk_count(sequence.last - sequence.first, kBwdChunk);
+  SequenceRows rows;
+  rows.batch = sequence.batch;
+  rows.from = max(first, 0);
+  rows.to = min(last, parameters.rows);
+  rows.starts_here = first >= 0;
+  rows.ends_here = last <= parameters.rows;
+  const bool is_empty_here = first == last && first >= 0 && (first < parameters.rows || parameters.is_last != 0);
+  rows.is_here = rows.from < rows.to || is_empty_here;
+  return rows;
+}
