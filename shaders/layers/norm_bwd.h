@@ -1,11 +1,11 @@
 #pragma once
 #include "core/parameters.h"
 
-GDN_CONSTANT int kNormBwdLargestRow = 16384;
+GDN_CONSTANT int kNormBwdLargestRow = 12288;
 
 // A thread owns 16 elements of a row. From D of 6144 on it owns up to 32, because 128 registers leave room for 384
-// threads; above 12288 that is not enough, and a GPU may refuse the 512 threads.
-inline constexpr int norm_bwd_threads(int D) { return D > 12288 ? 512 : D >= 6144 ? 384 : (D + 511) / 512 * 32; }
+// threads.
+inline constexpr int norm_bwd_threads(int D) { return D >= 6144 ? 384 : (D + 511) / 512 * 32; }
 
 struct NormBwdParameters {
   int32_t rows, tokens, heads;  // the rows are [B, T, H]

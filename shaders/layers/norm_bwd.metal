@@ -27,7 +27,7 @@ template <typename T, typename Gate, typename Weight, int D, int Width>
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  static_assert(D >= 1 && D <= kNormBwdLargestRow && D % Width == 0, "D is at most 16384, in whole vectors");
+  static_assert(D >= 1 && D <= kNormBwdLargestRow && D % Width == 0, "D is at most 12288, in whole vectors");
   constexpr int kThreads = norm_bwd_threads(D);
   constexpr int kOwn = (D / Width + kThreads - 1) / kThreads;
   // Aligned, so that a compiler which joins the loads of one array does not read the other.

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import torch_gdn
-from tests.helpers.devices import by_threads, inductor_runs, kernels_run
+from tests.helpers.devices import by_threads, inductor_runs, kernels_run, ready
 from tests.helpers.errors import assert_close, assert_same_bits, relative_error
 from torch_gdn import reference
 from torch_gdn.autograd import needs_grad
@@ -395,6 +395,16 @@ def test_what_works_in_place_refuses(device: torch.device) -> None:
     x, weight = torch.randn(1, 3, 8, device=device, requires_grad=True), torch.randn(8, 4, device=device)
     with pytest.raises(RuntimeError, match=r"causal_conv1d_update_: x: expected a tensor that does not require grad"):
         torch_gdn.causal_conv1d_update_(x, weight, torch.zeros(1, 8, 4, device=device))
+
+
+def test_a_row_that_is_too_long_for_mps() -> None:
+    """It would need more registers than a GPU has. The norm itself takes it, and so does the CPU's gradient."""
+    x = torch.ones(1, 12289, requires_grad=True)
+    torch_gdn.rms_norm(x).sum().backward()
+    there = torch.ones(1, 12289, device=ready("mps"), requires_grad=True)
+    y = torch_gdn.rms_norm(there)
+    with pytest.raises(ValueError, match="norm_bwd: x: expected a last dimension of at most 12288 on mps, got 12289"):
+        y.sum().backward()
 
 
 def test_needs_grad() -> None:

@@ -248,7 +248,7 @@ register(
         draw=draw_norm_bwd,
         small=SMALL_ROWS,
         points=[*ROWS, RowPoint(D=2500), RowPoint(BF16, tokens=70)],
-        compiled=partial(one_dtype, ((128, True), (2048, True), (4096, True), (1023, False), (16384, True))),
+        compiled=partial(one_dtype, ((128, True), (2048, True), (4096, True), (1023, False), (12288, True))),
         operations=lambda call: 12 * call["x"].numel(),
         exponentials=2,
         bound=lambda point, call, exact: sum_bounds(call, dweight="weight"),

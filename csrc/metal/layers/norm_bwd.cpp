@@ -11,10 +11,11 @@ namespace {
 
 constexpr int64_t kNormRows = 16;          // per threadgroup, at least, if there is a gradient of the weight
 constexpr int64_t kMostNormGroups = 1024;  // so that few partial sums are left to add
-static_assert(NormBwd<int64_t>::kLargestRow == kNormBwdLargestRow);
 
 void norm_bwd(const NormBwd<int64_t>& op, const std::tuple<Tensor, Tensor, Tensor>& outputs) {
   const auto& [dx, dg, dweight] = outputs;
+  TORCH_CHECK_VALUE(op.D <= kNormBwdLargestRow, "norm_bwd: x: expected a last dimension of at most ",
+                    kNormBwdLargestRow, " on mps, got ", op.D);  // longer rows need more registers than a GPU has
   if (dx.numel() == 0) {
     dweight.zero_();
     return;
