@@ -54,40 +54,40 @@ class Picture:
 
 def hybrid() -> Picture:
     title = "A hybrid model: three Gated DeltaNet layers, then one attention layer, repeated"
-    picture = Picture(810, 255, title, "One block, repeated through the model")
+    picture = Picture(860, 255, title, "One block, repeated through the model")
     picture.box(10, 148, 70, 40, DATA, "tokens", size=13)
     for i in range(4):
-        is_attention, x = i == 3, 120 + 150 * i
-        kept = ("keys and values", "of all tokens") if is_attention else ("state", "K x V per value head")
-        picture.box(x, 45, 120, 52, MEMORY, *kept)
-        picture.arrow(x + 45, 97, x + 45, 132)
-        picture.arrow(x + 75, 133, x + 75, 98)
+        is_attention, x = i == 3, 115 + 165 * i
+        kept = ("keys and values", "of all tokens") if is_attention else ("state: K x V", "per value head")
+        picture.box(x, 45, 130, 52, MEMORY, *kept)
+        picture.arrow(x + 50, 97, x + 50, 132)
+        picture.arrow(x + 80, 133, x + 80, 98)
         name, fill = ("full attention", ATTENTION) if is_attention else ("Gated DeltaNet", OURS)
-        picture.box(x, 133, 120, 36, fill, name, size=13)
-        picture.box(x, 175, 120, 28, OTHER, "MLP or experts", size=13)
-        picture.arrow(x - (40 if i == 0 else 30), 168, x - 1, 168)
-    picture.arrow(690, 168, 730, 168)
-    picture.shapes.append(f'<path d="M120 212 H540" stroke="{BLUE}" stroke-width="2" fill="none"/>')
-    picture.text(120, 228, "torch_gdn computes this. The size of a state is fixed.", fill=BLUE)
-    picture.text(570, 222, "The cache grows with each token.")
-    picture.text(570, 239, "AURA stores it in about 1/3.5 of float16.")
+        picture.box(x, 133, 130, 36, fill, name, size=13)
+        picture.box(x, 175, 130, 28, OTHER, "MLP or experts", size=13)
+        picture.arrow(x - 35, 168, x - 1, 168)
+    picture.arrow(740, 168, 775, 168)
+    picture.shapes.append(f'<path d="M115 212 H575" stroke="{BLUE}" stroke-width="2" fill="none"/>')
+    picture.text(115, 228, "torch_gdn computes this. The size of a state is fixed.", fill=BLUE)
+    picture.text(600, 222, "The cache grows with each token.")
+    picture.text(600, 239, "AURA stores it in about 1/3.5 of float16.")
     return picture
 
 
 def chunk() -> Picture:
     heading = "One threadgroup: one value head, 32 columns of the state"
-    picture = Picture(820, 325, "A prompt, chunk by chunk, in one launch", heading)
+    picture = Picture(850, 325, "A prompt, chunk by chunk, in one launch", heading)
     picture.arrow(4, 207, 29, 207)
     for i in range(3):
-        x = 30 + 260 * i
-        picture.box(x, 45, 200, 44, MEMORY, f"q, k, v, g, beta of chunk {i + 1}")
-        picture.box(x, 112, 200, 48, OURS, "solve the triangular system:", "how tokens in the chunk interact")
-        picture.box(x, 183, 200, 48, OURS, "matrix products with the state:", "outputs, and the new state")
-        picture.box(x, 254, 200, 32, DATA, f"outputs of chunk {i + 1}")
+        x = 30 + 270 * i
+        picture.box(x, 45, 215, 44, MEMORY, f"q, k, v, g, beta of chunk {i + 1}")
+        picture.box(x, 112, 215, 48, OURS, "solve the triangular system:", "how tokens in the chunk interact")
+        picture.box(x, 183, 215, 48, OURS, "matrix products with the state:", "outputs, and the new state")
+        picture.box(x, 254, 215, 32, DATA, f"outputs of chunk {i + 1}")
         for y1, y2 in ((89, 112), (160, 183), (231, 254)):
             picture.arrow(x + 100, y1, x + 100, y2)
-        picture.arrow(x + 200, 207, x + 259, 207)
-        picture.text(x + 230, 199, "state", anchor="middle")
+        picture.arrow(x + 215, 207, x + 269, 207)
+        picture.text(x + 242, 199, "state", anchor="middle")
     words = (
         "The state stays in registers from the first chunk to the last. It is read from memory once, and written once."
     )
