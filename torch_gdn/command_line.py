@@ -118,11 +118,12 @@ Tests and times torch_gdn on this machine's mps device. The report says which as
 
 The steps, in this order:
   facts       the machine, its GPU, macOS, torch and the build
+  pytorch     PyTorch's own product and attention, compared with float64 on the CPU
   probes      one tiny kernel per assumption that the kernels rely on
   numbers     every op, and so every kernel, compared with float64 on the CPU; in a checkout the delta rule is also
               compared with FLA's recorded outputs
   times       every op, compared with a copy; decode and prefill, compared with transformers and MLX; a small model; the
-              first calls of a process
+              first calls of a process; next to them, what the Mac's memory and launches allow
   not --quick: the fastest prefill algorithm, a very long prompt, a layer under torch.compile, and finally
               the compilation of every kernel variant that models use
 

@@ -19,17 +19,18 @@ from torch_gdn._mps import why_no_mps
 from torch_gdn_check import compare, golden, plan
 from torch_gdn_check.device import simulated_settings
 from torch_gdn_check.report import Report
-from torch_gdn_check.steps import COMPILE, FACTS, FAIL, PASS, SKIPPED, USE, Result, Step
+from torch_gdn_check.steps import COMPILE, FACTS, FAIL, PASS, PYTORCH, SKIPPED, USE, Result, Step
 from torch_gdn_check.worker import Setup, Worker, Workers
 
+ALWAYS = (FACTS, USE, PYTORCH)  # sections
 COMPILERS = max(1, (os.cpu_count() or 1) // 2)  # processes
 
 
 def chosen(steps: Iterable[Step], only: Sequence[re.Pattern[str]]) -> list[Step]:
-    """Returns the steps whose names match, and always those that look at the device."""
+    """Returns the steps whose names match, and always those that look at the device and at PyTorch itself."""
     if not only:
         return list(steps)
-    return [each for each in steps if each.section in (FACTS, USE) or any(some.search(each.name) for some in only)]
+    return [each for each in steps if each.section in ALWAYS or any(some.search(each.name) for some in only)]
 
 
 def obstacle(results: Sequence[Result], step: Step) -> str:
@@ -128,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         steps = plan.about_the_device()[:1]
     else:
         steps = chosen(plan.steps(options.golden, options.quick), options.only)
-        if all(step.section in (FACTS, USE) for step in steps) and not compiling_steps(options, no_device):
+        if all(step.section in ALWAYS for step in steps) and not compiling_steps(options, no_device):
             known.error("--only: no step has a name that matches")
     report = check(options, steps, no_device)
     print(f"{FAIL}: {no_device}" if no_device else report.text())

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torch_gdn._timing import wait
+from torch_gdn.tools import expect
 from torch_gdn_check.steps import Outcome, Skipped
 from torch_gdn_check.timing import refuse_simulated
 
@@ -73,4 +74,6 @@ def check_model(device: torch.device, prompt: int = 512, new: int = 32) -> Outco
         figures["torch_gdn"] = tokens_per_second(model, device, prompt, new)
     finally:
         integration.disable()
-    return Outcome({"tokens_per_second": figures, "prompt": prompt, "new": new})
+    work = expect.work_of(model.config)
+    least = {"moved": work.moved("bf16", prompt + new), "launches": work.launches}  # of a decoded token
+    return Outcome({"tokens_per_second": figures, "prompt": prompt, "new": new, **least})

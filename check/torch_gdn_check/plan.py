@@ -19,6 +19,7 @@ from torch_gdn_check import (
     long_prompt,
     models,
     probes,
+    pytorch,
     seeded,
     timing,
     tuning,
@@ -27,7 +28,7 @@ from torch_gdn_check.fake_mps import fake_mps
 from torch_gdn_check.registry import REGISTRY, stages
 from torch_gdn_check.registry.models import MODELS, QWEN3_NEXT
 from torch_gdn_check.registry.registry import compiled, computed, first_of_each_variant, launches_at
-from torch_gdn_check.steps import COMPILE, FACTS, PROBE, USE, Outcome, Skipped, Step
+from torch_gdn_check.steps import COMPILE, FACTS, PROBE, PYTORCH, USE, Outcome, Skipped, Step
 
 CHUNK = "chunk_gated_delta_rule"
 QUICK_CASES = ("base_k128", "ragged_k64", "decode_b4")
@@ -47,6 +48,7 @@ def steps(folder: Path, quick: bool) -> list[Step]:
     )
     return [
         *about_the_device(),
+        *of_pytorch(),
         *(Step(PROBE, name, "", partial(probes.check_probe, name=name)) for name in probes.PROBES),
         *from_seeds(quick),
         *recorded(folder, quick),
@@ -60,6 +62,14 @@ def about_the_device() -> list[Step]:
     return [
         Step(FACTS, "this machine", "", device.check_facts),
         Step(USE, "PyTorch's own addition", "", device.check_use),
+    ]
+
+
+def of_pytorch() -> list[Step]:
+    return [
+        Step(PYTORCH, name, str(dtype).removeprefix("torch."), partial(pytorch.check_call, name=name, dtype=dtype))
+        for name in pytorch.CALLS
+        for dtype in pytorch.BOUNDS
     ]
 
 
@@ -149,7 +159,7 @@ def timings(quick: bool) -> list[Step]:
         for name, point in points.items()
     ]
     for kind, tokens, repeats, in_a_row in (("decode", 1, 11, 48), ("prefill", 512 if quick else 2048, 5, 1)):
-        for model in TIMED[:1] if quick else TIMED:
+        for model in TIMED[: 2 if kind == "prefill" else 1] if quick else TIMED:  # the second has a yardstick
             run = partial(timing.check_timing, shape=MODELS[model], tokens=tokens, repeats=repeats, calls=in_a_row)
             found.append(Step("timing", kind, model, run))
     for number in (1, 8) if quick else (1, 8, 64, 512):

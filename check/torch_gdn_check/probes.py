@@ -19,7 +19,6 @@ from torch import Tensor
 from torch_gdn import _C
 from torch_gdn._recorder import Launch, recording
 from torch_gdn_check.facts import memory_bytes
-from torch_gdn_check.registry.bounds import relative_error
 from torch_gdn_check.steps import Outcome, Skipped
 
 SHADERS = Path(__file__).parent / "shaders"
@@ -283,13 +282,6 @@ def rounding(device: torch.device) -> Measured:
     return {"wrong": wrong}, f"f32 to {', '.join(wrong)} is not rounded to nearest, ties to even" if wrong else ""
 
 
-def matmul(device: torch.device) -> Measured:
-    left, right = random(512, 1024), random(1024, 256)
-    found = (left.to(device) @ right.to(device)).cpu()
-    error = relative_error(found.double(), left.double() @ right.double())
-    return {"relative error": error}, "" if error <= 1e-5 else f"its error is {error:.2g}, that of TF32 is 3e-4"
-
-
 # Memory
 
 
@@ -436,12 +428,6 @@ ALL = (
         denormals,
     ),
     Probe("rounding", "f32 is rounded to bf16 and f16 to nearest, ties to even, and NaN stays NaN", STORED, rounding),
-    Probe(
-        "torch's matmul",
-        "PyTorch's own f32 matrix product on this device keeps f32's accuracy",
-        "whole models' distance from the CPU; no kernel of torch_gdn",
-        matmul,
-    ),
     Probe("31 buffers", "a kernel can have 31 buffers", "kernels with up to 24", many_buffers),
     Probe("parameter block", "setBytes takes 4,096 bytes", "parameter blocks of up to 768 bytes", parameter_block),
     Probe(

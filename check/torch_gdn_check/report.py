@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from torch_gdn_check import expected
 from torch_gdn_check.steps import COMPILE, FACTS, FAIL, PASS, PROBE, SKIPPED, USE, Result
 
 FORMAT = 3  # the JSON's version; raised if a reader would misunderstand it
@@ -48,6 +49,8 @@ class Report:
 
     def text(self) -> str:
         sections = [*self._facts(), "", *table(self.results), ""]
+        if compared := list(expected.lines(self.results, self.facts.get("machine") or {})):
+            sections += ["next to bounds and other projects:", *(f"    {line}" for line in compared), ""]
         for status, title in ((FAIL, "failed"), (SKIPPED, "skipped")):
             messages = grouped_messages(result for result in self.results if result.status == status)
             sections += [f"{title}: {where}\n{indented(text)}\n" for where, text in messages]

@@ -14,7 +14,8 @@ import torch
 from torch_gdn._recorder import KernelVariant
 from torch_gdn_check.registry.bounds import Part, worst
 
-FACTS, USE, PROBE, COMPILE = "facts", "use", "probe", "compile"  # sections with special treatment
+# sections with special treatment
+FACTS, USE, PYTORCH, PROBE, COMPILE = "facts", "use", "pytorch", "probe", "compile"
 PASS, FAIL, SKIPPED = "pass", "FAIL", "skipped"
 
 

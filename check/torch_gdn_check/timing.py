@@ -157,7 +157,9 @@ def check_timing(
     refuse_simulated(device)
     inputs = layer_inputs(shape, tokens)
     found = contenders(inputs, device)
-    return compared(found, exact_output(inputs), device, repeats, calls, tokens=tokens)
+    _, HV, K, V = shape
+    state_bytes = 2 * 4 * HV * K * V  # read and written in float32
+    return compared(found, exact_output(inputs), device, repeats, calls, tokens=tokens, state_bytes=state_bytes)
 
 
 def compared(
