@@ -73,7 +73,6 @@ def test_the_readme_is_short_and_in_order() -> None:
         "Serve a model",
         "Which model fits on which Mac",
         "How fast is it?",
-        "Call the ops yourself",
         "More",
     ]
 

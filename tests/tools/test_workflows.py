@@ -49,6 +49,15 @@ def test_no_finding(workflow: Path) -> None:
     assert not findings(workflow)
 
 
+def test_dependabots_settings_are_accepted_and_cover_each_folder_of_actions() -> None:
+    settings = ROOT / ".github/dependabot.yml"
+    done = lint("check-jsonschema", "--builtin-schema", "vendor.dependabot", str(settings))
+    assert done.returncode == 0, done.stdout
+    (update,) = yaml.safe_load(settings.read_text())["updates"]
+    folders = {f"/{path.parent.relative_to(ROOT)}" for path in (ROOT / ".github/actions").glob("*/action.yml")}
+    assert set(update["directories"]) == {"/"} | folders
+
+
 def missing_actions(text: str, files: Collection[str]) -> list[str]:
     """Returns the actions of this repository that a workflow uses and that `files` lacks."""
     return [name for name in re.findall(r"uses: [$.]/(\S+)", text) if f"{name}/action.yml" not in files]
