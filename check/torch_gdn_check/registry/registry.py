@@ -93,9 +93,7 @@ class OpEntry(Generic[P]):
         default_factory=dict
     )  # which dimension of an output holds the heads; default 2
     result: str = "y"  # name of the result if the schema gives none
-    operations: Callable[[Call], int] = lambda call: (
-        0
-    )  # number of multiplications and additions; 0 if nobody has counted them
+    operations: Callable[[Call], int] = lambda call: 0  # float operations; 0 if unknown
     exponentials: int = 0  # number for each element of the first output
     launches: int | None = 1  # for the small call and for views of it; None if the op refuses or copies views
     scratch: bool = False  # True if it allocates more than its outputs

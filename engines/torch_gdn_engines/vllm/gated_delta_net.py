@@ -97,7 +97,7 @@ class LayerState:
 def decode(
     layer: LayerState, metadata: Any, qkv: Tensor, z: Tensor | None, b: Tensor, a: Tensor | None
 ) -> Tensor | None:
-    """The whole layer between its projections [T, ..], whose order is that of `gdn_decode_`.
+    """Runs the layer between its input and output projections [T, ..], which are passed in the order of `gdn_decode_`.
 
     Returns [T, HV, V], normed and gated; None for a batch that has prompts or is part draft, and for a layer that
     gdn_decode_ does not take.

@@ -112,7 +112,7 @@ class AuraCache(Cache):
         return sum(cache.bytes_used for cache in caches if cache is not None)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the cache to a safetensors file, bit by bit. Requires the package `safetensors`.
+        """Writes the cache to a safetensors file, exactly. Requires the package `safetensors`.
 
         Raises:
             ValueError: a layer that is neither of codes, linear attention nor keys and values.
