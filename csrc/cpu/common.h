@@ -149,8 +149,7 @@ struct StateIo {
 Tensor initial_states(const ChunkShape<>& s, const Block& block, const StateIo& state_io);
 void write_final_states(const ChunkShape<>& s, const Block& block, const Tensor& states, const StateIo& state_io);
 
-// Says what follows the chunk in a tile of one value per token. The gate's cumulative sum stays constant, and beta is
-// 0.
+// How to pad a tile past the end of the chunk: with the last value for the gate's cumulative sum, with 0 for beta.
 enum class Below { kLast, kZero };
 void read_values(const Rows& values, const Chunk& chunk, int64_t head, int64_t rows, Below below, float* out);
 

@@ -35,7 +35,7 @@ Tensor empty(std::initializer_list<Int> sizes, const at::TensorOptions& options)
   return empty(c10::ArrayRef<Int>(sizes.begin(), sizes.size()), options);
 }
 
-// Returns a member that a base class leaves optional but this op requires.
+// Returns the optional member, created if empty, for an op that requires it.
 inline Tensor& required(optional<Tensor>& member) { return member.has_value() ? *member : member.emplace(); }
 
 // Returns a tensor for an output that was not requested.
