@@ -132,14 +132,12 @@ def test_every_text_names_commands_as_the_page_does() -> None:
     assert {name: words for name, words in found.items() if words} == {}
 
 
-@pytest.mark.parametrize("lines", [0, 1])
-def test_a_reader_that_ends_first_is_no_error(lines: int, tmp_path: Path) -> None:
+def test_a_reader_that_ends_first_is_no_error() -> None:
     """`python -m torch_gdn info | head` closes the pipe while the command prints."""
-    running = subprocess.Popen([sys.executable, "-m", "torch_gdn", "info"], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True, cwd=DOCS.parent)  # fmt: skip
+    command = [sys.executable, "-m", "torch_gdn", "info"]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=DOCS.parent)
     assert running.stdout is not None and running.stderr is not None
-    for _ in range(lines):
-        running.stdout.readline()
+    running.stdout.readline()
     running.stdout.close()
     assert running.stderr.read() == ""
     assert running.wait() in (0, 1)
