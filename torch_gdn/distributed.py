@@ -190,9 +190,8 @@ class Copies:
         """Copies the results to `mps`, in the stream's order. The host does not wait."""
         if not self.written:
             return
-        with torch.no_grad():
-            for staged in self.written:
-                staged.there.copy_(staged.here, non_blocking=True)
+        for staged in self.written:
+            staged.there.copy_(staged.here, non_blocking=True)
         event = Event()
         event.record()
         with self.lock:
@@ -231,9 +230,10 @@ class Call:
         with self.lock:
             if self.is_done:
                 return
-            for staged in self.copies.written if self.reduction else ():
-                self.reduction.from_gloo(staged)  # type: ignore[union-attr]
-            self.copies.write_back()
+            with torch.inference_mode():  # in gloo's thread too, in which tensors of that mode may not be written otherwise
+                for staged in self.copies.written if self.reduction else ():
+                    self.reduction.from_gloo(staged)  # type: ignore[union-attr]
+                self.copies.write_back()
             self.is_done = True
 
     def to_work(self, work: Work, outputs: list[Tensor]) -> Work:
@@ -255,9 +255,8 @@ class Call:
                 future.set_result(outputs)
             except Exception as error:
                 self.error = error
-                future.set_exception(error)
             with contextlib.suppress(Exception):
-                result.wait()  # so that is_completed() says so
+                result.wait()  # so that the future has the error, and is_completed() is true
 
         ended.add_done_callback(complete)
         return result

@@ -366,6 +366,17 @@ def check_many_at_once() -> None:
         same(x, [each * total for total in EXPECTED["SUM"]])
 
 
+def check_tensors_of_inference_mode() -> None:
+    with torch.inference_mode():
+        x, truths = mine(), mine(torch.int16)
+        works = [dist.all_reduce(each, async_op=True) for each in (x, truths)]
+    for work in works:
+        assert work is not None
+        work.get_future().wait()
+    same(x, EXPECTED["SUM"])
+    same(truths, EXPECTED["SUM"])
+
+
 def check_a_wait_ends_in_time() -> None:
     pair = dist.new_group([0, 1])  # gloo closes the connections of a wait that ended too late
     if rank() == 0:
