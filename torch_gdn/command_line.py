@@ -37,6 +37,13 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def memories(text: str) -> list[int]:
+    sizes = text.split(",")
+    if len(sizes) < 2 or not all(size.isascii() and size.isdigit() and int(size) > 0 for size in sizes):
+        raise argparse.ArgumentTypeError(f"expected the GB of two or more machines, such as 128,64, got {text!r}")
+    return [int(size) for size in sizes]
+
+
 def seconds(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"expected a whole number of seconds, got {text!r}")
@@ -245,6 +252,7 @@ Prints how much memory a model needs in each format of its weights, and the smal
 
     python -m torch_gdn fits Qwen/Qwen3.5-35B-A3B
     python -m torch_gdn fits ./my-model --tokens 131072 --requests 4
+    python -m torch_gdn fits MODEL --machines 128,64     divides the layers, and prints each machine's command of vLLM
     python -m torch_gdn fits --table                     the table of docs/models.md
 
 MODEL is a name on the Hub, a folder or a config.json. Only the configuration is read: the model is built without
@@ -276,6 +284,9 @@ def fits() -> argparse.ArgumentParser:
     )
     found.add_argument(
         "--requests", type=positive, default=1, help="number of concurrent requests; default: %(default)s"
+    )
+    found.add_argument(
+        "--machines", type=memories, help="GB of each of several machines that share the model, such as 128,64"
     )
     return found
 

@@ -230,7 +230,9 @@ class Call:
         with self.lock:
             if self.is_done:
                 return
-            with torch.inference_mode():  # in gloo's thread too, in which tensors of that mode may not be written otherwise
+            with (
+                torch.inference_mode()
+            ):  # in gloo's thread too, in which tensors of that mode may not be written otherwise
                 for staged in self.copies.written if self.reduction else ():
                     self.reduction.from_gloo(staged)  # type: ignore[union-attr]
                 self.copies.write_back()

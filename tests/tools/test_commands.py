@@ -84,6 +84,7 @@ def test_everything_else_imports_it(arguments: list[str], tmp_path: Path) -> Non
         ("fits", "fits: error: one of the arguments MODEL --table is required"),
         ("fits model --tokens 0", "fits: error: argument --tokens: expected a positive integer, got '0'"),
         ("fits model --requests -1", "expected a positive integer, got '-1'"),
+        ("fits model --machines 128", "expected the GB of two or more machines, such as 128,64, got '128'"),
         ("fits ./missing", "expected a name on the Hub, a config.json or a folder that has one, got './missing'"),
         ("fits a/b/c", "or a folder that has one, got 'a/b/c'"),
         (f"fits {DOCS}", f"or a folder that has one, got '{DOCS}'"),

@@ -6,6 +6,7 @@ import logging
 import re
 import runpy
 from collections.abc import Iterator
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,49 @@ def test_what_the_hub_logs_is_not_shown(monkeypatch: pytest.MonkeyPatch, capsys:
     assert fits.main(["owner/model"]) == 1
     assert seen == [False] and log.isEnabledFor(logging.WARNING) == before
     assert capsys.readouterr().err == "python -m torch_gdn fits: owner/model: We couldn't connect\n"
+
+
+def test_layers_are_divided_by_memory() -> None:
+    """Each machine holds attention, and the fullest is as empty as it can be: all divisions were compared."""
+    costs, attends, memories = [3, 5, 2, 4, 6, 1, 2, 3], [False, True] * 4, [20, 10, 12]
+    found = fits.divide(costs, 4, 2, attends, memories)
+
+    def fullest(parts: tuple[int, ...]) -> float:
+        cuts = [0, *accumulate(parts)]
+        sums = [sum(costs[a:b]) for a, b in pairwise(cuts)]
+        return max((sums[0] + 4) / 20, sums[1] / 10, (sums[2] + 2) / 12)
+
+    divisions = [
+        (a, b, 8 - a - b)
+        for a in range(2, 8)
+        for b in range(1, 8 - a)
+        if any(attends[a : a + b]) and any(attends[a + b :])
+    ]
+    assert found in divisions and fullest(found) == min(map(fullest, divisions))
+    assert fits.divide(costs, 0, 0, [False] * 7 + [True], [10, 10]) is None
+
+
+def test_parts_are_the_whole_model() -> None:
+    from transformers import Qwen3NextConfig
+
+    sizes = {"hidden_size": 64, "vocab_size": 256, "num_experts": 4, "intermediate_size": 96, "head_dim": 32}
+    configuration = Qwen3NextConfig(num_hidden_layers=8, num_attention_heads=2, tie_word_embeddings=True, **sizes)
+    needs = fits.needs_of(configuration)
+    parts = fits.parts_of(configuration, [128, 64], tokens=TOKENS)
+    assert parts is not None and parts.format.name == "bf16"
+    assert sum(parts.layers) == configuration.num_hidden_layers
+    tied = 256 * 64 * 2  # the last machine has the embedding too
+    assert sum(parts.needed) == needs.total("bf16", TOKENS) + tied
+
+
+def test_the_command_of_each_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fits.main(["Qwen3-Next-80B-A3B", "--machines", "128,64"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    commands = [line for line in lines if line.startswith("VLLM_PP_LAYER_PARTITION=32,16 ")]
+    assert [line.endswith("--node-rank 0 --master-addr ADDRESS") for line in commands] == [True, False]
+    assert [line.endswith("--node-rank 1 --master-addr ADDRESS --headless") for line in commands] == [False, True]
+    assert fits.main(["Qwen3-Next-80B-A3B", "--machines", "8,16"]) == 1
+    assert "no format of the weights fits on these machines together" in capsys.readouterr().err
 
 
 def test_a_model_without_the_rule_is_refused() -> None:

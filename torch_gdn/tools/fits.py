@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -190,6 +191,95 @@ def cache_bytes(text: Any) -> int:
     return layers(text, "full_attention") * 2 * per_layer
 
 
+# ---- several machines ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Parts:
+    """How a model is divided.
+
+    Attributes:
+        format: of the weights.
+        layers: the number of layers of each machine.
+        needed: the bytes that each machine needs, for weights, states and cache.
+    """
+
+    format: Format
+    layers: tuple[int, ...]
+    needed: tuple[int, ...]
+
+
+def size_of(module: nn.Module, format: Format) -> int:
+    return sum(format.bytes_of(x.numel(), columns, is_expert) for x, columns, is_expert in packable(module))
+
+
+def decoder_layers(model: nn.Module, text: Any) -> nn.ModuleList:
+    found = (x for x in model.modules() if isinstance(x, nn.ModuleList) and len(x) == text.num_hidden_layers)
+    return next(found)
+
+
+def divide(costs: Sequence[int], first: int, last: int, is_attention: Sequence[bool], memories: Sequence[int]) -> Any:
+    """Returns the numbers of layers that fill the fullest machine least, or None if there are too few layers.
+
+    Args:
+        costs: bytes of each layer.
+        first, last: bytes that the first and the last machine hold besides.
+        is_attention: whether each layer has keys and values; vLLM wants such a layer on every machine.
+        memories: bytes that each machine may use.
+    """
+    sums = [0, *accumulate(costs)]
+    attention = [0, *accumulate(map(int, is_attention))]
+    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
+    for machine, memory in enumerate(memories):
+        besides = (first if machine == 0 else 0) + (last if machine == len(memories) - 1 else 0)
+        following: dict[int, tuple[float, tuple[int, ...]]] = {}
+        for start, (fullest, parts) in best.items():
+            for end in range(start + 1, len(costs) + 1):
+                if attention[end] == attention[start]:
+                    continue
+                found = max(fullest, (sums[end] - sums[start] + besides) / memory)
+                if end not in following or found < following[end][0]:
+                    following[end] = (found, (*parts, end - start))
+        best = following
+    return best[len(costs)][1] if len(costs) in best else None
+
+
+def parts_of(
+    configuration: Any, machines: Sequence[int], tokens: int = command_line.FITTED_TOKENS, requests: int = 1
+) -> Parts | None:
+    """Returns the parts for the first format with which every machine holds its own, or None.
+
+    Args:
+        configuration: of a model that `fits` knows.
+        machines: the memory of each, in Apple's GB.
+        tokens: per request.
+        requests: at a time.
+    """
+    text = configuration.get_text_config()
+    model: Any = model_of(text)
+    decoder = decoder_layers(model, text)
+    kinds = [kind == "full_attention" for kind in text.layer_types]
+    state = requests * state_bytes(text) // max(1, layers(text, "linear_attention"))
+    cache = requests * tokens * cache_bytes(text) // max(1, sum(kinds))
+    memories = [recommended(memory) for memory in machines]
+    for format in FORMATS:
+        costs = [size_of(x, format) + (cache if attends else state) for x, attends in zip(decoder, kinds, strict=True)]
+        embedding = size_of(model.get_input_embeddings(), format)
+        rest = size_of(model, format) - sum(size_of(x, format) for x in decoder) - embedding
+        tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
+        last = rest + embedding if tied else rest  # the last machine has a copy of what is tied
+        numbers = divide(costs, embedding, last, kinds, memories)
+        if numbers is None:
+            return None
+        ends = list(accumulate(numbers))
+        needed = [sum(costs[end - number : end]) for number, end in zip(numbers, ends, strict=True)]
+        needed[0] += embedding
+        needed[-1] += last
+        if all(size <= memory for size, memory in zip(needed, memories, strict=True)):
+            return Parts(format, numbers, tuple(needed))
+    return None
+
+
 # ---- what is printed -------------------------------------------------------------------------------------------------
 
 
@@ -210,6 +300,23 @@ def report(model: str, needs: Needs, tokens: int, requests: int) -> Iterator[str
     first, second, third, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
     for name, size, total, mac_and_fit in rows:
         yield f"{name:{first}}  {size:>{second}}  {total:>{third}}  {mac_and_fit}"
+
+
+def report_of_parts(model: str, machines: Sequence[int], parts: Parts) -> Iterator[str]:
+    """Yields what each machine holds, and the command that starts it."""
+    count, partition = len(machines), ",".join(map(str, parts.layers))
+    yield f"{model} on {count} machines, weights: {parts.format.name}"
+    yield "ADDRESS: of machine 0 on the private network. OWN: of the machine itself. INTERFACE: the network's, on it."
+    for rank, (memory, number, needed) in enumerate(zip(machines, parts.layers, parts.needed, strict=True)):
+        headless = " --headless" if rank else ""
+        yield ""
+        limit = gigabytes(recommended(memory))
+        yield f"machine {rank}, {memory} GB: {number} layers, {gigabytes(needed)} of {limit} GB"
+        yield (
+            f"VLLM_PP_LAYER_PARTITION={partition} GLOO_SOCKET_IFNAME=INTERFACE VLLM_HOST_IP=OWN "
+            f"{command_line.PROGRAM} serve {model} --pipeline-parallel-size {count} --nnodes {count} "
+            f"--node-rank {rank} --master-addr ADDRESS{headless}"
+        )
 
 
 def table() -> Iterator[str]:
@@ -233,10 +340,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(row, flush=True)  # each model takes a while to count
         return 0
     try:
-        needs = needs_of(configuration_of(options.model))
+        configuration = configuration_of(options.model)
+        needs = needs_of(configuration)
     except (OSError, ValueError, ImportError) as error:
         print(f"{command_line.PROGRAM} fits: {options.model}: {error}", file=sys.stderr)
         return 1
+    if options.machines:
+        parts = parts_of(configuration, options.machines, options.tokens, options.requests)
+        if parts is None:
+            reason = "no format of the weights fits on these machines together"
+            print(f"{command_line.PROGRAM} fits: {options.model}: {reason}", file=sys.stderr)
+            return 1
+        print("\n".join(report_of_parts(options.model, options.machines, parts)))
+        return 0
     print("\n".join(report(options.model, needs, options.tokens, options.requests)))
     return 0
 
