@@ -1,0 +1,66 @@
+"""One process of a job in which something is wrong: python faults.py RANK ADDRESS FAULT. test_faults.py starts two."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from torch_gdn import distributed
+
+SECONDS = 4
+
+
+def listening() -> list[str]:
+    """Returns the addresses on which this process listens, from Linux's tables."""
+    sockets = set()
+    for each in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            sockets.add(os.readlink(f"/proc/self/fd/{each}"))
+    found = []
+    for table in ("tcp", "tcp6"):
+        with open(f"/proc/self/net/{table}") as lines:
+            for line in list(lines)[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                    found.append(fields[1].partition(":")[0])
+    return found
+
+
+def main(own: str, address: str, fault: str) -> None:
+    rank = int(own)
+    if fault == "version" and rank == 1:
+        distributed.__version__ = "0.0.9"
+    started = time.monotonic()
+    try:
+        dist.init_process_group(
+            "torch_gdn",
+            init_method=f"torch-gdn://{address}",
+            rank=rank,
+            world_size=2,
+            timeout=timedelta(seconds=SECONDS),
+        )
+        x = torch.ones(4, device="mps")
+        dist.all_reduce(x)
+        if fault == "addresses":
+            print("LISTENING", *listening())
+        if fault in ("killed", "stopped") and rank == 1:
+            if fault == "killed":
+                os.kill(os.getpid(), 9)
+            time.sleep(3 * SECONDS)
+            return
+        started = time.monotonic()
+        dist.all_reduce(x)
+    except Exception as error:
+        print(f"FAILED after {time.monotonic() - started:.1f} s: {error}")
+        sys.exit(3)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,72 @@
+"""What the processes of a job say if one of them is absent, different, dead or slow: one line, in a bounded time."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+
+from tests.distributed.faults import SECONDS
+from tests.helpers.processes import Ended, free_port, run_together
+
+pytestmark = pytest.mark.xdist_group("distributed")
+SCRIPT = "tests/distributed/faults.py"
+
+
+def run(fault: str, ranks: tuple[int, ...] = (0, 1), **environment: str) -> list[Ended]:
+    address = f"127.0.0.1:{free_port()}"
+    return run_together([[SCRIPT, str(rank), address, fault] for rank in ranks], seconds=120, **environment)
+
+
+def said(process: Ended) -> tuple[float, str]:
+    """Returns after how many seconds the process gave up, and what it said in one line."""
+    assert process.status == 3, process
+    found = re.search(r"^FAILED after ([\d.]+) s: (.*)$", process.output, re.M)
+    assert found, process.output[-2000:]
+    after = process.output[found.end() :].strip()
+    assert not after or after.startswith("["), after  # but for PyTorch's own log
+    return float(found[1]), found[2]
+
+
+def test_a_process_that_never_comes() -> None:
+    (alone,) = run("absent", ranks=(0,))
+    seconds, line = said(alone)
+    assert SECONDS <= seconds < 5 * SECONDS
+    assert "rank 1" in line or "1/2 clients joined" in line, line
+
+
+def test_processes_of_two_versions() -> None:
+    for process in run("version"):
+        _, line = said(process)
+        assert re.fullmatch(
+            r"init_process_group: expected the same versions in all processes, got torch_gdn \S+ with PyTorch \S+ "
+            r"in rank \d and torch_gdn \S+ with PyTorch \S+ in rank \d on \S+",
+            line,
+        )
+        assert "torch_gdn 0.0.9 with" in line
+
+
+def test_a_process_that_dies() -> None:
+    first, second = run("killed")
+    assert second.status == -9
+    _, line = said(first)
+    assert line.startswith("all_reduce: rank 0 of 2: the connection to another process is lost (gloo: "), line
+
+
+def test_a_process_that_is_too_slow() -> None:
+    first, second = run("stopped")
+    assert second.status == 0
+    seconds, line = said(first)
+    assert SECONDS - 0.1 <= seconds < 3 * SECONDS
+    assert line.startswith("all_reduce: rank 0 of 2: another process did not answer in time (gloo: "), line
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's table of sockets")
+@pytest.mark.parametrize("interface", ["", "lo"])
+def test_nothing_listens_on_other_addresses(interface: str) -> None:
+    for process in run("addresses", **({"GLOO_SOCKET_IFNAME": interface} if interface else {})):
+        assert process.status == 0, process
+        (addresses,) = re.findall(r"^LISTENING (.*)$", process.output, re.M)
+        loopback = "0100007F" if sys.byteorder == "little" else "7F000001"
+        assert set(addresses.split()) == {loopback}, addresses
