@@ -1,23 +1,19 @@
 """Stores the prefill algorithms measured on this machine. `torch_gdn tune` writes the file, the import reads it.
 
-The file is $TORCH_GDN_TUNING_CACHE, else ~/.config/torch_gdn/tuning_cache.json. If the variable is empty, no file is
-read. If the file cannot be used, a warning says so and the heuristic decides.
+`torch_gdn._tuning_file` says which file. If it cannot be used, a warning says so and the heuristic decides.
 """
 
 from __future__ import annotations
 
-import json
 import warnings
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch_gdn import _C, _files
-from torch_gdn._files import write_whole
+from torch_gdn import _C
+from torch_gdn._tuning_file import VARIABLE, key, path, read_parts, write_parts
 
-VARIABLE, path = _files.TUNING_VARIABLE, _files.tuning_file
-VERSION = 4  # the file's version
-WITHOUT_RULES = 3  # an older version, whose rows have no rule: only the delta rule was measured
+__all__ = ["VARIABLE", "key", "path"]
 DELTA_RULE, KDA = "delta_rule", "kda"
 RULES = (DELTA_RULE, KDA)
 FUSED_CHUNK_SIZES = (8, 16, 32)
@@ -39,28 +35,13 @@ class Row:
 Table = dict[str, list[Row]]  # by device and number of cores
 
 
-def key() -> str:
-    """Returns the name of this machine's rows."""
-    facts = _C.device_facts()
-    return _C.tuning_key(facts["name"], facts["core_count"])
-
-
 def read(file: Path) -> Table:
     """Reads a file that `write` wrote.
 
     Raises:
         ValueError: If `write` did not write it. The text has the file's name and what is wrong.
     """
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{file}: expected a table of prefill algorithms: {error}") from error
-    version = content.get("version") if isinstance(content, dict) else None
-    if version not in (WITHOUT_RULES, VERSION):
-        raise ValueError(
-            f"{file}: version: expected {VERSION}, got {version!r}; python -m torch_gdn tune writes a new one"
-        )
-    devices = content.get("devices")
+    devices = read_parts(file).get("devices")
     if not isinstance(devices, dict):
         raise ValueError(f"{file}: devices: expected an object of device names, got {devices!r}")
     return {device: rows_of(file, device, rows) for device, rows in devices.items()}
@@ -95,8 +76,7 @@ def row_of(label: str, row: Any) -> Row:
 
 
 def write(file: Path, table: Table) -> None:
-    content = {"version": VERSION, "devices": {device: [asdict(row) for row in rows] for device, rows in table.items()}}
-    write_whole(file, json.dumps(content, indent=1) + "\n")
+    write_parts(file, {"devices": {device: [asdict(row) for row in rows] for device, rows in table.items()}})
 
 
 def install(table: Table) -> None:
