@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from torch_gdn.integrations.transformers import switch
 from torch_gdn.integrations.transformers.cache_pieces import Piece, extract_piece, restore_layer
 from torch_gdn.integrations.transformers.versions import CACHE_NAMES, with_cache
 from torch_gdn.memory import check_memory
@@ -100,21 +101,21 @@ class ConversationCache:
 
         Args:
             input_ids: [1, T], from the conversation's first token on.
-            options: of `model.generate`, without a cache and without assisted generation, which in transformers 5.23
-                does not continue from a filled cache.
+            options: of `model.generate`, without a cache, and without drafts unless `enable(rollback=True)` takes the
+                model.
 
         Returns:
             output: What `model.generate` returns.
 
         Raises:
-            ValueError: If there is more than one row, another cache, assisted generation, or padding.
+            ValueError: If there is more than one row, another cache, drafts without rollback, or padding.
         """
         if input_ids.dim() != 2 or input_ids.shape[0] != 1:
             raise ValueError(f"generate: input_ids: expected shape [1, T], got {list(input_ids.shape)}")
         for name in {"past_key_values", CACHE_NAMES.model} & options.keys():
             raise ValueError(f"generate: {name}: expected None (the conversation has its own), got a cache")
-        for name in ("prompt_lookup_num_tokens", "assistant_model"):
-            if options.get(name) is not None:
+        for name in ("prompt_lookup_num_tokens", "assistant_model", "use_mtp"):
+            if options.get(name) is not None and not switch.rolls_back(self.model):
                 raise ValueError(f"generate: {name}: expected None, since transformers would prefill the cache again")
         mask = options.setdefault("attention_mask", torch.ones_like(input_ids))
         if not bool(mask.all()):

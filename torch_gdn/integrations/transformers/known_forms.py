@@ -62,6 +62,11 @@ def classes(module: ModuleType, ending: str) -> list[Any]:
     return [x for x in own if x.__name__.endswith(ending)]
 
 
+def models_of(modules: dict[str, ModuleType]) -> tuple[type, ...]:
+    """Returns the base classes of the models in these modules."""
+    return tuple(model for module in modules.values() for model in classes(module, "PreTrainedModel"))
+
+
 @contextmanager
 def trial() -> Iterator[None]:
     """Computes on the CPU, without gradients and autocast, and leaves the program's random numbers as they are."""

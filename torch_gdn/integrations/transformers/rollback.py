@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 import torch_gdn
-from torch_gdn.integrations.transformers import known_forms
+from torch_gdn.integrations.transformers import drafts, known_forms
 from torch_gdn.integrations.transformers.patches import Patch, rebind
 from torch_gdn.integrations.transformers.versions import CACHE_NAMES
 
@@ -32,11 +32,12 @@ def rollback_patches(modules: dict[str, ModuleType]) -> Iterator[Patch]:
     yield rebind(LinearAttentionCacheLayerMixin, "crop", crop_with_state)
     own = vars(LinearAttentionCacheLayerMixin)["is_croppable"]
     yield Patch(LinearAttentionCacheLayerMixin, "is_croppable", own, croppable_with_history(own))
+    for model in known_forms.models_of(modules):
+        yield Patch(model, "_is_stateful", vars(model)["_is_stateful"], False)
     for module in modules.values():
-        for model in known_forms.classes(module, "PreTrainedModel"):
-            yield Patch(model, "_is_stateful", vars(model)["_is_stateful"], False)
         for layer in known_forms.classes(module, "GatedDeltaNet"):
             yield rebind(layer, "forward", forward_with_history)
+    yield from drafts.draft_patches(modules)
 
 
 @dataclass
@@ -130,3 +131,11 @@ def crop_with_state(original: Callable[..., None]) -> Callable[..., None]:
             history.since = []
 
     return crop
+
+
+def stop_recording(cache: Any) -> None:
+    """Undoes `activate_past_recording` after a `crop`, so that states are decoded in place again."""
+    for layer in cache.layers:
+        vars(layer).pop(HISTORY, None)
+        for name in {"record_past", "recording"} & vars(layer).keys():
+            setattr(layer, name, False)

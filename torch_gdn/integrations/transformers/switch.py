@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from threading import RLock
 from types import ModuleType
+from typing import Literal
 
 from torch.nn import Module
 
 from torch_gdn import self_test
-from torch_gdn.integrations.transformers import comparison, dispatch, layers_run, versions
+from torch_gdn.integrations.transformers import comparison, dispatch, draft_choice, known_forms, layers_run, versions
 from torch_gdn.integrations.transformers.gguf_layers import gguf_patches
 from torch_gdn.integrations.transformers.memory_guard import memory_patches
 from torch_gdn.integrations.transformers.packed_layers import layers_packed
@@ -39,9 +40,11 @@ from torch_gdn.integrations.transformers.patches import (
 lock = RLock()  # one thread at a time enables or disables
 applied: dict[str, list[Patch]] = {}  # by model or feature; empty while disabled
 left_models: dict[str, str] = {}  # models that differ on a version that nobody tested, and how
+MOST_DRAFTS = 16  # tokens of a prediction layer in a step
 FEATURES = {  # the module, imported on demand, and its function that yields the patches
     "continuous batching": ("continuous_batching", "serving_patches"),
     "rollback": ("rollback", "rollback_patches"),
+    "drafts": ("draft_segments", "segment_patches"),
 }
 
 
@@ -60,6 +63,7 @@ class Status:
     running: int  # layers whose delta rule ran on torch_gdn since enable(), outside compiled graphs; 0 while disabled
     tested: tuple[str, ...]  # versions of transformers
     off: dict[str, str]  # by model or feature: why it is off with this version
+    drafts: dict[str, str]  # by model and device: what `enable(drafts="auto")` found, and chose
 
     @cached_property
     def layers(self) -> int:
@@ -102,10 +106,13 @@ class Status:
         if not versions.is_tested(self.transformers):
             lines += [f"transformers {self.transformers} is not tested with torch_gdn; {versions.tested()} are"]
         lines += [f"{name} is off: {reason}" for name, reason in self.off.items()]
+        lines += [f"drafts for {name}: {choice}" for name, choice in self.drafts.items()]
         return lines + [f"{op} failed the self-test: {reason}" for op, reason in self.wrong.items()]
 
 
-def enable(*, continuous_batching: bool = False, rollback: bool = False) -> Status:
+def enable(
+    *, continuous_batching: bool = False, rollback: bool = False, drafts: int | Literal["auto"] | None = None
+) -> Status:
     """Makes transformers' Gated DeltaNet models call torch_gdn, including those already built.
 
     On `mps`, the experts of every mixture of experts do too, and models in quantised files are loaded with packed
@@ -125,13 +132,17 @@ def enable(*, continuous_batching: bool = False, rollback: bool = False) -> Stat
             it. Default: False.
         rollback: assisted generation (prompt lookup, a draft model) takes these models too. For the same versions.
             Default: False.
+        drafts: how many tokens a model's prediction layer drafts in each step of `generate` for one text, 1 to 16;
+            "auto" drafts one, as long as that is faster. With drafts, `rollback` is on. None leaves it to
+            `use_mtp=True`. For the same versions. Default: None.
 
     Returns:
         status: What `status()` returns.
 
     Raises:
         ImportError: If transformers is not installed, or its version has none of the models.
-        ValueError: If the environment variable TORCH_GDN_SELF_TEST is not auto, again or off.
+        ValueError: If `drafts` is something else, or the environment variable TORCH_GDN_SELF_TEST is not auto, again or
+            off.
 
     Example:
         >>> from torch_gdn.integrations import transformers
@@ -140,14 +151,23 @@ def enable(*, continuous_batching: bool = False, rollback: bool = False) -> Stat
         >>> transformers.disable().enabled
         False
     """
+    if drafts not in (None, "auto") and (type(drafts) is not int or not 1 <= drafts <= MOST_DRAFTS):
+        raise ValueError(f'enable: drafts: expected "auto", None or 1 to {MOST_DRAFTS}, got {drafts!r}')
     self_test.mode()
     version = transformers_version()
+    features = {
+        "continuous batching": continuous_batching,
+        "rollback": rollback or drafts is not None,
+        "drafts": drafts is not None,
+    }
     with lock:
         if not applied:
             enable_models(version)
-        for feature, wanted in (("continuous batching", continuous_batching), ("rollback", rollback)):
+        for feature, wanted in features.items():
             if wanted and feature not in applied:
                 enable_feature(feature, version)
+        if drafts is not None and "drafts" in applied:
+            module_of("drafts").wanted["drafts"] = drafts
         self_test.load()
         return status()
 
@@ -184,9 +204,19 @@ def enable_feature(feature: str, version: str) -> None:
         warnings.warn(f"torch_gdn's {feature} {reason}: not enabled", stacklevel=3)
         return
     name, patches = FEATURES[feature]
-    found = getattr(importlib.import_module(f"torch_gdn.integrations.transformers.{name}"), patches)
+    found = getattr(module_of(name), patches)
     modules = modules_of(SERVED_MODELS)
     apply({feature: list(found(modules))})
+
+
+def rolls_back(model: object) -> bool:
+    """Returns whether assisted generation of this model takes its states back, and continues from a filled cache."""
+    return "rollback" in applied and isinstance(model, known_forms.models_of(modules_of(SERVED_MODELS)))
+
+
+def module_of(name: str) -> ModuleType:
+    """Returns a module of this package that needs a version of transformers that features know."""
+    return importlib.import_module(f"torch_gdn.integrations.transformers.{name}")
 
 
 def modules_of(models: tuple[str, ...]) -> dict[str, ModuleType]:
@@ -214,6 +244,8 @@ def disable() -> Status:
                     warnings.warn(
                         f"torch_gdn does not restore {patch}: something else replaced it in the meantime", stacklevel=2
                     )
+        if "drafts" in applied:
+            module_of("drafts").wanted.clear()
         applied.clear()
         dispatch.enabled = False
         left_models.clear()
@@ -245,6 +277,7 @@ def status() -> Status:
         running=len(layers_run.known) if applied else 0,
         tested=versions.TESTED,
         off=off_features(),
+        drafts={f"{model} on {device}": str(choice) for (model, device), choice in draft_choice.choices.items()},
     )
 
 

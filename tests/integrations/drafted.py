@@ -1,0 +1,69 @@
+"""Makes files of small random models with a prediction layer whose drafts are always, sometimes or never right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.integrations.models import random_model
+
+# How much the layers add to an embedding, and what the prediction layer makes of it. It continues the last token's
+# embedding, so that it is right wherever the layers do not change the most likely token.
+KINDS = {"always": (0.02, 1.0), "sometimes": (0.1, 1.0), "never": (0.02, -1.0)}
+ADDING = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
+
+
+def files(folder: Path, kind: str, right: str, **options: Any) -> Path:
+    """Writes a model whose drafts are `right` "always", "sometimes" or "never"."""
+    scale, sign = KINDS[right]
+    return written(folder, kind, scale, sign, **options)
+
+
+def written(folder: Path, kind: str, scale: float, sign: float, noise: float = 0.0, **options: Any) -> Path:
+    """Writes a model. `noise` is added to the matrix before the prediction layer."""
+    model = random_model(kind, **options)
+    model.save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    for name in tensors:
+        if name.endswith(ADDING):
+            tensors[name] *= scale
+    save_file(tensors | layer_of(model, tensors, sign, noise), folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["mtp_num_hidden_layers"] = 1
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def layer_of(model: Any, tensors: dict[str, Tensor], sign: float, noise: float) -> dict[str, Tensor]:
+    """Returns the tensors of the prediction layer, as Qwen names them. It attends, but adds little."""
+    last, size = f"model.layers.{model.config.num_hidden_layers - 1}.", model.config.hidden_size
+    block = {f"mtp.layers.0.{name.removeprefix(last)}": x.clone() for name, x in tensors.items() if last in name}
+    for name in block:
+        if name.endswith(ADDING):
+            block[name] *= 0.01
+    both = torch.cat([sign * torch.eye(size), torch.zeros(size, size)], 1)
+    both += noise * torch.randn(both.shape, generator=torch.Generator().manual_seed(0))
+    norms = ("mtp.norm", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden")
+    return block | {"mtp.fc.weight": both} | {f"{name}.weight": torch.zeros(size) for name in norms}
+
+
+def loaded(folder: Path, **options: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
+
+
+class Steps:
+    """Counts the calls of a model."""
+
+    def __init__(self, model: Any) -> None:
+        self.taken = 0
+        model.register_forward_hook(self.count)
+
+    def count(self, *_: Any) -> None:
+        self.taken += 1

@@ -1,0 +1,277 @@
+"""Tests drafts from prediction layers: tokens and logits equal those without drafts, whatever is accepted."""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.devices import kernels_run, ready
+from tests.integrations.drafted import Steps, files, loaded, written
+from tests.integrations.models import distance, random_model, random_tokens
+from tests.integrations.serving import GREEDY_TOKENS, greedy, other_version
+from tests.integrations.test_transformers import BAR
+from torch_gdn.integrations import transformers
+from torch_gdn.integrations.transformers.versions import with_cache
+
+if reason := other_version("rollback"):
+    pytest.skip(reason, allow_module_level=True)
+from torch_gdn.integrations.transformers.prediction_layers import prediction_model
+
+pytestmark = pytest.mark.usefixtures("serving")
+KINDS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+PROMPT = 20
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Returns a function that gives the files of a model."""
+    made: dict[tuple[str, str], Path] = {}
+
+    def folder(kind: str = "qwen3_5", right: str = "always") -> Path:
+        if (kind, right) not in made:
+            made[kind, right] = files(tmp_path_factory.mktemp(f"{kind}-{right}"), kind, right)
+        return made[kind, right]
+
+    return folder
+
+
+def assert_same(folder: Path, device: str | torch.device = "cpu", prompt: int = PROMPT, **options: Any) -> int:
+    """Compares with transformers' greedy decoding. Returns the number of the model's steps."""
+    transformers.disable()
+    tokens, logits = greedy(loaded(folder), random_tokens(1, prompt), **options)
+    transformers.enable(rollback=True)
+    model = loaded(folder).to(device)
+    steps = Steps(model)
+    found, found_logits = greedy(model, random_tokens(1, prompt), use_mtp=True, **options)
+    assert found == tokens
+    assert distance(found_logits, logits) < BAR
+    assert transformers.status().left == {}
+    return steps.taken
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("right", ["always", "sometimes", "never"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_are_those_without_drafts(folders: Any, kind: str, right: str) -> None:
+    steps = assert_same(folders(kind, right))
+    most, fewest = GREEDY_TOKENS, 1 + -(-(GREEDY_TOKENS - 1) // 2)
+    expected = {"always": steps == fewest, "sometimes": fewest < steps < most, "never": steps == most}
+    assert expected[right], steps
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_mps(folders: Any, kind: str) -> None:
+    device = ready("mps")
+    with kernels_run(device, "fused_recurrent_gated_delta_rule", "causal_conv1d"):
+        assert assert_same(folders(kind, "sometimes"), device) < GREEDY_TOKENS
+
+
+@pytest.mark.parametrize("prompt", [1, 2, 61, 62, 63, 64])
+def test_rejected_drafts_at_a_chunk_boundary(folders: Any, prompt: int) -> None:
+    assert_same(folders("qwen3_5", "sometimes"), prompt=prompt)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4])
+def test_the_last_token_may_lie_within_a_draft(folders: Any, tokens: int) -> None:
+    transformers.enable(rollback=True)
+    model, prompt = loaded(folders()), random_tokens(1, PROMPT)
+    options = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": tokens}
+    expected = model.generate(prompt, **options)
+    assert torch.equal(model.generate(prompt, use_mtp=True, **options), expected)
+    assert expected.shape[1] == PROMPT + tokens
+
+
+@pytest.mark.parametrize("place", [1, 2, 3, 4])
+def test_eos_within_a_draft(folders: Any, place: int) -> None:
+    transformers.enable(rollback=True)
+    model, prompt = loaded(folders()), random_tokens(1, PROMPT)
+    tokens = greedy(model, prompt)[0]
+    end = tokens[place]
+    assert greedy(model, prompt, use_mtp=True, eos_token_id=end)[0] == tokens[: tokens.index(end) + 1]
+
+
+def stop_at(end: int) -> Any:
+    """Returns criteria that look at the last token only, as stop strings do."""
+    from transformers import StoppingCriteria, StoppingCriteriaList
+
+    class Stop(StoppingCriteria):  # type: ignore[misc]
+        def __call__(self, input_ids: Tensor, scores: Any, **options: Any) -> Tensor:
+            return input_ids[:, -1] == end
+
+    return StoppingCriteriaList([Stop()])
+
+
+@pytest.mark.parametrize("options", [{"use_mtp": True}, {"prompt_lookup_num_tokens": 4}], ids=["layer", "lookup"])
+@pytest.mark.parametrize("place", [1, 2, 3, 4])
+def test_a_criterion_within_a_draft(folders: Any, place: int, options: dict[str, Any]) -> None:
+    transformers.enable(rollback=True)
+    model, prompt = loaded(folders()), random_tokens(1, PROMPT)
+    tokens = greedy(model, prompt)[0]
+    end = tokens[place]
+    prompt, start = torch.cat([prompt, torch.tensor([tokens + tokens[:1]])], 1), 1
+    tokens = greedy(model, prompt)[0]
+    end = tokens[start + place]
+    expected = tokens[: tokens.index(end) + 1]
+    assert greedy(model, prompt, stopping_criteria=stop_at(end), **options)[0] == expected
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_criterion_within_a_sampled_draft(folders: Any, seed: int) -> None:
+    transformers.enable(rollback=True)
+    model, prompt = loaded(folders()), random_tokens(1, PROMPT)
+    torch.manual_seed(seed)
+    options = {"do_sample": True, "top_k": 3, "use_mtp": True, "pad_token_id": 0, "max_new_tokens": 40}
+    end = int(model.generate(prompt, **options)[0, PROMPT + 1])
+    torch.manual_seed(seed)
+    new = model.generate(prompt, stopping_criteria=stop_at(end), **options)[0, PROMPT:].tolist()
+    assert new.index(end) == len(new) - 1
+
+
+def test_stop_strings(folders: Any) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    transformers.enable(rollback=True)
+    model, prompt = loaded(folders()), random_tokens(1, PROMPT)
+    letters = string.ascii_letters + string.digits + "!?"
+    words = Tokenizer(models.BPE({letter: n for n, letter in enumerate(letters)}, []))
+    words.pre_tokenizer, words.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
+    tokens = greedy(model, prompt)[0]
+    given = {"stop_strings": [letters[tokens[1]]], "tokenizer": tokenizer}
+    assert greedy(model, prompt, use_mtp=True, **given)[0] == tokens[: tokens.index(tokens[1]) + 1]
+
+
+def test_a_streamer_gets_each_token_once(folders: Any) -> None:
+    from transformers.generation.streamers import BaseStreamer
+
+    class Streamer(BaseStreamer):  # type: ignore[misc]
+        tokens: list[int] = []  # noqa: RUF012
+
+        def put(self, value: Tensor) -> None:
+            self.tokens += value.flatten().tolist()
+
+        def end(self) -> None:
+            self.tokens.append(-1)
+
+    transformers.enable(rollback=True)
+    model, prompt = loaded(folders("qwen3_5", "sometimes")), random_tokens(1, PROMPT)
+    tokens = model.generate(prompt, use_mtp=True, do_sample=False, max_new_tokens=9, streamer=Streamer())
+    assert Streamer.tokens == [*tokens[0].tolist(), -1]
+
+
+def test_several_rows_are_refused_as_by_transformers(folders: Any) -> None:
+    transformers.enable(rollback=True)
+    with pytest.raises(ValueError, match="only supported for batch_size = 1"):
+        loaded(folders()).generate(random_tokens(2, 9), use_mtp=True, max_new_tokens=2)
+
+
+def test_an_aura_cache(tmp_path: Path) -> None:
+    """Codes of the prompt do not change when drafts are taken back."""
+    from torch_gdn.integrations.transformers.aura import AuraCache
+
+    transformers.enable(rollback=True)
+    model, prompt = loaded(files(tmp_path, "qwen3_5", "sometimes", head_dim=64)), random_tokens(1, 70)
+    found = [
+        greedy(model, prompt, **with_cache(AuraCache(model.config, tail=32)), **options)
+        for options in ({}, {"use_mtp": True})
+    ]
+    assert found[0][0] == found[1][0]
+    assert distance(found[1][1], found[0][1]) < BAR
+
+
+def test_the_embedding_and_the_head_are_the_models(folders: Any) -> None:
+    model = loaded(folders())
+    layers = prediction_model(model)
+    assert layers.embed_tokens.weight is model.model.embed_tokens.weight
+    assert layers.shared_head.weight is model.lm_head.weight
+    assert prediction_model(model) is layers
+    assert not hasattr(model.config, "num_mtp_layers")
+
+
+@pytest.mark.parametrize("options", [{"use_mtp": True}, {"prompt_lookup_num_tokens": 3}], ids=["layer", "lookup"])
+def test_a_conversation(folders: Any, options: dict[str, Any]) -> None:
+    from torch_gdn.integrations.transformers.conversation import ConversationCache
+
+    transformers.enable(rollback=True)
+    model, prompt = loaded(folders("qwen3_5", "sometimes")), random_tokens(1, 90)
+    conversations = ConversationCache(model, max_bytes=2**30, every=64)
+    given: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 12}
+    for turn in range(3):
+        answer = conversations.generate(prompt, **given, **options)
+        assert torch.equal(answer, model.generate(prompt, **given))
+        assert conversations.last.reused == (0, 101, 120)[turn]
+        prompt = torch.cat([answer, random_tokens(1, 7, seed=turn)], 1)
+
+
+@pytest.mark.parametrize("drafts", [1, 2, 4])
+def test_drafts_of_calls_that_do_not_ask(folders: Any, drafts: int) -> None:
+    transformers.disable()
+    model, prompt = loaded(folders()), random_tokens(1, PROMPT)
+    given = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": GREEDY_TOKENS}
+    expected = model.generate(prompt, **given)
+    transformers.enable(drafts=drafts)
+    steps = Steps(model)
+    assert torch.equal(model.generate(prompt, **given), expected)
+    fewest = 1 + -(-(GREEDY_TOKENS - 1) // (drafts + 1))
+    assert fewest <= steps.taken <= fewest + 2
+
+
+def test_sampled_tokens_have_the_models_probabilities(tmp_path: Path) -> None:
+    """The layers add nothing, so that a token depends on the one before it alone. The drafts have other probabilities,
+    and some are rejected.
+    """
+    transformers.enable(rollback=True)
+    model = loaded(written(tmp_path, "qwen3_5", scale=0.0, sign=1.0, noise=0.15))
+    model.generation_config.update(do_sample=True, top_k=3, temperature=4.0, pad_token_id=0)
+    logits = model(torch.arange(64)[:, None]).logits[:, 0].double() / 4.0
+    kept = logits.topk(3).indices
+    exact = torch.zeros_like(logits).scatter(1, kept, logits.gather(1, kept).softmax(1))
+    counts, steps, drawn = torch.zeros(64, 64, dtype=torch.float64), Steps(model), 200
+    for seed in range(3):
+        torch.manual_seed(seed)
+        text = model.generate(random_tokens(1, 4, seed=seed), use_mtp=True, max_new_tokens=drawn)[0, 3:]
+        counts.index_put_((text[:-1], text[1:]), torch.ones(drawn, dtype=torch.float64), accumulate=True)
+    assert 0.6 * 3 * drawn < steps.taken < 0.9 * 3 * drawn  # neither all are accepted nor none
+    expected = exact * counts.sum(1, keepdim=True)
+    assert not counts[exact == 0].any()
+    common = expected >= 5
+    statistic = float(((counts - expected) ** 2 / expected)[common].sum())
+    freedom = int(common.sum() - common.any(1).sum())
+    assert freedom > 20
+    assert statistic < freedom + 4 * (2 * freedom) ** 0.5, (statistic, freedom)
+
+
+def test_a_model_that_moves_takes_its_layer_with_it(folders: Any) -> None:
+    transformers.enable(rollback=True)
+    model, prompt = loaded(folders()), random_tokens(1, PROMPT)
+    greedy(model, prompt, use_mtp=True)
+    model = model.to(torch.bfloat16)
+    assert greedy(model, prompt, use_mtp=True)[0] == greedy(model, prompt)[0]
+    assert prediction_model(model).layers[0].eh_proj.weight.dtype == torch.bfloat16
+
+
+def test_no_hook_stays(folders: Any) -> None:
+    """A block with a hook would run on transformers' own code."""
+    transformers.enable(rollback=True)
+    model = loaded(folders())
+    greedy(model, random_tokens(1, PROMPT), use_mtp=True)
+    assert not [name for name, module in model.named_modules() if module._forward_hooks]
+
+
+def test_files_without_the_layer_are_an_error(tmp_path: Path) -> None:
+    transformers.enable(rollback=True)
+    random_model("qwen3_5").save_pretrained(tmp_path)
+    with pytest.raises(RuntimeError, match="weights are missing from"):
+        greedy(loaded(tmp_path), random_tokens(1, 5), use_mtp=True)
+
+
+def test_a_model_without_files_is_an_error() -> None:
+    transformers.enable(rollback=True)
+    with pytest.raises(ValueError, match="use_mtp: expected a model from from_pretrained"):
+        greedy(random_model("qwen3_5"), random_tokens(1, 5), use_mtp=True)
