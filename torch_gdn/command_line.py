@@ -348,12 +348,25 @@ def serve() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="how long running requests may take after SIGTERM; default: %(default)s",
     )
+    found.add_argument(
+        "--drafts",
+        type=drafts,
+        metavar="N",
+        help="with transformers: tokens that the model's prediction layer drafts in a step, 1 to 16, or auto to draft "
+        "where it pays; requests then run one by one; default: none",
+    )
     found.add_argument("model", metavar="MODEL", help="the model: a name on the Hub or a folder")
     rest = found.add_argument(
         "rest", nargs=argparse.REMAINDER, metavar="...", help="arguments to pass on to the server"
     )
     rest.required = False  # otherwise Python 3.11 says that they are missing, together with MODEL
     return found
+
+
+def drafts(text: str) -> int | str:
+    if text == "auto" or (text.isdecimal() and 1 <= int(text) <= 16):
+        return text if text == "auto" else int(text)
+    raise argparse.ArgumentTypeError(f"expected auto or 1 to 16, got {text}")
 
 
 def shutdown_timeout_in(arguments: Sequence[str], default: int = SHUTDOWN_TIMEOUT) -> tuple[int, list[str]]:

@@ -161,9 +161,34 @@ def test_arguments_go_to_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_transformers_serves(given: list[str], passed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(draining.Drain, "install", lambda drain: None)
-    monkeypatch.setattr(transformers_serve, "main", lambda: None)
+    monkeypatch.setattr(transformers_serve, "main", lambda drafts: None)
     command.main(["serve", "--engine", "transformers", "model", *given])
     assert sys.argv == ["transformers", "serve", "model", "--continuous-batching", *passed]
+
+
+@pytest.mark.parametrize(("given", "passed"), [("auto", "auto"), ("4", 4)])
+def test_transformers_serves_with_drafts(given: str, passed: int | str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Continuous batching has no drafts."""
+    asked: list[int | str] = []
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(draining.Drain, "install", lambda drain: None)
+    monkeypatch.setattr(transformers_serve, "main", asked.append)
+    command.main(["serve", "--engine", "transformers", "--drafts", given, "model"])
+    assert asked == [passed]
+    assert sys.argv == ["transformers", "serve", "model", "--attn-implementation", "sdpa"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "drafts", "message"),
+    [
+        ("transformers", "17", "argument --drafts: expected auto or 1 to 16, got 17"),
+        ("vllm", "2", "--drafts: expected --engine transformers, got vllm"),
+    ],
+)
+def test_drafts_that_are_refused(engine: str, drafts: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main(["serve", "--engine", engine, "--drafts", drafts, "model"])
+    assert message in f"{ended.value}{capsys.readouterr().err}"
 
 
 def test_transformers_without_its_packages_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 from torch_gdn import command_line
 from torch_gdn._mps import why_no_mps
@@ -33,21 +34,23 @@ def with_sglang(model: str, rest: list[str], drain: Drain) -> None:
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
 
 
-def with_transformers(model: str, rest: list[str], drain: Drain) -> None:
+def with_transformers(model: str, rest: list[str], drain: Drain, drafts: Any = None) -> None:
+    """Starts the server. Drafts are for one request at a time, because continuous batching has none."""
     require("Serving with transformers", "transformers")
     from torch_gdn.integrations.transformers.__main__ import main, require_packages
 
     require_packages()
     chosen = [] if any(each.startswith("--attn-implementation") for each in rest) else ["--attn-implementation", "sdpa"]
     drain.install()
-    sys.argv = ["transformers", "serve", model, "--continuous-batching", *chosen, *rest]
+    batching = ["--continuous-batching"] if drafts is None else []
+    sys.argv = ["transformers", "serve", model, *batching, *chosen, *rest]
     try:
-        main()
+        main(drafts)
     finally:
         drain.leave()  # transformers leaves its thread of generation running
 
 
-ENGINES: dict[str, Callable[[str, list[str], Drain], None]] = {
+ENGINES: dict[str, Callable[..., None]] = {
     "vllm": with_vllm,
     "sglang": with_sglang,
     "transformers": with_transformers,
@@ -65,8 +68,11 @@ def require(page: str, *modules: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = command_line.serve().parse_args(arguments)
+    if options.drafts is not None and options.engine != "transformers":
+        sys.exit(f"{NAME}: --drafts: expected --engine transformers, got {options.engine}, which has its own options")
     timeout, rest = command_line.shutdown_timeout_in(options.rest, options.shutdown_timeout)
-    ENGINES[options.engine](options.model, rest, Drain(NAME, timeout))
+    given = [] if options.drafts is None else [options.drafts]
+    ENGINES[options.engine](options.model, rest, Drain(NAME, timeout), *given)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
+from typing import Literal
 
 from torch_gdn.integrations.transformers.switch import enable
 
@@ -21,10 +22,11 @@ def require_packages() -> None:
         )
 
 
-def main() -> None:
+def main(drafts: int | Literal["auto"] | None = None) -> None:
+    """Runs the command line. With `drafts`, as for `enable`, requests run one by one."""
     if sys.argv[1:2] == ["serve"]:
         require_packages()
-    enable(continuous_batching=True)
+    enable(continuous_batching=drafts is None, drafts=drafts)
     from transformers.cli.transformers import main as command
 
     sys.argv[0] = "transformers"
