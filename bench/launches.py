@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from bench import compiled
+from bench import compiled, drafted_launches
 from bench.launch_counter import ONCE, Counts, LaunchCounter, Place, counting
 from bench.launch_models import KINDS, MODELS, PROMPT, SMALL, TOTAL, configuration, small_model
 from bench.results import OURS, Row, markdown
@@ -23,7 +23,7 @@ from torch_gdn_check.steps import on_simulated_device
 
 TRANSFORMERS = "transformers"
 COMPILED = f"{OURS}, torch.compile"
-DECODE, PREFILL = "decode", "prefill"
+DECODE, PREFILL, DRAFTS = "decode", "prefill", "decode with drafts"
 PREFILL_TOKENS, QUICK_TOKENS = 512, 80
 DECODED = 4  # tokens that generate makes; the last but one step is counted
 
@@ -99,6 +99,8 @@ def jobs(quick: bool) -> Iterator[tuple[str, str, int, int]]:
         for what in (DECODE, PREFILL):
             for batch in (1, 8):
                 yield name, what, batch, QUICK_TOKENS if quick else PREFILL_TOKENS
+        if name in drafted_launches.MODELS:
+            yield name, DRAFTS, 1, PROMPT
 
 
 def run(name: str, what: str, batch: int, tokens: int, ceilings: object, seconds: float) -> list[Row]:
@@ -107,6 +109,8 @@ def run(name: str, what: str, batch: int, tokens: int, ceilings: object, seconds
         import mps_simulator
 
         mps_simulator.activate()
+    if what == DRAFTS:
+        return with_drafts(name)
     rows = []
     case = f"{name}, {what}, batch {batch}"
     for contender in (TRANSFORMERS, OURS):
@@ -115,6 +119,15 @@ def run(name: str, what: str, batch: int, tokens: int, ceilings: object, seconds
         rows.append(Row("launches", case, "bfloat16", batch, contender, 0, counts=counts))
     if what == DECODE and on_simulated_device():
         rows.append(Row("launches", case, "bfloat16", batch, COMPILED, 0, counts=compiled.count(name, batch)))
+    return rows
+
+
+def with_drafts(name: str) -> list[Row]:
+    rows = []
+    for column, drafts, accepted in drafted_launches.cases():
+        parts = parts_of(name, drafted_launches.count(name, drafts, accepted))
+        counts = {str(part): part.counts.total for part in parts} | {TOTAL: total(parts)} | sums(parts)
+        rows.append(Row("launches", f"{name}, {DRAFTS}", "bfloat16", 1, column, 0, counts=counts))
     return rows
 
 

@@ -32,11 +32,21 @@ def written(folder: Path, kind: str, scale: float, sign: float, noise: float = 0
     for name in tensors:
         if name.endswith(ADDING):
             tensors[name] *= scale
-    save_file(tensors | layer_of(model, tensors, sign, noise), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    add_layer(folder, model, tensors, sign, noise)
+    return folder
+
+
+def add_layer(
+    folder: Path, model: Any, tensors: dict[str, Tensor] | None = None, sign: float = 1.0, noise: float = 0.0
+) -> None:
+    """Adds a prediction layer to a model's files. `tensors` are the model's own, unless they have changed since."""
+    file = folder / "model.safetensors"
+    own = layer_of(model, model.state_dict() if tensors is None else tensors, sign, noise)
+    save_file(load_file(file) | own, file, metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config["mtp_num_hidden_layers"] = 1
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return folder
 
 
 def layer_of(model: Any, tensors: dict[str, Tensor], sign: float, noise: float) -> dict[str, Tensor]:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.devices import kernels_run, ready
-from tests.integrations.drafted import Steps, files, loaded, written
+from tests.helpers.devices import kernels_run, profiled, ready
+from tests.integrations.drafted import ADDING, Steps, add_layer, files, loaded, written
 from tests.integrations.models import distance, random_model, random_tokens
 from tests.integrations.serving import GREEDY_TOKENS, greedy, other_version
 from tests.integrations.test_transformers import BAR
@@ -20,6 +20,8 @@ from torch_gdn.integrations.transformers.versions import with_cache
 
 if reason := other_version("rollback"):
     pytest.skip(reason, allow_module_level=True)
+from transformers import DynamicCache
+
 from torch_gdn.integrations.transformers.prediction_layers import prediction_model
 
 pytestmark = pytest.mark.usefixtures("serving")
@@ -192,6 +194,48 @@ def test_the_embedding_and_the_head_are_the_models(folders: Any) -> None:
     assert layers.shared_head.weight is model.lm_head.weight
     assert prediction_model(model) is layers
     assert not hasattr(model.config, "num_mtp_layers")
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_next"])
+def test_packed_weights(kind: str, tmp_path: Path) -> None:
+    """The file leaves the prediction layer as it is, and the head that it shares with the model too."""
+    from tests.integrations.quantized_files import write
+
+    device = ready("mps")
+    transformers.enable(rollback=True)
+    model = random_model(kind, intermediate_size=64)
+    for name, weight in model.named_parameters():
+        if name.endswith(ADDING):
+            weight.data *= 0.1
+    write(model, tmp_path, "w4a16")
+    add_layer(tmp_path, model)
+    packed = loaded(tmp_path, device_map=str(device))
+    assert transformers.status().packed
+    steps = Steps(packed)
+    tokens, logits = greedy(packed, random_tokens(1, PROMPT))
+    found, found_logits = greedy(packed, random_tokens(1, PROMPT), use_mtp=True)
+    assert found == tokens
+    assert distance(found_logits, logits) < BAR
+    assert steps.taken < 2 * GREEDY_TOKENS
+
+
+def test_the_state_is_read_once_in_a_step(folders: Any) -> None:
+    device = ready("mps")
+    transformers.enable(rollback=True)
+    model, read = loaded(folders()).to(device), {}
+    cache, tokens = DynamicCache(config=model.config), random_tokens(1, 90).to(device)
+    cache.activate_past_recording()
+    model(input_ids=tokens[:, :70], use_cache=True, **with_cache(cache))
+    for drafts in (0, 1, 2, 4):
+        with profiled() as profile:
+            model(input_ids=tokens[:, 70 : 71 + drafts], use_cache=True, **with_cache(cache))
+        (figures,) = (each for name, each in profile.kernels.items() if name.startswith("fused_recurrent"))
+        assert figures.dispatches == 1
+        read[drafts] = figures.device_bytes_read
+        cache.crop(-1 - drafts)
+    state = cache.layers[0].recurrent_states[0].nbytes
+    assert read[0] >= state
+    assert all(read[drafts] - read[0] < drafts * state / 4 for drafts in read if drafts)
 
 
 @pytest.mark.parametrize("options", [{"use_mtp": True}, {"prompt_lookup_num_tokens": 3}], ids=["layer", "lookup"])

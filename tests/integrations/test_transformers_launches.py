@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from bench import launches
-from bench.launch_models import MODELS
+from bench import drafted_launches, launches
+from bench.launch_counter import Place
+from bench.launch_models import KINDS, MODELS
 from bench.launches import DECODE, PREFILL, Part
 from tests.helpers.devices import ready
 
@@ -47,6 +48,28 @@ def test_launches_of_each_part(name: str, what: str) -> None:
     assert not differences(operators(parts), json.loads(EXPECTED.read_text(encoding="utf-8"))[name][what])
     assert launches.sums(parts)["waits"] == 0 and launches.sums(parts)["copies to the host"] == 1
     assert operators(launches.count(name, what, 8, enabled=True)) == operators(parts)
+
+
+@pytest.mark.skipif(not version("transformers").startswith(VERSION), reason="other versions launch other operators")
+@pytest.mark.parametrize("name", drafted_launches.MODELS)
+def test_launches_with_drafts(name: str) -> None:
+    """A layer launches as much for four drafts as for one. Taking them back costs one launch of a Gated DeltaNet layer,
+    and none of attention.
+    """
+    ready("mps")
+    one, four, rejected = (drafted_launches.count(name, *case) for case in ((1, True), (4, True), (4, False)))
+    of_layers = [
+        {place: counts.launches for place, counts in each.items() if place.layer is not None and counts.total}
+        for each in (one, four, rejected)
+    ]
+    taken_back = {
+        place: of_layers[2].pop(place) for place in list(of_layers[2]) if place.part == drafted_launches.TAKEN_BACK
+    }
+    assert of_layers[0] == of_layers[1] == of_layers[2]
+    linear = [n for n, kind in enumerate(KINDS) if kind == "linear_attention"]
+    assert taken_back == {
+        Place(n, drafted_launches.TAKEN_BACK): Counter(fused_recurrent_gated_delta_rule_token=1) for n in linear
+    }
 
 
 def write() -> None:

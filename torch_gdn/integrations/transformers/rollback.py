@@ -60,7 +60,9 @@ class History:
         """Returns the state without the last tokens. `latest` is the state with them."""
         if not tokens or not self.since:
             return latest
-        k, v, g, beta = (torch.cat(x, 1) for x in zip(*self.since, strict=True))
+        k, v, g, beta = self.since[0]  # a step of drafts is one part, which costs no copy
+        if len(self.since) > 1:
+            k, v, g, beta = (torch.cat(x, 1) for x in zip(*self.since, strict=True))
         stay = k.shape[1] - tokens
         if stay < 0:
             raise ValueError(f"crop: tokens_to_remove: expected at least -{k.shape[1]}, got -{tokens}")
