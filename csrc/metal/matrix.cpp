@@ -20,11 +20,15 @@ MatrixParameters matrix_parameters(const Tensor& weight, const std::optional<Ten
   if (!scales.has_value()) return parameters;
   parameters.scales_expert_stride = expert_stride(*scales);
   parameters.scales_row_stride = row_stride(*scales);
-  parameters.biases_expert_stride = expert_stride(*biases);
-  parameters.biases_row_stride = row_stride(*biases);
+  if (biases.has_value()) {
+    parameters.biases_expert_stride = expert_stride(*biases);
+    parameters.biases_row_stride = row_stride(*biases);
+    parameters.has_zero_points = int16_t(has_zero_points(*biases));
+  }
   parameters.scale_type = int16_t(element_type(*scales));
-  parameters.has_zero_points = int16_t(has_zero_points(*biases));
   parameters.group_shift = std::countr_zero(uint64_t(packing.group));
+  parameters.row_shift = std::countr_zero(uint64_t(packing.rows));
+  parameters.columns = int32_count(weight.size(-1), "torch_gdn: weights", "columns");
   return parameters;
 }
 

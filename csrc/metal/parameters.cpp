@@ -47,8 +47,9 @@ HeadGroups head_groups(const ChunkShape<>& shape, int64_t key_heads) {
 
 int vector_width(std::initializer_list<std::reference_wrapper<const Tensor>> tensors) {
   for (const Tensor& x : tensors) {
-    bool aligned = x.storage_offset() % 4 == 0 && x.size(-1) % 4 == 0;
-    for (int64_t d = 0; d + 1 < x.dim(); ++d) aligned = aligned && (x.size(d) == 1 || x.stride(d) % 4 == 0);
+    const int64_t count = x.element_size() == 1 ? 16 : 4;  // a load takes as many
+    bool aligned = x.storage_offset() % count == 0 && x.size(-1) % count == 0;
+    for (int64_t d = 0; d + 1 < x.dim(); ++d) aligned = aligned && (x.size(d) == 1 || x.stride(d) % count == 0);
     if (!aligned) return 1;
   }
   return 4;

@@ -19,7 +19,7 @@ OpName op_name();  // the running op
 HeadGroups head_groups(const ChunkShape<>& shape, int64_t key_heads);
 inline HeadGroups head_groups(const ChunkShape<>& shape) { return head_groups(shape, shape.H); }
 
-// Returns 4 if every row starts and ends on a multiple of 4 elements, else 1.
+// Returns 4 if every row starts and ends on a multiple of 4 elements, or of 16 bytes for dtypes of 1 byte, else 1.
 int vector_width(std::initializer_list<std::reference_wrapper<const Tensor>> tensors);
 
 // Checks a number that kernels store in 32 bits (shaders/core/rows.h). `argument` and `what` are the words of the

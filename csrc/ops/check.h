@@ -164,6 +164,10 @@ class Check {
     return is_dtype(x.scalar_type() == at::kInt, argument, "dtype int32", x);
   }
 
+  Typed is_packed(const char* argument, const Tensor& x) const {
+    return is_dtype(x.scalar_type() == at::kInt || x.scalar_type() == at::kByte, argument, "dtype int32 or uint8", x);
+  }
+
   Typed is_uint8(const char* argument, const Tensor& x) const {
     return is_dtype(x.scalar_type() == at::kByte, argument, "dtype uint8", x);
   }

@@ -1,4 +1,6 @@
-// Decodes packed codes of 4 or 8 bits: w[k] = scale * code[k] + bias. A word holds per = 32 / Bits codes. Code k of a
+// Decodes packed weights: codes of 4 or 8 bits, and e4m3 numbers (Bits is kE4M3).
+//
+// A code stands for w[k] = scale * code[k] + bias. A word holds per = 32 / Bits codes. Code k of a
 // row has bits k % per * Bits of word k / per. A weight is computed as
 //   w = scale * (code - middle) + (bias + scale * middle)
 // The second term is exactly 0 for symmetric codes, so such a weight is rounded once. A zero point stands for the bias
@@ -7,9 +9,26 @@
 // Two codes become two halves without a conversion. The codes of a word form pairs whose members are 16 bits apart. The
 // bits of a pair start at bit 0 or bit 4 of each half-word. An OR with the bits of 1024, whose last place is 1, gives
 // 1024 + code * 2^position. Dividing by 2^position and subtracting is exact.
+//
+// Two e4m3 numbers become two halves in the same way. Exponent and mantissa move to those of a half, whose exponent is
+// 8 more, so that the half is 2^-8 of the number, also without an exponent. The byte 0x7f is NaN, and so is 0xff.
 #pragma once
 #include "core/elements.h"
+#include "core/matrix_parameters.h"
 #include "core/vectors.h"
+
+template <int Bits>
+METAL_FUNC constexpr int bits_of_code() {
+  return Bits == kE4M3 ? 8 : Bits;
+}
+
+// Decodes bytes 0 and 2.
+METAL_FUNC vec<half, 2> decode_e4m3(uint bytes) {
+  const uint magnitudes = bytes & 0x007f007fu;
+  const uint nans = ((magnitudes + 0x00010001u) & 0x00800080u) * 0xf8u;  // the exponent of NaN, for 0x7f
+  const uint bits = (magnitudes << 7) | ((bytes & 0x00800080u) << 8) | nans;
+  return as_type<vec<half, 2>>(bits) * vec<half, 2>(half(256.0f));
+}
 
 // The scale of a group of codes, and the second term of the formula.
 template <int Bits>
@@ -25,15 +44,29 @@ struct ScaleAndRest {
     scale = own_scale;
     rest = scale * float((1 << (Bits - 1)) - int(zero_point));
   }
+
+  METAL_FUNC float weight(float number) const { return fma(number, scale, rest); }
+
+  // Returns the product with a vector x, from the sum of numbers * x and the sum of x.
+  METAL_FUNC float product(float of_numbers, float total) const { return fma(scale, of_numbers, rest * total); }
+};
+
+template <>
+struct ScaleAndRest<kE4M3> {
+  float scale;
+
+  METAL_FUNC float weight(float number) const { return scale * number; }
+  METAL_FUNC float product(float of_numbers, float) const { return scale * of_numbers; }
 };
 
 // Holds `Columns` codes as they lie in memory. The first column is a multiple of 8.
 template <int Bits, int Columns>
 struct Codes {
-  static_assert(Bits == 4 || Bits == 8, "a word holds 8 or 4 codes");
-  static_assert(Columns % 8 == 0 && Columns * Bits <= 128, "at most 16 bytes");
-  GDN_CONSTANT int kWords = Columns * Bits / 32;
-  GDN_CONSTANT int kPairs = 16 / Bits;  // per word; pair i has columns i and i + kPairs of the word
+  GDN_CONSTANT int kBits = bits_of_code<Bits>();
+  static_assert(kBits == 4 || kBits == 8, "a word holds 8 or 4 codes");
+  static_assert(Columns % 8 == 0 && Columns * kBits <= 128, "at most 16 bytes");
+  GDN_CONSTANT int kWords = Columns * kBits / 32;
+  GDN_CONSTANT int kPairs = 16 / kBits;  // per word; pair i has columns i and i + kPairs of the word
   uint words[kWords];
 
   // If Width is 4, rows start at multiples of 16 bytes, so that one load takes all words.
@@ -47,8 +80,25 @@ struct Codes {
     }
   }
 
-  // Decodes a pair to code - middle. After unrolling, the compiler knows the arguments of these functions.
+  // Loads bytes of which `left` belong to the row. The others become 0.
+  template <int Width>
+  METAL_FUNC void load(device const uchar* source, int left) {
+    if constexpr (Width == 4) {
+      load<Width>((device const uint*)source);
+    } else {
+      UNROLL for (int i = 0; i < kWords; ++i) {
+        words[i] = 0;
+        UNROLL for (int byte = 0; byte < 4; ++byte) {
+          if (i * 4 + byte < left) words[i] |= uint(source[i * 4 + byte]) << uint(8 * byte);
+        }
+      }
+    }
+  }
+
+  // Decodes a pair to code - middle, or to numbers. After unrolling, the compiler knows the arguments of these
+  // functions.
   METAL_FUNC vec<half, 2> pair(int word, int i) const {
+    if constexpr (Bits == kE4M3) return decode_e4m3(words[word] >> uint(i * 8));
     constexpr uint kMask = (1u << Bits) - 1u;
     const int position = i * Bits % 8;
     const uint codes = (words[word] >> uint(i * Bits - position)) & ((kMask | kMask << 16) << uint(position));
@@ -75,30 +125,38 @@ struct Codes {
     UNROLL for (int i = 0; i < 4; ++i) {
       const int column = (step * 4 + i) % (2 * kPairs);
       const vec<half, 2> decoded = pair((step * 4 + i) / (2 * kPairs), column % kPairs);
-      found.at[i] = fma(float(column < kPairs ? decoded.x : decoded.y), own.scale, own.rest);
+      found.at[i] = own.weight(float(column < kPairs ? decoded.x : decoded.y));
     }
     return found;
   }
 };
 
-template <int Width, typename T>
-METAL_FUNC vec<T, 4> load_four(device const T* source) {
+// Of the elements, `left` belong to the vector. Only rows of e4m3 numbers end within a word; the others are then zeros.
+template <int Bits, int Width, typename T>
+METAL_FUNC vec<T, 4> load_four(device const T* source, int left) {
   if constexpr (Width == 4) {
     return *(device const vec<T, 4>*)source;
+  } else if constexpr (Bits == kE4M3) {
+    vec<T, 4> found = vec<T, 4>(T(0));
+    UNROLL for (int i = 0; i < 4; ++i) {
+      if (i < left) found[i] = source[i];
+    }
+    return found;
   } else {
     return vec<T, 4>(source[0], source[1], source[2], source[3]);
   }
 }
 
-// Loads the elements of a vector that are multiplied by a word's codes, in the order of Codes::numbers.
+// Loads the elements of a vector that are multiplied by a word's codes, in the order of Codes::numbers. The vector ends
+// after `left` elements.
 template <int Bits, int Width, typename T>
-METAL_FUNC void load_for_word(thread T* found, device const T* source, int word) {
-  if constexpr (Bits == 8) {
-    const vec<T, 4> all = load_four<Width>(source + word * 4);
+METAL_FUNC void load_for_word(thread T* found, device const T* source, int word, int left) {
+  if constexpr (bits_of_code<Bits>() == 8) {
+    const vec<T, 4> all = load_four<Bits, Width>(source + word * 4, left - word * 4);
     found[0] = all.x, found[1] = all.z, found[2] = all.y, found[3] = all.w;
   } else {
-    const vec<T, 4> lower = load_four<Width>(source + word * 8);
-    const vec<T, 4> upper = load_four<Width>(source + word * 8 + 4);
+    const vec<T, 4> lower = load_four<Bits, Width>(source + word * 8, left);
+    const vec<T, 4> upper = load_four<Bits, Width>(source + word * 8 + 4, left);
     found[0] = lower.x, found[1] = upper.x, found[2] = lower.y, found[3] = upper.y;
     found[4] = lower.z, found[5] = upper.z, found[6] = lower.w, found[7] = upper.w;
   }

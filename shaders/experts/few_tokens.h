@@ -39,7 +39,8 @@ struct StagedVector {
 template <typename Block, typename T>
 struct StoredVector {
   device const T* columns;
-  METAL_FUNC void load(thread T* found, int word) const { Block::load_vector(found, columns, word); }
+  int left;  // how many there are
+  METAL_FUNC void load(thread T* found, int word) const { Block::load_vector(found, columns, word, left); }
 };
 
 // Adds the products of Rows rows and one vector, over a lane's columns.
@@ -109,7 +110,7 @@ struct TwoMatrices {
       // All rows share one branch, because a load behind its own branch would wait for the previous load.
       if (first.scale_type == kFloat32) {
         load_scales<float, float>(blocks, column);
-      } else if (first.has_zero_points) {
+      } else if (Bits != kE4M3 && first.has_zero_points) {
         load_scales<ushort, uchar>(blocks, column);
       } else {
         load_scales<ushort, ushort>(blocks, column);
@@ -119,7 +120,7 @@ struct TwoMatrices {
 };
 
 // Copies a slice of the vectors to threadgroup memory. The elements that all lanes read in one step are adjacent.
-// Vectors past group.count are zeros.
+// Vectors past group.count are zeros, and so are columns past the last one of the last block.
 template <int Count, int Slice, int Threads, typename Block, typename T, typename Group>
 METAL_FUNC void stage_vectors(
     threadgroup T* staged,
@@ -134,11 +135,13 @@ METAL_FUNC void stage_vectors(
   auto pairs = group.pairs;
   UNROLL for (int v = 0; v < Count; ++v) {
     device const T* source = vectors.of_pair(v < group.count ? pairs.take_first() : 0) + slice;
-    for (int item = int(thread_index); item < length / kOfWord; item += Threads) {
+    const int items = (length + Block::kColumns - 1) / Block::kColumns * kWords;
+    for (int item = int(thread_index); item < items; item += Threads) {
       const int block = item / kWords, word = item % kWords;
       T loaded[kOfWord];
       UNROLL for (int i = 0; i < kOfWord; ++i) loaded[i] = T(0);
-      if (v < group.count) Block::load_vector(loaded, source + block * Block::kColumns, word);
+      const int first = block * Block::kColumns;
+      if (v < group.count) Block::load_vector(loaded, source + first, word, length - first);
       threadgroup T* target = staged + v * Slice + word * Block::kSteps * kDistance + block * Block::kValues;
       UNROLL for (int i = 0; i < Block::kSteps; ++i) {
         *(threadgroup Vector*)(target + i * kDistance) = joined<Block::kValues>(loaded + i * Block::kValues);

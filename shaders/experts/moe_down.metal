@@ -74,6 +74,7 @@ METAL_FUNC void multiply_pairs(
       if (column < columns) {
         StoredVector<Block, T> vector;
         vector.columns = vectors.of_pair(pair) + column;
+        vector.left = columns - column;
         add_products<kRows, Block::kValues, T>(sums, blocks, vector);
       }
       if (count == 1 && first + kStep < columns) continue;

@@ -1,5 +1,5 @@
 // Reads the weights of a matrix. A kernel has Bits as a template argument: 0 for numbers of type T, 4 or 8 for packed
-// codes. It reads both through Weights.
+// codes, kE4M3 for numbers of 8 bits. It reads all through Weights.
 #pragma once
 #include "core/matrix_parameters.h"
 #include "core/packed.h"
@@ -30,23 +30,23 @@ METAL_FUNC typename VectorOf<T, Width>::type joined(thread const T* numbers) {
 template <int Bits, int Width>
 struct WeightBlock {
   GDN_CONSTANT int kValues = 4;
-  GDN_CONSTANT int kSteps = 8 / Bits;
-  GDN_CONSTANT int kColumns = 128 / Bits;
+  GDN_CONSTANT int kSteps = 8 / bits_of_code<Bits>();
+  GDN_CONSTANT int kColumns = 128 / bits_of_code<Bits>();
   Codes<Bits, kColumns> codes;
   ScaleAndRest<Bits> own;
 
   METAL_FUNC Values<4> numbers(int step) const { return codes.numbers(step); }
   METAL_FUNC Values<4> values(int step) const {
     Values<4> found = numbers(step);
-    UNROLL for (int i = 0; i < 4; ++i) found.at[i] = fma(found.at[i], own.scale, own.rest);
+    UNROLL for (int i = 0; i < 4; ++i) found.at[i] = own.weight(found.at[i]);
     return found;
   }
-  METAL_FUNC float product(float of_numbers, float total) const { return fma(own.scale, of_numbers, own.rest * total); }
+  METAL_FUNC float product(float of_numbers, float total) const { return own.product(of_numbers, total); }
 
-  // Loads the elements of a vector that are multiplied by the steps of a word.
+  // Loads the elements of a vector that are multiplied by the steps of a word. The vector ends after `left` elements.
   template <typename T>
-  METAL_FUNC static void load_vector(thread T* found, device const T* source, int word) {
-    load_for_word<Bits, Width>(found, source, word);
+  METAL_FUNC static void load_vector(thread T* found, device const T* source, int word, int left) {
+    load_for_word<Bits, Width>(found, source, word, left);
   }
 };
 
@@ -63,7 +63,7 @@ struct WeightBlock<0, Width> {
   METAL_FUNC float product(float of_numbers, float) const { return of_numbers; }
 
   template <typename T>
-  METAL_FUNC static void load_vector(thread T* found, device const T* source, int) {
+  METAL_FUNC static void load_vector(thread T* found, device const T* source, int, int) {
     split<Width>(found, *(device const typename VectorOf<T, Width>::type*)source);
   }
 };
@@ -75,16 +75,32 @@ METAL_FUNC constexpr int staged_bytes() {
   return kTileColumns * (Bits == 0 ? tile_stride<T>(kTileDepth) * int(sizeof(T)) : tile_stride<float>(kTileDepth) * 4);
 }
 
+// How packed weights lie in memory: codes in words, or numbers in bytes.
+template <int Bits>
+struct StoredAs {
+  typedef uint type;
+  GDN_CONSTANT int kColumns = 32 / Bits;
+};
+
+template <>
+struct StoredAs<kE4M3> {
+  typedef uchar type;
+  GDN_CONSTANT int kColumns = 1;
+};
+
 // Consecutive rows of a packed matrix.
 template <typename T, int Bits, int Width>
 struct Weights {
   GDN_CONSTANT int kColumns = WeightBlock<Bits, Width>::kColumns;  // per load of a lane
 
-  device const uint* data;
-  device const uchar* scales;
+  typedef typename StoredAs<Bits>::type Stored;
+
+  device const Stored* data;
+  device const uchar* scales;  // of e4m3 numbers, of the matrix's first row
   device const uchar* biases;
   int stride, scales_stride, biases_stride;  // 32-bit products are cheap; the host checks that they fit
   int scale_type, group_shift;
+  int first_row, row_shift, columns;  // of e4m3 numbers, whose rows share scales and end at any column
   bool has_zero_points;
   int rows;  // rows past these repeat the last row
 
@@ -95,39 +111,62 @@ struct Weights {
       constant MatrixParameters& parameters,
       int expert,
       int64_t first) {
-    data = (device const uint*)weights + expert * parameters.expert_stride + first * parameters.row_stride;
+    data = (device const Stored*)weights + expert * parameters.expert_stride + first * parameters.row_stride;
     scale_type = parameters.scale_type;
     has_zero_points = parameters.has_zero_points != 0;
     const int bytes = scale_type == kFloat32 ? 4 : 2;
     const int bias_bytes = has_zero_points ? 1 : bytes;
-    scales = all_scales + (expert * parameters.scales_expert_stride + first * parameters.scales_row_stride) * bytes;
+    const int64_t first_scales = Bits == kE4M3 ? 0 : first;
+    scales =
+        all_scales + (expert * parameters.scales_expert_stride + first_scales * parameters.scales_row_stride) * bytes;
     biases =
         all_biases + (expert * parameters.biases_expert_stride + first * parameters.biases_row_stride) * bias_bytes;
     stride = int(parameters.row_stride);
     scales_stride = int(parameters.scales_row_stride);
     biases_stride = int(parameters.biases_row_stride);
     group_shift = parameters.group_shift;
+    first_row = int(first);
+    row_shift = parameters.row_shift;
+    columns = parameters.columns;
   }
 
   // A group has a multiple of 32 columns, so a block lies within one group.
   METAL_FUNC int group_of(int column) const { return column >> group_shift; }
 
+  METAL_FUNC int64_t scale_index(int row, int column) const {
+    const int64_t scale_row = Bits == kE4M3 ? (first_row + row) >> row_shift : row;
+    return scale_row * scales_stride + group_of(column);
+  }
+
   METAL_FUNC ScaleAndRest<Bits> scale_at(int row, int column) const {
-    const int group = group_of(column);
-    const float scale = read_float(scales, int64_t(row) * scales_stride + group, scale_type);
-    const int64_t at = int64_t(row) * biases_stride + group;
+    const float scale = read_float(scales, scale_index(row, column), scale_type);
     ScaleAndRest<Bits> found;
-    if (has_zero_points) {
-      found.set(scale, biases[at]);
+    if constexpr (Bits == kE4M3) {
+      found.scale = scale;
     } else {
-      found.set(scale, read_float(biases, at, scale_type));
+      const int64_t at = int64_t(row) * biases_stride + group_of(column);
+      if (has_zero_points) {
+        found.set(scale, biases[at]);
+      } else {
+        found.set(scale, read_float(biases, at, scale_type));
+      }
     }
     return found;
   }
 
+  // LoadWidth is 1 if the rows of a matrix may start anywhere.
+  template <int LoadWidth, int Columns>
+  METAL_FUNC void load_codes(thread Codes<Bits, Columns>& codes, int row, int column) const {
+    device const Stored* source = data + int64_t(row) * stride + column / StoredAs<Bits>::kColumns;
+    if constexpr (Bits == kE4M3) {
+      codes.template load<LoadWidth>(source, columns - column);
+    } else {
+      codes.template load<LoadWidth>(source);
+    }
+  }
+
   METAL_FUNC void load(thread WeightBlock<Bits, Width>& block, int row, int column) const {
-    const int64_t own = min(row, rows - 1);
-    block.codes.template load<Width>(data + own * stride + column / (32 / Bits));
+    load_codes<Width>(block.codes, min(row, rows - 1), column);
   }
 
   METAL_FUNC float number_of(float stored) const { return stored; }
@@ -137,15 +176,18 @@ struct Weights {
   // S is float, or ushort for 16-bit scales. B is S, or uchar for zero points.
   template <typename S, typename B>
   METAL_FUNC void load_scale(thread WeightBlock<Bits, Width>& block, int row, int column) const {
-    const int64_t own = min(row, rows - 1);
-    const int group = group_of(column);
-    const S scale = ((device const S*)scales)[own * scales_stride + group];
-    const B bias = ((device const B*)biases)[own * biases_stride + group];
-    block.own.set(number_of(scale), number_of(bias));
+    const int own = min(row, rows - 1);
+    const S scale = ((device const S*)scales)[scale_index(own, column)];
+    if constexpr (Bits == kE4M3) {
+      block.own.scale = number_of(scale);
+    } else {
+      const B bias = ((device const B*)biases)[int64_t(own) * biases_stride + group_of(column)];
+      block.own.set(number_of(scale), number_of(bias));
+    }
   }
 
-  // Decodes kTileDepth columns of kTileColumns rows into a tile, with zeros past the last row. A thread owns 8 columns
-  // of a row.
+  // Decodes kTileDepth columns of kTileColumns rows into a tile, with zeros past the last row or column. A thread owns
+  // 8 columns of a row.
   METAL_FUNC void stage(threadgroup uchar* tile, int column, int, uint thread_index) const {
     static_assert(kTileDepth == 32, "a group's columns are a multiple of a tile's");
     constexpr int kEights = kTileDepth / 8;
@@ -153,12 +195,12 @@ struct Weights {
     const int row = int(thread_index) / kEights;
     const int at = int(thread_index) % kEights * 8;
     threadgroup float* target = (threadgroup float*)tile + row * tile_stride<float>(kTileDepth) + at;
-    if (row >= rows) {
+    if (row >= rows || (Bits == kE4M3 && column + at >= columns)) {
       UNROLL for (int step = 0; step < 2; ++step) { *(threadgroup float4*)(target + step * 4) = float4(0.0f); }
       return;
     }
     Codes<Bits, 8> codes;
-    codes.template load<Width>(data + int64_t(row) * stride + (column + at) / (32 / Bits));
+    load_codes<Width>(codes, row, column + at);
     const ScaleAndRest<Bits> own = scale_at(row, column + at);
     UNROLL for (int step = 0; step < 2; ++step) {
       const Values<4> found = codes.weights(step, own);

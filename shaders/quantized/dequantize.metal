@@ -28,14 +28,23 @@ template <typename T, int Bits>
     if (column == 0) {
       report_error(errors, parameters.op, "indices: expected rows from 0 to N - 1, got ", row, target_row, __LINE__);
     }
-    UNROLL for (int i = 0; i < kDequantizeColumns; ++i) target[i] = T(0);
+    UNROLL for (int i = 0; i < kDequantizeColumns; ++i) {
+      if (column + i < parameters.K) target[i] = T(0);
+    }
     return;
   }
   const Weights<T, Bits, 1> own = rows_of<T, Bits, 1>(weight, scales, biases, parameters.weight, 0, row, 1);
   Codes<Bits, kDequantizeColumns> codes;
-  codes.template load<1>(own.data + column / (32 / Bits));
+  own.template load_codes<1>(codes, 0, column);
   const ScaleAndRest<Bits> scale = own.scale_at(0, column);
   UNROLL for (int step = 0; step < kDequantizeColumns / 4; ++step) {
-    store_values<T, 4>(target + step * 4, codes.weights(step, scale));
+    const Values<4> found = codes.weights(step, scale);
+    if constexpr (Bits == kE4M3) {  // rows end at any column
+      UNROLL for (int i = 0; i < 4; ++i) {
+        if (column + step * 4 + i < parameters.K) target[step * 4 + i] = T(found.at[i]);
+      }
+    } else {
+      store_values<T, 4>(target + step * 4, found);
+    }
   }
 }

@@ -10,7 +10,7 @@ result `shape, dtype; condition`:
                x's shape; any shape; HV elements in any shape
     dtype      float32; int32 or int64; any floating dtype; any dtype
                x's dtype                         that of an argument or a result
-               x's dtype or int32                either
+               x's dtype or int32                either; x's dtype, int32 or uint8
                output_dtype, or x's dtype        the first that the call has
                bfloat16 if q and v are bfloat16, else float32
     condition  None unless option; [0] unless option; only with option
@@ -193,7 +193,7 @@ class Comparison:
     def dtypes_of_one(self, phrase: str) -> set[torch.dtype]:
         if phrase in self.call:
             return {self.call[phrase]} - {None}
-        if either := re.fullmatch(r"(\w+'s? dtype) or (\w+)", phrase):
+        if either := re.fullmatch(r"(\w+'s? dtype)(?: or|,) (\w+(?: or \w+)?)", phrase):
             return self.dtypes_of_one(either[1]) | self.dtypes_of_one(either[2])
         if owner := re.fullmatch(r"(\w+)'s? dtype", phrase):
             if owner[1] not in self.call:

@@ -39,6 +39,20 @@ def test_few_rows_read_each_weight_once(bits: int, most: float) -> None:
         assert figures.operations_issued["fma"] <= 2.15 * M * 256 * 2048
 
 
+@pytest.mark.parametrize("scale_dtype", [BF16, torch.float32])
+def test_few_rows_read_each_e4m3_number_once(scale_dtype: torch.dtype) -> None:
+    """Each row of the weight reads the scales of its blocks again, which are 1 to 32 or 64 of its bytes."""
+    for M in (1, 8):
+        point = QuantizedPoint(BF16, M=M, N=256, K=2048, bits=8, e4m3=True, scale_dtype=scale_dtype)
+        call = draw_linear(point)
+        ((name, figures),) = counted("quantized_linear", call).items()
+        assert name == f"quantized_linear_bfloat_{M}_4_43"
+        packed = bytes_of(call["weight"], call["scales"])
+        issued = figures.device_bytes_issued_read + figures.device_bytes_issued_written
+        assert 1.0 <= (issued - bytes_of(call["x"]) * 256 // 32) / packed <= 1.05
+        assert figures.operations_issued["fma"] <= 2.15 * M * 256 * 2048
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_many_rows_read_it_once_for_32(bits: int) -> None:
     call = draw_linear(QuantizedPoint(BF16, M=64, N=128, K=512, bits=bits, group=64))

@@ -141,6 +141,7 @@ def test_shapes_and_dtypes_are_those_stated(function: Callable[..., Any]) -> Non
         stated.check(stated.optional_results() | call | other_dtypes)
 
 
+PACKED = (torch.int32, torch.uint8)
 READ_BY_NO_KERNEL = {"cu_seqlens_cpu", "chunk_indices of causal_conv1d"}
 ON_HOST = (torch_gdn.prepare_chunk_indices, torch_gdn.prepare_chunk_offsets)  # plain PyTorch takes any integers
 
@@ -156,7 +157,7 @@ def test_arguments_have_the_stated_dtypes_and_no_others(function: Callable[..., 
         call = next((call for call in calls_of(function) if isinstance(call.get(name), Tensor)), None)
         assert call is not None, f"no call has {name}"
         for dtype in DTYPES:
-            if dtype == torch.int32 and claim.dtype.endswith("'s dtype or int32"):  # packed weights have another size
+            if dtype in PACKED and claim.dtype.endswith("int32 or uint8"):  # packed weights have other sizes
                 call = next(each for each in calls_of(function) if getattr(each.get(name), "dtype", None) == dtype)
             changed = stated.recast(call, name, dtype)
             if dtype in stated.dtypes_of(name, call):

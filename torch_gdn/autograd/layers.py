@@ -205,7 +205,7 @@ class QuantizedLinear(Function):
     """The weights are frozen. The gradient of x multiplies by them as numbers of x's dtype."""
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, scales: Tensor, biases: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(x: Tensor, weight: Tensor, scales: Tensor, biases: Tensor | None, bias: Tensor | None) -> Tensor:
         y: Tensor = torch.ops.gdn.quantized_linear(x, weight, scales, biases, bias)
         return y
 
@@ -213,7 +213,7 @@ class QuantizedLinear(Function):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         x, *packed, _ = inputs
         ctx.save_for_backward(*packed)
-        ctx.bits = 32 * packed[0].shape[-1] // x.shape[-1]
+        ctx.bits = 8 * packed[0].element_size() * packed[0].shape[-1] // x.shape[-1]
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:

@@ -91,29 +91,31 @@ def moe_gate_up(
 ) -> tuple[Tensor, Tensor]:
     """Multiplies each token with the gate and up matrices of its experts: silu(x W_gate) * (x W_up).
 
-    The weights are numbers, or packed codes of 4 or 8 bits as `quantized_linear` describes them; then they have scales
-    and biases. Where the experts are packed, the shared expert may be packed too, also with another number of bits.
-    Sums are float32, and a result is rounded once. On `mps` up to 8 tokens take one launch, which reads each active
-    expert's weights once; more tokens take two, which read them once per 32 tokens of the expert.
+    The weights are numbers, or packed as `quantized_linear` describes them: codes with scales and biases, or e4m3 with
+    scales alone, whose blocks of rows are those of gate and up together. Where the experts are packed, the shared
+    expert may be packed too, also in another way. Sums are float32, and a result is rounded once. On `mps` up to 8
+    tokens take one launch, which reads each active expert's weights once; more tokens take two, which read them once
+    per 32 tokens of the expert.
 
     Args:
         x: [T, D], bfloat16, float16 or float32. Copied if the last stride is not 1.
-        w_gate_up: [E, 2 * I, W], x's dtype or int32. W is D, or D * bits / 32 of packed rows. The rows of gate, then
+        w_gate_up: [E, 2 * I, W], x's dtype, int32 or uint8. W is D, or D * bits / 32 of codes. The rows of gate, then
             those of up, as transformers and vLLM keep them. The last stride must be 1.
         topk_ids: [T, K], int32 or int64. Any strides. Ids below E; a negative one leaves out its pair.
-        shared_gate_proj: [IS, V], x's dtype or int32. V is D, or D * bits / 32 of packed rows. The shared expert's
+        shared_gate_proj: [IS, V], x's dtype, int32 or uint8. V is D, or D * bits / 32 of codes. The shared expert's
             weights, whose last stride must be 1. Default: no shared expert.
-        shared_up_proj: [IS, V], x's dtype or int32. Given with shared_gate_proj, and packed as it is. Default: None.
-        w_scales: [E, 2 * I, G], bfloat16, float16 or float32. G is D / group, and a group has 32, 64 or 128 codes.
-            The last stride must be 1. Default: w_gate_up is not packed.
-        w_biases: [E, 2 * I, G], float32 if w_scales are float32, else w_scales' dtype or uint8. See `quantized_linear`.
-            Given with w_scales. Default: None.
-        shared_gate_scales: [IS, F], bfloat16, float16 or float32. F is D / group. Default: shared_gate_proj
-            is not packed.
-        shared_gate_biases: [IS, F], float32 if shared_gate_scales are float32, else shared_gate_scales'
-            dtype or uint8. Given with shared_gate_scales. Default: None.
-        shared_up_scales: [IS, F], shared_gate_scales' dtype. Given with shared_gate_scales. Default: None.
-        shared_up_biases: [IS, F], shared_gate_biases' dtype. Given with shared_gate_scales. Default: None.
+        shared_up_proj: [IS, V], x's dtype, int32 or uint8. Given with shared_gate_proj, and packed like it. Default:
+            None.
+        w_scales: [E, R, G], bfloat16, float16 or float32. For codes R is 2 * I and G is D / group; see
+            `quantized_linear`. The last stride must be 1. Default: w_gate_up is not packed.
+        w_biases: [E, R, G], float32 if w_scales are float32, else w_scales' dtype or uint8. See `quantized_linear`.
+            Given with w_scales, except for e4m3. Default: None.
+        shared_gate_scales: [S, F], bfloat16, float16 or float32. For codes S is IS and F is D / group. Default:
+            shared_gate_proj is not packed.
+        shared_gate_biases: [S, F], float32 if shared_gate_scales are float32, else shared_gate_scales'
+            dtype or uint8. Given with shared_gate_scales, except for e4m3. Default: None.
+        shared_up_scales: [S, F], shared_gate_scales' dtype. Given with shared_gate_scales. Default: None.
+        shared_up_biases: [S, F], shared_gate_biases' dtype. Given with them. Default: None.
 
     Returns:
         hidden: [T, K, I], x's dtype. The rows of pairs that are left out are zeros.
@@ -160,27 +162,28 @@ def moe_down(
     """Multiplies what `moe_gate_up` returned with the experts' down matrices, and adds up each token's results.
 
     y is the sum over a token's experts of weight * (hidden W_down), plus sigmoid(shared_gate) * (shared_hidden
-    W_shared), plus residual. The weights are numbers or packed codes, as `moe_gate_up` says. Sums are float32 in a
+    W_shared), plus residual. The weights are numbers or packed, as `moe_gate_up` says. Sums are float32 in a
     fixed order, and y is rounded once. On `mps` up to 8 tokens take one launch, which reads each active expert's
     weights once; more tokens take three, with a float32 [T * K, D] in between.
 
     Args:
         hidden: [T, K, I], bfloat16, float16 or float32. Copied unless contiguous.
-        w_down: [E, D, W], hidden's dtype or int32. W is I, or I * bits / 32 of packed rows. The last stride must be 1.
+        w_down: [E, D, W], hidden's dtype, int32 or uint8. W is I, or I * bits / 32 of codes. The last stride must be 1.
         topk_weights: [T, K], bfloat16, float16 or float32. Any strides.
         topk_ids: [T, K], int32 or int64. Any strides. Ids below E; a negative one leaves out its pair.
         shared_hidden: [T, IS], hidden's dtype. Copied unless contiguous. Default: no shared expert.
-        shared_down_proj: [D, V], hidden's dtype or int32. V is IS, or IS * bits / 32 of packed rows. Given with
+        shared_down_proj: [D, V], hidden's dtype, int32 or uint8. V is IS, or IS * bits / 32 of codes. Given with
             shared_hidden; the last stride must be 1. Default: None.
         shared_gate: [T, 1], bfloat16, float16 or float32. Its sigmoid is the shared expert's weight. Default: a weight
             of 1.
-        w_scales: [E, D, G], bfloat16, float16 or float32. G is I / group, and a group has 32, 64 or 128 codes. The last
-            stride must be 1. Default: w_down is not packed.
-        w_biases: [E, D, G], float32 if w_scales are float32, else w_scales' dtype or uint8. See `quantized_linear`.
-            Given with w_scales. Default: None.
-        shared_scales: [D, F], bfloat16, float16 or float32. F is IS / group. Default: shared_down_proj is not packed.
-        shared_biases: [D, F], float32 if shared_scales are float32, else shared_scales' dtype or uint8. Given with
-            shared_scales. Default: None.
+        w_scales: [E, R, G], bfloat16, float16 or float32. For codes R is D and G is I / group; see `quantized_linear`.
+            The last stride must be 1. Default: w_down is not packed.
+        w_biases: [E, R, G], float32 if w_scales are float32, else w_scales' dtype or uint8. See `quantized_linear`.
+            Given with w_scales, except for e4m3. Default: None.
+        shared_scales: [S, F], bfloat16, float16 or float32. For codes S is D and F is IS / group. Default:
+            shared_down_proj is not packed.
+        shared_biases: [S, F], float32 if shared_scales are float32, else shared_scales' dtype or uint8. Given with
+            shared_scales, except for e4m3. Default: None.
         residual: [T, D], hidden's dtype. Copied unless contiguous. Default: zeros.
 
     Returns:

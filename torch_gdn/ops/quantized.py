@@ -14,23 +14,31 @@ __all__ = [
 ]
 
 
-def quantized_linear(x: Tensor, weight: Tensor, scales: Tensor, biases: Tensor, bias: Tensor | None = None) -> Tensor:
+def quantized_linear(
+    x: Tensor, weight: Tensor, scales: Tensor, biases: Tensor | None, bias: Tensor | None = None
+) -> Tensor:
     """Multiplies x with packed weights of 4 or 8 bits: y = x Wᵀ + bias.
 
     Row n of W is `scales[n, k // group] * code[n, k] + biases[n, k // group]`. Code k of a row has the bits from
     `k % per * bits` on of word `k // per`, where a word holds `per = 32 / bits` codes. This is MLX's layout, of which
-    `.view(torch.int32)` makes int32. Bits and
-    group follow from the shapes. Sums are float32, and y is rounded once. On `mps` up to 8 rows of x read each weight
+    `.view(torch.int32)` makes int32. Bits and group follow from the shapes.
+
+    Without biases, weights are numbers of 8 bits, e4m3: row n of W is `scales[n // rows, k // group] * number[n, k]`.
+    A tensor of torch.float8_e4m3fn has them, of which `.view(torch.uint8)` makes bytes. A scale belongs to blocks of
+    128 x 128, of which the last ones may be smaller, or to one row or all, and to all columns.
+
+    Sums are float32, and y is rounded once. On `mps` up to 8 rows of x read each weight
     once; more rows read it once per 32 rows. Only x has a gradient, which multiplies by the weights as `dequantize`
     returns them in x's dtype.
 
     Args:
         x: [..., K], bfloat16, float16 or float32. Copied if its rows do not start at multiples of 4 elements.
-        weight: [N, W], int32. W is K / 8 for 4-bit codes and K / 4 for 8-bit codes. The last stride must be 1.
-        scales: [N, G], bfloat16, float16 or float32. G is K / group, and a group has 32, 64 or 128 codes. The last
-            stride must be 1.
-        biases: [N, G], float32 if scales are float32, else scales' dtype or uint8. uint8 are zero points z, which stand
-            for the biases -z * scales. The last stride must be 1.
+        weight: [N, W], int32 or uint8. W is K / 8 for 4-bit codes, K / 4 for 8-bit codes, and K for uint8, which is
+            e4m3. The last stride must be 1.
+        scales: [R, G], bfloat16, float16 or float32. For codes R is N and G is K / group, and a group has 32, 64 or 128
+            codes. For e4m3 R is ceil(N / 128), N or 1, and G is ceil(K / 128) or 1. The last stride must be 1.
+        biases: [R, G], float32 if scales are float32, else scales' dtype or uint8. uint8 are zero points z, which stand
+            for the biases -z * scales. None for e4m3. The last stride must be 1.
         bias: [N], bfloat16, float16 or float32. Added to each row of y. Default: None.
 
     Returns:
@@ -50,7 +58,7 @@ def quantized_linear(x: Tensor, weight: Tensor, scales: Tensor, biases: Tensor, 
 def dequantize(
     weight: Tensor,
     scales: Tensor,
-    biases: Tensor,
+    biases: Tensor | None,
     bits: int,
     indices: Tensor | None = None,
     dtype: torch.dtype | None = None,
@@ -60,12 +68,11 @@ def dequantize(
     `quantized_linear` describes how weights are packed. A number is rounded once, to the result's dtype.
 
     Args:
-        weight: [N, W], int32. W is K * bits / 32. The last stride must be 1.
-        scales: [N, G], bfloat16, float16 or float32. G is K / group, and a group has 32, 64 or 128 codes. The last
-            stride must be 1.
-        biases: [N, G], float32 if scales are float32, else scales' dtype or uint8. See `quantized_linear`. The
-            last stride must be 1.
-        bits: 4 or 8.
+        weight: [N, W], int32 or uint8. W is K * bits / 32, and K for uint8, which is e4m3. The last stride must be 1.
+        scales: [R, G], bfloat16, float16 or float32. See `quantized_linear`. The last stride must be 1.
+        biases: [R, G], float32 if scales are float32, else scales' dtype or uint8. None for e4m3. See
+            `quantized_linear`. The last stride must be 1.
+        bits: 4 or 8. 8 for e4m3.
         indices: any shape, int32 or int64. Rows from 0 to N - 1. Default: all rows in their order.
         dtype: bfloat16, float16 or float32. Default: scales' dtype.
 

@@ -1,4 +1,4 @@
-"""The ops on packed weights of 4 and 8 bits."""
+"""The ops on packed weights: codes of 4 and 8 bits, and e4m3 numbers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,14 @@ from torch_gdn.reference.common import compute_dtype
 __all__ = ["dequantize", "quantized_linear"]
 
 
-def unpack(weight: Tensor, scales: Tensor, biases: Tensor, bits: int, dtype: torch.dtype) -> Tensor:
-    """Returns [..., N, K] from packed weights [..., N, K * bits / 32]."""
+BLOCK = 128  # rows and columns of e4m3 numbers that share a scale, unless all do or each row has its own
+
+
+def unpack(weight: Tensor, scales: Tensor, biases: Tensor | None, bits: int, dtype: torch.dtype) -> Tensor:
+    """Returns [..., N, K] from codes [..., N, K * bits / 32], or from e4m3 numbers [..., N, K]."""
+    if biases is None:
+        by_row = along(scales.to(dtype), -2, weight.shape[-2])
+        return weight.view(torch.float8_e4m3fn).to(dtype) * along(by_row, -1, weight.shape[-1])
     words = weight.view(torch.int32)[..., None] >> torch.arange(0, 32, bits, device=weight.device, dtype=torch.int32)
     codes = (words & (2**bits - 1)).flatten(-2).to(dtype)
     group = codes.shape[-1] // scales.shape[-1]
@@ -20,18 +26,27 @@ def unpack(weight: Tensor, scales: Tensor, biases: Tensor, bits: int, dtype: tor
     return codes * spread(scales, group, dtype) + spread(biases, group, dtype)
 
 
+def along(scales: Tensor, dim: int, size: int) -> Tensor:
+    """Repeats scales of blocks of rows or columns for each row or column. One scale for all is broadcast."""
+    if scales.shape[dim] in (1, size):
+        return scales
+    return scales.repeat_interleave(BLOCK, dim).narrow(dim, 0, size)
+
+
 def spread(x: Tensor, group: int, dtype: torch.dtype) -> Tensor:
     return x.to(dtype).repeat_interleave(group, dim=-1)
 
 
 def matrix(weight: Tensor, scales: Tensor | None, biases: Tensor | None, columns: int, dtype: torch.dtype) -> Tensor:
     """Returns the weights of `columns` columns as numbers, whether they are packed or not."""
-    if scales is None or biases is None:
+    if scales is None:
         return weight.to(dtype)
     return unpack(weight, scales, biases, 32 * weight.shape[-1] // columns, dtype)
 
 
-def quantized_linear(x: Tensor, weight: Tensor, scales: Tensor, biases: Tensor, bias: Tensor | None = None) -> Tensor:
+def quantized_linear(
+    x: Tensor, weight: Tensor, scales: Tensor, biases: Tensor | None, bias: Tensor | None = None
+) -> Tensor:
     """Returns x Wᵀ + bias."""
     dtype = compute_dtype(x)
     y = x.to(dtype) @ matrix(weight, scales, biases, x.shape[-1], dtype).mT
@@ -41,7 +56,7 @@ def quantized_linear(x: Tensor, weight: Tensor, scales: Tensor, biases: Tensor, 
 def dequantize(
     weight: Tensor,
     scales: Tensor,
-    biases: Tensor,
+    biases: Tensor | None,
     bits: int,
     indices: Tensor | None = None,
     dtype: torch.dtype | None = None,

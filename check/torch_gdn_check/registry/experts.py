@@ -15,7 +15,7 @@ from torch_gdn_check.registry.gdn import LARGE
 from torch_gdn_check.registry.inputs import Call, columns_apart, unaligned
 from torch_gdn_check.registry.invalid import change, put
 from torch_gdn_check.registry.models import DTYPES
-from torch_gdn_check.registry.quantized import draw_packed, wrong_scales
+from torch_gdn_check.registry.quantized import draw_e4m3, draw_packed, wrong_e4m3, wrong_scales
 from torch_gdn_check.registry.registry import Hostile, Invalid, Named, OpEntry, Point, register
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -45,12 +45,17 @@ class ExpertPoint(Point):
     group: int = 32
     scale_dtype: torch.dtype | None = None  # None means dtype
     zero_points: bool = False
+    e4m3: bool = False  # numbers in place of codes of 8 bits
+    e4m3_scales: tuple[int, int] | None = None  # rows and columns of their scales; None means one for each block
 
     def weights(self, names: tuple[str, str, str], *rows: int, columns: int, bits: int) -> Call:
-        """Returns a matrix, or its codes, scales and biases."""
+        """Returns a matrix, or its codes, scales and biases, or its e4m3 numbers and scales."""
         if bits == 0:
             return {names[0]: self.tensor(*rows, columns)}
         dtype = self.scale_dtype or self.dtype
+        if self.e4m3:
+            options: Any = {"scales": self.e4m3_scales, "dtype": dtype, "aligned": self.aligned}
+            return dict(zip(names, draw_e4m3(*rows, columns=columns, **options), strict=False))
         tensors = draw_packed(
             *rows,
             columns=columns,
@@ -164,6 +169,9 @@ def wrong_packed(entry: OpEntry[ExpertPoint], weight: str, *shared: tuple[str, s
         yield from map(of_packed, wrong_scales(*names))
         yield of_packed(Invalid(names[2], ValueError, "absent", put(names[2], None)))
         yield of_packed(Invalid(names[0], TypeError, "without scales", invalid.options(dict.fromkeys(names[1:]))))
+    small = ExpertPoint(D=130, I=130, IS=130, bits=8, shared_bits=8, e4m3=True)
+    for names in ((weight, "w_scales", "w_biases"), *shared):
+        yield from wrong_e4m3(entry, small, *names)
     dense = entry.call(replace(PACKED_SMALL, bits=0))
     yield Invalid(shared[0][1], ValueError, "experts that are not packed", lambda call: dense)
 
@@ -221,6 +229,8 @@ PACKED = [
     ExpertPoint(F16, E=6, k=2, D=128, I=256, IS=128, bits=8, group=128, scale_dtype=F32),
     ExpertPoint(F32, E=5, k=3, D=96, I=160, IS=32, bits=4, shared_bits=8, aligned=False),
     ExpertPoint(BF16, E=4, k=2, D=64, I=96, IS=64, bits=4, group=32, scale_dtype=F16, zero_points=True),
+    ExpertPoint(BF16, E=4, k=2, D=256, I=80, IS=144, bits=8, shared_bits=8, e4m3=True, scale_dtype=F32),
+    ExpertPoint(F16, E=5, k=3, D=133, I=131, IS=70, bits=8, e4m3=True, aligned=False),
 ]
 PACKED = [replace(point, T=T) for point, T in itertools.product(PACKED, (1, 5, 40))]
 ROUTERS = [
@@ -248,6 +258,7 @@ def compiled() -> Iterator[ExpertPoint]:
         yield ExpertPoint(dtype, T=T, D=8, I=8, aligned=aligned)
     for T in (1, 4, 40):
         yield ExpertPoint(BF16, T=T, D=32, I=32, IS=32, bits=4, shared_bits=4)
+        yield ExpertPoint(BF16, T=T, D=32, I=32, IS=32, bits=8, shared_bits=8, e4m3=True)
 
 
 def compiled_routers() -> Iterator[ExpertPoint]:

@@ -1,10 +1,11 @@
-"""Entries of the ops on packed weights of 4 and 8 bits."""
+"""Entries of the ops on packed weights: codes of 4 and 8 bits, and e4m3 numbers."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,6 +42,27 @@ def draw_packed(
     return found if aligned else (unaligned(found[0]), unaligned(found[1]), unaligned(found[2]))
 
 
+BLOCK = 128  # rows and columns of e4m3 numbers that share a scale
+
+
+def blocks_of(rows: int, columns: int) -> tuple[int, int]:
+    return -(-rows // BLOCK), -(-columns // BLOCK)
+
+
+def draw_e4m3(
+    *rows: int,
+    columns: int,
+    scales: tuple[int, int] | None = None,
+    dtype: torch.dtype = F32,
+    aligned: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Draws bytes of all finite numbers, and so many rows and columns of scales, or one for each block."""
+    weight = torch.randint(0, 256, (*rows, columns)).byte()
+    weight -= ((weight & 0x7F) == 0x7F).byte()  # NaN
+    found = weight, ((0.5 + torch.rand(*rows[:-1], *(scales or blocks_of(rows[-1], columns)))) / 128).to(dtype)
+    return found if aligned else (unaligned(found[0]), unaligned(found[1]))
+
+
 @dataclass(frozen=True)
 class QuantizedPoint(Point):
     """M rows of K numbers, times a packed [N, K]."""
@@ -55,9 +77,15 @@ class QuantizedPoint(Point):
     aligned: bool = True  # rows start at a multiple of 4 elements
     biased: bool = False
     indexed: bool = False
+    e4m3: bool = False  # numbers in place of codes; bits are 8
+    e4m3_scales: tuple[int, int] | None = None  # rows and columns of their scales; None means one for each block
 
     def draw_weight(self) -> Call:
         dtype = self.scale_dtype or self.dtype
+        if self.e4m3:
+            options: Any = {"scales": self.e4m3_scales, "dtype": dtype, "aligned": self.aligned}
+            weight, scales = draw_e4m3(self.N, columns=self.K, **options)
+            return {"weight": weight, "scales": scales, "biases": None}
         tensors = draw_packed(
             self.N,
             columns=self.K,
@@ -104,8 +132,29 @@ def zero_points_of_float32(scales: str, biases: str) -> Callable[[Call], Call]:
     return lambda call: call | {scales: call[scales].float(), biases: call[biases].byte()}
 
 
+def wrong_e4m3(entry: OpEntry[Any], point: Point, weight: str, scales: str, biases: str) -> Iterator[Invalid]:
+    """Yields changes of a call with e4m3 numbers, which replaces the small call."""
+
+    def of_e4m3(bad: Invalid) -> Invalid:
+        return replace(bad, what=f"e4m3, {bad.what}", change=lambda call: bad.change(entry.call(point)))
+
+    codes = change(weight, lambda w: torch.zeros(*w.shape[:-1], w.shape[-1] // 4, dtype=torch.int32))
+    yield of_e4m3(Invalid(biases, ValueError, "biases", lambda call: call | {biases: call[scales]}))
+    yield of_e4m3(Invalid(biases, ValueError, "none for codes", codes))
+    yield of_e4m3(Invalid(scales, TypeError, "integers", change(scales, torch.Tensor.int)))
+    yield of_e4m3(Invalid(scales, ValueError, "a row too many", change(scales, lambda x: torch.cat([x, x], -2))))
+    yield of_e4m3(Invalid(scales, ValueError, "a column too many", change(scales, lambda x: torch.cat([x, x], -1))))
+    yield of_e4m3(Invalid(scales, ValueError, "no columns", change(scales, lambda x: x[..., :0])))
+    yield of_e4m3(Invalid(scales, ValueError, "a dimension too few", change(scales, lambda x: x[0])))
+    yield of_e4m3(Invalid(weight, ValueError, "columns apart", change(weight, columns_apart)))
+
+
+E4M3_SMALL = QuantizedPoint(N=200, K=130, bits=8, e4m3=True)
+
+
 def wrong_linear(entry: OpEntry[QuantizedPoint]) -> Iterator[Invalid]:
     yield from [*invalid.integers("x", "bias"), *invalid.float64("x"), *wrong_scales("weight", "scales", "biases")]
+    yield from wrong_e4m3(entry, E4M3_SMALL, "weight", "scales", "biases")
     yield Invalid("x", ValueError, "no dimension", change("x", lambda x: x[0, 0]))
     yield Invalid("x", ValueError, "no columns", change("x", lambda x: x[:, :0]))
     yield Invalid("weight", ValueError, "one dimension", change("weight", lambda w: w[0]))
@@ -115,6 +164,7 @@ def wrong_linear(entry: OpEntry[QuantizedPoint]) -> Iterator[Invalid]:
 
 def wrong_dequantize(entry: OpEntry[QuantizedPoint]) -> Iterator[Invalid]:
     yield from (bad for bad in wrong_scales("weight", "scales", "biases") if bad.what != "a word too few")  # it is K
+    yield from wrong_e4m3(entry, E4M3_SMALL, "weight", "scales", "biases")
     yield Invalid("weight", ValueError, "one dimension", change("weight", lambda w: w[0]))
     yield Invalid("weight", ValueError, "no rows", change("weight", lambda w: w[:0]))
     yield Invalid("weight", ValueError, "no columns", change("weight", lambda w: w[:, :0]))
@@ -123,6 +173,16 @@ def wrong_dequantize(entry: OpEntry[QuantizedPoint]) -> Iterator[Invalid]:
     yield Invalid("dtype", TypeError, "integers", put("dtype", torch.int32))
 
 
+# There is each dtype with one row, few and many; blocks, rows and all together; and sizes that end within a word.
+E4M3 = [
+    QuantizedPoint(BF16, M=1, N=260, K=400, bits=8, e4m3=True, scale_dtype=F32),
+    QuantizedPoint(F32, M=1, N=70, K=131, bits=8, e4m3=True, biased=True),
+    QuantizedPoint(F16, M=5, N=130, K=257, bits=8, e4m3=True, scale_dtype=BF16, aligned=False),
+    QuantizedPoint(BF16, M=8, N=140, K=256, bits=8, e4m3=True, e4m3_scales=(140, 1)),
+    QuantizedPoint(BF16, M=40, N=260, K=400, bits=8, e4m3=True),
+    QuantizedPoint(F16, M=9, N=129, K=127, bits=8, e4m3=True, scale_dtype=F32, biased=True),
+    QuantizedPoint(F32, M=33, N=130, K=160, bits=8, e4m3=True, e4m3_scales=(1, 1)),
+]
 # There is each dtype and number of bits with one row, few and many; each group and dtype of scales and biases; and
 # sizes that no tile divides.
 POINTS = [
@@ -144,17 +204,22 @@ POINTS = [
     QuantizedPoint(F16, M=9, N=33, K=64, bits=8, group=64, aligned=False),
     QuantizedPoint(F32, M=10, N=130, K=128, bits=4, group=128, biased=True),
     QuantizedPoint(F32, M=35, N=64, K=96, bits=8, group=32),
+    *E4M3,
 ]
 ROWS = [
     QuantizedPoint(BF16, N=7, K=192, bits=4, group=64, scale_dtype=F16, zero_points=True),
     QuantizedPoint(F16, N=5, K=96, bits=8, group=32, scale_dtype=F32, indexed=True),
     QuantizedPoint(F32, N=3, K=256, bits=4, group=128, aligned=False, indexed=True),
+    QuantizedPoint(BF16, N=130, K=133, bits=8, e4m3=True, scale_dtype=F32, indexed=True),
 ]
 
 
+CODES = ((4, False), (8, False), (8, True))
+
+
 def compiled() -> Iterator[QuantizedPoint]:
-    for dtype, bits, M in itertools.product(DTYPES, (4, 8), (1, 4, 40)):
-        yield QuantizedPoint(dtype, M=M, bits=bits)
+    for dtype, (bits, e4m3), M in itertools.product(DTYPES, CODES, (1, 4, 40)):
+        yield QuantizedPoint(dtype, M=M, bits=bits, e4m3=e4m3)
 
 
 OUTSIDE = (Hostile("indices", [[0, 40], [LARGE, 2], [-LARGE, -1]]),)
@@ -165,7 +230,7 @@ register(
         draw=draw_linear,
         small=QuantizedPoint(biased=True),
         points=POINTS,
-        quick=[POINTS[0], POINTS[6], POINTS[12]],
+        quick=[POINTS[0], POINTS[6], POINTS[12], *E4M3[:1]],
         compiled=compiled,
         bound=linear_bounds,
         heads={"y": None},
@@ -179,7 +244,7 @@ register(
         small=QuantizedPoint(indexed=True),
         points=ROWS,
         quick=ROWS[:1],
-        compiled=lambda: [QuantizedPoint(dtype, bits=bits) for dtype in DTYPES for bits in (4, 8)],
+        compiled=lambda: [QuantizedPoint(dtype, bits=bits, e4m3=e4m3) for dtype in DTYPES for bits, e4m3 in CODES],
         heads={"rows": None},
         result="rows",
         launches=None,

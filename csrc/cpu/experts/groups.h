@@ -30,7 +30,7 @@ inline Tensor weights_of(const Tensor& weight, const optional<Tensor>& scales, c
                          const Packing& packing, optional<int64_t> expert = {}) {
   const auto own = [&](const Tensor& x) { return expert.has_value() ? x.select(0, *expert) : x; };
   if (packing.bits == 0) return own(weight).to(at::kFloat);
-  return dequantized(own(weight), own(*scales), own(*biases), packing);
+  return dequantized(own(weight), own(*scales), biases.has_value() ? optional(own(*biases)) : std::nullopt, packing);
 }
 
 // Returns x W^T in f32. On the CPU, PyTorch has no product of 16-bit matrices with an f32 result.

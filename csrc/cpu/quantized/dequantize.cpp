@@ -9,7 +9,7 @@ namespace torch_gdn {
 namespace {
 
 void run(const Dequantize<int64_t>& op, const Tensor& rows) {
-  const cpu::PackedRows weight(op.weight, op.scales, op.biases, op.bits, op.group);
+  const cpu::PackedRows weight(op.weight, op.scales, op.biases, op.packing);
   const int64_t K = op.K, count = rows.numel() / K;
   const Tensor indices = op.indices.has_value() ? op.indices->to(at::kLong).contiguous() : Tensor();
   const auto* index = indices.defined() ? indices.const_data_ptr<int64_t>() : nullptr;

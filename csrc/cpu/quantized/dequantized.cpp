@@ -2,16 +2,24 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
+#include <bit>
+
 namespace torch_gdn::cpu {
 
-PackedRows::PackedRows(const Tensor& weight, const Tensor& scales, const Tensor& biases, int64_t bits, int64_t group)
+// Returns biases in f32, also for zero points.
+static Tensor float_biases(const Tensor& scales, const Tensor& biases) {
+  const Tensor numbers = biases.to(at::kFloat);
+  return (has_zero_points(biases) ? numbers.mul(scales.to(at::kFloat)).neg() : numbers).contiguous();
+}
+
+PackedRows::PackedRows(const Tensor& weight, const Tensor& scales, const optional<Tensor>& biases,
+                       const Packing& packing)
     : weight_(weight),
       scales_(scales.to(at::kFloat).contiguous()),
-      biases_((has_zero_points(biases) ? biases.to(at::kFloat).mul(scales.to(at::kFloat)).neg() : biases.to(at::kFloat))
-                  .contiguous()),
-      bits_(bits),
-      group_(group),
-      columns_(weight.size(1) * 32 / bits) {}
+      biases_(biases.has_value() ? float_biases(scales, *biases) : Tensor()),
+      packing_(packing),
+      columns_(packing.is_e4m3 ? weight.size(1) : weight.size(1) * 32 / packing.bits) {}
 
 // Dequantises one group. scale * code + bias is computed as scale * (code - middle) + (bias + scale * middle). For
 // symmetric codes the second term is exactly 0, and the first is rounded once.
@@ -27,19 +35,42 @@ static void dequantize_group(const uint32_t* words, int64_t group, float scale, 
   }
 }
 
+// Returns the number that the byte is. The exponent of f32 is 120 more, so the bits of exponent and mantissa are moved
+// to their places; without an exponent, twice that less 2^-6 is the number. There is no branch, so that loops
+// vectorise.
+static float e4m3_number(uint8_t byte) {
+  const uint32_t magnitude = byte & 0x7f;
+  const float normal = std::bit_cast<float>((magnitude << 20) + (120u << 23));
+  const float finite = magnitude < 8 ? 2.0f * normal - 0x1p-6f : normal;
+  const uint32_t bits = magnitude == 0x7f ? 0x7fc00000u : std::bit_cast<uint32_t>(finite);
+  return std::bit_cast<float>(bits | uint32_t(byte & 0x80) << 24);
+}
+
+static void dequantize_e4m3(const uint8_t* bytes, int64_t columns, float scale, float* target) {
+  for (int64_t k = 0; k < columns; ++k) target[k] = scale * e4m3_number(bytes[k]);
+}
+
 void PackedRows::dequantize(int64_t row, float* target) const {
+  const int64_t groups = scales_.size(1), group = packing_.group;
+  const float* scales = scales_.const_data_ptr<float>() + row / packing_.rows * groups;
+  if (packing_.is_e4m3) {
+    const auto* bytes = static_cast<const uint8_t*>(weight_.const_data_ptr()) + row * weight_.stride(0);
+    for (int64_t g = 0; g < groups; ++g) {
+      const int64_t first = g * group;
+      dequantize_e4m3(bytes + first, std::min(group, columns_ - first), scales[g], target + first);
+    }
+    return;
+  }
   const auto* words = static_cast<const uint32_t*>(weight_.const_data_ptr()) + row * weight_.stride(0);
-  const int64_t groups = columns_ / group_;
-  const float* scales = scales_.const_data_ptr<float>() + row * groups;
   const float* biases = biases_.const_data_ptr<float>() + row * groups;
-  const auto of_group = bits_ == 4 ? &dequantize_group<4> : &dequantize_group<8>;
+  const auto of_group = packing_.bits == 4 ? &dequantize_group<4> : &dequantize_group<8>;
   for (int64_t g = 0; g < groups; ++g) {
-    of_group(words + g * group_ * bits_ / 32, group_, scales[g], biases[g], target + g * group_);
+    of_group(words + g * group * packing_.bits / 32, group, scales[g], biases[g], target + g * group);
   }
 }
 
-Tensor dequantized(const Tensor& weight, const Tensor& scales, const Tensor& biases, const Packing& packing) {
-  const PackedRows rows(weight, scales, biases, packing.bits, packing.group);
+Tensor dequantized(const Tensor& weight, const Tensor& scales, const optional<Tensor>& biases, const Packing& packing) {
+  const PackedRows rows(weight, scales, biases, packing);
   const Tensor found = at::empty({weight.size(0), rows.columns()}, scales.options().dtype(at::kFloat));
   float* target = found.mutable_data_ptr<float>();
   at::parallel_for(0, weight.size(0), 16, [&](int64_t begin, int64_t end) {

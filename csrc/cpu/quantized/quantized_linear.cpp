@@ -10,13 +10,15 @@
 namespace torch_gdn {
 namespace {
 
-constexpr int64_t kSums = 16;  // sums that the compiler keeps in vectors; K is a multiple of this
+constexpr int64_t kSums = 16;  // sums that the compiler keeps in vectors
 
 float dot(const float* a, const float* b, int64_t K) {
   float sums[kSums] = {};
-  for (int64_t k = 0; k < K; k += kSums) {
+  int64_t k = 0;
+  for (; k + kSums <= K; k += kSums) {
     for (int64_t i = 0; i < kSums; ++i) sums[i] += a[k + i] * b[k + i];
   }
+  for (int64_t i = 0; k + i < K; ++i) sums[i] += a[k + i] * b[k + i];
   for (int64_t half = kSums / 2; half > 0; half /= 2) {
     for (int64_t i = 0; i < half; ++i) sums[i] += sums[i + half];
   }
@@ -29,7 +31,7 @@ void run(const QuantizedLinear<int64_t>& op, const Tensor& y) {
   const Tensor bias = op.bias.has_value() ? op.bias->to(at::kFloat).contiguous() : Tensor();
   const int64_t M = x.numel() / op.K, N = op.N, K = op.K;
   const Tensor sums = at::empty({M, N}, x.options());
-  const cpu::PackedRows weight(op.weight, op.scales, op.biases, op.packing.bits, op.packing.group);
+  const cpu::PackedRows weight(op.weight, op.scales, op.biases, op.packing);
   const auto* in = x.const_data_ptr<float>();
   const auto* added = bias.defined() ? bias.const_data_ptr<float>() : nullptr;
   auto* out = sums.mutable_data_ptr<float>();

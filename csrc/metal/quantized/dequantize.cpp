@@ -13,7 +13,7 @@ void run(const Dequantize<int64_t>& op, const Tensor& rows) {
   if (rows.numel() == 0) return;
   const auto indices = contiguous(op.indices);
   DequantizeParameters parameters{};
-  parameters.weight = matrix_parameters(op.weight, op.scales, op.biases, {op.bits, op.group});
+  parameters.weight = matrix_parameters(op.weight, op.scales, op.biases, op.packing);
   parameters.N = int32_count(op.N, "dequantize: weight", "rows");
   parameters.K = int32_count(op.K, "dequantize: weight", "columns");
   parameters.index_bytes = indices.has_value() ? int32_t(indices->element_size()) : 0;
@@ -22,7 +22,7 @@ void run(const Dequantize<int64_t>& op, const Tensor& rows) {
   int32_count(count, "dequantize: indices", "rows");
   launcher().run({{"dequantize",
                    "quantized/dequantize.metal",
-                   {rows.scalar_type(), op.bits},
+                   {rows.scalar_type(), bits_of(op.packing)},
                    {op.weight, op.scales, op.biases, indices, rows, Binding::error_log(), Binding::values(parameters)},
                    {size_t(ceil_div(op.K, kDequantizeThreads * kDequantizeColumns)), size_t(count), 1},
                    kDequantizeThreads}});

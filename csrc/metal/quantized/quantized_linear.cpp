@@ -28,7 +28,8 @@ void run(const QuantizedLinear<int64_t>& op, const Tensor& y) {
   parameters.N = int32_count(op.N, "quantized_linear: weight", "rows");
   parameters.K = int32_count(op.K, "quantized_linear: x", "columns");
   const int width = vector_width({x, op.weight});
-  const int64_t M = x.size(0), bits = op.packing.bits;
+  const int64_t M = x.size(0);
+  const TemplateArgument bits = bits_of(op.packing);
   const auto dtype = x.scalar_type();
   if (M <= kFewRows) {
     const auto most = int64_t(std::bit_ceil(uint64_t(M)));

@@ -18,9 +18,8 @@ template <typename Int>
 Packing check_weight(const Check<Int>& check, const PackedWeight& weight, const char* name, const Tensor& x,
                      const char* pattern, Sizes<Int> rows, const Int& columns) {
   const auto& [of, matrix, scales, biases] = weight;
-  check.value(biases.has_value() == scales.has_value(), of.biases, "a tensor if the scales are one, else None",
-              biases.has_value() ? "a tensor" : "None");
-  if (scales.has_value()) return check_packed(check, of, matrix, *scales, *biases, rows, columns);
+  if (scales.has_value()) return check_packed(check, of, matrix, *scales, biases, rows, columns);
+  check.value(!biases.has_value(), of.biases, "None without scales", "a tensor");
   check.same_dtype(of.weight, matrix, name, x);
   check.shape(of.weight, matrix, pattern, with_last(std::move(rows), columns));
   check_unit_stride(check, of.weight, matrix, kNoCopyOfWeights);

@@ -74,7 +74,9 @@ struct MoeGateUp {
     check_shared_packing(check, "shared_gate_scales", packing, shared_packing);
     if (shared_packing.bits != 0) {
       check.same_dtype("shared_up_scales", *shared_up_scales, "shared_gate_scales", *shared_gate_scales);
-      check.same_dtype("shared_up_biases", *shared_up_biases, "shared_gate_biases", *shared_gate_biases);
+      if (shared_up_biases.has_value()) {
+        check.same_dtype("shared_up_biases", *shared_up_biases, "shared_gate_biases", *shared_gate_biases);
+      }
     }
   }
 };

@@ -8,31 +8,33 @@ namespace torch_gdn {
 template <typename Int>
 struct Dequantize {
   static constexpr const char* kSchema =
-      "dequantize(Tensor weight, Tensor scales, Tensor biases, int bits, Tensor? indices=None, "
+      "dequantize(Tensor weight, Tensor scales, Tensor? biases, int bits, Tensor? indices=None, "
       "ScalarType? dtype=None) -> Tensor";
 
-  Tensor weight, scales, biases;
+  Tensor weight, scales;
+  optional<Tensor> biases;
   int64_t bits;
   optional<Tensor> indices;
   optional<at::ScalarType> dtype;
 
   Int N = 0;
-  int64_t K = 0, group = 0;
+  int64_t K = 0;
+  Packing packing;
 
   auto arguments() { return std::tie(weight, scales, biases, bits, indices, dtype); }
   at::ScalarType dtype_of_output() const { return dtype.value_or(scales.scalar_type()); }
 
   void check(const char* op) {
     const Check<Int> check(op, "weight", weight);
-    check.is_int32("weight", weight).dimensions(2, "[N, K * bits / 32]");
-    check.value(bits == 4 || bits == 8, "bits", "4 or 8", bits);
+    check.is_packed("weight", weight).dimensions(2, "[N, K * bits / 32] or [N, K]");
+    const bool is_e4m3 = weight.scalar_type() == at::kByte;
+    check.value(is_e4m3 ? bits == 8 : bits == 4 || bits == 8, "bits", "4 or 8, and 8 for e4m3 in uint8", bits);
     N = size_of<Int>(weight, 0);
     check.value(sym_ge(N, Int(1)), "weight", "at least one row", N);
     const int64_t words = known(size_of<Int>(weight, 1));
     check.value(words >= 1, "weight", "at least one column", words);
-    K = words * 32 / bits;
-    check_unit_stride(check, "weight", weight, kNoCopyOfWeights);
-    group = check_scales(check, {"weight", "scales", "biases"}, scales, biases, Sizes<Int>{N}, K);
+    K = is_e4m3 ? words : words * 32 / bits;
+    packing = check_packed(check, {"weight", "scales", "biases"}, weight, scales, biases, Sizes<Int>{N}, Int(K), bits);
     check.is_activation("dtype", dtype_of_output());
     if (indices.has_value()) check_indices(check);
   }

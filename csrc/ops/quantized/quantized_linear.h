@@ -7,10 +7,10 @@ namespace torch_gdn {
 template <typename Int>
 struct QuantizedLinear {
   static constexpr const char* kSchema =
-      "quantized_linear(Tensor x, Tensor weight, Tensor scales, Tensor biases, Tensor? bias=None) -> Tensor";
+      "quantized_linear(Tensor x, Tensor weight, Tensor scales, Tensor? biases, Tensor? bias=None) -> Tensor";
 
-  Tensor x, weight, scales, biases;
-  optional<Tensor> bias;
+  Tensor x, weight, scales;
+  optional<Tensor> biases, bias;
 
   Int N = 0, K = 0;
   Packing packing;
@@ -23,7 +23,7 @@ struct QuantizedLinear {
     check.at_least_one_dimension("x", x);
     K = size_of<Int>(x, -1);
     check.value(sym_ge(K, Int(1)), "x", "at least one column", K);
-    check.dimensions("weight", weight, 2, "[N, K * bits / 32]");
+    check.dimensions("weight", weight, 2, "[N, K * bits / 32] or [N, K]");
     N = size_of<Int>(weight, 0);
     check.value(sym_ge(N, Int(1)), "weight", "at least one row", N);
     packing = check_packed(check, {"weight", "scales", "biases"}, weight, scales, biases, Sizes<Int>{N}, K);
