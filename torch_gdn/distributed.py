@@ -379,6 +379,30 @@ def check_versions(store: Store, rank: int, size: int, timeout: timedelta) -> No
             )
 
 
+def check_agreement(what: str, own: str) -> None:
+    """Raises in every process unless all of the default group call it with the same text.
+
+    Args:
+        what: the name of the thing that is compared, for the error.
+        own: this process's.
+
+    Source: none; engines compare their models with it.
+
+    Example:
+        >>> import torch.distributed as dist, torch_gdn.distributed
+        >>> dist.init_process_group("torch_gdn", store=dist.HashStore(), rank=0, world_size=1)
+        >>> torch_gdn.distributed.check_agreement("model", "Qwen3.5-35B-A3B")
+        >>> dist.destroy_process_group()
+    """
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    for rank, theirs in enumerate(found):
+        if theirs != found[0]:
+            raise ValueError(
+                f"{what}: expected the same in all processes, got {found[0]} in rank 0 and {theirs} in rank {rank}"
+            )
+
+
 def create(store: Store, rank: int, size: int, timeout: timedelta) -> Backend:
     """Returns gloo on the interface that GLOO_SOCKET_IFNAME names, or else on the one that reaches the store."""
     check_versions(store, rank, size, timeout)

@@ -20,7 +20,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed.tensor import Shard, distribute_tensor
 
-import torch_gdn.distributed  # noqa: F401 (registers the back end)
+import torch_gdn.distributed
 from tests.helpers.devices import on_a_mac
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -375,6 +375,16 @@ def check_tensors_of_inference_mode() -> None:
         work.get_future().wait()
     same(x, EXPECTED["SUM"])
     same(truths, EXPECTED["SUM"])
+
+
+def check_agreement() -> None:
+    torch_gdn.distributed.check_agreement("model", "same")
+    try:
+        torch_gdn.distributed.check_agreement("model", "other" if rank() == 1 else "one")
+    except ValueError as error:
+        assert str(error) == "model: expected the same in all processes, got one in rank 0 and other in rank 1", error
+    else:
+        raise AssertionError("different models were taken")
 
 
 def check_a_wait_ends_in_time() -> None:

@@ -1,4 +1,4 @@
-"""Two processes on the CPU, by vLLM's own launcher; on mps a sentence that says why not."""
+"""Two processes by vLLM's own launcher, on the CPU and on mps."""
 
 from __future__ import annotations
 
@@ -29,8 +29,23 @@ def test_two_processes(kind: str, family: str, is_eager: bool, reference: Any, m
     assert result["rounds"][0]["tokens"] == tokens
 
 
-def test_two_processes_on_mps_are_refused(reference: Any) -> None:
+@pytest.mark.parametrize(
+    "kind, family",
+    [("tensor_parallel_size", "qwen3_next"), ("pipeline_parallel_size", "qwen3_5")],
+)
+def test_two_processes_on_mps(kind: str, family: str, reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, texts, tokens, _ = reference(family)
+    options = {"dtype": "float32", "max_num_batched_tokens": 64, kind: 2, "distributed_executor_backend": "mp"}
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    result = run_engine(
+        "mps", {"model": str(path), "options": options, "rounds": [{"prompts": texts, "tokens": GREEDY_TOKENS}]}
+    )
+    assert result["rounds"][0]["tokens"] == tokens
+
+
+def test_several_machines_name_their_network(reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     path, texts, _, _ = reference("qwen3_next")
-    options = {"dtype": "float32", "tensor_parallel_size": 2}
-    with pytest.raises(EngineFailed, match=r"expected 1 process on mps, got 2: torch\.distributed has no collective"):
+    options = {"dtype": "float32", "pipeline_parallel_size": 2, "nnodes": 2, "node_rank": 0}
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    with pytest.raises(EngineFailed, match="GLOO_SOCKET_IFNAME: expected the interface of the private network"):
         run_engine("mps", {"model": str(path), "options": options, "rounds": [{"prompts": texts[:1], "tokens": 1}]})

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import torch_gdn
+from torch_gdn.distributed import SCHEME
 
 # Streams and events: mps has one stream, in which everything is in order. V1's runner makes torch.cuda's, in its
 # constructor and in each step.
@@ -78,6 +79,19 @@ def replace_streams() -> None:
     cuda = View(torch.cuda, Event=Event, Stream=Stream, current_stream=Stream, stream=lambda stream: stream)
     for module in (gpu_model_runner, ngram_proposer_gpu):
         module.torch = View(torch, Event=Event, cuda=cuda)
+
+
+def on_one_address(init_method: str) -> str:
+    """Returns the rendezvous with torch_gdn's scheme: its first process listens on the address alone."""
+    return init_method.replace("tcp://", f"{SCHEME}://", 1) if init_method.startswith("tcp://") else init_method
+
+
+def replace_rendezvous() -> None:
+    """Lets vLLM's launch over several machines use `on_one_address`."""
+    from vllm.distributed import parallel_state
+    from vllm.utils.network_utils import get_distributed_init_method
+
+    parallel_state.get_distributed_init_method = lambda ip, port: on_one_address(get_distributed_init_method(ip, port))
 
 
 def replace_copies() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from vllm.distributed import get_pp_group
 from vllm.model_executor.model_loader import get_model
 from vllm.v1.utils import CpuGpuBuffer
 from vllm.v1.worker.block_table import MultiGroupBlockTable
@@ -46,6 +47,10 @@ class MpsModelRunner(KeepsSeeds, KeepsExactRows, GPUModelRunner):
             self.model = self.load_lora_model(self.model, self.vllm_config, self.device)
         if hasattr(self, "drafter"):
             self.drafter.load_model(self.model)
+        if not get_pp_group().is_first_rank:  # vLLM's dummy run makes them, which does not run if the pools have a size
+            self.intermediate_tensors = self.model.make_empty_intermediate_tensors(
+                batch_size=self.max_num_tokens, dtype=self.model_config.dtype, device=self.device
+            )
         self.model_memory_usage = torch.mps.current_allocated_memory()
 
     def get_model(self) -> torch.nn.Module:

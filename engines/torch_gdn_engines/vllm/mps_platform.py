@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
 from functools import cache
 from typing import Any
 
 import torch
 from vllm.platforms.interface import Platform, PlatformEnum
 
+from torch_gdn.distributed import INTERFACE
 from torch_gdn.reference.aura import TILE
 from torch_gdn_engines.vllm import require_mps
 
 HERE = "torch_gdn_engines.vllm"
+TIMEOUT = 600  # seconds that processes wait for each other, at the start and in a step; PyTorch's default is 1,800
 BLOCK_SIZE = (
     32  # tokens per block of keys and values, unless the user or a hybrid model's states require another number
 )
@@ -23,7 +26,7 @@ class MpsPlatform(Platform):
     device_name = "mps"  # a device string: vLLM makes torch.device("mps:0") of it
     device_type = "mps"
     dispatch_key = "MPS"
-    dist_backend = "gloo"  # of a world of one process
+    dist_backend = "torch_gdn"  # torch_gdn.distributed, which the worker imports
     simple_compile_backend = "eager"
 
     def __init__(self) -> None:
@@ -132,6 +135,18 @@ class MpsPlatform(Platform):
         quantized.verify(quant)
 
     @classmethod
+    def check_network(cls, parallel: Any) -> None:
+        """Names the interface that gloo uses, which would otherwise be that of the host's name."""
+        if parallel.nnodes > 1 and not os.environ.get(INTERFACE):
+            raise ValueError(
+                f"{INTERFACE}: expected the interface of the private network between the machines, such as bridge0, "
+                "got none"
+            )
+        os.environ.setdefault(INTERFACE, "lo0" if sys.platform == "darwin" else "lo")
+        if parallel.distributed_timeout_seconds is None:
+            parallel.distributed_timeout_seconds = TIMEOUT
+
+    @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
         from vllm.config import CompilationMode
         from vllm.config.compilation import CUDAGraphMode
@@ -149,10 +164,7 @@ class MpsPlatform(Platform):
             cls.verify_quantization("a quantization_config without a quant_method")
         parallel = vllm_config.parallel_config
         if parallel.world_size > 1:
-            raise ValueError(
-                f"parallel_config: expected 1 process on mps, got {parallel.world_size}: torch.distributed has no "
-                "collective backend for mps (gloo serves only cpu and cuda)"
-            )
+            cls.check_network(parallel)
         if parallel.worker_cls == "auto":
             parallel.worker_cls = f"{HERE}.worker.MpsWorker"
         parallel.disable_custom_all_reduce = True

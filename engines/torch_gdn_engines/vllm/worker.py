@@ -4,6 +4,8 @@ recommends."""
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -19,6 +21,7 @@ from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environmen
 from vllm.v1.worker.worker_base import CompilationTimes
 
 from torch_gdn import _C
+from torch_gdn.distributed import check_agreement  # its module registers the platform's back end
 from torch_gdn.memory import bytes_when_loaded, check_memory
 from torch_gdn_engines.vllm import compat, ring_buffers
 from torch_gdn_engines.vllm.model_runner import MpsModelRunner
@@ -47,6 +50,15 @@ def pools_in_buffers(layers: Sequence[int], longest: int) -> int:
     return min(layers, default=1) * longest
 
 
+def description_of(model_config: Any) -> str:
+    """Returns a model's name, and a digest of its configuration and of the sizes of its files. It has no paths."""
+    folder = Path(model_config.model)
+    configuration = {name: x for name, x in model_config.hf_config.to_dict().items() if name != "_name_or_path"}
+    files = sorted((file.name, file.stat().st_size) for file in folder.glob("*.safetensors"))
+    facts = json.dumps([configuration, files, str(model_config.dtype)], sort_keys=True, default=str)
+    return f"{folder.name} ({hashlib.sha256(facts.encode()).hexdigest()[:12]})"
+
+
 class MpsWorker(Worker):
     def _maybe_get_memory_pool_context(self, tag: str) -> Any:
         return contextlib.nullcontext()
@@ -66,9 +78,16 @@ class MpsWorker(Worker):
         self.device = torch.device("mps:0")
         current_platform.check_if_supports_dtype(self.model_config.dtype)
         os.environ["LOCAL_WORLD_SIZE"] = str(self.parallel_config.world_size)
+        compat.replace_rendezvous()
         init_worker_distributed_environment(
-            self.vllm_config, self.rank, self.distributed_init_method, self.local_rank, current_platform.dist_backend
+            self.vllm_config,
+            self.rank,
+            compat.on_one_address(self.distributed_init_method),
+            self.local_rank,
+            current_platform.dist_backend,
         )
+        if self.parallel_config.world_size > 1:
+            check_agreement("model", description_of(self.model_config))
         set_random_seed(self.model_config.seed)
         self._init_workspace_and_model_runner()
 
