@@ -40,7 +40,7 @@ def run(path: Path) -> dict[str, Any]:
 def png(figure: Any) -> str:
     file = io.BytesIO()
     figure.set_size_inches(5, 3)
-    figure.savefig(file, format="png", dpi=70, metadata={"Software": None})
+    figure.savefig(file, format="png", dpi=70, bbox_inches="tight", metadata={"Software": None})
     return base64.b64encode(file.getvalue()).decode()
 
 
