@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import doctest
 import itertools
+import json
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -85,6 +87,25 @@ def test_training_makes_the_same_table_again() -> None:
     effort = trellis_training.Effort(starts=2, rounds=3, vectors=32, last_rounds=1, last_vectors=32)
     first, second = (trellis_training.as_bytes(trellis_training.train(6, 2, effort)) for _ in range(2))
     assert first == second and len(first["labels"]) == 32
+
+
+def test_the_program_writes_a_table_for_each_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training takes hours. Here it only notes what it is asked for."""
+    asked: list[tuple[int, int]] = []
+
+    def train(window: int, bits: int, effort: trellis_training.Effort) -> Tensor:
+        assert effort is trellis_training.EFFORTS[window] and min(effort) > 0
+        asked.append((window, bits))
+        return torch.linspace(-1, 0, 1 << (window - 1))
+
+    monkeypatch.setattr(trellis_training, "FILE", tmp_path / trellis.FILE)
+    monkeypatch.setattr(trellis_training, "train", train)
+    monkeypatch.setattr(trellis_training, "squared_error", lambda table, bits, x: 0.0)
+    trellis_training.main()
+    written = json.loads((tmp_path / trellis.FILE).read_text())
+    assert asked == [(int(window), int(bits)) for window, rates in written.items() for bits in rates] == EVERY
+    for window, bits in EVERY:
+        assert len(written[str(window)][str(bits)]["labels"]) == 1 << (window - 1)
 
 
 @pytest.mark.parametrize("shape", [(0, 64), (64,), (2, 3, 64)])
