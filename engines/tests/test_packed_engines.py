@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from tests.helpers.packed_models import Codes, Format, quantise, stored, words
+from tests.helpers.packed_models import Codes, Format, float8, quantise, stored, words
 from torch_gdn.integrations.transformers import packed_patches, versions
 from torch_gdn.quantized import PackedWeight
 from torch_gdn.quantized.formats import SUPPORTED
@@ -26,7 +26,7 @@ from torch_gdn_engines.packed_methods import as_parameter
 
 if not versions.is_served(versions.installed()):
     pytest.skip("this transformers loads quantised files in another way", allow_module_level=True)
-from torch_gdn.integrations.transformers.packed_layers import PackedLinear
+from torch_gdn.integrations.transformers.packed_layers import PackedLinear, PackedSizes
 from torch_gdn.integrations.transformers.packed_loading import PackLayer
 
 ENGINES = ("transformers", "vllm", "sglang")
@@ -120,11 +120,13 @@ def read_by_transformers(form: Any, tensors: Tensors) -> Tensor:
     matrices = []
     for part in tensors.values():
         packing = form.packing("a.weight", {ending: tuple(x.shape) for ending, x in part.items()}, K, N)
-        model = nn.ModuleDict({"a": PackedLinear(nn.Linear(K, N, bias=False, device="meta"), packing.bits, 32)})
+        sizes = PackedSizes(packing.bits, 32, packing.is_e4m3)
+        model = nn.ModuleDict({"a": PackedLinear(nn.Linear(K, N, bias=False, device="meta"), sizes)})
         quantizer = SimpleNamespace(format=form, packings={"a.weight": packing}, dense=())
         found = PackLayer(quantizer).convert({f"a.{ending}": [x] for ending, x in part.items()}, "a.weight", model)
         order: Any = model["a"].order
-        matrices.append(PackedWeight(*found.values(), packing.bits, order).dequantize())
+        biases = found.get("a.biases")
+        matrices.append(PackedWeight(found["a.weight"], found["a.scales"], biases, packing.bits, order).dequantize())
     return torch.cat(matrices)
 
 
@@ -202,11 +204,29 @@ READ: dict[str, tuple[dict[str, Any], Format]] = {
     "mlx": (MLX, Format("mlx")),
     "mlx, own bits": (MLX | {f"{LAYER}.gate_proj": {"bits": 8, "group_size": 64}}, Format("mlx", 8, 64)),
 }
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8"}
+
+
+def floats(strategy: str, **others: Any) -> dict[str, Any]:
+    return compressed_tensors(scheme(8, type="float", strategy=strategy, **others), format="float-quantized")
+
+
+READ |= {
+    "fp8": (FP8, Format("float8")),
+    "compressed-tensors in blocks of floats": (floats("block", block_structure=[128, 128]), Format("float8 block")),
+    "compressed-tensors in rows of floats": (floats("channel"), Format("float8 channel")),
+    "compressed-tensors in floats": (floats("tensor"), Format("float8 tensor")),
+    "modelopt": (MODELOPT, Format("float8 tensor")),
+}
 UNKNOWN_TO = {("sglang", "mlx"), ("sglang", "mlx, own bits")}
 
 
 def write(weight: Tensor, how: Format) -> tuple[dict[str, Tensor], Tensor]:
     """Returns a matrix's tensors in the files, and its numbers."""
+    if how.layout.startswith("float8"):
+        _, _, strategy = how.layout.partition(" ")
+        return float8(weight, "weight_scale" if strategy else "weight_scale_inv", strategy or "block")
     codes = quantise(weight, how)
     tensors = written_as_compressed_tensors(codes, how) if how.layout == "compressed-tensors" else stored(codes, how)
     return tensors, codes.numbers()
@@ -243,15 +263,23 @@ def test_reads(case: str, engine: str, adapters: dict[str, Any]) -> None:
 
 W8 = {"num_bits": 8, "type": "int", "strategy": "token"}
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {
-    "fp8": ({"quant_method": "fp8"}, "fp8"),
+    "fp8 without blocks": ({"quant_method": "fp8"}, "fp8 of e4m3 with weight_block_size None"),
+    "fp8 in other blocks": (FP8 | {"weight_block_size": [64, 128]}, r"fp8 of e4m3 with weight_block_size \[64, 128\]"),
+    "e5m2": (FP8 | {"fmt": "e5m2"}, "fp8 of e5m2"),
+    "ModelOpt's FP4": (MODELOPT | {"quant_algo": "NVFP4"}, "ModelOpt's NVFP4$"),
+    "ModelOpt's caches": (MODELOPT | {"kv_cache_quant_algo": "FP8"}, "ModelOpt's FP8 with a quantised key-value cache"),
+    "MXFP4": (
+        compressed_tensors(scheme(4, type="float", group_size=32), format="mxfp4-pack-quantized"),
+        "compressed-tensors' mxfp4-pack-quantized of 4-bit float weights by group",
+    ),
     "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
     "AutoRound with activations": (AUTO_ROUND | {"act_bits": 8}, "AutoRound's int of 4 bits with activations of 8 "),
     "AutoRound's floats": (AUTO_ROUND | {"data_type": "mx_fp"}, "AutoRound's mx_fp of 4 bits"),
     "no groups": (compressed_tensors(), "compressed-tensors without config_groups"),
     "groups of None": (compressed_tensors(config_groups=None), "compressed-tensors without config_groups"),
     "floats": (
-        compressed_tensors(scheme(8, type="float", strategy="tensor"), format="float-quantized"),
-        "compressed-tensors' float-quantized of 8-bit float weights by tensor",
+        floats("group", group_size=64),
+        "compressed-tensors' float-quantized of 8-bit float weights by group",
     ),
     "activations": (
         compressed_tensors(config_groups={"0": {"weights": scheme(), "input_activations": W8}}),
@@ -308,6 +336,11 @@ FAULTY: dict[str, tuple[str, Callable[[dict[str, Tensor]], dict[str, Tensor]], s
         cut("qweight", 0, 12),
         "expected weights of 4 or 8 bits on mps, got 3 bits",
     ),
+    "scales of other blocks": (
+        "fp8",
+        lambda tensors: tensors | {"weight_scale_inv": torch.rand(3, 1)},
+        r"expected a scale for each 128 x 128 weights, \[1, 1\], for each row, or for all, got \[3, 1\]",
+    ),
     "few zero points": ("awq", cut("qzeros", 0, 2), r"expected qzeros of shape \[4, 2\], got \[2, 2\]"),
     "groups of another size": (
         "compressed-tensors",
@@ -329,7 +362,7 @@ def test_refuses_shapes(case: str, engine: str, adapters: dict[str, Any]) -> Non
     config, how = READ[name]
     tensors = {part: change(write(torch.randn(N, K), how)[0]) for part in PARTS}
     adapter = configured(engine, config, adapters)
-    with pytest.raises(ValueError, match=rf"^\S+(\.weight|\.gate_proj): {error}$"):
+    with pytest.raises(ValueError, match=rf"^\S+(\.weight|\.gate_proj)(: \w+)?: {error}$"):
         if engine == "transformers":
             read_by_transformers(adapter, tensors)
         else:

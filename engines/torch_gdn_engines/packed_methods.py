@@ -29,7 +29,9 @@ def empty(stored: Stored, *shape: int) -> Tensor:
     """
     *experts, first, last = shape
     sizes = (*experts, last, first) if stored.transposed else shape
-    dtype, value = (torch.int32, 0) if stored.has_words else (torch.float32, math.nan)
+    dtype, value = torch.uint8 if stored.is_e4m3 else torch.int32, 0.0
+    if stored.is_float:
+        dtype, value = torch.float32, math.nan
     filled = torch.full(sizes, value, dtype=dtype)
     return filled.mT if stored.transposed else filled
 
@@ -71,8 +73,13 @@ class Method:
             raise unlike(self.name, ", ".join(f"{x.bits} bits in groups of {x.group_size}" for x in (first, *others)))
         return first
 
-    def loading(self, stored: Stored, name: str, load: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns `load` for the files' tensors of a parameter of this name. It records that they were loaded."""
+    def loading(
+        self, stored: Stored, name: str, load: Callable[..., Any], rows: Callable[..., int]
+    ) -> Callable[..., Any]:
+        """Returns `load` for the files' tensors of a parameter of this name. It records that they were loaded.
+
+        `rows` returns the rows of the matrix that the engine's other arguments name.
+        """
         self.expected.add(name)
         self.missing.add(name)
         translate = self.format.translate
@@ -80,7 +87,9 @@ class Method:
         @functools.wraps(load)
         def recorded(param: Any, loaded_weight: Tensor, *args: Any, **options: Any) -> Any:
             self.missing.discard(name)
-            held = translate(stored.name, loaded_weight) if translate else loaded_weight
+            held = loaded_weight
+            if translate:
+                held = translate(stored.name, loaded_weight, rows(*args, **options))
             return load(param, held, *args, **options)
 
         return recorded
@@ -92,10 +101,10 @@ class Method:
         """
         missing = self.missing if self.missing != self.expected else set()
         for each in packing.tensors:
-            has_gaps = not each.has_words and not tensors[each.name].isfinite().all()
+            has_gaps = each.is_float and not tensors[each.name].isfinite().all()
             if has_gaps or f"{prefix}{each.name}" in missing:
                 raise ValueError(f"{self.name}: expected finite {each.name} for all groups, which the checkpoint lacks")
-        floats = {each.name: tensors[each.name] for each in packing.tensors if not each.has_words}
+        floats = {each.name: tensors[each.name] for each in packing.tensors if each.is_float}
         dtype = smallest_exact(list(floats.values()))
         exact = tensors | {each: x.to(dtype) for each, x in floats.items()}
         return self.format.held.convert(**exact, bits=packing.bits)
@@ -136,6 +145,16 @@ class Linear(Method):
         if self.packing.is_ordered:
             layer.register_parameter(self.format.g_idx, self.groups(torch.full((columns,), -1, dtype=torch.int32)))
 
+    def parts_of(self, shard: Any) -> tuple[int, int]:
+        """Returns the first and the last matrix of a fused layer that an engine's shard names: all, one or several."""
+        shards = [0, len(self.rows) - 1] if shard is None else list(shard) if isinstance(shard, tuple) else [shard]
+        parts = ["qkv".index(each) if isinstance(each, str) else each for each in shards]
+        return parts[0], parts[-1]
+
+    def rows_of(self, *shard: Any, **options: Any) -> int:
+        first, last = self.parts_of(next(iter((*shard, *options.values())), None))
+        return sum(self.rows[first : last + 1])
+
     def parameter_of(self, stored: Stored, data: Tensor, attributes: dict[str, Any]) -> Parameter:
         """Returns the engine's parameter for a tensor of the files. `attributes` are the engine's."""
         raise NotImplementedError
@@ -156,8 +175,7 @@ class Linear(Method):
     def process_weights_after_loading(self, layer: Any) -> None:
         names = [each.name for each in self.packing.tensors] + [self.format.g_idx or ""] * self.packing.is_ordered
         packed = self.convert(self.packing, take(layer, names))
-        for name in ("weight", "scales", "biases"):
-            layer.register_parameter(name, as_parameter(getattr(packed, name)))
+        register(layer, packed)
         layer.order = packed.order
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -194,10 +212,11 @@ class Experts(Method):
         ):
             packing = self.packings[matrix] = self.packing_of(parts, columns)
             check_rows(self.name, packing, [rows // len(parts)])
+            of_one = functools.partial(rows_of_expert, rows // len(parts))
             for each in packing.tensors:
                 name, load = f"{matrix}_{each.name}", functools.partial(self.load, int(each.transposed))
                 data = empty(each, num_experts, *each.shape(rows, columns, packing))
-                layer.register_parameter(name, as_parameter(data, self.loading(each, name, load)))
+                layer.register_parameter(name, as_parameter(data, self.loading(each, name, load, of_one)))
             for name, check in self.checks.items():
                 layer.register_parameter(f"{matrix}_{name}", as_parameter(torch.zeros(0), check))
 
@@ -243,8 +262,19 @@ class Experts(Method):
             take(layer, list(self.checks), f"{matrix}_")
             tensors = take(layer, [each.name for each in packing.tensors], f"{matrix}_")
             packed = self.convert(packing, tensors, f"{matrix}_")
-            for name in ("weight", "scales", "biases"):
-                layer.register_parameter(f"{matrix}_{name}", as_parameter(getattr(packed, name)))
+            register(layer, packed, f"{matrix}_")
+
+
+def rows_of_expert(rows: int, weight_name: str, shard_id: str, expert_id: int, return_success: bool = False) -> int:
+    """Takes an engine's arguments about a matrix of an expert, which has so many rows."""
+    return rows
+
+
+def register(layer: Any, packed: PackedWeight, prefix: str = "") -> None:
+    """Gives the layer the tensors of a packed weight. E4m3 numbers have no biases, which are None then."""
+    for name in ("weight", "scales", "biases"):
+        x = getattr(packed, name)
+        layer.register_parameter(f"{prefix}{name}", None if x is None else as_parameter(x))
 
 
 def take(layer: Any, names: list[str], prefix: str = "") -> dict[str, Tensor]:
@@ -272,7 +302,9 @@ class Config:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        return cls(cls.read(config))
+        form = cls.read(config)
+        form.say_what_is_left_out()
+        return cls(form)
 
     @classmethod
     def get_supported_act_dtypes(cls) -> list[torch.dtype]:

@@ -24,7 +24,7 @@ PLAIN = r"embed_tokens|lm_head|\.gate$|shared_expert_gate|in_proj_(b|a|ba)$|conv
 
 @dataclass(frozen=True)
 class Format:
-    layout: str  # gptq, awq, compressed-tensors, auto-round or mlx
+    layout: str  # gptq, awq, compressed-tensors, auto-round, mlx or fp8
     bits: int = 4
     group: int | None = 32  # None: a row
     is_symmetric: bool = False
@@ -72,6 +72,30 @@ def quantise(weight: Tensor, how: Format) -> Codes:
     return Codes(codes.clamp(0, largest).long(), zeros, scales, groups)
 
 
+BLOCK = 128
+
+
+def float8(
+    weight: Tensor, scale: str = "weight_scale_inv", strategy: str = "block"
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Returns a matrix's tensors in files of FP8, whose scales have this name, and its numbers in float32.
+
+    strategy: what a scale belongs to: a "block" of 128 x 128, a "channel", which is a row, or the whole "tensor".
+    """
+    N, K = weight.shape
+    rows, columns = {"block": (BLOCK, BLOCK), "channel": (1, K), "tensor": (N, K)}[strategy]
+    row_of, column_of = torch.arange(N) // rows, torch.arange(K) // columns
+    largest = torch.zeros(-(-N // rows), -(-K // columns))
+    for n in range(len(largest)):
+        for k in range(largest.shape[1]):
+            largest[n, k] = weight[n * rows : (n + 1) * rows, k * columns : (k + 1) * columns].abs().max()
+    scales = largest.clamp(min=1e-6) / 448
+    spread = scales[row_of][:, column_of]
+    codes = (weight.float() / spread).to(torch.float8_e4m3fn)
+    written = scales.reshape(()) if strategy == "tensor" else scales
+    return {"weight": codes, scale: written}, codes.float() * spread
+
+
 def words(codes: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
     """Packed along the last dimension, lowest bits first."""
     per_word = 32 // bits
@@ -107,10 +131,17 @@ def stored(of: Codes, how: Format) -> dict[str, Tensor]:
     return tensors
 
 
+def written(codes: Codes, how: Format) -> tuple[dict[str, Tensor], Tensor]:
+    return stored(codes, how), codes.numbers()
+
+
 def configuration(how: Format, plain: list[str]) -> dict[str, Any]:
     """config.json's quantization_config; plain: names of the modules that are not quantised."""
     settings: dict[str, Any] = {"bits": how.bits, "group_size": how.group}
-    if how.layout == "gptq":
+    if how.layout == "fp8":
+        settings = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
+        settings |= {"weight_block_size": [BLOCK, BLOCK], "modules_to_not_convert": plain}
+    elif how.layout == "gptq":
         settings |= {"quant_method": "gptq", "sym": how.is_symmetric, "desc_act": how.is_ordered}
         settings |= {"checkpoint_format": "gptq_v2" if how.is_second else "gptq"}
         settings |= {"dynamic": {f"-:{re.escape(name)}$": {} for name in plain}}
@@ -194,9 +225,8 @@ def packed_model(model: Path, how: Format, folder: Path) -> tuple[Path, Path]:
             continue
         own = replace(how, bits=8) if how.eight and re.search(how.eight, module) else how
         wide |= {named(module): {"bits": 8, "group_size": how.group}} if own is not how else {}
-        codes = quantise(weight, own)
-        of_numbers[name] = codes.numbers()
-        of_packed |= {named(f"{module}.{each}"): tensor.contiguous() for each, tensor in stored(codes, own).items()}
+        tensors, of_numbers[name] = float8(weight) if how.layout == "fp8" else written(quantise(weight, own), own)
+        of_packed |= {named(f"{module}.{each}"): tensor.contiguous() for each, tensor in tensors.items()}
     if how.layout == "mlx":
         of_packed = as_mlx(of_packed)
     config = json.loads((model / "config.json").read_text())

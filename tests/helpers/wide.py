@@ -21,6 +21,7 @@ SIZES: dict[str, dict[str, Any]] = {
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": True, "desc_act": False},
     "awq": {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"},
+    "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128]},
     "mlx": {"bits": 4, "group_size": GROUP},
 }
 
@@ -38,6 +39,9 @@ def packed(form: str, *sizes: int) -> dict[str, Tensor]:
     if form == "mlx":
         parts = {name: scales(*E, N, K // GROUP) for name in ("scales", "biases")}
         return {"weight": words(*E, N, K // 8).view(torch.uint32), **parts}
+    if form == "fp8":
+        weight = torch.randint(0, 0x7E, (N, K)).byte().view(torch.float8_e4m3fn)
+        return {"weight": weight, "weight_scale_inv": torch.rand(-(-N // 128), -(-K // 128)) / 4096}
     weight = words(K // 8, N) if form == "gptq" else words(K, N // 8)
     return {"qweight": weight, "qzeros": words(K // GROUP, N // 8), "scales": scales(K // GROUP, N)}
 

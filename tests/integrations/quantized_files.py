@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tests.helpers.packed_models import Codes, Format, quantise, stored, words
+from tests.helpers.packed_models import Codes, Format, float8, quantise, stored, words
 
 GROUP = 32
 PROJECTIONS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
@@ -45,6 +45,24 @@ class Written(NamedTuple):
         return write(codes, self.format), codes.numbers()
 
 
+class Float8(NamedTuple):
+    """A format of FP8 weights and its configuration."""
+
+    config: dict[str, Any]
+    scale: str
+    strategy: str
+
+    def matrix(self, w: Tensor) -> tuple[Tensors, Tensor]:
+        return float8(w, self.scale, self.strategy)
+
+
+def float_config(strategy: str) -> dict[str, Any]:
+    weights = {"num_bits": 8, "type": "float", "strategy": strategy, "symmetric": True, "dynamic": False}
+    activations = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": activations, "output_activations": None}
+    return {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": group}}
+
+
 def ct_config(bits: int, symmetric: bool) -> dict[str, Any]:
     weights = {"num_bits": bits, "type": "int", "strategy": "group", "group_size": GROUP, "symmetric": symmetric}
     group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
@@ -60,7 +78,11 @@ def auto_round(packing: str) -> dict[str, Any]:
     return {"quant_method": "auto-round", "bits": 4, "packing_format": f"auto_round:auto_{packing}"}
 
 
-FORMATS = {
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]}
+FORMATS: dict[str, Written | Float8] = {
+    "fp8": Float8(FP8 | {"modules_to_not_convert": ["lm_head"]}, "weight_scale_inv", "block"),
+    "float-channel": Float8(float_config("channel"), "weight_scale", "channel"),
+    "modelopt": Float8({"quant_method": "modelopt", "quant_algo": "FP8"}, "weight_scale", "tensor"),
     "gptq": Written(gptq_config(sym=False), Format("gptq")),
     "gptq_v2": Written(
         gptq_config(bits=8, checkpoint_format="gptq_v2"), Format("gptq", bits=8, is_symmetric=True, is_second=True)
@@ -94,8 +116,8 @@ def write(model: Any, folder: Path, form: str, is_protected: Any = is_protected)
     for name, module in twin.named_modules():
         if type(module) is nn.Linear and not is_protected(name, module):
             tensors, module.weight.data = written.matrix(module.weight.data)
-            state |= {f"{name}.{ending}": x for ending, x in tensors.items()}
             del state[f"{name}.weight"]
+            state |= {f"{name}.{ending}": x for ending, x in tensors.items()}
         elif hasattr(module, "gate_up_proj") and module.gate_up_proj.dim() == 3:
             for each, projections in PROJECTIONS.items():
                 for e, matrix in enumerate(getattr(module, each).data):
@@ -104,7 +126,8 @@ def write(model: Any, folder: Path, form: str, is_protected: Any = is_protected)
                         state |= {f"{name}.{e}.{projection}.{ending}": x for ending, x in tensors.items()}
                 del state[f"{name}.{each}"]
     for name in state.keys() & twin.state_dict().keys():
-        twin.state_dict()[name].copy_(state[name])
+        if state[name].dtype != torch.float8_e4m3fn:
+            twin.state_dict()[name].copy_(state[name])
     save(model, folder, state, written.config)
     return twin
 

@@ -19,6 +19,7 @@ from transformers import PreTrainedConfig
 import torch_gdn
 from tests.helpers.devices import kernels_run, ready
 from tests.helpers.errors import assert_close
+from tests.helpers.packed_models import float8
 from tests.helpers.wide import write_wide_model
 from tests.integrations.models import random_model, random_tokens, torch_gdn_enabled
 from tests.integrations.serving import alone, prompts_of, served
@@ -37,8 +38,8 @@ LINEAR, DENSE, NEXT, MIXTURE = "model.layers.0.linear_attn", "qwen3_5", "qwen3_n
 PROMPT = 12
 CASES = [
     *((DENSE, form) for form in ("mlx", *FORMATS)),
-    *((MIXTURE, form) for form in ("mlx", "gptq_v2", "awq", "w4a16")),
-    *((NEXT, form) for form in ("mlx", "gptq", "auto-round", "w8a16")),
+    *((MIXTURE, form) for form in ("mlx", "gptq_v2", "awq", "w4a16", "fp8", "float-channel")),
+    *((NEXT, form) for form in ("mlx", "gptq", "auto-round", "w8a16", "fp8")),
 ]
 
 
@@ -185,11 +186,11 @@ def test_the_text_part_of_an_mlx_file_with_a_vision_part(tmp_path: Path) -> None
         assert generate(load(tmp_path), "mps") == generate(twin, "cpu")
 
 
-@pytest.mark.parametrize("form", ["gptq", "w4a16"])
+@pytest.mark.parametrize("form", ["gptq", "w4a16", "fp8"])
 def test_wrapped_names_and_prediction_layers(form: str, tmp_path: Path) -> None:
     """Files of a whole Qwen3.5 hold the text model within another, and layers that transformers does not have."""
     twin = written(MIXTURE, tmp_path, form)
-    ending = (FORMATS[form].config["quant_method"] == "gptq" and "qweight") or "weight_packed"
+    ending = {"gptq": "qweight", "w4a16": "weight_packed", "fp8": "weight_scale_inv"}[form]
 
     def wrap(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         wrapped = {name.replace("model.", "model.language_model.", 1): x for name, x in tensors.items()}
@@ -238,7 +239,55 @@ def test_bfloat16(kind: str, form: str, tmp_path: Path) -> None:
     assert_close("logits", found.float(), exact_logits(twin), 3e-2, head_dim=None)
 
 
-@pytest.mark.parametrize(("kind", "form"), [(DENSE, "gptq"), (MIXTURE, "awq")])
+def test_fused_experts_of_fp8(tmp_path: Path) -> None:
+    """The file has all experts of a layer in one tensor, gate above up. A block of its scales holds rows of both."""
+    twin = written(MIXTURE, tmp_path, "fp8")
+
+    def fused(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        found = {name: x for name, x in tensors.items() if ".experts." not in name}
+        for name, experts in twin.named_modules():
+            for each in ("gate_up_proj", "down_proj") if name.endswith(".experts") else ():
+                made = [float8(matrix) for matrix in getattr(experts, each).data]
+                getattr(experts, each).data = torch.stack([numbers for _, numbers in made])
+                found[f"{name}.{each}"] = torch.stack([x["weight"] for x, _ in made])
+                found[f"{name}.{each}_scale_inv"] = torch.stack([x["weight_scale_inv"] for x, _ in made])
+        return found
+
+    edit(tmp_path, fused)
+    with torch_gdn_enabled():
+        model = load(tmp_path)
+        assert generate(model, "mps") == generate(twin, "cpu")
+    assert isinstance(model.model.layers[0].mlp.experts, PackedExperts)
+
+
+def test_experts_that_an_fp8_file_has_unquantised(tmp_path: Path) -> None:
+    twin = written(MIXTURE, tmp_path, "fp8")
+
+    def as_numbers(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        found = {name: x for name, x in tensors.items() if ".experts." not in name}
+        for name, experts in twin.named_modules():
+            for e in range(SPARSE["num_experts"]) if name.endswith(".experts") else ():
+                gate, up = experts.gate_up_proj.data[e].chunk(2)
+                parts = {"gate_proj": gate, "up_proj": up, "down_proj": experts.down_proj.data[e]}
+                found |= {f"{name}.{e}.{part}.weight": x.clone() for part, x in parts.items()}
+        return found
+
+    edit(tmp_path, as_numbers)
+    with torch_gdn_enabled():
+        model = load(tmp_path)
+        assert generate(model, "mps") == generate(twin, "cpu")
+    assert not isinstance(model.model.layers[0].mlp.experts, PackedExperts)
+    assert isinstance(model.model.layers[1].self_attn.q_proj, PackedLinear)
+
+
+def test_fp8_says_once_what_is_left_out(tmp_path: Path) -> None:
+    written(DENSE, tmp_path, "fp8")
+    words = "the weights stay in FP8; dynamic activations in FP8 are left out$"
+    with torch_gdn_enabled(), pytest.warns(UserWarning, match=words):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(("kind", "form"), [(DENSE, "gptq"), (MIXTURE, "awq"), (MIXTURE, "fp8")])
 def test_loading_holds_little_more_than_the_file(kind: str, form: str, tmp_path: Path) -> None:
     """A layer's tensors are freed as they are converted. Layers have published widths."""
     ready("mps")

@@ -10,17 +10,20 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.helpers.packed_models import float8
 from torch_gdn.quantized import (
     PackedWeight,
     from_auto_round,
     from_awq,
     from_compressed_tensors,
+    from_float8,
     from_gptq,
     from_mlx,
     pack,
     stack,
     unpack,
 )
+from torch_gdn.quantized.packed_weight import combined
 
 RECORDED = (
     Path(__file__).parents[1] / "golden" / "quantized" / "layers.safetensors"
@@ -158,6 +161,36 @@ def test_experts_convert_as_their_layers_do(layers: dict[str, dict[str, Tensor]]
             assert torch.equal(getattr(both, name), getattr(one_by_one, name)), (layer, name)
 
 
+@pytest.mark.parametrize("strategy", ["block", "channel", "tensor"])
+def test_float8_keeps_the_files_bytes(strategy: str, device: torch.device) -> None:
+    torch.manual_seed(0)
+    tensors, numbers = float8(torch.randn(200, 300), "weight_scale", strategy)
+    stored = tensors["weight"].view(torch.uint8)
+    weight = from_float8(stored.to(device), tensors["weight_scale"].to(device))
+    assert weight.weight.dtype == torch.uint8 and torch.equal(weight.weight.cpu(), stored)
+    assert weight.scales.numel() == tensors["weight_scale"].numel()
+    on_cpu = PackedWeight(weight.weight.cpu(), weight.scales.cpu(), None, 8)
+    assert torch.equal(on_cpu.dequantize(torch.float64), numbers_in_float64(tensors))
+    torch.testing.assert_close(on_cpu.dequantize(), numbers)
+
+
+def numbers_in_float64(tensors: dict[str, Tensor]) -> Tensor:
+    codes, scales = tensors["weight"].double(), tensors["weight_scale"].double()
+    if scales.dim() == 0 or scales.shape[1] == 1:
+        return codes * scales
+    return codes * scales.repeat_interleave(128, 0)[: codes.shape[0]].repeat_interleave(128, 1)[:, : codes.shape[1]]
+
+
+@pytest.mark.parametrize(("rows", "scale_rows"), [(256, 4), (200, 400)])
+def test_float8_matrices_under_each_other(rows: int, scale_rows: int) -> None:
+    """Blocks stay blocks, unless those of the second matrix begin within one. Then each row has its scales."""
+    torch.manual_seed(0)
+    made = [float8(torch.randn(rows, 130) * (1 + i), "weight_scale") for i in range(2)]
+    both = combined([from_float8(**tensors) for tensors, _ in made], torch.cat)
+    assert both.scales.shape == (scale_rows, 2)
+    assert torch.equal(both.dequantize(torch.float64), torch.cat([numbers_in_float64(tensors) for tensors, _ in made]))
+
+
 def test_stack_of_unlike_scales_is_float32(layers: dict[str, dict[str, Tensor]]) -> None:
     tensors = layers["gptq_4_zero"]
     weights = [convert("gptq_4_zero", tensors | {"scales": tensors["scales"].to(x)}) for x in (torch.half, torch.float)]
@@ -233,6 +266,14 @@ REFUSALS = {
     "biases of another dtype": (
         lambda: from_mlx(words_of(N, 8), torch.rand(N, 1), torch.rand(N, 1).half(), bits=4),
         "biases: expected torch.float32",
+    ),
+    "FP8 in another dtype": (
+        lambda: from_float8(torch.zeros(2, 2), torch.ones(1, 1)),
+        "from_float8: weight: expected float8_e4m3fn or uint8, got torch.float32",
+    ),
+    "FP8 with scales of other blocks": (
+        lambda: from_float8(torch.zeros(200, 2, dtype=torch.uint8), torch.ones(3, 1)),
+        r"scales: expected scales of blocks of 128 x 128, of rows or of all of \[200, 2\], got \[3, 1\]",
     ),
     "codes that do not fill a word": (lambda: pack(words_of(3), 4), "codes: expected a multiple of 8 columns"),
 }

@@ -55,13 +55,11 @@ def test_a_real_model_holds_what_is_counted(kind: str) -> None:
 def test_packed_weights_are_codes_scales_and_biases() -> None:
     """64 columns in 4 bits are 32 bytes of codes, and a scale and a bias of 2 bytes each."""
     layer = torch.nn.Sequential(torch.nn.Linear(64, 3), torch.nn.Linear(40, 3, bias=False))
-    sizes = {
-        each.name: sum(each.bytes_of(x.numel(), columns, e) for x, columns, e in fits.packable(layer))
-        for each in fits.FORMATS
-    }
+    sizes = {each.name: sum(each.bytes_of(x.numel(), *how) for x, how in fits.packable(layer)) for each in fits.FORMATS}
     rest = 2 * 3 + 2 * 3 * 40  # the bias, and a matrix whose columns fill no whole group
     assert sizes["4 bits, groups of 64"] == 3 * (32 + 4) + rest
     assert sizes["8 bits, groups of 64"] == 3 * (64 + 4) + rest
+    assert sizes["FP8, blocks of 128 x 128"] == 3 * 64 + 3 * 40 + 2 * 4 + 2 * 3
     assert sizes["experts in 4 bits, groups of 128"] == sizes["bf16"] == 2 * 3 * 64 + rest
 
 

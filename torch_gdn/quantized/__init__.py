@@ -1,13 +1,14 @@
-"""Reads published weights of 4 and 8 bits, and converts them to the one form that torch_gdn's ops take.
+"""Reads published weights of 4 and 8 bits, also FP8, and converts them to the one form that torch_gdn's ops take.
 
-`PackedWeight` is that form. `from_gptq`, `from_awq`, `from_auto_round`, `from_compressed_tensors` and `from_mlx` make
-one from the tensors of a file. `configuration.read` says what the files of a model hold. This package is plain PyTorch
-and knows no engine.
+`PackedWeight` is that form. `from_gptq`, `from_awq`, `from_auto_round`, `from_compressed_tensors`, `from_float8` and
+`from_mlx` make one from the tensors of a file. `configuration.read` says what the files of a model hold. This package
+is plain PyTorch and knows no engine.
 """
 
 from torch_gdn.quantized.auto_round import from_auto_round
 from torch_gdn.quantized.awq import from_awq
 from torch_gdn.quantized.compressed_tensors import from_compressed_tensors
+from torch_gdn.quantized.float8 import from_float8
 from torch_gdn.quantized.gptq import from_gptq
 from torch_gdn.quantized.mlx import from_mlx
 from torch_gdn.quantized.packed_weight import PackedWeight, stack
@@ -18,6 +19,7 @@ __all__ = [
     "from_auto_round",
     "from_awq",
     "from_compressed_tensors",
+    "from_float8",
     "from_gptq",
     "from_mlx",
     "pack",

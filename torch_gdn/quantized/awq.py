@@ -51,8 +51,8 @@ def packed_along_columns(words: Tensor) -> Tensor:
     return weight
 
 
-def as_gptq_v2(name: str, tensor: Tensor) -> Tensor:
-    """Returns a tensor of an AWQ file, of this name, as files of the format gptq_v2 have it."""
+def as_gptq_v2(name: str, tensor: Tensor, rows: int) -> Tensor:
+    """Returns a tensor of an AWQ file, of this name and of a matrix with these rows, as files of gptq_v2 have it."""
     if name == "qweight":
         return packed_along_columns(tensor).mT
     return pack(in_order(tensor), 4) if name == "qzeros" else tensor

@@ -1,4 +1,4 @@
-"""Reads files of compressed-tensors (llm-compressor's) in the format "pack-quantized"."""
+"""Reads files of compressed-tensors (llm-compressor's) in the formats "pack-quantized" and "float-quantized"."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from torch_gdn.quantized.float8 import float8
 from torch_gdn.quantized.formats import Format, OtherFormat, Stored, refusal
-from torch_gdn.quantized.packed_weight import PackedWeight, assemble, checked_words
+from torch_gdn.quantized.packed_weight import BLOCK, PackedWeight, assemble, checked_words
 from torch_gdn.quantized.packing import expect, unpack
 
 
@@ -63,10 +64,19 @@ def read(config: Mapping[str, Any]) -> Format:
         raise refusal("compressed-tensors without config_groups", OtherFormat)
     written = sorted({str(group.get("format") or config.get("format")) for group in groups})
     also = [each for each in NOT_READ if config.get(each)]
-    also += [each for each in ("input_activations", "output_activations") if any(group.get(each) for group in groups)]
+    quantised = [
+        each for each in ("input_activations", "output_activations") if any(group.get(each) for group in groups)
+    ]
+    schemes = [group.get("weights") or {} for group in groups]
+    if (
+        written == ["float-quantized"]
+        and all(map(is_float8, schemes))
+        and not {*also, *quantised} - {"input_activations"}
+    ):
+        return float8("compressed-tensors", "weight_scale", "activations in FP8" if quantised else "")
+    also += quantised
     if (config.get("sparsity_config") or {}).get("format", "dense") != "dense":
         also.append("sparsity_config")
-    schemes = [group.get("weights") or {} for group in groups]
     kinds = {kind_of(scheme): is_packable(scheme) for scheme in schemes}
     if also or written != ["pack-quantized"]:
         settings = f" with {', '.join(also)}" if also else ""
@@ -85,6 +95,12 @@ def kind_of(scheme: Mapping[str, Any]) -> str:
 def is_packable(scheme: Mapping[str, Any]) -> bool:
     is_known = scheme.get("type") == "int" and scheme.get("strategy") in ("group", "channel")
     return is_known and scheme.get("num_bits") in (4, 8) and not scheme.get("dynamic")
+
+
+def is_float8(scheme: Mapping[str, Any]) -> bool:
+    is_known = (scheme.get("type"), scheme.get("num_bits"), scheme.get("dynamic") or False) == ("float", 8, False)
+    by_block = scheme.get("strategy") == "block" and list(scheme.get("block_structure") or []) == [BLOCK, BLOCK]
+    return is_known and (by_block or scheme.get("strategy") in ("channel", "tensor"))
 
 
 def convert(weight_shape: Tensor | None = None, **tensors: Any) -> PackedWeight:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,8 +20,9 @@ from torch_gdn.quantized.packed_weight import PackedWeight
 
 Sizes = tuple[int, ...]
 SUPPORTED = (
-    "weights of bfloat16, float16, float32, or of 4 or 8 bits as compressed-tensors (pack-quantized), GPTQ, AWQ, "
-    "AutoRound and, except in SGLang, MLX write them"
+    "weights of bfloat16, float16, float32, of FP8 as fp8 (in blocks of 128 x 128), ModelOpt and compressed-tensors "
+    "(float-quantized) write them, or of 4 or 8 bits as compressed-tensors (pack-quantized), GPTQ, AWQ, AutoRound and, "
+    "except in SGLang, MLX write them"
 )
 
 
@@ -39,10 +41,15 @@ class Stored(NamedTuple):
     rows: str = "one"  # "one", or "word": as many as an int32 word holds codes
     columns: str = "one"  # or "word", or "group": those that share a scale
     transposed: bool = False  # [columns, rows]
+    is_e4m3: bool = False  # bytes of float8_e4m3fn
 
     @property
     def has_words(self) -> bool:
         return "word" in (self.rows, self.columns)
+
+    @property
+    def is_float(self) -> bool:
+        return not self.has_words and not self.is_e4m3
 
     def shape(self, rows: int, columns: int, packing: Packing) -> tuple[int, int]:
         """Returns the tensor's shape, by the rows and columns of the matrix."""
@@ -60,16 +67,19 @@ class Packing:
         group_size: the columns that share a scale.
         tensors: those of its format that the files have for it.
         is_ordered: whether they have the group of each column, too.
+        is_e4m3: whether it has numbers of 8 bits, and not codes.
     """
 
     bits: int
     group_size: int
     tensors: tuple[Stored, ...]
     is_ordered: bool = False
+    is_e4m3: bool = False
 
     @property
     def per_word(self) -> int:
-        return 32 // self.bits
+        """Returns the columns in an element of the weight."""
+        return 1 if self.is_e4m3 else 32 // self.bits
 
 
 @dataclass(frozen=True)
@@ -88,7 +98,8 @@ class Format:
         experts_are_stacked: whether a layer's experts are one tensor.
         held_as: the format in which an engine holds this one's tensors until a layer is complete, because converting a
             layer from there needs no second copy. Default: None, the same.
-        translate: makes a tensor of that format from one of this, by name.
+        translate: makes a tensor of that format from one of this, by its name and the rows of its matrix.
+        left_out: what else the files quantise, which stays in the model's dtype.
     """
 
     method: str
@@ -101,11 +112,16 @@ class Format:
     act_order: bool = False
     experts_are_stacked: bool = False
     held_as: Format | None = None
-    translate: Callable[[str, Tensor], Tensor] | None = None
+    translate: Callable[[str, Tensor, int], Tensor] | None = None
+    left_out: str = ""
 
     @property
     def held(self) -> Format:
         return self.held_as or self
+
+    @property
+    def has_float8(self) -> bool:
+        return any(each.is_e4m3 for each in self.tensors)
 
     @property
     def endings(self) -> tuple[str, ...]:
@@ -143,11 +159,7 @@ class Format:
         Raises:
             ValueError: a tensor is missing, has another shape, or the ops do not take bits or group size.
         """
-        required = [each.name for each in self.tensors if each.name not in self.optional]
-        if missing := [each for each in required if each not in shapes]:
-            raise ValueError(
-                f"{name}: expected the tensors {', '.join(required)} in the files, got no {', '.join(missing)}"
-            )
+        self.expect_tensors(name, shapes)
         codes, scales = self.tensors[:2]
         scale_rows, groups = shapes[scales.name][-2:][:: -1 if scales.transposed else 1]
         rows = rows or scale_rows
@@ -168,6 +180,17 @@ class Format:
             if (got := shapes.get(each.name, expected)[-2:]) != expected:
                 raise ValueError(f"{name}: expected {each.name} of shape {list(expected)}, got {list(got)}")
         return packing
+
+    def expect_tensors(self, name: str, shapes: Mapping[str, Sizes]) -> None:
+        required = [each.name for each in self.tensors if each.name not in self.optional]
+        if missing := [each for each in required if each not in shapes]:
+            raise ValueError(
+                f"{name}: expected the tensors {', '.join(required)} in the files, got no {', '.join(missing)}"
+            )
+
+    def say_what_is_left_out(self) -> None:
+        if self.left_out:
+            warnings.warn(f"torch_gdn: the weights stay in FP8; {self.left_out} are left out", stacklevel=3)
 
 
 def unlike(layer: str, got: object) -> ValueError:

@@ -11,20 +11,23 @@ from torch import Tensor
 from torch_gdn.quantized.packing import as_int32, blocks, expect, expect_bits, pack, unpack
 
 GROUPS = (128, 64, 32)  # columns that share a scale, as the ops take them
+BLOCK = 128  # rows, and columns, of e4m3 numbers that share a scale
 
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A matrix [N, K], or one for each expert [E, N, K], in 4 or 8 bits.
+    """A matrix [N, K], or one for each expert [E, N, K], in codes of 4 or 8 bits, or in e4m3 numbers.
 
     `w[n, k] = scales[n, k / group_size] * code[n, k] + biases[n, k / group_size]`. Code k of a row is in word
-    `k * bits / 32`, the first code in the lowest bits.
+    `k * bits / 32`, the first code in the lowest bits. E4m3 numbers have scales as `quantized_linear` takes them.
 
     Args:
-        weight: int32 [..., N, K * bits / 32].
-        scales: [..., N, K / group_size].
-        biases: like scales. With scales of 16 bits they may be uint8: zero points, which stand for -zero point * scale.
-        bits: 4 or 8.
+        weight: int32 [..., N, K * bits / 32], or uint8 [..., N, K] for e4m3.
+        scales: [..., N, K / group_size]. E4m3 numbers have [..., R, G] with R of ceil(N / 128), N or 1, and G of
+            ceil(K / 128) or 1.
+        biases: like scales, and None for e4m3. With scales of 16 bits they may be uint8: zero points, which stand for
+            -zero point * scale.
+        bits: 4 or 8. 8 for e4m3.
         order: which column of the matrix column k is, [K], where columns were sorted by group; x is gathered by it
             before it is multiplied. Default: None, the columns are in their own order.
 
@@ -34,17 +37,21 @@ class PackedWeight:
 
     weight: Tensor
     scales: Tensor
-    biases: Tensor
+    biases: Tensor | None
     bits: int
     order: Tensor | None = None
 
     def __post_init__(self) -> None:
         expect_bits("PackedWeight", self.bits)
-        expect("PackedWeight: weight", self.weight.dtype == torch.int32, "int32", self.weight.dtype)
+        is_known = self.weight.dtype in (torch.int32, torch.uint8)
+        expect("PackedWeight: weight", is_known, "int32 or uint8", self.weight.dtype)
         expect("PackedWeight: weight", self.weight.dim() >= 2, "at least 2 dimensions", list(self.weight.shape))
         expect("PackedWeight: scales", self.scales.is_floating_point(), "a floating dtype", self.scales.dtype)
         *rows, K = self.shape
         shape = self.scales.shape
+        if self.biases is None or self.is_e4m3:
+            self.expect_e4m3()
+            return
         fits = list(shape[:-1]) == rows and shape[-1] > 0 and K % shape[-1] == 0 and K // shape[-1] in GROUPS
         expect("PackedWeight: scales", fits, f"{rows} rows of {K} / 32, / 64 or / 128 groups", list(shape))
         dtypes = [self.scales.dtype, *([torch.uint8] if self.scales.dtype.itemsize == 2 else [])]
@@ -54,22 +61,41 @@ class PackedWeight:
         order = self.order
         expect("PackedWeight: order", order is None or order.shape == (K,), f"[{K}]", order is not None and order.shape)
 
+    def expect_e4m3(self) -> None:
+        is_whole = self.biases is None and self.is_e4m3 and self.bits == 8 and self.order is None
+        expect("PackedWeight: biases", is_whole, "None, and neither order nor 4 bits, for e4m3 in uint8", "others")
+        *experts, N, K = self.shape
+        *of_experts, rows, groups = self.scales.shape
+        fits = of_experts == experts and rows in (-(-N // BLOCK), N, 1) and groups in (-(-K // BLOCK), 1)
+        expected = f"scales of blocks of {BLOCK} x {BLOCK}, of rows or of all of {list(self.shape)}"
+        expect("PackedWeight: scales", fits, expected, list(self.scales.shape))
+
+    @property
+    def is_e4m3(self) -> bool:
+        return self.weight.dtype == torch.uint8
+
     @property
     def shape(self) -> torch.Size:
         """Returns [..., N, K]."""
+        if self.is_e4m3:
+            return self.weight.shape
         return torch.Size([*self.weight.shape[:-1], self.weight.shape[-1] * 32 // self.bits])
 
     @property
     def group_size(self) -> int:
+        if self.is_e4m3:
+            return BLOCK if self.scales.shape[-1] == -(-self.shape[-1] // BLOCK) else self.shape[-1]
         return self.shape[-1] // self.scales.shape[-1]
 
     @property
-    def dtypes(self) -> tuple[torch.dtype, torch.dtype]:
+    def dtypes(self) -> tuple[torch.dtype, torch.dtype | None]:
         """Returns the dtypes of the scales and of the biases."""
-        return self.scales.dtype, self.biases.dtype
+        return self.scales.dtype, None if self.biases is None else self.biases.dtype
 
-    def biases_in(self, dtype: torch.dtype) -> Tensor:
+    def biases_in(self, dtype: torch.dtype) -> Tensor | None:
         """Returns the biases themselves, computed in this dtype, even if zero points stand for them."""
+        if self.biases is None:
+            return None
         biases = self.biases.to(dtype)
         return -biases * self.scales.to(dtype) if self.biases.dtype == torch.uint8 else biases
 
@@ -80,10 +106,33 @@ class PackedWeight:
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Returns the matrix with its columns in their own order, computed in float32, or in float64 for that dtype."""
         computed = torch.promote_types(dtype, torch.float32)
+        biases = self.biases_in(computed)
+        if biases is None:
+            N, K = self.shape[-2:]
+            scales = scales_of_rows(scales_of_rows(self.scales.to(computed), N).mT, K).mT
+            return (self.weight.view(torch.float8_e4m3fn).to(computed) * scales).to(dtype)
         codes = unpack(self.weight, self.bits).unflatten(-1, (-1, self.group_size)).to(computed)
-        groups = self.scales.to(computed)[..., None] * codes + self.biases_in(computed)[..., None]
+        groups = self.scales.to(computed)[..., None] * codes + biases[..., None]
         w = groups.flatten(-2).to(dtype)
         return w if self.order is None else w.index_select(-1, self.order.argsort())
+
+    def by_row(self) -> PackedWeight:
+        """Returns e4m3 numbers with a row of scales for each of their rows."""
+        return replace(self, scales=scales_of_rows(self.scales, self.shape[-2]))
+
+    def in_blocks(self) -> PackedWeight:
+        """Returns e4m3 numbers with a row of scales for each 128 of theirs, if they have the same."""
+        N, blocks = self.shape[-2], self.scales[..., ::BLOCK, :]
+        if self.scales.shape[-2] != N or not torch.equal(scales_of_rows(blocks, N), self.scales):
+            return self
+        return replace(self, scales=blocks.contiguous())
+
+
+def scales_of_rows(scales: Tensor, rows: int) -> Tensor:
+    """Repeats the scales [..., R, G] of blocks of rows, or of all rows, for each row."""
+    if scales.shape[-2] in (1, rows):
+        return scales.expand(*scales.shape[:-2], rows, -1)
+    return scales.repeat_interleave(BLOCK, -2)[..., :rows, :]
 
 
 def stack(weights: Sequence[PackedWeight]) -> PackedWeight:
@@ -98,6 +147,7 @@ def stack(weights: Sequence[PackedWeight]) -> PackedWeight:
     first = weights[0]
     for weight in weights:
         alike = (weight.shape, weight.bits, weight.group_size) == (first.shape, first.bits, first.group_size)
+        alike = alike and weight.is_e4m3 == first.is_e4m3
         expect("stack: weights", alike, "experts of one shape, bits and group size", "others")
         expect("stack: weights", weight.order is None, "experts without act-order (desc_act)", "sorted columns")
     return combined(weights, torch.stack)
@@ -106,6 +156,9 @@ def stack(weights: Sequence[PackedWeight]) -> PackedWeight:
 def combined(weights: Sequence[PackedWeight], combine: Callable[[list[Tensor]], Tensor]) -> PackedWeight:
     """Makes one weight of several. Scales and biases become float32 if their dtypes differ."""
     alike = weights if len({x.dtypes for x in weights}) == 1 else [x.in_float32() for x in weights]
+    if alike[0].is_e4m3:  # blocks of rows end with each matrix
+        scales = combine([x.by_row().scales for x in alike])
+        return PackedWeight(combine([x.weight for x in alike]), scales, None, 8).in_blocks()
     weight, scales, biases = (combine([getattr(x, part) for x in alike]) for part in ("weight", "scales", "biases"))
     return PackedWeight(weight, scales, biases, weights[0].bits)
 

@@ -30,7 +30,8 @@ def pools_of(call: Call) -> Iterator[tuple[list[str], list[str]]]:
     """Yields the names of arguments that name rows, and of the pools that they name them of."""
     for indices, pools in POOLS.items():
         given, named = ([x for x in names if isinstance(call.get(x), Tensor)] for names in (indices, pools))
-        if given and named:
+        shares_scales = "indices" in given and call["weight"].dtype == torch.uint8  # rows of e4m3 numbers
+        if given and named and not shares_scales:
             yield given, named
 
 

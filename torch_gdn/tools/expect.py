@@ -88,12 +88,13 @@ def work_of(text: Any) -> Work:
     share = active_share(text)
     stored, weights, products = Counter[str](), Counter[str](), 0
     has_experts = False
-    for x, columns, is_expert in fits.packable(model):
+    for x, how in fits.packable(model):
+        _, is_expert, _ = how
         has_experts |= is_expert
         used = int(x.numel() * share) if is_expert else x.shape[1] if x is table and x is not head else x.numel()
         for each in fits.FORMATS:
-            weights[each.name] += each.bytes_of(used, columns, is_expert)
-            stored[each.name] += each.bytes_of(x.numel(), columns, is_expert)
+            weights[each.name] += each.bytes_of(used, *how)
+            stored[each.name] += each.bytes_of(x.numel(), *how)
         products += used if x.dim() > 1 and x is not table and x is not head else 0
     counted = LAUNCHES.get(type(text).__name__)
     names = [each.name for each in fits.FORMATS if has_experts or not each.experts_only]

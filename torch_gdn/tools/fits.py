@@ -22,21 +22,28 @@ MEMORIES = (8, 16, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)  # Apple's GB, wh
 
 @dataclass(frozen=True)
 class Format:
-    """A storage format of weights: `bits` codes with a 16-bit scale and bias per group, or bfloat16."""
+    """A storage format of weights: `bits` codes with a 16-bit scale and bias per group, or with a 32-bit scale for each
+    block of `block` x `block`, or bfloat16.
+    """
 
     name: str
     bits: int = 16
     group_size: int = 0
     experts_only: bool = False
+    block: int = 0
 
-    def bytes_of(self, values: int, columns: int, is_expert: bool) -> int:
-        if self.bits == 16 or (self.experts_only and not is_expert) or columns % self.group_size:
+    def bytes_of(self, values: int, columns: int, is_expert: bool, is_vocabulary: bool = False) -> int:
+        if self.block and columns > 1 and not is_vocabulary:
+            rows = values // columns
+            return values + 4 * -(-rows // self.block) * -(-columns // self.block)
+        if self.bits == 16 or (self.experts_only and not is_expert) or self.block or columns % self.group_size:
             return 2 * values
         return values * self.bits // 8 + values // self.group_size * 4
 
 
 FORMATS = (
     Format("bf16"),
+    Format("FP8, blocks of 128 x 128", 8, block=128),
     Format("8 bits, groups of 64", 8, 64),
     Format("4 bits, groups of 64", 4, 64),
     Format("experts in 4 bits, groups of 128", 4, 128, experts_only=True),
@@ -104,13 +111,10 @@ def needs_of(configuration: Any) -> Needs:
     text = text_of(configuration)
     model = model_of(text)
     parameters = list(packable(model))
-    weights = {
-        each: sum(each.bytes_of(x.numel(), columns, is_expert) for x, columns, is_expert in parameters)
-        for each in FORMATS
-    }
+    weights = {each: sum(each.bytes_of(x.numel(), *how) for x, how in parameters) for each in FORMATS}
     unpacked = weights[FORMATS[0]]
     return Needs(
-        parameters=sum(x.numel() for x, _, _ in parameters),
+        parameters=sum(x.numel() for x, _ in parameters),
         weights={each.name: size for each, size in weights.items() if not (each.experts_only and size == unpacked)},
         state=state_bytes(text),
         cache_per_token=cache_bytes(text),
@@ -140,9 +144,12 @@ def model_of(text: Any) -> nn.Module:
     return model
 
 
-def packable(model: nn.Module) -> Iterator[tuple[Tensor, int, bool]]:
-    """Yields each parameter once, with its columns (1 if it is never packed) and whether it is an expert's."""
+def packable(model: nn.Module) -> Iterator[tuple[Tensor, tuple[int, bool, bool]]]:
+    """Yields each parameter once, with its columns (1 if it is never packed), and whether it is an expert's, or an
+    embedding's or a head's.
+    """
     seen: set[Tensor] = set()
+    head = getattr(model, "lm_head", None)
     for module in model.modules():
         for x in module.parameters(recurse=False):
             if x in seen:
@@ -150,7 +157,8 @@ def packable(model: nn.Module) -> Iterator[tuple[Tensor, int, bool]]:
             seen.add(x)
             is_expert = x.dim() == 3 and "Experts" in type(module).__name__
             is_matrix = isinstance(module, nn.Linear | nn.Embedding) and x.dim() == 2
-            yield x, x.shape[-1] if is_matrix or is_expert else 1, is_expert
+            is_vocabulary = module is head or isinstance(module, nn.Embedding)
+            yield x, (x.shape[-1] if is_matrix or is_expert else 1, is_expert, is_vocabulary)
 
 
 def layers(text: Any, kind: str) -> int:
@@ -210,7 +218,7 @@ class Parts:
 
 
 def size_of(module: nn.Module, format: Format) -> int:
-    return sum(format.bytes_of(x.numel(), columns, is_expert) for x, columns, is_expert in packable(module))
+    return sum(format.bytes_of(x.numel(), *how) for x, how in packable(module))
 
 
 def decoder_layers(model: nn.Module, text: Any) -> nn.ModuleList:

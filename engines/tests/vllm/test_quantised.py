@@ -40,6 +40,7 @@ DENSE = {
     "gptq": ("qwen3_5", Format("gptq", bits=8, is_symmetric=True, is_ordered=True)),
     "awq": ("qwen3_5", Format("awq")),
     "auto-round": ("qwen3_5", Format("auto-round")),
+    "fp8": ("qwen3_5", Format("fp8")),
     "mlx": (
         "qwen3_5",
         Format("mlx", plain="conv1d", eight="o_proj", wrapped=True),
@@ -83,6 +84,7 @@ MIXTURES = {
     "gptq": ("qwen3_5_moe", Format("gptq", is_symmetric=True, is_second=True, plain=EXPERTS_ONLY, wrapped=True)),
     "awq": ("qwen3_next_moe", Format("awq", plain=PLAIN.replace("|lm_head", ""))),  # the head is packed
     "auto-round": ("qwen3_5_moe", Format("auto-round", plain=EXPERTS_ONLY, is_packed_as_awq=True)),
+    "fp8": ("qwen3_5_moe", Format("fp8", wrapped=True)),
     "mlx": ("qwen3_next_moe", Format("mlx", plain="conv1d", eight=r"\.gate$|shared_expert")),
 }
 
@@ -93,7 +95,8 @@ def test_mixtures_of_experts(folder: Path) -> None:
     texts = {name: CLIENTS if how.wrapped else TEXTS for name, (_, how) in MIXTURES.items()}
     wanted = {name: generated(numbers, texts[name], GREEDY_TOKENS)[0] for name, (_, numbers) in models.items()}
     scenarios = {name: scenario(model, CHUNKS, texts=texts[name]) for name, (model, _) in models.items()}
-    scenarios["gptq"]["options"] |= {"limit_mm_per_prompt": {"image": 0, "video": 0}}
+    for name in ("gptq", "fp8"):
+        scenarios[name]["options"] |= {"limit_mm_per_prompt": {"image": 0, "video": 0}}
     results = run_engines("mps", list(scenarios.values()))
     got = {name: result["rounds"][0]["tokens"] for name, result in zip(models, results, strict=True)}
     assert got == wanted

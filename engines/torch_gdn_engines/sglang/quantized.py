@@ -45,15 +45,18 @@ def plain_name(name: str) -> str:
 
 class PackedLinearMethod(packed_methods.Linear, LinearMethodBase):
     def parameter_of(self, stored: Stored, data: Tensor, attributes: dict[str, Any]) -> Parameter:
-        load = self.loading(stored, stored.name, functools.partial(self.load, stored))
-        return packed_methods.as_parameter(data, load)
+        load = self.loading(stored, stored.name, functools.partial(self.load, stored), self.rows_of)
+        parameter: Any = packed_methods.as_parameter(data, load)
+        # Qwen3.5 replaces a parameter's loader by one that splits a file's tensor by rows, which blocks of scales do
+        # not have. It replaces this attribute if there is one. `load` takes a tensor of several matrices whole.
+        parameter._weight_loader = None
+        return parameter
 
     def load(self, stored: Stored, parameter: Tensor, loaded: Tensor, shard: Any = None) -> None:
         """Loads all rows, or those of one matrix of a fused layer, or of several that follow each other."""
-        shards = [0, len(self.rows) - 1] if shard is None else list(shard) if isinstance(shard, tuple) else [shard]
-        parts = ["qkv".index(each) if isinstance(each, str) else each for each in shards]
+        part_of_first, part_of_last = self.parts_of(shard)
         per_word = self.packing.per_word if stored.rows == "word" else 1
-        first, end = sum(self.rows[: parts[0]]) // per_word, sum(self.rows[: parts[-1] + 1]) // per_word
+        first, end = sum(self.rows[:part_of_first]) // per_word, sum(self.rows[: part_of_last + 1]) // per_word
         part = parameter.data.narrow(int(stored.transposed), first, end - first)
         if loaded.shape != part.shape:
             raise ValueError(
@@ -103,8 +106,8 @@ class PackedConfig(packed_methods.Config, QuantizationConfig):
 
     def check_that_all_is_loaded(self) -> None:
         """Refuses packed matrices that no layer takes, such as an embedding. SGLang would log them and continue."""
-        codes = f".{self.format.tensors[0].name}"
-        stored = {name.removesuffix(codes) for name in self.shapes if name.endswith(codes)}
+        scales = f".{self.format.tensors[1].name}"
+        stored = {name.removesuffix(scales) for name in self.shapes if name.endswith(scales)}
         firsts = {re.sub(r"\.experts\.\d+\.", ".experts.0.", name) for name in stored}
         if unread := sorted(firsts - self.packed):
             raise ValueError(f"{unread[0]}: SGLang needs this weight unquantised; the checkpoint has it packed")
@@ -113,7 +116,8 @@ class PackedConfig(packed_methods.Config, QuantizationConfig):
 FORMATS = {
     **dict.fromkeys(("gptq", "gptq_marlin"), "gptq"),
     **dict.fromkeys(("awq", "awq_marlin"), "awq"),
-    **{name: name for name in ("compressed-tensors", "auto-round")},
+    **{name: name for name in ("compressed-tensors", "auto-round", "fp8")},
+    **dict.fromkeys(("modelopt", "modelopt_fp8"), "modelopt"),
 }
 
 

@@ -38,6 +38,10 @@ class Matrix(NamedTuple):
     scales: Tensor | None = None
     biases: Tensor | None = None
 
+    def has_halves(self) -> bool:
+        """Returns whether no block of scales is in both halves."""
+        return self.scales is None or len(self.scales) == len(self.weight) or len(self.weight) % 256 == 0
+
     def halves(self) -> list[Matrix]:
         """Returns the upper and the lower half of the rows."""
         parts = [(None, None) if each is None else each.chunk(2) for each in self]
@@ -145,7 +149,12 @@ def shared_expert_of(runner: Any, known: Classes) -> SharedExpert | None:
     gate_up, down = matrix_of(layer.gate_up_proj, known), matrix_of(layer.down_proj, known)
     has_gate = layer.expert_gate is not None
     gate = matrix_of(layer.expert_gate, known) if has_gate else None
-    if gate_up is None or down is None or (has_gate and (gate is None or gate.scales is not None)):
+    if (
+        gate_up is None
+        or down is None
+        or not gate_up.has_halves()
+        or (has_gate and (gate is None or gate.scales is not None))
+    ):
         return None
     are_packed = experts_of(runner.routed_experts)[0].scales is not None
     if not are_packed and (gate_up.scales is not None or down.scales is not None):

@@ -38,6 +38,8 @@ CONFIGURATIONS: dict[str, type] = {
     "compressed-tensors": packed_config("compressed-tensors", "compressed-tensors"),
     **dict.fromkeys(("gptq", "auto_gptq", "gptq_marlin"), GPTQ),
     **dict.fromkeys(("awq", "auto_awq", "awq_marlin"), AWQ),
+    "fp8": packed_config("fp8", "fp8"),
+    "modelopt": packed_config("modelopt", "modelopt"),
     "inc": PackedAutoRoundConfig,
     "mlx": mlx_files.PackedMLXConfig,
 }

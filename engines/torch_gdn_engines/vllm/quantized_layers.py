@@ -31,7 +31,7 @@ from torch_gdn_engines.vllm.rotary import TorchGdnSiluAndMul
 class PackedLinearMethod(packed_methods.Linear, LinearMethodBase):
     def parameter_of(self, stored: Stored, data: Tensor, attributes: dict[str, Any]) -> Parameter:
         dims = {"input_dim": 1 - stored.transposed, "output_dim": int(stored.transposed)}
-        load = self.loading(stored, stored.name, attributes["weight_loader"])
+        load = self.loading(stored, stored.name, attributes["weight_loader"], self.rows_of)
         options: dict[str, Any] = {"data": data, "weight_loader": load, **dims}
         if not stored.has_words:
             return GroupQuantScaleParameter(**options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -17,13 +17,27 @@ PARTS = ("weight", "scales", "biases")
 packed_models: WeakSet[Module] = WeakSet()  # models loaded with packed layers
 
 
+class PackedSizes(NamedTuple):
+    """How a weight is packed, as the ops take it."""
+
+    bits: int
+    group: int
+    is_e4m3: bool = False
+
+
 def parameter(x: Tensor) -> Parameter:
     return Parameter(x, requires_grad=False)
 
 
-def add_parameters(module: Module, names: tuple[str, str, str], shape: tuple[int, ...], bits: int, group: int) -> None:
+def add_parameters(module: Module, names: tuple[str, str, str], shape: tuple[int, ...], packing: PackedSizes) -> None:
     """Adds the parameters of a packed weight on the meta device; a file will fill them."""
     *rows, K = shape
+    bits, group, is_e4m3 = packing
+    if is_e4m3:
+        module.register_parameter(names[0], parameter(torch.empty(shape, dtype=torch.uint8, device="meta")))
+        module.register_parameter(names[1], parameter(torch.empty(*rows, 1, device="meta")))
+        module.register_parameter(names[2], None)
+        return
     words = torch.empty(*rows, K * bits // 32, dtype=torch.int32, device="meta")
     scales = torch.empty(*rows, K // group, device="meta")
     for name, x in zip(names, (words, scales, scales.clone()), strict=True):
@@ -35,14 +49,14 @@ class PackedLinear(Module):
 
     weight: Tensor
     scales: Tensor
-    biases: Tensor
+    biases: Tensor | None
     bias: torch.nn.Parameter | None
     order: Tensor | None  # gathers x if columns were sorted by group
 
-    def __init__(self, linear: torch.nn.Linear, bits: int, group: int) -> None:
+    def __init__(self, linear: torch.nn.Linear, packing: PackedSizes) -> None:
         super().__init__()
-        self.in_features, self.out_features, self.bits = linear.in_features, linear.out_features, bits
-        add_parameters(self, PARTS, (self.out_features, self.in_features), bits, group)
+        self.in_features, self.out_features, self.bits = linear.in_features, linear.out_features, packing.bits
+        add_parameters(self, PARTS, (self.out_features, self.in_features), packing)
         if linear.bias is not None:
             linear.bias.requires_grad_(False)
         self.register_parameter("bias", linear.bias)
@@ -63,12 +77,13 @@ class PackedEmbedding(Module):
     dtype_holder: Tensor
     weight: Tensor
     scales: Tensor
-    biases: Tensor
+    biases: Tensor | None
 
-    def __init__(self, embedding: torch.nn.Embedding, bits: int, group: int) -> None:
+    def __init__(self, embedding: torch.nn.Embedding, packing: PackedSizes) -> None:
         super().__init__()
-        self.num_embeddings, self.embedding_dim, self.bits = embedding.num_embeddings, embedding.embedding_dim, bits
-        add_parameters(self, PARTS, (self.num_embeddings, self.embedding_dim), bits, group)
+        self.num_embeddings, self.embedding_dim = embedding.num_embeddings, embedding.embedding_dim
+        self.bits = packing.bits
+        add_parameters(self, PARTS, (self.num_embeddings, self.embedding_dim), packing)
 
     def compute_in(self, dtype: torch.dtype) -> None:
         """Sets the dtype of rows once the layer is loaded.
@@ -92,18 +107,18 @@ class PackedExperts(Module):
 
     gate_up_proj: Tensor
     gate_up_proj_scales: Tensor
-    gate_up_proj_biases: Tensor
+    gate_up_proj_biases: Tensor | None
     down_proj: Tensor
     down_proj_scales: Tensor
-    down_proj_biases: Tensor
+    down_proj_biases: Tensor | None
 
-    def __init__(self, experts: Any, packings: dict[str, tuple[int, int]]) -> None:
-        """`packings` has bits and group of gate_up_proj and down_proj."""
+    def __init__(self, experts: Any, packings: dict[str, PackedSizes]) -> None:
+        """`packings` has those of gate_up_proj and down_proj."""
         super().__init__()
         self.num_experts, self.config, self.act_fn = experts.num_experts, experts.config, experts.act_fn
         for name in ("gate_up_proj", "down_proj"):
             names = (name, f"{name}_scales", f"{name}_biases")
-            add_parameters(self, names, tuple(getattr(experts, name).shape), *packings[name])
+            add_parameters(self, names, tuple(getattr(experts, name).shape), packings[name])
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         hidden, _ = torch.ops.gdn.moe_gate_up(
@@ -124,8 +139,10 @@ class PackedExperts(Module):
         return y
 
 
-def tensors_of(weight: PackedWeight) -> tuple[Parameter, Parameter, Parameter]:
-    return parameter(weight.weight), parameter(weight.scales), parameter(weight.biases)
+def tensors_of(weight: PackedWeight, names: tuple[str, str, str]) -> dict[str, Parameter]:
+    """Returns the parameters of a packed weight by these names, without biases if it has none."""
+    tensors = zip(names, (weight.weight, weight.scales, weight.biases), strict=True)
+    return {name: parameter(x) for name, x in tensors if x is not None}
 
 
 def packed_layers(model: Module) -> Iterator[Module]:

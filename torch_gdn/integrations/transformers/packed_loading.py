@@ -49,7 +49,7 @@ class PackLayer(ConversionOps):
             module.order = weight.order
         elif weight.order is not None:
             raise ValueError(f"{layer}: expected an embedding without act-order (desc_act), got sorted columns")
-        return {f"{layer}.{name}": x for name, x in zip(PARTS, tensors_of(weight), strict=True)}
+        return {f"{layer}.{name}": x for name, x in tensors_of(weight, PARTS).items()}
 
 
 class PackExperts(ConversionOps):
@@ -67,11 +67,15 @@ class PackExperts(ConversionOps):
         self, input_dict: dict[str, Any], full_layer_name: str = "", model: Any = None, **unused: Any
     ) -> dict[str, Any]:
         layer, _, name = full_layer_name.rpartition(".")
-        bits = self.quantizer.packings[full_layer_name].bits
+        packing = self.quantizer.packings.get(full_layer_name)
+        if packing is None:  # experts that an FP8 file has unquantised
+            parts = [torch.stack(input_dict.pop(f"{projection}.weight")) for projection in self.projections]
+            return {full_layer_name: self.quantizer.unquantized(full_layer_name, torch.cat(parts, 1), model)}
+        bits = packing.bits
         weights = [self.projection(input_dict, projection, bits) for projection in self.projections]
         weight = joined(weights)
         names = (name, f"{name}_scales", f"{name}_biases")
-        return {f"{layer}.{each}": x for each, x in zip(names, tensors_of(weight), strict=True)}
+        return {f"{layer}.{each}": x for each, x in tensors_of(weight, names).items()}
 
     def projection(self, input_dict: dict[str, Any], projection: str, bits: int) -> PackedWeight:
         """Takes the projection's tensors out of `input_dict`, so that they are freed."""
@@ -82,6 +86,36 @@ class PackExperts(ConversionOps):
         while own[form.tensors[0].name]:
             experts.append(form.convert(**{ending: tensors.pop(0) for ending, tensors in own.items()}, bits=bits))
         return experts[0] if form.experts_are_stacked else stack(experts)
+
+
+class PackFusedExperts(ConversionOps):
+    """Takes the tensors of all experts of a layer, gate above up, as the file has them in one."""
+
+    def __init__(self, quantizer: Any) -> None:
+        self.quantizer = quantizer
+
+    def __deepcopy__(self, memo: Any) -> PackFusedExperts:
+        return self
+
+    @torch.no_grad()
+    def convert(
+        self, input_dict: dict[str, Any], full_layer_name: str = "", model: Any = None, **unused: Any
+    ) -> dict[str, Any]:
+        tensors = {ending_of(source): first(x) for source, x in input_dict.items()}
+        packing = self.quantizer.packings.get(full_layer_name)
+        if packing is None:
+            return {full_layer_name: self.quantizer.unquantized(full_layer_name, tensors["weight"], model)}
+        layer, _, name = full_layer_name.rpartition(".")
+        weight = self.quantizer.format.convert(**tensors, bits=packing.bits)
+        names = (name, f"{name}_scales", f"{name}_biases")
+        return {f"{layer}.{each}": x for each, x in tensors_of(weight, names).items()}
+
+
+def ending_of(source: str) -> str:
+    """Returns the last part of a tensor's name. Fused experts' scales have the name of their matrix before "_scale"."""
+    last = source.rpartition(".")[2]
+    fused = next((name for name in EXPERTS if last.startswith(name)), None)
+    return last if fused is None else f"weight{last.removeprefix(fused)}"
 
 
 def joined(weights: list[PackedWeight]) -> PackedWeight:
@@ -97,17 +131,28 @@ def converters_of(quantizer: Any, conversions: list[Any]) -> Iterator[WeightConv
     """Yields the conversions of experts and of all other layers, which follow the model's own."""
     form: Format = quantizer.format
     experts = "mlp.switch_mlp." if form.experts_are_stacked else "mlp.experts.*."
+    endings = sorted(form.endings, key=len, reverse=True)  # the first that begins a name is taken
+    on_cpu = {"force_cpu": True} if form.has_float8 else {}  # mps has no such dtype; bytes go there
     copies = [] if form.experts_are_stacked else [x for x in conversions if merges_experts(x)]
     for each in copies:
         projections = [source.removesuffix(".weight") for source in each._original_source_patterns]
-        sources = [f"{projection}.{ending}" for projection in projections for ending in form.endings]
-        yield each.copy(sources, list(each._original_target_patterns), operations=[PackExperts(quantizer, projections)])
+        sources = [f"{projection}.{ending}" for projection in projections for ending in endings]
+        packing = PackExperts(quantizer, projections)
+        yield each.copy(sources, list(each._original_target_patterns), operations=[packing], **on_cpu)
     for name, names in EXPERTS.items():
         projections = [f"{experts}{each}" for each in names]
-        sources = [f"{projection}.{ending}" for projection in projections for ending in form.endings]
+        sources = [f"{projection}.{ending}" for projection in projections for ending in endings]
         if not any(f"{projections[0]}.weight" in copy.source_patterns for copy in copies):
-            yield WeightConverter(sources, f"mlp.experts.{name}", [PackExperts(quantizer, projections)])
-    yield WeightConverter(list(form.endings), "weight", [PackLayer(quantizer)])
+            yield WeightConverter(sources, f"mlp.experts.{name}", [PackExperts(quantizer, projections)], **on_cpu)
+        if form.has_float8:
+            fused = [f"mlp.experts.{name}{each.name.removeprefix('weight')}" for each in reversed(form.tensors)]
+            yield WeightConverter(fused, f"mlp.experts.{name}", [PackFusedExperts(quantizer)], **on_cpu)
+    yield WeightConverter(endings, "weight", [PackLayer(quantizer)], **on_cpu)
+
+
+def others_of(form: Format, conversions: list[Any]) -> list[Any]:
+    """Returns a model's own conversions that those of `converters_of` do not replace. FP8 has codes named "weight"."""
+    return [x for x in conversions if not (form.has_float8 and merges_experts(x))]
 
 
 def merges_experts(conversion: Any) -> bool:

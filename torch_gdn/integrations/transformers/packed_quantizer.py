@@ -25,10 +25,11 @@ from torch_gdn.integrations.transformers.packed_layers import (
     PackedEmbedding,
     PackedExperts,
     PackedLinear,
+    PackedSizes,
     packed_layers,
     packed_models,
 )
-from torch_gdn.integrations.transformers.packed_loading import EXPERTS, converters_of, is_experts
+from torch_gdn.integrations.transformers.packed_loading import EXPERTS, converters_of, ending_of, is_experts, others_of
 from torch_gdn.integrations.transformers.packed_patches import packed_format, quantization_of
 from torch_gdn.memory import bytes_when_loaded, check_memory
 from torch_gdn.quantized.formats import Format, Packing, Sizes, shapes_in
@@ -111,11 +112,12 @@ class PackedQuantizer(HfQuantizer):
     def packing(self, name: str, sources: Sources, shape: torch.Size) -> Packing:
         """Returns how the files pack a parameter. Its projections are alike, or `joined` refuses them."""
         own = {ending_of(source): shapes[0] for source, shapes in reversed(sources.items())}
-        return self.format.packing(name, own, shape[-1], shape[-2] // (2 if name.endswith("gate_up_proj") else 1))
+        is_half = name.endswith("gate_up_proj") and not are_fused(sources)
+        return self.format.packing(name, own, shape[-1], shape[-2] // (2 if is_half else 1))
 
     def expect_experts(self, name: str, sources: Sources, experts: int) -> None:
         counts = {len(shapes) for shapes in sources.values()}
-        if counts != {1 if self.format.experts_are_stacked else experts}:
+        if counts != {1 if self.format.experts_are_stacked or are_fused(sources) else experts}:
             got = ", ".join(map(str, sorted(counts)))
             raise ValueError(f"{name}: expected each tensor of {experts} experts, got {got}")
         if self.format.act_order:
@@ -130,9 +132,9 @@ class PackedQuantizer(HfQuantizer):
         if parameter in EXPERTS and is_experts(layer):
             model.set_submodule(path, self.packed_experts(path, layer))
         elif type(layer) is nn.Linear:
-            model.set_submodule(path, PackedLinear(layer, *sizes_of(packing)))
+            model.set_submodule(path, PackedLinear(layer, sizes_of(packing)))
         elif type(layer) is nn.Embedding:
-            model.set_submodule(path, PackedEmbedding(layer, *sizes_of(packing)))
+            model.set_submodule(path, PackedEmbedding(layer, sizes_of(packing)))
         elif parameter == "weight" and layer.weight.dim() == 2:
             self.dense.add(name)  # a router
         else:
@@ -155,7 +157,7 @@ class PackedQuantizer(HfQuantizer):
             layer = model.get_submodule(path)
             if type(layer) is not nn.Linear or not embedding.endswith(".weight"):
                 raise ValueError(f"{head}: expected a linear layer tied to the packed {embedding}")
-            model.set_submodule(path, PackedLinear(layer, *sizes_of(packing)))
+            model.set_submodule(path, PackedLinear(layer, sizes_of(packing)))
             source = embedding.rpartition(".")[0]
             model.all_tied_weights_keys |= {f"{path}.{part}": f"{source}.{part}" for part in PARTS}
 
@@ -168,7 +170,8 @@ class PackedQuantizer(HfQuantizer):
                 WeightRenaming(r"^language_model\.model\.", "model."),
                 WeightRenaming(r"^language_model\.lm_head\.", "lm_head."),
             ]
-        return [*renamings, *weight_conversions, *converters_of(self, weight_conversions)]
+        own = list(converters_of(self, weight_conversions))
+        return [*renamings, *others_of(self.format, weight_conversions), *own]
 
     def get_new_dtype(self, converter: Any, param: Any, dtype: Any) -> Any:
         """Leaves the tensors of a packed layer in their own dtype."""
@@ -203,6 +206,7 @@ class PackedQuantizer(HfQuantizer):
 
     def _process_model_after_weight_loading(self, model: Any, **unused: Any) -> None:
         for layer in packed_layers(model):
+            layer.requires_grad_(False)
             if isinstance(layer, PackedEmbedding):
                 layer.compute_in(self.dtype)
 
@@ -216,13 +220,15 @@ class PackedQuantizer(HfQuantizer):
         return True  # with LoRA: the packed weights are frozen, and packed experts refuse
 
 
-def ending_of(source: str) -> str:
-    return source.rpartition(".")[2]
+def are_fused(sources: Sources) -> bool:
+    """Returns whether the file has the experts of a layer, gate above up, in one tensor."""
+    return any(source.endswith(tuple(EXPERTS)) for source in sources)
 
 
-def sizes_of(packing: Packing) -> tuple[int, int]:
-    """Returns the bits, and the group size as the ops take it."""
-    return packing.bits, fitting_group("group size", packing.group_size)
+def sizes_of(packing: Packing) -> PackedSizes:
+    if packing.is_e4m3:
+        return PackedSizes(packing.bits, packing.group_size, is_e4m3=True)
+    return PackedSizes(packing.bits, fitting_group("group size", packing.group_size))
 
 
 def is_unused(model: Any, name: str) -> bool:
@@ -241,6 +247,7 @@ def with_packed_weights(original: Callable[..., Any]) -> Callable[..., Any]:
         form = packed_format(config, quantization_config, device_map, options)
         if form is None:
             return original(config, quantization_config, device_map, *others, **options)
+        form.say_what_is_left_out()
         config.quantization_config = PackedConfig(quantization_of(config), form.method)
         quantizer = PackedQuantizer(config.quantization_config, form)
         return quantizer, config, quantizer.update_device_map(device_map)
