@@ -12,7 +12,7 @@
 #include "core/gates.h"
 #include "gdn/chunk_bwd_walk.h"
 
-template <bool OfChannels>
+template <int Threads, bool OfChannels = false>
 [[kernel]] void chunk_bwd_intra(
     device const float* g [[buffer(0)]],
     device const int* cu_seqlens [[buffer(1)]],
@@ -25,6 +25,7 @@ template <bool OfChannels>
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  static_assert(Threads % kBwdSlice == 0 && Threads <= 256, "a thread owns a channel of a whole slice");
   constexpr int C = kBwdChunk;
   threadgroup float dL[C * C];
   threadgroup float dP[C * C];
@@ -32,10 +33,9 @@ template <bool OfChannels>
   const Chunk chunk = own_chunk(cu_seqlens, parameters, group.x, group.z, lane);
   const int64_t head = group.y;
   const int64_t matrices = matrices_of(parameters, int64_t(group.z), int64_t(group.x), head);
-  const int64_t stride = whole_slices(parameters.key_size);
+  constexpr int64_t stride = Threads;
   const int channel = int(thread_index);
-  const int threads = int(stride);
-  for (int item = channel; item < C * C; item += threads) {
+  for (int item = channel; item < C * C; item += Threads) {
     dL[item] = squares[square_plane(matrices, kBwdDL) + item];
     dP[item] = squares[square_plane(matrices, kBwdDP) + item];
   }
@@ -101,7 +101,7 @@ template <bool OfChannels>
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (channel < chunk.tokens) {
       float sum = 0.0f;
-      for (int n = 0; n < threads / 32; ++n) sum += sums[n * C + channel];
+      for (int n = 0; n < Threads / 32; ++n) sum += sums[n * C + channel];
       dg[first + channel * value_heads] = sum;
     }
   }

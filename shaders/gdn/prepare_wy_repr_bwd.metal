@@ -3,7 +3,8 @@
 // 8x8 block of both matrices. The threads of a row share its dbeta.
 // Registers: the block, and a part of a row's sum. Threadgroup memory: 32 columns of r, d_o and du.
 // Layout: values, squares and betas as in chunk_bwd.h; dv [B, T, HV, V] and dbeta [B, T, HV] contiguous.
-//     dv = beta du;  dbeta = sum du r;  dP = d_o (beta r)^T for i >= j;  dL = -(beta du) (beta r)^T for i > j
+//     dv = beta du;  dbeta = sum du r;  dP = d_o (beta r)^T;  dL = -(beta du) (beta r)^T
+// chunk_bwd_intra reads only the lower parts of dP and dL.
 #include "gdn/chunk_bwd_walk.h"
 
 template <typename T>
@@ -75,8 +76,6 @@ template <typename T>
   const float2 column_beta = float2(beta[j], beta[j + 1]);
   of_P *= column_beta;
   of_L *= -beta[i] * column_beta;
-  const float2 own_P = float2(j <= i ? of_P.x : 0.0f, j + 1 <= i ? of_P.y : 0.0f);
-  const float2 own_L = float2(j < i ? of_L.x : 0.0f, j + 1 < i ? of_L.y : 0.0f);
-  *(device float2*)(squares + square_plane(matrices, kBwdDP) + i * kBwdChunk + j) = own_P;
-  *(device float2*)(squares + square_plane(matrices, kBwdDL) + i * kBwdChunk + j) = own_L;
+  *(device float2*)(squares + square_plane(matrices, kBwdDP) + i * kBwdChunk + j) = of_P;
+  *(device float2*)(squares + square_plane(matrices, kBwdDL) + i * kBwdChunk + j) = of_L;
 }

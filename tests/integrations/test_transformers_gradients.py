@@ -15,7 +15,7 @@ from tests.helpers.devices import kernels_run
 from tests.helpers.errors import relative_error
 from tests.integrations.models import KINDS, random_model, random_tokens, torch_gdn_enabled
 
-STEPS = 4
+STEPS = 50
 KIND = "qwen3_5" if "qwen3_5" in KINDS else "qwen3_next"
 
 

@@ -16,7 +16,7 @@ from torch_gdn_check.registry import bounds, invalid
 from torch_gdn_check.registry.gdn import BF16, F16, F32, SMALL, RulePoint, draw_rule, outside
 from torch_gdn_check.registry.inputs import Call
 from torch_gdn_check.registry.invalid import change
-from torch_gdn_check.registry.models import DTYPES
+from torch_gdn_check.registry.models import DTYPES, MODEL_SIZES, OTHER_SIZES
 from torch_gdn_check.registry.registry import Invalid, Named, OpEntry, accepted_by, register
 
 PER_TOKEN = ("q", "k", "v", "g", "beta")
@@ -99,6 +99,11 @@ def backward_points() -> Iterator[RulePoint]:
     yield RulePoint(F16, K=60, V=256, from_state=False, tokens=40)
 
 
+def compiled_backward() -> Iterator[RulePoint]:
+    for dtype, (K, V) in itertools.product(DTYPES, (*MODEL_SIZES, *OTHER_SIZES)):
+        yield RulePoint(dtype, K=K, V=V, tokens=2)
+
+
 for name, rule in (
     ("chunk_gated_delta_rule_bwd", reference.fused_recurrent_gated_delta_rule),
     ("chunk_kda_bwd", reference.fused_recurrent_kda),
@@ -109,6 +114,7 @@ for name, rule in (
             draw=partial(draw_backward, of_channels=name == "chunk_kda_bwd"),
             small=SMALL,
             points=list(backward_points()),
+            compiled=compiled_backward,
             exact=partial(exact_backward, rule=rule),
             bound=backward_bounds,
             heads={"dinitial_state": 1},

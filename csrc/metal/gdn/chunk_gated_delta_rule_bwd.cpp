@@ -240,7 +240,7 @@ class Backward {
   Launch intra() const {
     return {"chunk_bwd_intra",
             "gdn/chunk_bwd_intra.metal",
-            {in_.of_channels},
+            {whole_slices(int(s_.K)), TemplateArgument::flag(in_.of_channels)},
             {in_.g, in_.cu_seqlens, scratch_.squares, scratch_.channels, scratch_.keys, out_.dg,
              Binding::values(parameters_)},
             chunks(),

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from torch_gdn import reference
 from torch_gdn._recorder import KernelVariant, Launch
 from torch_gdn.tools.tuning_cache import FUSED_CHUNK_SIZES
 from torch_gdn_check import probes
@@ -88,13 +89,17 @@ def compiled_at(*families: type[Point]) -> Wanted:
             yield from ((entry, point) for point in [*entry.compiled()] or entry.points)
 
 
+def backward_at(points: Iterable[RulePoint]) -> Wanted:
+    yield from ((REGISTRY[op], point) for point in points for op in reference.gradients.__all__)
+
+
 @cache
 def all_launches() -> list[Launch]:
     """Returns the launches of everything to prove: what the check computes and compiles, and more."""
     rules = list(rule_points())
     wanted: list[Wanted] = [end_to_end(point) for point in rules]
     wanted += [stages_at(rules), *(kda_at(point) for point in kda_points())]
-    wanted += [computed(quick=False), compiled(), mixed_dtypes()]
+    wanted += [computed(quick=False), compiled(), mixed_dtypes(), backward_at([replace(SHORT, K=255, V=511)])]
     return launches(itertools.chain.from_iterable(wanted))
 
 
@@ -145,6 +150,7 @@ def model_launches() -> list[Launch]:
     wanted: list[Wanted] = [*(end_to_end(point) for point in rules), stages_at(rules)]
     wanted.append((REGISTRY[RECURRENT], replace(each, tokens=1, channels=False)) for each in rules)
     wanted += [*(kda_at(replace(SHORT, dtype=dtype)) for dtype in DTYPES)]
+    wanted.append(backward_at(replace(each, channels=False) for each in rules))
     wanted.append((entry, point) for entry, point in others if is_of_models(entry, point))
     # The awkward sizes are a length that is no power of two, codes that straddle words, and the longest vectors.
     awkward: list[tuple[str, Point]] = [("aura_encode", CodecPoint(DTYPES[0], D=80, tokens=2))]
