@@ -24,7 +24,8 @@ from tests.helpers.gradients import (
 )
 from torch_gdn import reference
 from torch_gdn_check.registry.bounds import OF_FLA
-from torch_gdn_check.registry.gradients import exact_gradients
+from torch_gdn_check.registry.gradients import PER_TOKEN, exact_gradients
+from torch_gdn_check.registry.inputs import to_device
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 AS_FAR_AS_FLA = 1.3
@@ -77,6 +78,22 @@ def test_segments_on_mps(rule: str) -> None:
     alone |= {"initial_state": call["initial_state"][2:3], "cu_seqlens": torch.tensor([0, 62])}
     for name, x in gradients_of(RULES[rule][0], alone, do[:, 48:110], dht[2:3], device).items():
         assert_same_bits(name, x, found[name][2:3] if name == "initial_state" else found[name][:, 48:110])
+
+
+@each_rule
+def test_memory_on_mps_grows_by_the_token(rule: str) -> None:
+    """By the gradients, and a state for each segment of 48 tokens, but not by the matrices of chunks."""
+    device, allocated = ready("mps"), []
+    for T in (96, 96, 192):  # the first call also allocates what the device keeps
+        call = draw_call(rule, T, 16, 16, B=1, H=64, HV=64)
+        moved = to_device({name: call[name] for name in PER_TOKEN}, device)
+        do = torch.ones_like(moved["v"])
+        with profiled() as profile:
+            found = getattr(torch.ops.gdn, f"{rule}_bwd")(**moved, do=do)
+        allocated.append(profile.allocated_bytes)
+    gradients = sum(x.nbytes for x in found) // 2
+    states = 2 * 64 * 16 * 32 * 4  # V is a whole slice of 32
+    assert gradients < allocated[2] - allocated[1] <= 1.02 * (gradients + states)
 
 
 @each_rule
