@@ -100,7 +100,7 @@ def drawn_points(op: str) -> Iterator[Any]:
         yield from itertools.islice(filter(is_taken, draw.sample(points, len(points))), 2)
 
 
-# test_more_than_a_simdgroup.py has the counts of the rules, whose float64 takes seconds.
+# test_counts_of_the_rules.py has the rules.
 COUNTED = [op for op, entry in REGISTRY.items() if counts_of(entry) and not {"K", "V"} <= fields_of(entry)]
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.devices import DEVICES
+from tests.helpers.entries import WITHOUT_KERNELS
 from tests.helpers.pairwise import pairwise
-from tests.helpers.variations import assert_exact_everywhere, plans, some
+from tests.helpers.variations import assert_exact_everywhere, plans, random_of, some
+from tests.properties.test_sizes_that_change_the_plan import algorithms_of
 from torch_gdn_check.registry import REGISTRY
 from torch_gdn_check.registry.inputs import Call, empty_on
 from torch_gdn_check.registry.registry import OpEntry
@@ -25,6 +29,7 @@ SCALARS: dict[str, Any] = {
     "norm_eps": 1e-2,
     "scoring": "sigmoid",
     "n_group": 2,
+    "head_grouping": "tiled",
 }
 # State and order of the tokens are those of the call's tensors.
 OF_ROWS = {"exact_sinks", "tail", "exact_length"}  # with other exact rows these are 0
@@ -58,9 +63,23 @@ def value_of(name: str, declared: str, call: Call) -> Any:
         return torch.randn(call["router_logits"].shape[1])
     if name == "residual" and "w_down" in call:
         return torch.randn(len(call["hidden"]), call["w_down"].shape[1]).to(call["hidden"].dtype)
+    if name in ("A_log", "dt_bias", "gk", "gv") and "v" in call:
+        return of_the_rule(name, call)
     if name == "seq_idx":
         return torch.arange(call["x"].shape[1]).div(3, rounding_mode="floor").expand(call["x"].shape[:2])
     return ABSENT
+
+
+def of_the_rule(name: str, call: Call) -> Tensor:
+    """Returns gates of each head, or of each channel of its keys or values."""
+    batch, tokens, heads, V = call["v"].shape
+    K = call["k"].shape[-1]
+    if name == "A_log":
+        return torch.linspace(-3, 1, heads)
+    if name == "dt_bias":
+        has_channels = call["g"].dim() == 4
+        return torch.linspace(-4, 1, heads * K if has_channels else heads)
+    return -torch.rand(batch, tokens, heads, K if name == "gk" else V)
 
 
 def factors_of(entry: OpEntry[Any], call: Call) -> dict[str, list[Any]]:
@@ -109,12 +128,8 @@ def options_of(call: Call, names: dict[str, list[Any]]) -> tuple[Any, ...]:
     return tuple(str(call.get(name)) if not isinstance(call.get(name), Tensor) else name for name in names)
 
 
-# Each pair of the rules' options takes kernels of its own: tests/gdn/test_gated_delta_rule_options.py has them.
-OPTIONAL = [
-    op
-    for op, entry in REGISTRY.items()
-    if factors_of(entry, entry.smallest()) and not {"q", "g"} <= set(entry.arguments)
-]
+RULES = [op for op, entry in REGISTRY.items() if {"q", "g"} <= set(entry.arguments)]
+OPTIONAL = [op for op, entry in REGISTRY.items() if op not in RULES and factors_of(entry, entry.smallest())]
 
 
 @pytest.mark.sweep(1)
@@ -135,3 +150,23 @@ def test_options(op: str) -> None:
                 seen.add(key)
                 assert_exact_everywhere(entry, point, call, f"options {sorted(call.keys() & factors.keys())}")
     assert seen
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("op", RULES)
+def test_options_of_the_rules(op: str) -> None:
+    """Each pair of options takes kernels of its own on mps, so that one case of a run compiles them there."""
+    entry, draw = REGISTRY[op], random_of("options", op)
+    algorithms = algorithms_of(op) if "return_intermediate_states" in entry.arguments else (None,)
+    small = replace(entry.small, K=16, V=8)
+    base, computed = entry.call(small), 0
+    factors = factors_of(entry, base)
+    for case in some(pairwise(factors), CASES, "options", op):
+        call = repaired(entry, base, case, factors)
+        if call is None:
+            continue
+        point = replace(small, algorithm=draw.choice(algorithms))
+        devices = ("cpu",) if computed or op in WITHOUT_KERNELS else DEVICES
+        what = f"options {sorted(call.keys() & factors.keys())}"
+        computed += assert_exact_everywhere(entry, point, call, what, devices=devices)
+    assert computed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -96,8 +96,7 @@ EXPONENTS = {"q", "k", "q_rot", "key_cache", "key_norms", "key_tile_means", "til
 EXPONENTS |= {"sinks", "m_partials", "g", "gk", "gv", "beta", "A_log", "dt_bias", "a", "b", "qkv", "z", "conv_pool"}
 TABLES = ("signs", "codebook", "boundaries", "l_partials")  # ends of names; their values are made by other ops
 FEW, ALL = 3, 120  # changes of a tensor in a run, or of all tensors together if calls are cheap
-# test_gates_and_norms_at_thresholds.py and test_exponents_at_their_ends.py have the values of the rules, whose
-# states depend on all tokens before.
+# test_values_of_the_rules.py has the rules, whose states depend on all tokens before.
 FLOATING = [
     op
     for op, entry in REGISTRY.items()
@@ -123,10 +122,14 @@ def test_values(op: str) -> None:
 
 def assert_exact_with(entry: OpEntry[Any], point: Any, call: Call, name: str, what: str) -> None:
     change = changes_of(call[name].dtype, largest(entry.name, name, call[name].dtype))[what]
-    changed = call | {name: change(call[name])}
+    assert_values(entry, point, call | {name: change(call[name])}, f"{name}: {what}")
+
+
+def assert_values(entry: OpEntry[Any], point: Any, changed: Call, what: str, devices: Sequence[str] = DEVICES) -> None:
+    """Asserts that each number of the call's outputs is near float64."""
     exact = entry.exact_outputs(changed)
     allowed = entry.bound(point, changed, exact)
-    for device in DEVICES:
+    for device in devices:
         found = attempt(entry, point, changed, device)
         assert not isinstance(found, str), found
         assert found.keys() == exact.keys()
@@ -136,7 +139,7 @@ def assert_exact_with(entry: OpEntry[Any], point: Any, call: Call, name: str, wh
             if wrong(output, x, exact[output], bound, None):
                 distances = distances or moved(entry, changed, exact)
                 why = wrong(output, x, exact[output], bound, distances[output])
-                assert not why, f"{entry.name} on {device}, {name}: {what}, at {point.name}: {output}: {why}"
+                assert not why, f"{entry.name} on {device}, {what}, at {point.name}: {output}: {why}"
 
 
 def largest(op: str, name: str, dtype: torch.dtype) -> float:

@@ -43,7 +43,7 @@ def fused_recurrent_kda(
     dt_bias: Tensor | None = None, scale: float | None = None, initial_state: Tensor | None = None,
     output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False, use_gate_in_kernel: bool = False,
     use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False, lower_bound: float | None = None,
-    state_v_first: bool = False, cu_seqlens: Tensor | None = None,
+    state_v_first: bool = False, cu_seqlens: Tensor | None = None, head_grouping: str = "block",
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Computes the rule as defined, token by token. g [B, T, HV, K] is the log decay of each row of the state."""
     return fused_recurrent_gated_delta_rule(
@@ -61,4 +61,5 @@ def fused_recurrent_kda(
         gk=fused_kda_gate(g, A_log, dt_bias, lower_bound) if use_gate_in_kernel else g,
         use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
         allow_neg_eigval=allow_neg_eigval,
+        head_grouping=head_grouping,
     )

@@ -117,11 +117,19 @@ def draw_rule(point: RulePoint, chunked: bool, in_place: bool, of_channels: bool
     return call
 
 
+def slots_of(call: Call) -> Tensor:
+    """Returns the slot of each sequence. By default the first sequence has the first slot, and so on."""
+    count = len(call["v"]) if call.get("cu_seqlens") is None else len(call["cu_seqlens"]) - 1
+    given: Tensor | None = call.get("state_indices")
+    return torch.arange(count) if given is None else given
+
+
 def with_states(call: Call) -> Call:
     """Turns an in-place call into one with the initial states of its sequences instead of a pool."""
     found = {name: x for name, x in call.items() if name not in ("state_pool", "state_indices", "has_initial_state")}
-    states = call["state_pool"][call["state_indices"].clamp(min=0)]
-    states[~call["has_initial_state"]] = 0
+    states = call["state_pool"][slots_of(call).clamp(min=0)]
+    if call.get("has_initial_state") is not None:
+        states[~call["has_initial_state"]] = 0
     return found | {"initial_state": states, "output_final_state": True}
 
 
@@ -132,7 +140,7 @@ def exact_rule(call: Call, rule: Callable[..., Any]) -> Any:
     batch, tokens = call["v"].shape[:2]
     o, states = rule(**accepted_by(rule, with_states(call)))
     for n, b, first, last, _ in sequences(batch, tokens, call.get("cu_seqlens")):
-        slot = int(call["state_indices"][n])
+        slot = int(slots_of(call)[n])
         if slot < 0:
             o[b, first:last] = 0
         else:
