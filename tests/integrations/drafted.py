@@ -24,8 +24,12 @@ def files(folder: Path, kind: str, right: str, **options: Any) -> Path:
     return written(folder, kind, scale, sign, **options)
 
 
-def written(folder: Path, kind: str, scale: float, sign: float, noise: float = 0.0, **options: Any) -> Path:
-    """Writes a model. `noise` is added to the matrix before the prediction layer."""
+def written(
+    folder: Path, kind: str, scale: float, sign: float, noise: float = 0.0, block: float = 0.01, **options: Any
+) -> Path:
+    """Writes a model. `noise` is added to the matrix before the prediction layer. The layer adds `block` times as much
+    to it as the model's last layer to a token.
+    """
     model = random_model(kind, **options)
     model.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
@@ -33,33 +37,38 @@ def written(folder: Path, kind: str, scale: float, sign: float, noise: float = 0
         if name.endswith(ADDING):
             tensors[name] *= scale
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    add_layer(folder, model, tensors, sign, noise)
+    add_layer(folder, model, tensors, sign, noise, block)
     return folder
 
 
 def add_layer(
-    folder: Path, model: Any, tensors: dict[str, Tensor] | None = None, sign: float = 1.0, noise: float = 0.0
+    folder: Path,
+    model: Any,
+    tensors: dict[str, Tensor] | None = None,
+    sign: float = 1.0,
+    noise: float = 0.0,
+    block: float = 0.01,
 ) -> None:
     """Adds a prediction layer to a model's files. `tensors` are the model's own, unless they have changed since."""
     file = folder / "model.safetensors"
-    own = layer_of(model, model.state_dict() if tensors is None else tensors, sign, noise)
+    own = layer_of(model, model.state_dict() if tensors is None else tensors, sign, noise, block)
     save_file(load_file(file) | own, file, metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config["mtp_num_hidden_layers"] = 1
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
-def layer_of(model: Any, tensors: dict[str, Tensor], sign: float, noise: float) -> dict[str, Tensor]:
-    """Returns the tensors of the prediction layer, as Qwen names them. It attends, but adds little."""
+def layer_of(model: Any, tensors: dict[str, Tensor], sign: float, noise: float, block: float) -> dict[str, Tensor]:
+    """Returns the tensors of the prediction layer, as Qwen names them."""
     last, size = f"model.layers.{model.config.num_hidden_layers - 1}.", model.config.hidden_size
-    block = {f"mtp.layers.0.{name.removeprefix(last)}": x.clone() for name, x in tensors.items() if last in name}
-    for name in block:
+    found = {f"mtp.layers.0.{name.removeprefix(last)}": x.clone() for name, x in tensors.items() if last in name}
+    for name in found:
         if name.endswith(ADDING):
-            block[name] *= 0.01
+            found[name] *= block
     both = torch.cat([sign * torch.eye(size), torch.zeros(size, size)], 1)
     both += noise * torch.randn(both.shape, generator=torch.Generator().manual_seed(0))
     norms = ("mtp.norm", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden")
-    return block | {"mtp.fc.weight": both} | {f"{name}.weight": torch.zeros(size) for name in norms}
+    return found | {"mtp.fc.weight": both} | {f"{name}.weight": torch.zeros(size) for name in norms}
 
 
 def loaded(folder: Path, **options: Any) -> Any:

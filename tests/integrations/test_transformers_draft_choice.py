@@ -16,9 +16,11 @@ from tests.integrations.serving import other_version
 from torch_gdn.integrations import transformers
 from torch_gdn.integrations.transformers import draft_choice
 from torch_gdn.integrations.transformers.draft_choice import DRAFTED, PLAIN, Choice
+from torch_gdn.integrations.transformers.versions import with_cache
 
 if reason := other_version("rollback"):
     pytest.skip(reason, allow_module_level=True)
+from transformers import DynamicCache
 
 pytestmark = pytest.mark.usefixtures("serving")
 CPU = torch.device("cpu")
@@ -132,11 +134,33 @@ def test_auto_runs_the_faster_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     model = loaded(folder)
     clock = Clock(model, {1: 1.0, 2: of_two})
     monkeypatch.setattr(draft_choice, "clock", clock)
-    assert torch.equal(model.generate(prompt, **given), expected)
+    cache = DynamicCache(config=model.config)
+    assert torch.equal(model.generate(prompt, **given, **with_cache(cache)), expected)
+    assert not cache.layers[0].record_past  # plain steps decode in place
+    assert not {"torch_gdn_history", "torch_gdn_steps"} & vars(cache.layers[0]).keys()
     (name, text), *others = transformers.status().drafts.items()
     assert not others and name.startswith(f"{folder} on cpu")
     assert text.startswith(f"{way}: ") and text.endswith("% accepted")
     assert (2 in clock.steps[-6:]) == (way == DRAFTED)
+
+
+@pytest.mark.parametrize("drafts", ["auto", 2])
+def test_a_streamer_gets_what_plain_steps_give(tmp_path: Path, drafts: Any) -> None:
+    from transformers.generation.streamers import BaseStreamer
+
+    class Streamer(BaseStreamer):
+        tokens: list[int] = []  # noqa: RUF012
+
+        def put(self, value: torch.Tensor) -> None:
+            self.tokens += value.flatten().tolist() if value.dim() == 1 or not self.tokens else [-2]
+
+        def end(self) -> None:
+            self.tokens.append(-1)
+
+    transformers.enable(drafts=drafts)
+    model = loaded(files(tmp_path, "qwen3_5", "always"))
+    text = model.generate(random_tokens(1, 9), do_sample=False, max_new_tokens=20, streamer=Streamer())
+    assert Streamer.tokens == [*text[0].tolist(), -1]
 
 
 def test_a_sampled_text_has_the_length_that_was_asked_for(tmp_path: Path) -> None:

@@ -126,8 +126,18 @@ def decode_refusal(
     )
 
 
-def run_decode(layer: Any, hidden_states: Tensor, conv_state: Tensor, state: Tensor) -> Tensor | None:
-    """Returns None, before it has written a state, if the projections are not what their classes promise."""
+def run_decode(
+    layer: Any,
+    hidden_states: Tensor,
+    conv_state: Tensor,
+    state: Tensor,
+    state_indices: Tensor | None = None,
+    num_accepted_tokens: Tensor | None = None,
+) -> Tensor | None:
+    """Returns None, before it has written a state, if the projections are not what their classes promise.
+
+    `state_indices` and `num_accepted_tokens` are `gdn_decode_`'s, for a step of drafts.
+    """
     form = form_of(layer)
     assert form is not None
     norm = getattr(layer, form.norm)
@@ -142,6 +152,8 @@ def run_decode(layer: Any, hidden_states: Tensor, conv_state: Tensor, state: Ten
         layer.dt_bias,
         state,
         norm.weight,
+        state_indices,
+        num_accepted_tokens=num_accepted_tokens,
         conv_bias=layer.conv1d.bias,
         activation=layer.activation,
         allow_neg_eigval=getattr(layer, "allow_neg_eigval", False),

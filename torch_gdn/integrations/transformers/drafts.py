@@ -33,7 +33,8 @@ class Call:
 
     drafts: int  # of the prediction layer in a step
     criteria: list[Any] = field(default_factory=list)  # those that may stop it within a draft
-    cached: int = 0  # tokens in the cache before the first step
+    cache: Any = None
+    cached: int = 0  # tokens in it before the first step
     heard: list[Tensor] = field(default_factory=list)  # hidden states that the prediction layer has not seen
     layer: PredictionDrafts | None = None
 
@@ -70,6 +71,7 @@ def in_a_call(original: Callable[..., Any], models: tuple[type, ...]) -> Callabl
         cache = options.get(CACHE_NAMES.model)
         call = resumed.get() or Call(tokens_in_a_step())
         call.criteria = [each for each in options["stopping_criteria"] if type(each) not in HANDLED]
+        call.cache = cache
         call.cached = 0 if cache is None else cache.get_seq_length()
         heard = call.heard if options["generation_config"].use_mtp else None
         token = current.set(call)

@@ -19,6 +19,7 @@ from transformers.cache_utils import LinearAttentionCacheLayerMixin
 import torch_gdn
 from torch_gdn.integrations.transformers import drafts, known_forms
 from torch_gdn.integrations.transformers.patches import Patch, rebind
+from torch_gdn.integrations.transformers.verify_step import STEPS, steps_of, take_back, verifier
 from torch_gdn.integrations.transformers.versions import CACHE_NAMES
 
 KEPT = 64  # tokens at the end of a prompt that can be taken back
@@ -107,9 +108,17 @@ class Recorder:
 
 
 def forward_with_history(original: Callable[..., Any]) -> Callable[..., Any]:
+    verify = verifier(original)
+
     def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
         cache = kwargs.get(CACHE_NAMES.delta_net)
         if cache is not None and cache.is_recording_past(layer.layer_idx):
+            # After each step of this call its drafts are taken back. A draft model takes back several steps at once.
+            if (call := drafts.current.get()) is not None and call.cache is cache:
+                y = verify(layer, *args, **kwargs)
+                if y is not None:
+                    vars(cache.layers[layer.layer_idx])[HISTORY] = History(None, [], {})
+                    return y
             kwargs["layer_states"] = Recorder(cache.layers[layer.layer_idx])
         return original(layer, *args, **kwargs)
 
@@ -127,6 +136,9 @@ def croppable_with_history(own: Any) -> property:
 
 def crop_with_state(original: Callable[..., None]) -> Callable[..., None]:
     def crop(layer: Any, tokens_to_remove: int) -> None:
+        if (steps := steps_of(layer)) is not None:
+            take_back(layer, steps, -tokens_to_remove)
+            return
         original(layer, tokens_to_remove)
         if (history := vars(layer).get(HISTORY)) is not None:
             layer.recurrent_states[0] = history.before(-tokens_to_remove, layer.recurrent_states[0])
@@ -138,6 +150,7 @@ def crop_with_state(original: Callable[..., None]) -> Callable[..., None]:
 def stop_recording(cache: Any) -> None:
     """Undoes `activate_past_recording` after a `crop`, so that states are decoded in place again."""
     for layer in cache.layers:
-        vars(layer).pop(HISTORY, None)
+        for name in {HISTORY, STEPS} & vars(layer).keys():
+            delattr(layer, name)
         for name in {"record_past", "recording"} & vars(layer).keys():
             setattr(layer, name, False)
