@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
-from tests.integrations.models import VOCABULARY, random_model
+from tests.integrations.drafted import files
+from tests.integrations.models import VOCABULARY
 
 
 class Bytes:
@@ -25,5 +28,8 @@ class Bytes:
         return str(tokens.tolist())
 
 
-transformers.AutoModelForCausalLM.from_pretrained = lambda *_, **__: random_model("qwen3_5")
+FOLDER = tempfile.TemporaryDirectory()  # deleted when the program ends
+DOWNLOADED = transformers.Qwen3_5ForCausalLM.from_pretrained
+files(Path(FOLDER.name), "qwen3_5", "always")  # with a prediction layer
+transformers.AutoModelForCausalLM.from_pretrained = lambda *_, **__: DOWNLOADED(FOLDER.name, dtype="float32").eval()
 transformers.AutoTokenizer.from_pretrained = lambda *_: Bytes()

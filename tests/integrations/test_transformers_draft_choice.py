@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.integrations.drafted import files, loaded
-from tests.integrations.models import random_tokens
+from tests.integrations.models import random_model, random_tokens
 from tests.integrations.serving import other_version
 from torch_gdn.integrations import transformers
 from torch_gdn.integrations.transformers import draft_choice
@@ -169,6 +169,18 @@ def test_a_sampled_text_has_the_length_that_was_asked_for(tmp_path: Path) -> Non
     torch.manual_seed(0)
     text = model.generate(random_tokens(1, 9), do_sample=True, pad_token_id=0, max_new_tokens=45)
     assert text.shape == (1, 54)
+
+
+def test_files_without_the_layer_are_not_drafted_for(tmp_path: Path) -> None:
+    """A model that was trained further and saved has lost it. The warning comes once."""
+    transformers.enable(drafts="auto")
+    random_model("qwen3_5").save_pretrained(tmp_path)
+    model, prompt = loaded(tmp_path), random_tokens(1, 9)
+    with pytest.warns(UserWarning, match="no drafts for Qwen3_5ForCausalLM: .*weights are missing from") as warned:
+        found = [model.generate(prompt, do_sample=False, max_new_tokens=5) for _ in range(2)]
+    assert len([each for each in warned if "no drafts" in str(each.message)]) == 1
+    transformers.disable()
+    assert torch.equal(found[1], model.generate(prompt, do_sample=False, max_new_tokens=5))
 
 
 def test_other_calls_stay_as_they_are(tmp_path: Path) -> None:

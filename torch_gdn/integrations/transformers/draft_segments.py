@@ -7,12 +7,14 @@ sees the hidden states of the plain segments.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
+from weakref import WeakSet
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.generation import utils
 from transformers.generation.stopping_criteria import MaxLengthCriteria, StoppingCriteriaList
@@ -22,12 +24,13 @@ from torch_gdn.integrations.transformers import draft_choice, known_forms
 from torch_gdn.integrations.transformers.draft_choice import DRAFTED, PLAIN, choice_of, keep
 from torch_gdn.integrations.transformers.drafts import AUTO, Call, hearing, resumed, tokens_in_a_step, wanted
 from torch_gdn.integrations.transformers.patches import Patch, rebind
-from torch_gdn.integrations.transformers.prediction_layers import number_of_layers
+from torch_gdn.integrations.transformers.prediction_layers import number_of_layers, prediction_model
 from torch_gdn.integrations.transformers.rollback import stop_recording
 from torch_gdn.integrations.transformers.versions import CACHE_NAMES
 
 CONTROL = {"logits_processor", "stopping_criteria", "generation_config", "synced_gpus", "streamer", "tokenizer"}
 KNOWN = CONTROL | {CACHE_NAMES.model, "attention_mask", "position_ids", "use_cache", "logits_to_keep"}
+without_layer: WeakSet[nn.Module] = WeakSet()
 HEARD = 1024  # tokens of a prompt that the prediction layer sees later, if the prompt is in a plain segment
 
 
@@ -87,8 +90,20 @@ def may_draft(model: Any, input_ids: Tensor, options: dict[str, Any]) -> bool:
         and not (config.return_dict_in_generate or config.is_assistant or config.prefill_chunk_size)
         and type(options.get(CACHE_NAMES.model)) is DynamicCache
         and number_of_layers(model) == 1
-        and bool(model.config.name_or_path)
+        and has_layer(model)
     )
+
+
+def has_layer(model: Any) -> bool:
+    """Returns whether the model's files have the layer that its configuration promises. If not, it warns once."""
+    if model not in without_layer:
+        try:
+            prediction_model(model)
+            return True
+        except (OSError, RuntimeError, ValueError) as error:  # of reading files
+            warnings.warn(f"torch_gdn: no drafts for {type(model).__name__}: {error}", stacklevel=2)
+            without_layer.add(model)
+    return False
 
 
 class Generation:
