@@ -67,7 +67,7 @@ def cases() -> Iterator[tuple[str, int, bool]]:
     """Yields a column's name, the number of drafts, and whether they are accepted."""
     for drafts in DRAFTS:
         for accepted in (True, False) if drafts else (True,):
-            yield f"{drafts} drafts{', rejected' * (not accepted)}" if drafts else "no draft", drafts, accepted
+            yield f"drafts: {drafts}{', rejected' * (not accepted)}", drafts, accepted
 
 
 def count(name: str, drafts: int, accepted: bool) -> dict[Place, Counts]:
