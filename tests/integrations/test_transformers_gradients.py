@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from tests.helpers.errors import relative_error
 from tests.integrations.models import KINDS, random_model, random_tokens, torch_gdn_enabled
 
 STEPS = 50
+RATES = {"full": 0.1, "LoRA": 0.03}  # at 0.1, steps of LoRA multiply the rounding errors of earlier ones
+TWO_LAYERS = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
 KIND = "qwen3_5" if "qwen3_5" in KINDS else "qwen3_next"
 
 
@@ -34,7 +37,7 @@ class LoRA(nn.Module):
 
 
 def trainable(how: str) -> Any:
-    model = random_model(KIND)
+    model = random_model(KIND, **TWO_LAYERS)
     if how == "LoRA":
         torch.manual_seed(0)
         model.requires_grad_(False)
@@ -45,11 +48,11 @@ def trainable(how: str) -> Any:
     return model
 
 
-def losses(model: Any, device: torch.device) -> list[float]:
+def losses(model: Any, how: str, device: torch.device) -> list[float]:
     model = copy.deepcopy(model).to(device)
     learned = [x for x in model.parameters() if x.requires_grad]
-    optimizer = torch.optim.SGD(learned, lr=0.1)
-    tokens, found = random_tokens(2, 40).to(device), []
+    optimizer = torch.optim.SGD(learned, lr=RATES[how])
+    tokens, found = random_tokens(2, 24).to(device), []
     for _ in range(STEPS):
         loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
         optimizer.zero_grad()
@@ -59,17 +62,22 @@ def losses(model: Any, device: torch.device) -> list[float]:
     return found
 
 
+@cache
+def losses_of_transformers(how: str) -> list[float]:
+    return losses(trainable(how), how, torch.device("cpu"))
+
+
 @pytest.mark.parametrize("how", ["full", "LoRA"])
 def test_the_losses_are_those_of_transformers(device: torch.device, how: str) -> None:
-    model = trainable(how)
-    expected = losses(model, torch.device("cpu"))
+    model, expected = trainable(how), losses_of_transformers(how)
     assert expected[-1] < expected[0] - 1e-3, "it learns"
-    kernels = ("norm_bwd", "causal_conv1d_bwd") + (("sum_partials",) if how == "full" else ())
+    kernels: tuple[str, ...] = ("norm_bwd", "causal_conv1d_bwd", "chunk_gated_delta_rule_bwd_dhu")
+    kernels += ("sum_partials",) if how == "full" else ()
     with torch_gdn_enabled() as transformers, kernels_run(device, *kernels), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        found = losses(model, device)
+        found = losses(model, how, device)
         taken = transformers.status().taken
-    assert taken["causal_conv1d_fn"] == taken["rms_norm_gated"] == taken["chunk_gated_delta_rule"] >= STEPS
+    assert taken["causal_conv1d_fn"] == taken["rms_norm_gated"] == taken["chunk_gated_delta_rule"] == STEPS
     for x, y in zip(found, expected, strict=True):
         assert abs(x - y) < 1e-4
 
