@@ -287,13 +287,17 @@ class FromAnySource(Work):
 
 @contextlib.contextmanager
 def explained(who: str) -> Iterator[None]:
-    """Says in one line what gloo's errors mean."""
+    """Says in one line what gloo's errors of the connection mean. Other errors pass."""
     try:
         yield
     except RuntimeError as error:
         said = re.sub(r"^\[\S+:\d+\] ", "", str(error).partition("\n")[0]).partition(". This is")[0]
-        late = "timed out" in said.lower() or "timeout" in said.lower()
-        what = "another process did not answer in time" if late else "the connection to another process is lost"
+        if re.search("timed out|timeout", said, re.I):
+            what = "another process did not answer in time"
+        elif re.search("connection|closed|reset by peer|broken pipe", said, re.I):
+            what = "the connection to another process is lost"
+        else:
+            raise
         raise RuntimeError(f"{who}: {what} (gloo: {said})") from error
 
 

@@ -238,6 +238,16 @@ def check_all_to_all_single_with_sizes() -> None:
     same(found, torch.tensor([[each, rank() + row] for each in range(3) for row in range(rows)]).reshape(-1, 2))
 
 
+def check_wrong_sizes_are_not_taken_for_a_lost_connection() -> None:
+    x = torch.zeros(3, 2, device="mps")
+    try:
+        dist.all_to_all_single(torch.zeros_like(x), x, [1, 1, 1], [1, 1, 3])
+    except RuntimeError as error:
+        assert "plit sizes" in str(error) and "connection" not in str(error), error
+    else:
+        raise AssertionError("wrong sizes were taken")
+
+
 def check_gather_and_scatter() -> None:
     found = [torch.zeros(4, dtype=torch.int16, device="mps") for _ in NUMBERS] if rank() == 1 else None
     dist.gather(mine(torch.int16), found, dst=1)
