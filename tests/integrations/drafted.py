@@ -14,7 +14,7 @@ from tests.integrations.models import random_model
 
 # How much the layers add to an embedding, and what the prediction layer makes of it. It continues the last token's
 # embedding, so that it is right wherever the layers do not change the most likely token.
-KINDS = {"always": (0.02, 1.0), "sometimes": (0.1, 1.0), "never": (0.02, -1.0)}
+KINDS = {"always": (0.005, 1.0), "sometimes": (0.1, 1.0), "never": (0.005, -1.0)}
 ADDING = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
 
 
