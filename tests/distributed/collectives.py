@@ -296,6 +296,7 @@ def check_recv_from_any_process() -> None:
         same(found[2], NUMBERS[2])
     else:
         dist.send(mine(), 1)
+    dist.barrier()  # or the second recv may take what process 0 sends in the next check
 
 
 def check_a_ring_of_sends() -> None:
