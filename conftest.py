@@ -67,9 +67,9 @@ def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     The parameter "mps-chunked" is `mps` with that prefill algorithm forced (tests/helpers/prefill.py).
     """
     name, _, algorithm = request.param.partition("-")
-    found = ready(name)
+    result = ready(name)
     with prefill_algorithm(algorithm or None):
-        yield found
+        yield result
 
 
 @pytest.fixture(autouse=True)

@@ -17,12 +17,12 @@ VERSION = re.compile(r'^(version = "[^"+]+)"$', re.MULTILINE)
 
 def pinned(text: str, torch: str) -> str:
     first, after_last = map(int, RANGE.findall(text)[0])
-    found = re.fullmatch(r"2\.(\d+)\.\d+", torch)
-    if not found or not first <= int(found[1]) < after_last:
+    result = re.fullmatch(r"2\.(\d+)\.\d+", torch)
+    if not result or not first <= int(result[1]) < after_last:
         raise SystemExit(
             f"pin_torch: expected torch 2.{first} to 2.{after_last - 1}, with its patch level, got {torch}"
         )
-    minor = int(found[1])
+    minor = int(result[1])
     text = RANGE.sub(f'"torch>=2.{minor},<2.{minor + 1}"', text)
     if minor == after_last - 1:
         return text

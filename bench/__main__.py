@@ -175,20 +175,20 @@ def others_table(rows: list[Row]) -> str:
 def report(rows: list[Row], rates: dict[str, float]) -> str:
     parts = ["Ceilings: " + ", ".join(f"{name} {rate / 1e9:.3g} G/s" for name, rate in rates.items())]
     for name, section in SECTIONS.items():
-        found = [row for row in rows if row.section == name]
-        if found and name == "launches":
-            parts += [f"\n## {section.title}", *launches.tables(found)]
-        elif any(row.counts for row in found):
-            parts += [f"\n## {section.title}\n", metal.table(found)]
-        elif found and name == "serving":
-            parts += [f"\n## {section.title}\n", *serving.tables(found)]
-        elif found and name == "model":
-            parts += [f"\n## {section.title}\n", *models.tables(found)]
-        elif found:
-            tables = [results.table(found, section.size_name), "", results.summary(found, section.size_name)]
+        result = [row for row in rows if row.section == name]
+        if result and name == "launches":
+            parts += [f"\n## {section.title}", *launches.tables(result)]
+        elif any(row.counts for row in result):
+            parts += [f"\n## {section.title}\n", metal.table(result)]
+        elif result and name == "serving":
+            parts += [f"\n## {section.title}\n", *serving.tables(result)]
+        elif result and name == "model":
+            parts += [f"\n## {section.title}\n", *models.tables(result)]
+        elif result:
+            tables = [results.table(result, section.size_name), "", results.summary(result, section.size_name)]
             parts += [f"\n## {section.title}\n", *tables]
-        if any(row.others for row in found):
-            parts += ["", others_table(found)]
+        if any(row.others for row in result):
+            parts += ["", others_table(result)]
     return "\n".join(parts)
 
 

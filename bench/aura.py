@@ -68,10 +68,10 @@ def run(layer: Attention, tokens: int, scheme: str, ceilings: Ceilings, seconds:
         ours.note = "wrong: not timed"
         rows.append(ours)
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        there = [x.to(device, dtype) for x in (q, k, v)]
+        on_device = [x.to(device, dtype) for x in (q, k, v)]
         name = str(dtype).removeprefix("torch.")
-        row = row_of(f"attention to {name}", scheme, there[1].nbytes + there[2].nbytes)
-        add(row, lambda tensors=there: attend(*tensors))  # type: ignore[misc]
+        row = row_of(f"attention to {name}", scheme, on_device[1].nbytes + on_device[2].nbytes)
+        add(row, lambda tensors=on_device: attend(*tensors))  # type: ignore[misc]
     times = measure(calls, device, seconds)
     for row in rows:
         if row.contender in times:

@@ -51,8 +51,8 @@ def step(name: str, kinds: tuple[str, ...], batch: int) -> Counter[str]:
     model = small_model(name, torch.bfloat16, kinds).to("mps")
     model.config._attn_implementation = ATTENTION
     ids = torch.randint(1, SMALL["vocab_size"], (batch, PROMPT)).to("mps")
-    _, found = generate(model, ids)
-    return found + Counter(attention=kinds.count(FULL))
+    _, result = generate(model, ids)
+    return result + Counter(attention=kinds.count(FULL))
 
 
 def generate(model: Any, ids: Tensor) -> tuple[Tensor, Counter[str]]:
@@ -78,12 +78,12 @@ def generate(model: Any, ids: Tensor) -> tuple[Tensor, Counter[str]]:
 
 
 def launched(profile: Any) -> Counter[str]:
-    found = Counter(copy=profile.copies.get("on the device", 0))
+    result = Counter(copy=profile.copies.get("on the device", 0))
     for kernel, figures in profile.kernels.items():
-        found["generated" if kernel.startswith("generated_kernel") else kernel] += figures.dispatches
+        result["generated" if kernel.startswith("generated_kernel") else kernel] += figures.dispatches
     for operator, calls in profile.fallbacks.items():
-        found[operator.partition(".")[0]] += calls
-    return found
+        result[operator.partition(".")[0]] += calls
+    return result
 
 
 def count(name: str, batch: int) -> dict[str, int]:

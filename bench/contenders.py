@@ -19,8 +19,8 @@ Prepare = Callable[[Case, torch.device], Prepared]
 
 def prefill_by(op: Callable[..., Any]) -> Prepare:
     def prepare(case: Case, device: torch.device) -> Prepared:
-        there = case.to(device)
-        return prepared_function(lambda: op(*there.qkv, **there.options))
+        on_device = case.to(device)
+        return prepared_function(lambda: op(*on_device.qkv, **on_device.options))
 
     return prepare
 
@@ -29,13 +29,13 @@ def decode_by(op: Callable[..., Tensor]) -> Prepare:
     """Decodes as a server does: each sequence has its state in a slot of a pool, updated in place."""
 
     def prepare(case: Case, device: torch.device) -> Prepared:
-        there = case.to(device)
-        assert there.initial_state is not None
-        first, pool = there.initial_state, there.initial_state.clone()
-        gates = {"g": there.g, "beta": there.beta}
+        on_device = case.to(device)
+        assert on_device.initial_state is not None
+        first, pool = on_device.initial_state, on_device.initial_state.clone()
+        gates = {"g": on_device.g, "beta": on_device.beta}
 
         def call() -> Tensor:
-            return op(*there.qkv, **gates, state_pool=pool)
+            return op(*on_device.qkv, **gates, state_pool=pool)
 
         def output() -> tuple[Tensor, Tensor]:
             pool.copy_(first)

@@ -90,11 +90,11 @@ def count(name: str, drafts: int, accepted: bool) -> dict[Place, Counts]:
 def steps(model: Any, tokens: int) -> list[dict[Place, Counts]]:
     """Returns the counts of each step. What a cache takes back counts for its layer."""
     ids = torch.ones(1, PROMPT, dtype=torch.long).to(model.device)
-    found: list[dict[Place, Counts]] = [{}]
+    result: list[dict[Place, Counts]] = [{}]
 
     def start() -> None:
-        found.append({})
-        counter.counts = found[-1]
+        result.append({})
+        counter.counts = result[-1]
 
     class Counted(DynamicCache):
         def crop(self, tokens_to_remove: int) -> None:
@@ -106,4 +106,4 @@ def steps(model: Any, tokens: int) -> list[dict[Place, Counts]]:
     options = with_cache(Counted(config=model.config)) | {"max_new_tokens": tokens, "do_sample": False}
     with counting(model, start) as counter:
         model.generate(ids, attention_mask=torch.ones_like(ids), use_mtp=model.prediction_layer is not None, **options)
-    return found[1:]
+    return result[1:]

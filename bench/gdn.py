@@ -87,15 +87,15 @@ def compare(
     seconds: float,
 ) -> list[Row]:
     device, dtype = ceilings.device, case.dtype
-    found = list(prepare_all(row_of, prepares, case, device))
-    times = measure({row.contender: prepared.call for row, prepared in found if prepared}, device, seconds)
+    result = list(prepare_all(row_of, prepares, case, device))
+    times = measure({row.contender: prepared.call for row, prepared in result if prepared}, device, seconds)
     floor = work.floor(ceilings.products(dtype), ceilings.bytes_a_second(work.bytes))
-    for row, prepared in found:
+    for row, prepared in result:
         if prepared:
             row.time(times[row.contender])
             row.work(work)
             row.floor = floor
-    return [row for row, _ in found]
+    return [row for row, _ in result]
 
 
 def row_maker(section: str, layer: Layer, dtype: torch.dtype, size: int) -> Callable[[str], Row]:

@@ -49,10 +49,10 @@ class ThreadpoolParams(Structure):
 
 def folder() -> Path:
     """Returns the folder. Raises ImportError, which says what is missing."""
-    found = library_folder("llama_cpp", FOLDER, "lib")
-    if found is None:
+    result = library_folder("llama_cpp", FOLDER, "lib")
+    if result is None:
         raise ImportError(f"llama-cpp-python is not installed, and {FOLDER} does not name ggml's folder")
-    return found
+    return result
 
 
 def load() -> tuple[ctypes.CDLL, ctypes.CDLL]:

@@ -11,5 +11,5 @@ def library_folder(package: str, variable: str, inside: str = "") -> Path | None
     """Returns the folder that `variable` names, else the folder `inside` an installed package, else None."""
     if named := os.environ.get(variable):
         return Path(named).expanduser()
-    found = importlib.util.find_spec(package)
-    return None if found is None or found.origin is None else Path(found.origin).parent / inside
+    result = importlib.util.find_spec(package)
+    return None if result is None or result.origin is None else Path(result.origin).parent / inside

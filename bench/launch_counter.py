@@ -80,18 +80,18 @@ class LaunchCounter(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.namespace == "gdn":
             return self.record(func, args, kwargs)
-        found = func(*args, **kwargs)
+        result = func(*args, **kwargs)
         if not self.is_inside:
-            self.count(func, args, kwargs, list(tensors(found)))
-        return found
+            self.count(func, args, kwargs, list(tensors(result)))
+        return result
 
     def record(self, func: Any, args: Any, kwargs: Any) -> Any:
         with recording() as recorded:
-            found = func(*args, **kwargs)
+            result = func(*args, **kwargs)
         counts = self.here()
         counts.launches.update(launch.variant.kernel for launch in recorded.launches)
-        counts.bytes += self.bytes_of([*tensors((args, kwargs)), *tensors(found)])
-        return func(*args, **kwargs) if self.runs else found
+        counts.bytes += self.bytes_of([*tensors((args, kwargs)), *tensors(result)])
+        return func(*args, **kwargs) if self.runs else result
 
     def count(self, func: Any, args: Any, kwargs: Any, found: list[Tensor]) -> None:
         name, given = func.overloadpacket.__name__, list(tensors((args, kwargs)))
@@ -128,13 +128,13 @@ class AttentionAsOne(TorchFunctionMode):
             return func(*args, **kwargs)
         self.counter.is_inside = True
         try:
-            found = func(*args, **kwargs)
+            result = func(*args, **kwargs)
         finally:
             self.counter.is_inside = False
         counts = self.counter.here()
         counts.launches["scaled_dot_product_attention"] += 1
-        counts.bytes += self.counter.bytes_of([*tensors((args, kwargs)), found])
-        return found
+        counts.bytes += self.counter.bytes_of([*tensors((args, kwargs)), result])
+        return result
 
 
 def tensors(tree: Any) -> Iterator[Tensor]:

@@ -45,16 +45,16 @@ def steps(model: Any, batch: int, prompt: int) -> list[dict[Place, Counts]]:
     """Returns the counts of each step of `generate`, from the start of one forward to the start of the next."""
     ids = torch.randint(1, SMALL["vocab_size"], (batch, prompt)).to(model.device)
     mask = torch.ones_like(ids)
-    found: list[dict[Place, Counts]] = [{}]
+    result: list[dict[Place, Counts]] = [{}]
 
     def start() -> None:
-        found.append({})
-        counter.counts = found[-1]
+        result.append({})
+        counter.counts = result[-1]
 
     counter: LaunchCounter
     with counting(model, start) as counter:
         model.generate(ids, attention_mask=mask, max_new_tokens=DECODED, do_sample=False)
-    return found[1:]
+    return result[1:]
 
 
 def parts_of(name: str, counts: dict[Place, Counts]) -> list[Part]:
@@ -63,14 +63,14 @@ def parts_of(name: str, counts: dict[Place, Counts]) -> list[Part]:
     Raises: RuntimeError: If layers of a kind differ, so that no total can be computed from them.
     """
     published = list(configuration(name).layer_types)
-    found: dict[tuple[str, str], Part] = {}
+    result: dict[tuple[str, str], Part] = {}
     for place, counted in counts.items():
         kind = ONCE if place.layer is None else KINDS[place.layer]
         part = Part(kind, place.part, 1 if kind == ONCE else published.count(kind), counted)
-        if (first := found.setdefault((kind, place.part), part)).counts.launches != counted.launches:
+        if (first := result.setdefault((kind, place.part), part)).counts.launches != counted.launches:
             more, fewer = counted.launches - first.counts.launches, first.counts.launches - counted.launches
             raise RuntimeError(f"layer {place.layer} of {name}: {place.part}: {more} more and {fewer} fewer launches")
-    return list(found.values())
+    return list(result.values())
 
 
 def count(name: str, what: str, batch: int, enabled: bool, tokens: int = PREFILL_TOKENS) -> list[Part]:
@@ -147,9 +147,9 @@ def tables(rows: Sequence[Row]) -> list[str]:
     cases: dict[str, dict[str, dict[str, int]]] = {}
     for row in rows:
         cases.setdefault(row.case, {})[row.contender] = row.counts
-    found = []
+    result = []
     for case, counts in cases.items():
         names = list(dict.fromkeys(name for each in counts.values() for name in each))
         lines = [[name, *(f"{each.get(name, 0):,}" for each in counts.values())] for name in names]
-        found += ["", markdown([case, *counts], lines)]
-    return found
+        result += ["", markdown([case, *counts], lines)]
+    return result

@@ -177,13 +177,13 @@ def part_of(op: str) -> str:
 def shares_of(call: Call) -> dict[str, float]:
     """Returns shares of the time of some calls under PyTorch's profiler, which slows each operator a little."""
     call()
-    with profile(activities=[ProfilerActivity.CPU]) as found:
+    with profile(activities=[ProfilerActivity.CPU]) as result:
         start = time.perf_counter()
         while time.perf_counter() - start < PROFILED_SECONDS:
             call()
         whole = time.perf_counter() - start
     shares = dict.fromkeys(PARTS, 0.0)
-    for event in found.key_averages():
+    for event in result.key_averages():
         if event.key.startswith("Torch-Compiled Region") or "::" not in event.key:
             continue
         shares[part_of(event.key)] += event.self_cpu_time_total / 1e6 / whole

@@ -42,10 +42,10 @@ def module(name: str, layer: Layer, tokens: int, dtype: torch.dtype, device: tor
     if isinstance(point, ConvolutionPoint):
         point = replace(point, from_state=False)
     drawn = entry.call(point)
-    there = to_device(drawn, device)
+    on_device = to_device(drawn, device)
 
     def call() -> Tensor:
-        result = entry.run(there)
+        result = entry.run(on_device)
         return result[0] if isinstance(result, tuple) else result
 
     def exact() -> Tensor:

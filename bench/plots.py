@@ -23,18 +23,18 @@ def timed(rows: Sequence[Row], section: str) -> list[Row]:
 
 def prefill_times(rows: Sequence[Row], path: Path) -> None:
     """Draws time over tokens, with a panel per dtype, for the layer that was measured at the most lengths."""
-    found = timed(rows, "prefill")
-    if not found:
+    result = timed(rows, "prefill")
+    if not result:
         return
-    layers = [row.case for row in found]
+    layers = [row.case for row in result]
     layer = max(set(layers), key=layers.count)
-    dtypes = sorted({row.dtype for row in found}, reverse=True)
+    dtypes = sorted({row.dtype for row in result}, reverse=True)
     figure, axes = plt.subplots(1, len(dtypes), figsize=(5 * len(dtypes), 4), sharey=True, squeeze=False)
     for axis, dtype in zip(axes[0], dtypes, strict=True):
         for name, colour in COLOURS.items():
             points = sorted(
                 (r.size, r.seconds)
-                for r in found
+                for r in result
                 if (r.case, r.dtype, r.contender) == (layer, dtype, name) and r.seconds is not None
             )
             if points:
@@ -44,14 +44,14 @@ def prefill_times(rows: Sequence[Row], path: Path) -> None:
                     color=colour,
                     label=LABELS.get(name, name),
                 )
-        floors = sorted({(r.size, r.floor) for r in found if (r.case, r.dtype) == (layer, dtype) and r.floor})
+        floors = sorted({(r.size, r.floor) for r in result if (r.case, r.dtype) == (layer, dtype) and r.floor})
         axis.loglog(*zip(*((size, 1e3 * floor) for size, floor in floors), strict=True), "k:", label="ceiling")
         axis.set(title=f"prefill, {dtype}", xlabel="tokens", xscale="log")
         axis.set_xscale("log", base=2)
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel("milliseconds")
     axes[0][0].legend()
-    save(figure, f"{layer}, {found[0].threads} threads", path)
+    save(figure, f"{layer}, {result[0].threads} threads", path)
 
 
 SERVERS = {  # contenders of the serving section
@@ -64,12 +64,12 @@ SERVERS = {  # contenders of the serving section
 
 def serving(rows: Sequence[Row], path: Path) -> None:
     """Draws over clients: requests per second, time to the first token and between tokens (medians and 95 % points)."""
-    found = timed(rows, "serving")
-    if not found:
+    result = timed(rows, "serving")
+    if not result:
         return
     figure, (throughput, first, between) = plt.subplots(1, 3, figsize=(14, 4))
     for name, (colour, style) in SERVERS.items():
-        of_name = sorted((row for row in found if row.contender == name), key=lambda row: row.size)
+        of_name = sorted((row for row in result if row.contender == name), key=lambda row: row.size)
         clients = [row.size for row in of_name]
         throughput.plot(clients, [1 / row.seconds for row in of_name if row.seconds], style, color=colour, label=name)
         for axis, what in ((first, "first token"), (between, "between tokens")):
@@ -81,20 +81,20 @@ def serving(rows: Sequence[Row], path: Path) -> None:
         axis.set_xscale("log", base=2)
         axis.grid(alpha=0.3)
     throughput.legend(fontsize=8)
-    save(figure, f"{found[0].case}, bfloat16, {found[0].threads} threads; bars reach the 95 % point", path)
+    save(figure, f"{result[0].case}, bfloat16, {result[0].threads} threads; bars reach the 95 % point", path)
 
 
 def metal_bytes(rows: Sequence[Row], path: Path) -> None:
     """Draws the device bytes of each workload on Metal, distinct and issued, as multiples of those that must move."""
-    found = [row for row in rows if row.counts]
-    if not found:
+    result = [row for row in rows if row.counts]
+    if not result:
         return
-    figure, axis = plt.subplots(figsize=(7, 0.45 * len(found) + 1.2))
+    figure, axis = plt.subplots(figsize=(7, 0.45 * len(result) + 1.2))
     for offset, name in ((-0.2, "distinct bytes"), (0.2, "issued bytes")):
-        widths = [row.counts[name] / row.bytes for row in found]
-        axis.barh([i + offset for i in range(len(found))], widths, height=0.38, label=name)
+        widths = [row.counts[name] / row.bytes for row in result]
+        axis.barh([i + offset for i in range(len(result))], widths, height=0.38, label=name)
     axis.axvline(1, color="k", linestyle=":", label="compulsory")
-    axis.set_yticks(range(len(found)), [f"{row.case}, T {row.size}" for row in found])
+    axis.set_yticks(range(len(result)), [f"{row.case}, T {row.size}" for row in result])
     axis.invert_yaxis()
     axis.set_xlabel("times the compulsory bytes")
     axis.legend(fontsize=8)

@@ -190,16 +190,16 @@ def run(clients: int, quick: bool, ceilings: Ceilings, seconds: float) -> list[R
     rows = {name: Row("serving", MODEL, "bfloat16", clients, name, torch.get_num_threads()) for name in CONTENDERS}
     answers: dict[str, list[dict[str, Any]]] = {name: [] for name in CONTENDERS}
     for _ in range(MOST_ROUNDS):
-        waiting = [name for name, found in answers.items() if sum(a["seconds"] for a in found) < seconds]
+        waiting = [name for name, result in answers.items() if sum(a["seconds"] for a in result) < seconds]
         waiting = [name for name in waiting if not rows[name].note]
         for name in tqdm(waiting, desc=f"{clients} clients", unit="server", leave=False):
             try:
                 answers[name].append(ask(name, job))
             except Skipped as reason:
                 rows[name].note = f"not run: {reason}"
-    for name, found in answers.items():
-        if found and not rows[name].note:
-            fill(rows[name], measured(found, tokens))
+    for name, result in answers.items():
+        if result and not rows[name].note:
+            fill(rows[name], measured(result, tokens))
     return list(rows.values())
 
 
@@ -238,12 +238,12 @@ def latency_table(rows: Sequence[Row]) -> str:
 
 def ratio_table(rows: Sequence[Row]) -> str:
     """Tabulates ratios. Above 1, the one with torch_gdn is faster."""
-    found = {(row.size, row.contender): row for row in rows if row.seconds is not None}
+    result = {(row.size, row.contender): row for row in rows if row.seconds is not None}
     lines = []
-    for size in sorted({size for size, _ in found}):
+    for size in sorted({size for size, _ in result}):
         for ours, theirs in PAIRS:
-            if (size, ours) in found and (size, theirs) in found:
-                a, b = found[size, ours], found[size, theirs]
+            if (size, ours) in result and (size, theirs) in result:
+                a, b = result[size, ours], result[size, theirs]
                 assert a.seconds is not None and b.seconds is not None
                 shares = [b.latencies[name] / a.latencies[name] for name in LATENCIES]
                 lines.append([str(size), theirs, *(f"{ratio:.2f} x" for ratio in (b.seconds / a.seconds, *shares))])

@@ -71,13 +71,13 @@ def steadiest(attempts: Iterable[dict[str, list[float]]]) -> dict[str, Time]:
 
     It returns a whole attempt, because the calls of one are compared with each other, and were made in turn.
     """
-    found: list[dict[str, Time]] = []
+    result: list[dict[str, Time]] = []
     for rounds in attempts:
         times = {name: Time.of(of_call) for name, of_call in rounds.items()}
         if all(time.is_steady for time in times.values()):
             return times
-        found.append(times)
-    return min(found, key=lambda times: max(time.median / time.best for time in times.values()))
+        result.append(times)
+    return min(result, key=lambda times: max(time.median / time.best for time in times.values()))
 
 
 def is_done(times: list[float], repeats: int, seconds: float) -> bool:

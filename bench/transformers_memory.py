@@ -79,10 +79,10 @@ def over_requests(requests: int) -> dict[str, list[int]]:
     from torch_gdn.integrations.transformers.conversation import ConversationCache
 
     model = small_model()
-    found: dict[str, list[int]] = {}
+    result: dict[str, list[int]] = {}
     before = held()
     with manager_of(model, new_tokens=4) as manager:
-        taken = found["continuous batching"] = []
+        taken = result["continuous batching"] = []
         for number in range(requests):
             manager.add_request(prompt_of(number))
             next_result(manager)
@@ -91,14 +91,14 @@ def over_requests(requests: int) -> dict[str, list[int]]:
                     taken.append(held() - before)
     del manager
     for name, budget in ((f"conversations, {BUDGET // 2**20} MiB", BUDGET), ("conversations, no budget", 2**40)):
-        conversations, taken = ConversationCache(model, budget, every=64), found.setdefault(name, [])
+        conversations, taken = ConversationCache(model, budget, every=64), result.setdefault(name, [])
         before = held()
         for number in range(requests):
             conversations.generate(torch.tensor([prompt_of(number)]), max_new_tokens=4, do_sample=False, pad_token_id=0)
             if number % EVERY == EVERY - 1:
                 taken.append(held() - before)
         del conversations
-    return found
+    return result
 
 
 def draw(found: dict[str, list[int]], path: Path) -> None:
@@ -159,11 +159,11 @@ def main(arguments: list[str] | None = None) -> None:
                     figures = ", ".join(f"{k} {v:,}" for k, v in asked_for(to_pages, requests, tokens).items())
                     print(f"{requests} x {tokens} tokens, {'pages' if to_pages else 'gathered'}: bytes {figures}")
             return
-        found = over_requests(given.requests)
-    for name, taken in found.items():
+        result = over_requests(given.requests)
+    for name, taken in result.items():
         half = taken[len(taken) // 2 :]
         print(f"{name}: {taken[-1]:,} bytes; over the second half from {min(half):,} to {max(half):,}")
-    draw(found, given.plot)
+    draw(result, given.plot)
 
 
 if __name__ == "__main__":

@@ -57,10 +57,10 @@ def ops() -> Any:
 
 
 def folder() -> Path:
-    found = library_folder("vllm", FOLDER)
-    if found is None:
+    result = library_folder("vllm", FOLDER)
+    if result is None:
         raise Skipped(f"vLLM is not installed, and {FOLDER} does not name the folder of its libraries")
-    return found
+    return result
 
 
 def has_bf16_products() -> bool:
@@ -211,12 +211,12 @@ class Convolution:
 
 def convolution_rows(layer: Layer, rows: int, ceilings: Ceilings, seconds: float) -> list[Row]:
     case = Convolution(layer.channels, rows)
-    exact, found, calls = case.exact(), [], {}
+    exact, result, calls = case.exact(), [], {}
     for contender, make in ((OURS, case.ours), ("vLLM", case.vllm)):
         row = Row(
             "vllm", f"convolution, {layer.channels} channels", "bfloat16", rows, contender, torch.get_num_threads()
         )
-        found.append(row)
+        result.append(row)
         try:
             call = make()
         except Skipped as reason:
@@ -229,12 +229,12 @@ def convolution_rows(layer: Layer, rows: int, ceilings: Ceilings, seconds: float
             row.note = "wrong: not timed"
     times = measure(calls, ceilings.device, seconds)
     work = Work(2 * WIDTH * case.x.numel(), 2 * (case.x.nbytes + case.states.nbytes) + case.weight.nbytes)
-    for row in found:
+    for row in result:
         if row.contender in times:
             row.time(times[row.contender])
             row.work(work)
             row.floor = work.floor(ceilings.products(DTYPE), ceilings.bytes_a_second(work.bytes))
-    return found
+    return result
 
 
 def jobs(quick: bool) -> Iterator[tuple[str, int]]:

@@ -65,7 +65,7 @@ def train(model: nn.Module, learned: list[nn.Parameter], text: Tensor, options: 
     from examples.pycode import corpus
 
     optimizer = torch.optim.AdamW(learned, lr=options.learning_rate, weight_decay=0.0)
-    random, found = torch.Generator().manual_seed(0), []
+    random, result = torch.Generator().manual_seed(0), []
     with tqdm(total=options.steps, desc="fine-tuning", unit="step") as progress:
         for _ in range(options.steps):
             first = torch.randint(len(text) - PIECE, (options.batch,), generator=random)
@@ -74,10 +74,10 @@ def train(model: nn.Module, learned: list[nn.Parameter], text: Tensor, options: 
             nn.utils.clip_grad_norm_(learned, 1.0)
             optimizer.step()
             optimizer.zero_grad()
-            found.append(loss.item() / math.log(2))
-            progress.set_postfix_str(f"{found[-1]:.2f} bits per byte")
+            result.append(loss.item() / math.log(2))
+            progress.set_postfix_str(f"{result[-1]:.2f} bits per byte")
             progress.update()
-    return found
+    return result
 
 
 def draw(losses: list[float], before: float, after: float, file: Path) -> None:

@@ -34,10 +34,10 @@ def seed_of_run() -> str:
     given = os.environ.get(VARIABLE)
     if given:
         return given
-    found = subprocess.run(
+    result = subprocess.run(
         ["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    return found.stdout.strip() or "0"
+    return result.stdout.strip() or "0"
 
 
 def header() -> str:
@@ -80,7 +80,7 @@ def file_of(item: pytest.Item) -> str:
 
 
 def left_out(items: Sequence[pytest.Item], seed: str) -> list[pytest.Item]:
-    found: list[pytest.Item] = []
+    result: list[pytest.Item] = []
     is_one_file = len({file_of(item) for item in items}) == 1
     sweeps: dict[tuple[str, ...], list[tuple[str, pytest.Item]]] = defaultdict(list)
     shares: dict[tuple[str, ...], int] = {}
@@ -90,7 +90,7 @@ def left_out(items: Sequence[pytest.Item], seed: str) -> list[pytest.Item]:
             continue
         of = mark.kwargs.get("of")
         if not (is_one_file or has_its_turn(file_of(item), mark.kwargs.get("seeds", 1), seed)):
-            found.append(item)
+            result.append(item)
             continue
         among = mark.kwargs.get("among")
         if among and is_one_file:
@@ -104,8 +104,8 @@ def left_out(items: Sequence[pytest.Item], seed: str) -> list[pytest.Item]:
         shares[key] = mark.args[0]
     for key, cases in sweeps.items():
         kept = sample((name for name, _ in cases), shares[key], seed)
-        found += [item for name, item in cases if name not in kept]
-    return found
+        result += [item for name, item in cases if name not in kept]
+    return result
 
 
 def deselect(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -26,7 +26,7 @@ def samples(call: Callable[[], Any], device: torch.device, repeats: int, calls: 
     PyTorch's stream starts nothing before it is waited for, so the second is the GPU's time.
     """
     call()  # to compile
-    found = []
+    result = []
     for _ in range(repeats):
         wait(device)
         start = time.perf_counter()
@@ -34,5 +34,5 @@ def samples(call: Callable[[], Any], device: torch.device, repeats: int, calls: 
             call()
         encoded = time.perf_counter()
         wait(device)
-        found.append(((encoded - start) / calls, (time.perf_counter() - encoded) / calls))
-    return found
+        result.append(((encoded - start) / calls, (time.perf_counter() - encoded) / calls))
+    return result

@@ -84,8 +84,8 @@ HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 def model(text: str) -> str:
     path = Path(text)
-    found = path.is_file() or (path / "config.json").is_file()
-    if not (found or text in KNOWN_MODELS or (HUB_NAME.fullmatch(text) and not path.exists())):
+    result = path.is_file() or (path / "config.json").is_file()
+    if not (result or text in KNOWN_MODELS or (HUB_NAME.fullmatch(text) and not path.exists())):
         raise argparse.ArgumentTypeError(
             f"expected a name on the Hub, a config.json or a folder that has one, got {text!r}"
         )
@@ -141,28 +141,28 @@ Exit status: 0 if everything passed, 1 if something failed or there is no device
 
 
 def check() -> argparse.ArgumentParser:
-    found = parser_of("check", CHECK)
-    found.add_argument(
+    result = parser_of("check", CHECK)
+    result.add_argument(
         "--json",
         type=file_to_write,
         metavar="FILE",
         default=Path("torch_gdn_report.json"),
         help="where to write the report (%(default)s)",
     )
-    found.add_argument(
+    result.add_argument(
         "--quick",
         action="store_true",
         help="run less, to take two minutes on a Mac: facts, probes, every op at one size, three recorded cases, some "
         "timings",
     )
-    found.add_argument(
+    result.add_argument(
         "--compare",
         type=Path,
         nargs=2,
         metavar=("A", "B"),
         help="print two reports side by side instead of running the checks",
     )
-    found.add_argument(
+    result.add_argument(
         "--only",
         type=pattern,
         action="append",
@@ -171,20 +171,20 @@ def check() -> argparse.ArgumentParser:
         help="run only the steps whose name matches this regular expression, such as 'probe', 'seeded l2norm' or "
         "'compile solve_tril'; you can give it more than once",
     )
-    found.add_argument(
+    result.add_argument(
         "--golden",
         type=folder,
         metavar="DIR",
         help="folder of FLA's recorded outputs; in a checkout, the default is tests/golden. An installed package has "
         "none, and compares every stage with float64 only",
     )
-    found.add_argument(
+    result.add_argument(
         "--shaders",
         type=folder,
         metavar="DIR",
         help="folder of shader sources to use instead of the package's own, to try a change",
     )
-    return found
+    return result
 
 
 TUNE = """\
@@ -211,18 +211,18 @@ TUNED_SEQUENCES = (1, 8)
 
 
 def tune() -> argparse.ArgumentParser:
-    found = parser_of("tune", TUNE)
-    found.add_argument(
+    result = parser_of("tune", TUNE)
+    result.add_argument(
         "--rules",
         choices=TUNED_SHAPES,
         nargs="+",
         default=list(TUNED_SHAPES),
         help="rules to time; times of another rule stay in the file",
     )
-    found.add_argument(
+    result.add_argument(
         "--shapes", type=shape, nargs="+", metavar="H,HV,K,V", help="head sizes to time; default: those of models"
     )
-    found.add_argument(
+    result.add_argument(
         "--tokens",
         type=positive,
         nargs="+",
@@ -230,7 +230,7 @@ def tune() -> argparse.ArgumentParser:
         metavar="T",
         help="sequence lengths to time, in tokens",
     )
-    found.add_argument(
+    result.add_argument(
         "--sequences",
         type=positive,
         nargs="+",
@@ -238,13 +238,13 @@ def tune() -> argparse.ArgumentParser:
         metavar="N",
         help="numbers of sequences per call to time",
     )
-    found.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    found.add_argument(
+    result.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    result.add_argument(
         "--repeats", type=positive, default=5, metavar="N", help="number of timings per case; the median is used"
     )
     default = "$TORCH_GDN_TUNING_CACHE, else ~/.config/torch_gdn/tuning_cache.json"
-    found.add_argument("--file", type=Path, help=f"the file to write; default: {default}")
-    return found
+    result.add_argument("--file", type=Path, help=f"the file to write; default: {default}")
+    return result
 
 
 FITS = """\
@@ -269,8 +269,8 @@ FITTED_TOKENS = 32_768
 
 
 def fits() -> argparse.ArgumentParser:
-    found = parser_of("fits", FITS)
-    which = found.add_mutually_exclusive_group(required=True)
+    result = parser_of("fits", FITS)
+    which = result.add_mutually_exclusive_group(required=True)
     which.add_argument(
         "model",
         nargs="?",
@@ -279,16 +279,16 @@ def fits() -> argparse.ArgumentParser:
         help=f"the model: a name on the Hub, a folder, or one of {', '.join(KNOWN_MODELS)}",
     )
     which.add_argument("--table", action="store_true", help="print the table of docs/models.md")
-    found.add_argument(
+    result.add_argument(
         "--tokens", type=positive, default=FITTED_TOKENS, help="tokens per request; default: %(default)s"
     )
-    found.add_argument(
+    result.add_argument(
         "--requests", type=positive, default=1, help="number of concurrent requests; default: %(default)s"
     )
-    found.add_argument(
+    result.add_argument(
         "--machines", type=memories, help="GB of each of several machines that share the model, such as 128,64"
     )
-    return found
+    return result
 
 
 EXPECT = """\
@@ -305,21 +305,21 @@ folder, the sizes of the tensors in its safetensors files. Nobody has timed torc
 
 
 def expect() -> argparse.ArgumentParser:
-    found = parser_of("expect", EXPECT)
-    found.add_argument(
+    result = parser_of("expect", EXPECT)
+    result.add_argument(
         "model",
         type=model,
         metavar="MODEL",
         help=f"the model: a name on the Hub, a folder, or one of {', '.join(KNOWN_MODELS)}",
     )
-    found.add_argument("--mac", type=mac, metavar="MAC", help='a chip, and perhaps its GB of memory: "M4 Max 128"')
-    found.add_argument(
+    result.add_argument("--mac", type=mac, metavar="MAC", help='a chip, and perhaps its GB of memory: "M4 Max 128"')
+    result.add_argument(
         "--tokens",
         type=positive,
         default=FITTED_TOKENS,
         help="tokens of the prompt, after which a token is decoded; default: %(default)s",
     )
-    return found
+    return result
 
 
 SERVE = """\
@@ -339,28 +339,28 @@ ENGINES = ("vllm", "sglang", "transformers")
 
 
 def serve() -> argparse.ArgumentParser:
-    found = parser_of("serve", SERVE)
-    found.add_argument("--engine", choices=ENGINES, default="vllm", help="the server to start; default: %(default)s")
-    found.add_argument(
+    result = parser_of("serve", SERVE)
+    result.add_argument("--engine", choices=ENGINES, default="vllm", help="the server to start; default: %(default)s")
+    result.add_argument(
         "--shutdown-timeout",
         type=seconds,
         default=SHUTDOWN_TIMEOUT,
         metavar="SECONDS",
         help="how long running requests may take after SIGTERM; default: %(default)s",
     )
-    found.add_argument(
+    result.add_argument(
         "--drafts",
         type=drafts,
         metavar="N",
         help="with transformers: tokens that the model's prediction layer drafts in a step, 1 to 16, or auto to draft "
         "where it pays; requests then run one by one; default: none",
     )
-    found.add_argument("model", metavar="MODEL", help="the model: a name on the Hub or a folder")
-    rest = found.add_argument(
+    result.add_argument("model", metavar="MODEL", help="the model: a name on the Hub or a folder")
+    rest = result.add_argument(
         "rest", nargs=argparse.REMAINDER, metavar="...", help="arguments to pass on to the server"
     )
     rest.required = False  # otherwise Python 3.11 says that they are missing, together with MODEL
-    return found
+    return result
 
 
 def drafts(text: str) -> int | str:
@@ -422,11 +422,11 @@ def require_distribution(name: str, command: str) -> None:
 def all_commands() -> argparse.ArgumentParser:
     lines = [f"    {PROGRAM} {USAGE.get(name, name):17}{each.does}" for name, each in COMMANDS.items()]
     listed = "\n".join(lines)
-    found = parser_of("", f"Runs a command of torch_gdn.\n\n{listed}\n\nEach command takes --help.")
-    found.add_argument("--version", action="version", version=f"torch_gdn {__version__}")
-    found.add_argument("command", nargs="?", metavar="COMMAND", help="what to do")
-    found.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
-    return found
+    result = parser_of("", f"Runs a command of torch_gdn.\n\n{listed}\n\nEach command takes --help.")
+    result.add_argument("--version", action="version", version=f"torch_gdn {__version__}")
+    result.add_argument("command", nargs="?", metavar="COMMAND", help="what to do")
+    result.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
+    return result
 
 
 def split(arguments: Sequence[str]) -> tuple[Command, list[str]]:

@@ -398,12 +398,12 @@ def check_agreement(what: str, own: str) -> None:
         >>> torch_gdn.distributed.check_agreement("model", "Qwen3.5-35B-A3B")
         >>> dist.destroy_process_group()
     """
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, own)
-    for rank, theirs in enumerate(found):
-        if theirs != found[0]:
+    result: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(result, own)
+    for rank, theirs in enumerate(result):
+        if theirs != result[0]:
             raise ValueError(
-                f"{what}: expected the same in all processes, got {found[0]} in rank 0 and {theirs} in rank {rank}"
+                f"{what}: expected the same in all processes, got {result[0]} in rank 0 and {theirs} in rank {rank}"
             )
 
 

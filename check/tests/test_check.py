@@ -58,9 +58,9 @@ class Run:
         return str(row["status"])
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        found = [row for row in self.report["results"] if name_of(row) == name]
-        assert found, f"no row {name}"
-        return found
+        result = [row for row in self.report["results"] if name_of(row) == name]
+        assert result, f"no row {name}"
+        return result
 
 
 COMMAND = [sys.executable, *([] if on_a_mac() else ["-m", "mps_simulator"]), "-m", "torch_gdn", "check", "--quick"]

@@ -50,10 +50,10 @@ class TestTheReport:
             for i, text in enumerate(["unused x", "", "unused y", "unused x"])
         ]
         so_far = Result("pipelines", "", "", PASS, figures={"pipelines": [{"warnings": "unused y"}]})
-        found = json.loads(self.report(*rows, so_far).json())
-        assert found["warnings"] == {"1": "unused x", "2": "unused y"}
-        assert [row["figures"].get("warnings") for row in found["results"]] == ["1", "", "2", "1", None]
-        assert found["results"][-1]["figures"]["pipelines"] == [{"warnings": "2"}]
+        result = json.loads(self.report(*rows, so_far).json())
+        assert result["warnings"] == {"1": "unused x", "2": "unused y"}
+        assert [row["figures"].get("warnings") for row in result["results"]] == ["1", "", "2", "1", None]
+        assert result["results"][-1]["figures"]["pipelines"] == [{"warnings": "2"}]
         assert rows[0].figures["warnings"] == "unused x"
 
     def test_an_interrupted_run_has_not_passed(self) -> None:

@@ -24,9 +24,9 @@ def test_pytorch_itself_is_compared_before_any_kernel() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])
 def test_pytorch_itself_is_right_here(device: str) -> None:
-    there = ready(device)
+    device = ready(device)
     for step in plan.of_pytorch():
-        result = execute(step, there)
+        result = execute(step, device)
         assert result.status == PASS, result.message
         assert 0 < result.figures["tensors"][step.group]["error"] < 5e-3
 

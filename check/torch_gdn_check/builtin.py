@@ -43,12 +43,12 @@ def check_experts(device: torch.device, tokens: int, sizes: tuple[int, int, int]
     }
     with on_the_cpu():
         exact = one_by_one(**{name: doubled(x) for name, x in call.items()})
-    there = {name: x.to(device) for name, x in call.items()}
-    found: dict[str, Prepared | str] = {
-        "torch_gdn": one_output(partial(ours, **there)),
-        "pytorch": one_output(partial(grouped, **there)),
+    on_device = {name: x.to(device) for name, x in call.items()}
+    result: dict[str, Prepared | str] = {
+        "torch_gdn": one_output(partial(ours, **on_device)),
+        "pytorch": one_output(partial(grouped, **on_device)),
     }
-    return compared(found, exact, device, repeats=7, calls=8, tokens=tokens)
+    return compared(result, exact, device, repeats=7, calls=8, tokens=tokens)
 
 
 def ours(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
@@ -94,8 +94,8 @@ def check_packed(device: torch.device, rows: int, size: int = 4096) -> Outcome:
     pairs = torch.stack([scales, torch.zeros_like(scales)], -1).transpose(0, 1).contiguous()
     packed = [each.to(device) for each in (x, pack(codes, 4), scales, -8 * scales)]
     theirs = partial(torch._weight_int4pack_mm, packed[0], words, GROUP, pairs.to(device))
-    found: dict[str, Prepared | str] = {
+    result: dict[str, Prepared | str] = {
         "torch_gdn": one_output(partial(torch.ops.gdn.quantized_linear, *packed)),
         "pytorch": one_output(theirs),
     }
-    return compared(found, exact, device, repeats=7, calls=24, rows=rows)
+    return compared(result, exact, device, repeats=7, calls=24, rows=rows)

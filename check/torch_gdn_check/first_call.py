@@ -30,13 +30,13 @@ LIMIT_SECONDS = 300.0
 def seconds_of_first_calls(device: torch.device) -> dict[str, float]:
     """Times prefill and decode in bfloat16, twice each: the first call compiles, the second does not."""
     case = make_case(130, 128, 128, H=2, HV=4, dtype=torch.bfloat16).to(device)
-    found = {}
+    result = {}
     for round_name in ("first", "second"):
         for name in ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"):
             start = time.perf_counter()
             getattr(torch_gdn, name)(*case.qkv, **case.options)[0].cpu()
-            found[f"{round_name} {name}"] = time.perf_counter() - start
-    return found
+            result[f"{round_name} {name}"] = time.perf_counter() - start
+    return result
 
 
 def in_a_new_process(shaders: Path) -> dict[str, float]:

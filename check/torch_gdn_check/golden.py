@@ -86,10 +86,10 @@ def ops_of(name: str, folder: Path = FOLDER) -> list[str]:
 
     with safe_open(folder / f"{name}.safetensors", "pt") as file:
         tensors = set(file.keys())
-    found = [op for op, outputs in stages.OUTPUTS.items() if set(outputs) <= tensors]
+    result = [op for op, outputs in stages.OUTPUTS.items() if set(outputs) <= tensors]
     if "h" not in tensors:
-        found = [op for op in found if op != "chunk_fwd_o"]  # chunk_o is the end-to-end op's too
-    return found + [op for op, prefix in PREFIXES.items() if f"{prefix}_o" in tensors]
+        result = [op for op in result if op != "chunk_fwd_o"]  # chunk_o is the end-to-end op's too
+    return result + [op for op, prefix in PREFIXES.items() if f"{prefix}_o" in tensors]
 
 
 def check_stage(device: torch.device, folder: Path, name: str, op: str) -> Outcome:
@@ -100,8 +100,8 @@ def check_stage(device: torch.device, folder: Path, name: str, op: str) -> Outco
 def check_end_to_end(device: torch.device, folder: Path, name: str, op: str, algorithm: str | None = None) -> Outcome:
     """Checks an end-to-end op. `algorithm` is forced on a prefill."""
     golden = load(name, folder)
-    there = golden.case.to(device)
+    on_device = golden.case.to(device)
     with prefill_algorithm(algorithm):
-        o, state = END_TO_END_OPS[op](*there.qkv, **there.options)
+        o, state = END_TO_END_OPS[op](*on_device.qkv, **on_device.options)
     assert state is not None
     return judged(end_to_end_parts(golden, op, o.cpu(), state.cpu()))

@@ -58,14 +58,14 @@ def in_float64(layer: GatedDeltaNet, x: Tensor) -> Tensor:
     if layer.rule is not no_rule:
         exact.rule = reference.chunk_gated_delta_rule
     with on_the_cpu():
-        found: Tensor = exact(x.double())
-    return found
+        result: Tensor = exact(x.double())
+    return result
 
 
 def compared(layer: GatedDeltaNet, x: Tensor, device: torch.device, backend: str) -> Part:
     exact = in_float64(layer, x)
-    there = copy.deepcopy(layer).to(device).eval()
-    compiled = torch.compile(there, backend=backend, fullgraph=True)(x.to(device)).cpu()
+    on_device = copy.deepcopy(layer).to(device).eval()
+    compiled = torch.compile(on_device, backend=backend, fullgraph=True)(x.to(device)).cpu()
     return Part("output", "the whole", relative_error(compiled.double(), exact), BOUND)
 
 

@@ -26,7 +26,7 @@ def check_long_prompt(device: torch.device, algorithm: str, tokens: int = TOKENS
     case = make_case(tokens, 128, 128, H=2, HV=4, dtype=torch.bfloat16, state=False)
     case.g = torch.full_like(case.g, DECAY)
     exact = last_tokens(case, END + 128).exact()[0][:, -END:]
-    there = case.to(device)
+    on_device = case.to(device)
     with prefill_algorithm(algorithm):
-        o, _ = END_TO_END_OPS["chunk_gated_delta_rule"](*there.qkv, **there.options)
+        o, _ = END_TO_END_OPS["chunk_gated_delta_rule"](*on_device.qkv, **on_device.options)
     return judged(bounds.compare("o", o[:, -END:].cpu(), exact, bounds.CHUNK_OUTPUT[torch.bfloat16]))

@@ -46,7 +46,7 @@ def tokens_per_second(model: Any, device: torch.device, prompt: int, new: int) -
     from torch_gdn.integrations.transformers import versions
 
     tokens = torch.arange(prompt, device=device)[None] % CONFIG["vocab_size"]
-    found = {}
+    result = {}
     for _ in range(2):
         wait(device)
         start = time.perf_counter()
@@ -58,8 +58,8 @@ def tokens_per_second(model: Any, device: torch.device, prompt: int, new: int) -
             output = model(input_ids=following, use_cache=True, **versions.with_cache(versions.cache_in(output)))
         wait(device)
         decoded = time.perf_counter()
-        found = {"prefill": prompt / (prefilled - start), "decode": new / (decoded - prefilled)}
-    return found
+        result = {"prefill": prompt / (prefilled - start), "decode": new / (decoded - prefilled)}
+    return result
 
 
 @torch.no_grad()

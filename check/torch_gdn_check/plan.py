@@ -105,13 +105,13 @@ def recorded(folder: Path, quick: bool) -> list[Step]:
         return [Step("recorded", "FLA's outputs", "", partial(leave_out, reason=reason))]
     names = [name for name in golden.index(folder) if not quick or name in QUICK_CASES]
     ops = {name: golden.ops_of(name, folder) for name in names}
-    found = [
+    result = [
         Step("recorded", op, name, partial(golden.check_stage, folder=folder, name=name, op=op))
         for op in stages.OUTPUTS
         for name in names
         if op in ops[name]
     ]
-    return found + [
+    return result + [
         Step(
             "recorded",
             group_of(op, algorithm),
@@ -136,10 +136,10 @@ def group_of(op: str, algorithm: str | None) -> str:
 
 def from_seeds(quick: bool) -> list[Step]:
     """Lists steps for every op at its points, with the kernels that it launches there."""
-    memory, found = fake_mps(), []
+    memory, result = fake_mps(), []
     for entry, point in computed(quick):
         launched = launches_at(entry, point, memory) if _C.has_launcher() else []
-        found.append(
+        result.append(
             Step(
                 "seeded",
                 group_of(entry.name, point.algorithm),
@@ -148,26 +148,26 @@ def from_seeds(quick: bool) -> list[Step]:
                 tuple(dict.fromkeys(launch.variant.kernel for launch in launched)),
             )
         )
-    return found
+    return result
 
 
 def timings(quick: bool) -> list[Step]:
     """Lists timing steps: each op, then other code for the same work, then a model and a process's first calls."""
     points = {name: timing.timed_point(entry) for name, entry in REGISTRY.items()}
-    found = [
+    result = [
         Step("time", name, point.name, partial(timing.check_op_time, op=name, point=point))
         for name, point in points.items()
     ]
     for kind, tokens, repeats, in_a_row in (("decode", 1, 11, 48), ("prefill", 512 if quick else 2048, 5, 1)):
         for model in TIMED[: 2 if kind == "prefill" else 1] if quick else TIMED:  # the second has a yardstick
             run = partial(timing.check_timing, shape=MODELS[model], tokens=tokens, repeats=repeats, calls=in_a_row)
-            found.append(Step("timing", kind, model, run))
+            result.append(Step("timing", kind, model, run))
     for number in (1, 8) if quick else (1, 8, 64, 512):
         experts = partial(builtin.check_experts, tokens=number)
-        found.append(Step("timing", "experts", f"{number} tokens", experts))
-        found.append(Step("timing", "4 bits", f"{number} rows", partial(builtin.check_packed, rows=number)))
+        result.append(Step("timing", "experts", f"{number} tokens", experts))
+        result.append(Step("timing", "4 bits", f"{number} rows", partial(builtin.check_packed, rows=number)))
     return [
-        *found,
+        *result,
         Step("model", "tokens per second", "small Qwen3-Next", models.check_model),
         Step("first call", "of a process", "", first_call.check_first_call),
     ]

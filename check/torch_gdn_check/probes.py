@@ -115,8 +115,8 @@ def matrix_layout(device: torch.device) -> Measured:
     row, column = lane // 16 * 4 + lane // 2 % 4, lane // 8 % 2 * 4 + lane % 2 * 2
     first = 8 * row + column
     expected = torch.stack([first, first + 1], dim=1).float()
-    found = elements.cpu()
-    return {"elements": found.int().tolist()}, positions(found, expected, "8 * row + column of a lane's elements")
+    result = elements.cpu()
+    return {"elements": result.int().tolist()}, positions(result, expected, "8 * row + column of a lane's elements")
 
 
 def matrix_product(device: torch.device) -> Measured:
@@ -132,11 +132,11 @@ def simdgroups(device: torch.device) -> Measured:
     run("simdgroups", [threads], [places], threads=threads)
     thread = torch.arange(threads, dtype=torch.int32)
     expected = torch.stack([thread % LANES, thread // LANES, torch.full_like(thread, LANES)], dim=1)
-    found = places.cpu()
-    measured = {"lanes": found[:, 2].unique().tolist()}
+    result = places.cpu()
+    measured = {"lanes": result[:, 2].unique().tolist()}
     facts = [each for each in _C.pipelines() if each["name"] == f"probe_simdgroups_{threads}"]
     measured["thread_execution_width"] = [each["thread_execution_width"] for each in facts]
-    return measured, positions(found, expected, "lane, simdgroup and number of lanes of a thread")
+    return measured, positions(result, expected, "lane, simdgroup and number of lanes of a thread")
 
 
 def shuffles(device: torch.device) -> Measured:
@@ -157,9 +157,9 @@ def shuffles(device: torch.device) -> Measured:
     }
     wrong = []
     for kind, results in (("float", floats.cpu()), ("int", integers.cpu())):
-        for (name, wanted), found in zip(expected[kind], results, strict=True):
+        for (name, wanted), result in zip(expected[kind], results, strict=True):
             first = 1 if name == "simd_shuffle_up" else 0  # a lane that no other shifts to has no defined value
-            if differing(found[first:].int(), wanted[first:]):
+            if differing(result[first:].int(), wanted[first:]):
                 wrong.append(f"{name} of {kind}")
     return {"wrong": wrong}, f"wrong results of {', '.join(wrong)}" if wrong else ""
 
@@ -192,7 +192,9 @@ def functions(device: torch.device) -> Measured:
     run("functions", ["float"], [x.to(device), results, count], threadgroups=x.numel() // 256, threads=256)
     wide, size = x.double(), x.double().abs()
     exact = (wide.exp(), wide.exp(), size.log(), size.rsqrt(), size.sqrt(), size.reciprocal())
-    measured = {name: ulps(found, wanted) for name, found, wanted in zip(MOST_ULPS, results.cpu(), exact, strict=True)}
+    measured = {
+        name: ulps(result, wanted) for name, result, wanted in zip(MOST_ULPS, results.cpu(), exact, strict=True)
+    }
     # float64's own rounding is 2e-9 of an ulp.
     wrong = [
         f"{name} is {measured[name]:.3g} ulp off"
@@ -258,8 +260,8 @@ def denormals(device: torch.device) -> Measured:
         stored = (torch.arange(1, LANES + 1) * (smallest / 128)).to(dtype)
         exact = stored.double() * 2.0**k
         widened, narrowed = convert(device, name, stored, exact.float(), 2.0**k)
-        for way, found, kept in (("read", widened.double(), exact), ("written", narrowed.double(), stored.double())):
-            is_kept, is_zero = torch.equal(found, kept), not found.any()
+        for way, result, kept in (("read", widened.double(), exact), ("written", narrowed.double(), stored.double())):
+            is_kept, is_zero = torch.equal(result, kept), not result.any()
             measured[f"{name} {way}"] = "kept" if is_kept else "flushed" if is_zero else "neither"
             allowed = ("kept",) if dtype == torch.float16 else ("kept", "flushed")
             if measured[f"{name} {way}"] not in allowed:
@@ -276,8 +278,8 @@ def rounding(device: torch.device) -> Measured:
         ties = 1 + (2 * torch.arange(8) + 1) * 2.0**-bits
         wide = torch.cat([torch.tensor(special), ties, ties + 2.0**-23, ties - 2.0**-23]).float()
         narrow = wide.to(TYPES[name])
-        _, found = convert(device, name, narrow, wide, 1.0)
-        if differing(found.float(), narrow.float()):
+        _, result = convert(device, name, narrow, wide, 1.0)
+        if differing(result.float(), narrow.float()):
             wrong.append(name)
     return {"wrong": wrong}, f"f32 to {', '.join(wrong)} is not rounded to nearest, ties to even" if wrong else ""
 
@@ -310,8 +312,8 @@ def offsets(device: torch.device) -> Measured:
     wrong = []
     for name in ("half", "bfloat", "float"):
         x = torch.arange(2 * LANES + 1, dtype=TYPES[name])
-        there, copy = x.to(device), zeros(device, 2 * LANES + 1, dtype=TYPES[name])
-        run("increment", [name], [there[1 : 1 + LANES], copy[1 : 1 + LANES]])
+        on_device, copy = x.to(device), zeros(device, 2 * LANES + 1, dtype=TYPES[name])
+        run("increment", [name], [on_device[1 : 1 + LANES], copy[1 : 1 + LANES]])
         expected = torch.zeros_like(x)
         expected[1 : 1 + LANES] = x[1 : 1 + LANES] + 1
         if differing(copy, expected):
@@ -338,8 +340,8 @@ def wide_grid(device: torch.device) -> Measured:
     groups = (1 << 16) + 1
     x, y = (zeros(device, groups * LANES, dtype=torch.float16) for _ in range(2))
     run("increment", ["half"], [x, y], threadgroups=groups)
-    found = int(y.sum(dtype=torch.float32))
-    return {"threadgroups": groups}, "" if found == groups * LANES else f"{found} of {groups * LANES} threads ran"
+    result = int(y.sum(dtype=torch.float32))
+    return {"threadgroups": groups}, "" if result == groups * LANES else f"{result} of {groups * LANES} threads ran"
 
 
 def large_buffer(device: torch.device) -> Measured:
@@ -349,8 +351,8 @@ def large_buffer(device: torch.device) -> Measured:
         raise Skipped(f"a buffer of {size} bytes is too much for a machine with {memory}")
     buffer = torch.empty(size, dtype=torch.uint8, device=device)
     run("large_buffer", [value], [buffer, struct.pack("q", index)])
-    found = [int(buffer[at].cpu()) for at in (index, index - LARGE)]
-    return {"bytes": size}, "" if found == [value, value + 1] else f"{found} at {index} and 2^32 before"
+    result = [int(buffer[at].cpu()) for at in (index, index - LARGE)]
+    return {"bytes": size}, "" if result == [value, value + 1] else f"{result} at {index} and 2^32 before"
 
 
 def threadgroup_memory(device: torch.device) -> Measured:

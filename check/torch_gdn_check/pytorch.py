@@ -39,8 +39,8 @@ def check_call(device: torch.device, name: str, dtype: torch.dtype) -> Outcome:
     inputs = [torch.randn(*shape, generator=random).to(dtype) for shape in shapes]
     with on_the_cpu():
         exact = call(*(x.double() for x in inputs))
-    found = call(*(x.to(device) for x in inputs)).cpu().double()
-    outcome = judged([Part(name, "", relative_error(found, exact), BOUNDS[dtype])])
+    result = call(*(x.to(device) for x in inputs)).cpu().double()
+    outcome = judged([Part(name, "", relative_error(result, exact), BOUNDS[dtype])])
     if not outcome.problem:
         return outcome
     of_whom = f"PyTorch's own {name} in {str(dtype).removeprefix('torch.')} is off on this device"

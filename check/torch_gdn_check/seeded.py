@@ -12,6 +12,6 @@ from torch_gdn_check.steps import Outcome, judged
 def check_point(device: torch.device, op: str, point: Point) -> Outcome:
     entry = REGISTRY[op]
     call = entry.call(point)
-    there = to_device(call, device)
-    found = entry.outputs(there, entry.run(there, point))
-    return judged(entry.compared(point, call, found))
+    on_device = to_device(call, device)
+    result = entry.outputs(on_device, entry.run(on_device, point))
+    return judged(entry.compared(point, call, result))

@@ -51,13 +51,13 @@ def warmed(call: Call, device: torch.device) -> None:
 
 def seconds_by_gpu_clock(call: Call, repeats: int, calls: int) -> float:
     """Returns seconds per call between the start and the end of a command buffer. The host's wait is not in them."""
-    found = []
+    result = []
     for _ in range(repeats):
         torch.mps.synchronize()
         for _ in range(calls):
             call()
-        found.append(_C.wait_and_time() / calls)
-    return statistics.median(found)
+        result.append(_C.wait_and_time() / calls)
+    return statistics.median(result)
 
 
 # Every op
@@ -131,7 +131,7 @@ def exact_output(inputs: dict[str, Any]) -> Tensor:
 
 def contenders(inputs: dict[str, Any], device: torch.device) -> dict[str, Prepared | str]:
     """Prepares each contender, or says why it is skipped."""
-    there: dict[str, Any] = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
+    on_device: dict[str, Any] = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
     is_decode = inputs["q"].size(1) == 1
     ours = torch_gdn.fused_recurrent_gated_delta_rule if is_decode else torch_gdn.chunk_gated_delta_rule
     theirs = "torch_recurrent_gated_delta_rule" if is_decode else "torch_chunk_gated_delta_rule"
@@ -141,13 +141,13 @@ def contenders(inputs: dict[str, Any], device: torch.device) -> dict[str, Prepar
         normal = {name: normalize(inputs[name].float(), dim=-1) for name in ("q", "k")}
         return mlx_rule(**(tensors | normal), device=device)
 
-    found: dict[str, Prepared | str] = {"torch_gdn": prepared_function(partial(ours, **there))}
-    for name, prepare in {"transformers": lambda: transformers_rule(theirs, there), "mlx": mlx}.items():
+    result: dict[str, Prepared | str] = {"torch_gdn": prepared_function(partial(ours, **on_device))}
+    for name, prepare in {"transformers": lambda: transformers_rule(theirs, on_device), "mlx": mlx}.items():
         try:
-            found[name] = prepare()
+            result[name] = prepare()
         except Skipped as reason:
-            found[name] = str(reason)
-    return found
+            result[name] = str(reason)
+    return result
 
 
 def check_timing(
@@ -156,10 +156,10 @@ def check_timing(
     """Returns median times. Every output must be near the exact one, or the times compare different things."""
     refuse_simulated(device)
     inputs = layer_inputs(shape, tokens)
-    found = contenders(inputs, device)
+    result = contenders(inputs, device)
     _, HV, K, V = shape
     state_bytes = 2 * 4 * HV * K * V  # read and written in float32
-    return compared(found, exact_output(inputs), device, repeats, calls, tokens=tokens, state_bytes=state_bytes)
+    return compared(result, exact_output(inputs), device, repeats, calls, tokens=tokens, state_bytes=state_bytes)
 
 
 def compared(

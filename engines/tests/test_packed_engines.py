@@ -123,10 +123,10 @@ def read_by_transformers(form: Any, tensors: Tensors) -> Tensor:
         sizes = PackedSizes(packing.bits, 32, packing.is_e4m3)
         model = nn.ModuleDict({"a": PackedLinear(nn.Linear(K, N, bias=False, device="meta"), sizes)})
         quantizer = SimpleNamespace(format=form, packings={"a.weight": packing}, dense=())
-        found = PackLayer(quantizer).convert({f"a.{ending}": [x] for ending, x in part.items()}, "a.weight", model)
+        result = PackLayer(quantizer).convert({f"a.{ending}": [x] for ending, x in part.items()}, "a.weight", model)
         order: Any = model["a"].order
-        biases = found.get("a.biases")
-        matrices.append(PackedWeight(found["a.weight"], found["a.scales"], biases, packing.bits, order).dequantize())
+        biases = result.get("a.biases")
+        matrices.append(PackedWeight(result["a.weight"], result["a.scales"], biases, packing.bits, order).dequantize())
     return torch.cat(matrices)
 
 

@@ -45,11 +45,11 @@ def test_states_are_copied_where_the_mask_says_so(device: torch.device) -> None:
     wanted = [pool.clone() for pool in pools]
     for pool in wanted:
         pool[:, 5], pool[:, 7] = pool[:, 1].clone(), pool[:, 2].clone()
-    found = [torch.zeros(4, 9, *pool.shape[2:], device=device)[1:, 1:].copy_(pool) for pool in pools]
+    result = [torch.zeros(4, 9, *pool.shape[2:], device=device)[1:, 1:].copy_(pool) for pool in pools]
     source, destination = (torch.tensor(x, device=device) for x in ([1, 3, -1, 2, 6, 0], [5, 4, 6, 7, -1, 3]))
     mask = torch.tensor([True, False, True, True, True, True], device=device)
-    tracking.track_all_layers(*found, source, mask, destination, batch_size=5)
-    assert all(torch.equal(x.cpu(), y) for x, y in zip(found, wanted, strict=True))
+    tracking.track_all_layers(*result, source, mask, destination, batch_size=5)
+    assert all(torch.equal(x.cpu(), y) for x, y in zip(result, wanted, strict=True))
 
 
 H, HV, K, V, SLOTS = 2, 4, 32, 16, 6
@@ -81,9 +81,9 @@ def test_a_prompt_changes_its_own_slot_and_padding_changes_nothing(
         **(numbers if tracks else {}),
     )
     exact_pool = pool.double()
-    for i, (slot, part, found) in enumerate(zip(slots, parts, o.split(lengths, 1), strict=True)):
+    for i, (slot, part, result) in enumerate(zip(slots, parts, o.split(lengths, 1), strict=True)):
         if slot < 0:
-            assert found.count_nonzero() == 0, "the output of padding"
+            assert result.count_nonzero() == 0, "the output of padding"
             assert_same_bits("the kept state of padding", found_tracked[i], tracked[i])
             continue
 
@@ -95,7 +95,7 @@ def test_a_prompt_changes_its_own_slot_and_padding_changes_nothing(
             )
 
         exact, state = run(lengths[i])
-        assert_close("o", found.cpu(), exact, 1e-4)
+        assert_close("o", result.cpu(), exact, 1e-4)
         exact_pool[slot] = state[0]
         if tracks:
             kept = run(64 * chunks[i])[1] if chunks[i] else pool[slot : slot + 1].double()
@@ -123,9 +123,9 @@ def test_a_token_changes_its_own_slot_and_padding_changes_nothing(slots: list[in
         assert (o[0, i].count_nonzero() == 0) == (y[i].count_nonzero() == 0) == (slot < 0)
     others = [slot for slot in range(SLOTS) if slot not in slots]
     used = [slot for slot in slots if slot >= 0]
-    for found, before in ((found_pool, pool), (found_columns, columns)):
-        assert_same_bits("other slots", found[others], before[others])
-        assert all((found[slot].cpu() != before[slot]).any() for slot in used)
+    for result, before in ((found_pool, pool), (found_columns, columns)):
+        assert_same_bits("other slots", result[others], before[others])
+        assert all((result[slot].cpu() != before[slot]).any() for slot in used)
 
 
 def test_an_unknown_argument_is_refused_where_sglangs_kernel_cannot_run() -> None:

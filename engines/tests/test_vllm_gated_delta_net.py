@@ -190,15 +190,15 @@ def test_a_decode_is_the_rule_and_the_norm_in_one(
     qkv, z, b, a = (torch.randn(tokens + 2, n).to(device) for n in (D, HV * V, HV, HV))
     torch.use_deterministic_algorithms(True)  # fills new memory with NaN
     request.addfinalizer(lambda: torch.use_deterministic_algorithms(False))
-    found = gated_delta_net.decode(layer, metadata, qkv, z, b, a)
-    assert found is not None and found.shape == (tokens + 2, HV, V)
-    assert found[tokens:].count_nonzero() == 0
-    o = torch.empty_like(found)
+    result = gated_delta_net.decode(layer, metadata, qkv, z, b, a)
+    assert result is not None and result.shape == (tokens + 2, HV, V)
+    assert result[tokens:].count_nonzero() == 0
+    o = torch.empty_like(result)
     gated_delta_net.forward(other, metadata, qkv, b, a, o)
     z = z[:tokens].unflatten(-1, (HV, V))
     normed = torch.ops.gdn.rms_norm_gated(o[:tokens], z, layer.norm["norm_weight"], "silu", 1e-5)
     assert torch.equal(layer.conv_pool, other.conv_pool) and torch.equal(layer.state_pool, other.state_pool)
-    assert_close("o", found[:tokens].cpu(), normed.cpu().double(), 4e-7, head_dim=1)
+    assert_close("o", result[:tokens].cpu(), normed.cpu().double(), 4e-7, head_dim=1)
 
 
 def test_other_batches_and_layers_are_no_decodes() -> None:

@@ -131,12 +131,12 @@ def test_a_request_from_the_start_has_its_sinks() -> None:
     assert begin(("new", 101, 1, 7)) == [[ring, 0, sinks]]  # three drafts were rejected
     assert begin(("new", 97, 1, 7)) == [[ring, 97, sinks]]  # more than a step's drafts: the ring has newer tokens
     assert begin(("third", 32, 1, 7)) == [[other[0], 32, sinks]]  # takes the ring of the request that waits longest
-    found = begin(("fourth", 0, 1, 6), ("third", 33, 1, 7), ("new", 98, 1, 7))
-    assert found == [[-1, 0, 1 - sinks], [other[0], 32, sinks], [ring, 97, sinks]]
+    result = begin(("fourth", 0, 1, 6), ("third", 33, 1, 7), ("new", 98, 1, 7))
+    assert result == [[-1, 0, 1 - sinks], [other[0], 32, sinks], [ring, 97, sinks]]
     slots.release(["third"])
     assert begin(("of a prefix", 38, 1, 8)) == [[other[0], 38, -1]]  # others wrote into this ring meanwhile
-    found = begin(("fifth", 0, 1, 5), ("new", 99, 1, 7))  # takes what the batch does not use
-    assert found == [[other[0], 0, 1 - sinks], [ring, 97, sinks]]
+    result = begin(("fifth", 0, 1, 5), ("new", 99, 1, 7))  # takes what the batch does not use
+    assert result == [[other[0], 0, 1 - sinks], [ring, 97, sinks]]
 
 
 @pytest.mark.parametrize("value", [-1, 4097, 1.0, "128", True])

@@ -103,22 +103,22 @@ def find_kernel(text: str, kernel: str) -> KernelTemplate:
         r"(?:template\s*<(?P<template>[^>]*)>\s*)?(?:\[\[kernel(?:, [^\]]*)?\]\]|\bkernel)\s+void\s+"
         rf"{re.escape(kernel)}\s*(?=\()"
     )
-    found = head.search(text)
-    if found is None:
+    result = head.search(text)
+    if result is None:
         raise ValueError(f"no kernel {kernel} in a program of {text.count(chr(10))} lines")
-    end = closing(text, found.end())
+    end = closing(text, result.end())
     body = text.index("{", end)
-    declared = [part.split("=") for part in split_at_commas(found["template"] or "") if part]
+    declared = [part.split("=") for part in split_at_commas(result["template"] or "") if part]
     pairs = [part.strip().rsplit(" ", 1) for part, *_ in declared]
     parameters: list[Parameter] = []
-    for part in split_at_commas(text[found.end() + 1 : end]):
+    for part in split_at_commas(text[result.end() + 1 : end]):
         parameters.append(_parameter(part, len(parameters)))
     return KernelTemplate(
         kernel,
         tuple((kind.strip(), name) for kind, name in pairs),
         tuple(default.strip() for _, *defaults in declared for default in defaults),
         tuple(parameters),
-        found.start(),
+        result.start(),
         body + 1,
         closing(text, body),
     )
@@ -126,10 +126,10 @@ def find_kernel(text: str, kernel: str) -> KernelTemplate:
 
 def _parameter(text: str, position: int) -> Parameter:
     """Reads a parameter. One without an attribute is a buffer, bound in the order of the parameters."""
-    found = re.fullmatch(r"(.*?)\s*(\w+)\s*(?:\[\[\s*(\w+)\s*(?:\((\d+)\))?\s*\]\])?", text, re.DOTALL)
-    if found is None or not found[1]:
+    result = re.fullmatch(r"(.*?)\s*(\w+)\s*(?:\[\[\s*(\w+)\s*(?:\((\d+)\))?\s*\]\])?", text, re.DOTALL)
+    if result is None or not result[1]:
         raise ValueError(f"expected a parameter with a type and a name, got {text!r}")
-    kind, name, attribute, binding = found.groups()
+    kind, name, attribute, binding = result.groups()
     if attribute is None:
         attribute, binding = "buffer", str(position)
     kind = re.sub(r"\s+([&*])", r"\1", " ".join(kind.split()))

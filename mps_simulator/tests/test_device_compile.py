@@ -37,11 +37,11 @@ def test_compile_aot_eager(dynamic: bool) -> None:
 def test_inductor_compiles_to_metal(dtype: torch.dtype) -> None:
     x = torch.randn(4, 70, device=MPS, dtype=dtype)
     with mps_simulator.settings(all_lanes=False), mps_simulator.profile() as profile:
-        found = torch.compile(activation, fullgraph=True)(x)
+        result = torch.compile(activation, fullgraph=True)(x)
     assert profile.launched("generated_kernel_0") == 1
     exact = activation(x.cpu().double())
     one_rounding = torch.finfo(dtype).eps * exact.abs().max().item()  # the sum is rounded, and may cancel in the result
-    torch.testing.assert_close(found.cpu().double(), exact, rtol=2 * torch.finfo(dtype).eps, atol=one_rounding)
+    torch.testing.assert_close(result.cpu().double(), exact, rtol=2 * torch.finfo(dtype).eps, atol=one_rounding)
 
 
 @pytest.mark.usefixtures("reset_dynamo")

@@ -114,18 +114,18 @@ class Commands(list[str]):
 
     def count_of(self, name: str) -> int:
         """Counts the files compiled by commands with this name, and forgets all commands."""
-        found = sum(" -c " in command and name in command for command in self)
+        result = sum(" -c " in command and name in command for command in self)
         self.clear()
-        return found
+        return result
 
 
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
     """Records commands, with a folder of kept objects that earlier runs of the tests did not fill."""
-    found, run = Commands(), build._run
+    result, run = Commands(), build._run
     monkeypatch.setattr(build, "objects_directory", lambda: tmp_path / "objects")
-    monkeypatch.setattr(build, "_run", lambda command, at: (found.append(" ".join(command)), run(command, at))[1])
-    return found
+    monkeypatch.setattr(build, "_run", lambda command, at: (result.append(" ".join(command)), run(command, at))[1])
+    return result
 
 
 def test_a_moved_project_compiles_what_changed(tmp_path: Path, commands: Commands) -> None:

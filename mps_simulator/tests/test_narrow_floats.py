@@ -145,9 +145,9 @@ def test_each_number_and_each_boundary_is_rounded_right(name: str) -> None:
 def test_each_half_is_widened() -> None:
     widen = ctypes.CDLL(None)["__extendhfsf2"]
     widen.argtypes, widen.restype = [ctypes.c_double], ctypes.c_float
-    found = [widen(struct.unpack("<d", struct.pack("<HHHH", bits, 0, 0, 0))[0]) for bits in range(0x10000)]
+    result = [widen(struct.unpack("<d", struct.pack("<HHHH", bits, 0, 0, 0))[0]) for bits in range(0x10000)]
     expected = np.arange(0x10000, dtype=np.uint16).view(np.float16).astype(np.float32)
-    np.testing.assert_array_equal(np.array(found, dtype=np.float32), expected)
+    np.testing.assert_array_equal(np.array(result, dtype=np.float32), expected)
 
 
 def test_a_nan_stays_one() -> None:
@@ -155,5 +155,5 @@ def test_a_nan_stays_one() -> None:
     function = ctypes.CDLL(None)["__truncsfbf2"]
     function.argtypes, function.restype = [ctypes.c_double], ctypes.c_double  # a double carries all bits
     for bits in (0x7F800001, 0xFF800001, 0x7FC00000, 0x7FFFFFFF):
-        found = struct.pack("<d", function(struct.unpack("<d", struct.pack("<II", bits, 0))[0]))
-        assert int.from_bytes(found[:2], "little") == (bits >> 16) | 0x40
+        result = struct.pack("<d", function(struct.unpack("<d", struct.pack("<II", bits, 0))[0]))
+        assert int.from_bytes(result[:2], "little") == (bits >> 16) | 0x40

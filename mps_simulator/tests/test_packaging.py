@@ -48,8 +48,8 @@ def test_an_installed_wheel_finds_its_sources_from_an_empty_folder(tmp_path: Pat
     package = target / "mps_simulator"
     assert files_below(package) == files_below(FOLDER / "src" / "mps_simulator")
     assert len(list(target.glob("*.dist-info/licenses/LICENSE"))) == 1
-    found, count = python("-c", FIND_SOURCES, directory=empty, path=str(target)).split()
-    assert Path(found) == package and int(count) == sum(
+    result, count = python("-c", FIND_SOURCES, directory=empty, path=str(target)).split()
+    assert Path(result) == package and int(count) == sum(
         path.suffix in (".c", ".cpp", ".mm") for path in files_below(package)
     )
 

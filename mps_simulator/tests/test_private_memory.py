@@ -33,9 +33,9 @@ kernel void private_memory(device const float* source [[buffer(0)]], device cons
 
 def twin(name: str, source: str, *words: str, last: int | None = None) -> Twin:
     """Returns a twin that copies its source. `last` is the last thread's index, if only that thread is at fault."""
-    found = [*words, THREAD if last is None else thread(63)]
+    result = [*words, THREAD if last is None else thread(63)]
     of_last = [] if last is None else [last]
-    return Twin(name, source, ("9", "8"), found, arguments=lambda: [ramp(), indices(*of_last), unwritten()])
+    return Twin(name, source, ("9", "8"), result, arguments=lambda: [ramp(), indices(*of_last), unwritten()])
 
 
 FILL = "float x[8]; for (int n = 0; n < 8; ++n) x[n] = source[i];"

@@ -249,9 +249,9 @@ def test_only_active_lanes_take_part_where_all_lanes_is_off(name: str, changed: 
     for lane, value in changed.items():
         expected[lane] = value
     with settings(all_lanes=False, seed=seed):
-        found = twin.run(faulty=True)
+        result = twin.run(faulty=True)
     written = ~expected.isnan()
-    assert torch.equal(found[written], expected[written])
+    assert torch.equal(result[written], expected[written])
 
 
 def test_a_barrier_that_threads_miss_is_a_fault_where_all_lanes_is_off() -> None:

@@ -47,9 +47,9 @@ def test_storing(which: str) -> None:
     with sparse_memory() as device:
         arguments = {"key": x, "value": x.flip(0), "key_cache": cache, "value_cache": cache}
         near = {name: tensor.to(device, copy=True) for name, tensor in arguments.items()}
-        there = near | {which: far_apart(near[which])}
-        torch_gdn.reshape_and_cache(**there, slot_mapping=int32(11, 2).to(device))
+        far = near | {which: far_apart(near[which])}
+        torch_gdn.reshape_and_cache(**far, slot_mapping=int32(11, 2).to(device))
         for name, new in (("key_cache", x), ("value_cache", x.flip(0))):
-            stored = there[name].cpu()
+            stored = far[name].cpu()
             assert torch.equal(stored[1, 3], new[0]) and torch.equal(stored[0, 2], new[1])
             assert (stored != 0).sum() == (new != 0).sum()

@@ -57,12 +57,12 @@ def gathered(L: int, T: int, ratio: int) -> int:
 )
 def test_decoding_reads_each_key_once(keys: list[int], ratio: int, dispatches: int) -> None:
     queries = [1] * len(keys)
-    found, least = bytes_of(queries, keys, ratio), compulsory(queries, keys, ratio)
-    assert least <= found.distinct and found.issued <= 1.1 * least
-    assert found.dispatches == dispatches
+    result, least = bytes_of(queries, keys, ratio), compulsory(queries, keys, ratio)
+    assert least <= result.distinct and result.issued <= 1.1 * least
+    assert result.dispatches == dispatches
 
 
 @pytest.mark.parametrize(("L", "T", "ratio"), [(128, 128, 8), (64, 512, 8), (256, 256, 2)])
 def test_a_prompt_moves_a_quarter_of_what_gathering_does(L: int, T: int, ratio: int) -> None:
-    found = bytes_of([L], [T], ratio)
-    assert compulsory([L], [T], ratio) <= found.distinct <= 0.25 * gathered(L, T, ratio)
+    result = bytes_of([L], [T], ratio)
+    assert compulsory([L], [T], ratio) <= result.distinct <= 0.25 * gathered(L, T, ratio)

@@ -32,8 +32,8 @@ def make_call(
 
 def compute(device: torch.device, call: Call) -> tuple[Tensor, Call]:
     """Returns q_out and the arguments on the device."""
-    there = to_device(call, device)
-    return launched(device, "qk_norm_rope_and_cache", qk_norm_rope_and_cache_, **there), there
+    on_device = to_device(call, device)
+    return launched(device, "qk_norm_rope_and_cache", qk_norm_rope_and_cache_, **on_device), on_device
 
 
 @pytest.mark.sweep(2)
@@ -51,11 +51,11 @@ def test_is_qk_norm_rope_and_then_reshape_and_cache(
     q, k = qk_norm_rope(*(apart[name] for name in names), **options)
     caches = [apart[name] for name in CACHES]
     torch_gdn.reshape_and_cache(k.flatten(0, 1), apart["v"].flatten(0, 1), *caches, apart["slot_mapping"])
-    q_out, there = compute(device, call)
+    q_out, written = compute(device, call)
     assert_same_bits("q_out", q_out.cpu(), q.cpu())
     for name, cache in zip(CACHES, caches, strict=True):
         assert cache.isfinite().any()
-        assert_same_bits(name, memory(there[name]), memory(cache))
+        assert_same_bits(name, memory(written[name]), memory(cache))
 
 
 @pytest.mark.parametrize("normed", [True, False])
@@ -66,12 +66,12 @@ def test_keys_are_rounded_once(device: torch.device, cache: torch.dtype, normed:
     call |= {"v": call["v"][..., :12], "value_cache": pool(4, 5, 3, 12, cache, "apart")[1]}
     exact = {name: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for name, x in call.items()}
     expected = reference.qk_norm_rope_and_cache_(**exact)
-    q_out, there = compute(device, call)
+    q_out, written = compute(device, call)
     assert_close("q_out", q_out.cpu(), expected, ROUNDING[torch.bfloat16])
     for name in CACHES:
-        found, right = there[name].cpu(), exact[name]
-        assert right.isfinite().any() and torch.equal(found.isfinite(), right.isfinite())
-        assert_close(name, found.nan_to_num(), right.nan_to_num(), ROUNDING[cache])
+        result, right = written[name].cpu(), exact[name]
+        assert right.isfinite().any() and torch.equal(result.isfinite(), right.isfinite())
+        assert_close(name, result.nan_to_num(), right.nan_to_num(), ROUNDING[cache])
 
 
 @pytest.mark.parametrize("bad", [20, 2**31, 2**32 + 1])
@@ -84,14 +84,14 @@ def test_a_slot_past_the_end(device: torch.device, bad: int) -> None:
             qk_norm_rope_and_cache_(**call)
         assert call["key_cache"].isnan().all()
         return
-    there = to_device(call, device)
-    q_out = qk_norm_rope_and_cache_(**there)
+    on_device = to_device(call, device)
+    q_out = qk_norm_rope_and_cache_(**on_device)
     with pytest.raises(RuntimeError, match=rf"^{message}, got {bad} at 1\b"):
         torch.mps.synchronize()
     torch.mps.synchronize()  # the error is reported only once
     assert q_out.isfinite().all()
     for name in CACHES:
-        stored = there[name].cpu().isfinite().flatten(2).all(-1).flatten()
+        stored = on_device[name].cpu().isfinite().flatten(2).all(-1).flatten()
         assert stored.nonzero().flatten().tolist() == [1, 3]
 
 
@@ -100,7 +100,7 @@ def test_no_tokens_and_no_keys(device: torch.device) -> None:
     tokens = {name: call[name][:, :0] for name in ("q", "k", "v", "cos", "sin")}
     none = to_device(call | tokens | {"slot_mapping": torch.tensor([], dtype=torch.int32)}, device)
     assert qk_norm_rope_and_cache_(**none).shape == (2, 0, 4, 32)
-    q_out, there = compute(device, call)
-    heads = {name: there[name][:, :, :0] for name in ("k", "v", *CACHES)}
-    alone = qk_norm_rope_and_cache_(**(there | heads))
+    q_out, written = compute(device, call)
+    heads = {name: written[name][:, :, :0] for name in ("k", "v", *CACHES)}
+    alone = qk_norm_rope_and_cache_(**(written | heads))
     assert_same_bits("q_out", alone.cpu(), q_out.cpu())

@@ -139,14 +139,14 @@ def aura_cache(model: PreTrainedModel, scheme: str, **options: Any) -> AuraCache
 def logits_of(model: PreTrainedModel, cache: Any, mask: Tensor | None = None) -> Tensor:
     """Prefills 8 tokens, continues with 2 and decodes 1. Returns the logits of all tokens but padding, on the CPU."""
     device = model.device
-    prompt, found = PROMPT.to(device), []
+    prompt, result = PROMPT.to(device), []
     mask = PADDED if mask is None else mask
     for first, last in ((0, 8), (8, 10), (10, 11)):
         seen = mask[:, :last].to(device)
         positions = (seen.cumsum(-1) - 1).clamp(min=0)[:, first:last]
         output = model(prompt[:, first:last], attention_mask=seen, position_ids=positions, **with_cache(cache))
-        found.append(output.logits.float().cpu())
-    return torch.cat(found, 1)[mask.bool()]
+        result.append(output.logits.float().cpu())
+    return torch.cat(result, 1)[mask.bool()]
 
 
 @pytest.mark.parametrize("scheme", ["8v4", "2v2t", "5v5"])
@@ -167,8 +167,8 @@ def test_logits_without_padding(kind: str, tail: int, sinks: int) -> None:
     model = model_of(kind)
     everything = torch.ones_like(PADDED)
     expected = logits_of(model, decoded_cache(model, "4v4", tail, sinks, exact_prompt=True), everything)
-    found = logits_of(model, aura_cache(model, "4v4", tail=tail, sinks=sinks), everything)
-    assert relative_error(found, expected) < 2e-5
+    result = logits_of(model, aura_cache(model, "4v4", tail=tail, sinks=sinks), everything)
+    assert relative_error(result, expected) < 2e-5
 
 
 @torch.no_grad()
@@ -180,8 +180,8 @@ def test_a_first_prompt_without_padding_is_exact(kind: str) -> None:
     expected = model(PROMPT, **with_cache(DynamicCache(config=model.config))).logits
     cache = aura_cache(model.to(device), "2v2", sinks=0)
     with kernels_run(device, "paged_attention_prefill", "aura_encode"):
-        found = model(PROMPT.to(device), **with_cache(cache)).logits.cpu()
-    assert relative_error(found, expected) < 2e-5
+        result = model(PROMPT.to(device), **with_cache(cache)).logits.cpu()
+    assert relative_error(result, expected) < 2e-5
     assert cache.layers[0].cache.coded == 9
     padded = model(PROMPT.to(device), attention_mask=PADDED.to(device), **with_cache(aura_cache(model, "2v2")))
     assert relative_error(padded.logits[1].cpu(), expected[1]) > 0.01
@@ -453,8 +453,8 @@ def test_the_old_name_of_the_cache() -> None:
         aura_cache(model, "8v4t"),
     )
     with pytest.warns(FutureWarning, match=f"`{OLD_NAMES.model}` is deprecated .* Use `{CACHE_NAMES.model}` instead"):
-        found = model.generate(PROMPT, **{OLD_NAMES.model: cache}, **options)
-    assert torch.equal(found, expected) and cache.get_seq_length() == found.shape[1] - 1
+        result = model.generate(PROMPT, **{OLD_NAMES.model: cache}, **options)
+    assert torch.equal(result, expected) and cache.get_seq_length() == result.shape[1] - 1
 
 
 @pytest.mark.skipif(CACHE_NAMES == OLD_NAMES, reason="the example has the newer name of the cache")

@@ -58,7 +58,7 @@ def test_round_trip(kind: str, device_name: str, tmp_path: Path) -> None:
 
 def test_a_long_conversation(tmp_path: Path) -> None:
     """The keys have means. Attention to codes equals attention to the decoded codes, also in a loaded cache."""
-    model, tokens, found = model_of("qwen3"), torch.randint(1, 50, (2, 430)), []
+    model, tokens, result = model_of("qwen3"), torch.randint(1, 50, (2, 430)), []
     for implementation in ("aura", "sdpa"):
         model.set_attn_implementation(implementation)
         cache = AuraCache(model.config)
@@ -66,10 +66,10 @@ def test_a_long_conversation(tmp_path: Path) -> None:
             model(tokens[:, :400], **with_cache(cache))
             cache.save(tmp_path / "a")
             loaded = AuraCache.load(tmp_path / "a", model.config)
-            found += [model(tokens[:, 400:], **with_cache(each)).logits for each in (cache, loaded)]
+            result += [model(tokens[:, 400:], **with_cache(each)).logits for each in (cache, loaded)]
         assert loaded.layers[0].cache.keys.tile_means.any()
-    assert torch.equal(found[0], found[1]) and torch.equal(found[2], found[3])
-    assert relative_error(found[0], found[2]) < 1e-3  # a code may round the other way
+    assert torch.equal(result[0], result[1]) and torch.equal(result[2], result[3])
+    assert relative_error(result[0], result[2]) < 1e-3  # a code may round the other way
 
 
 def test_scheme_and_capacity(tmp_path: Path) -> None:

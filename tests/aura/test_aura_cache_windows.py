@@ -57,10 +57,10 @@ def test_codes_of_a_window_leave_in_whole_tiles() -> None:
     k = torch.randn(1, 2, 900, 64)
     for tokens in (300, *[1] * 150, 250, 3):
         length, first = layer.get_mask_sizes(tokens)
-        found, _ = layer.update(k[:, :, layer.seen : layer.seen + tokens], k[:, :, layer.seen : layer.seen + tokens])
-        assert found.shape[2] == length and first + length == layer.seen
+        result, _ = layer.update(k[:, :, layer.seen : layer.seen + tokens], k[:, :, layer.seen : layer.seen + tokens])
+        assert result.shape[2] == length and first + length == layer.seen
         assert min(layer.seen, window) <= length < window + 128 + tokens
-        assert_close("keys", found, k[:, :, first : layer.seen].double(), 0.01, head_dim=1)
+        assert_close("keys", result, k[:, :, first : layer.seen].double(), 0.01, head_dim=1)
 
 
 def test_drafts_are_taken_back() -> None:
@@ -85,8 +85,8 @@ def test_a_recording_window_keeps_what_several_calls_brought() -> None:
         expected = [model(PROMPT[:, a:b], **with_cache(cache)).logits for a, b in rest]
         cache.crop(-3)
         assert cache.layers[1].get_seq_length() == 8
-        found = [model(PROMPT[:, a:b], **with_cache(cache)).logits for a, b in rest]
-    assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+        result = [model(PROMPT[:, a:b], **with_cache(cache)).logits for a, b in rest]
+    assert all(torch.equal(x, y) for x, y in zip(result, expected, strict=True))
 
 
 def test_what_is_gone_is_not_brought_back() -> None:
@@ -106,9 +106,9 @@ def test_a_window_that_is_not_full_is_cropped_anywhere() -> None:
     with torch.no_grad():
         model(PROMPT[:, :3], **with_cache(cache))
         cache.crop(-2)
-        found = model(PROMPT[:, 3:8], **with_cache(cache)).logits
+        result = model(PROMPT[:, 3:8], **with_cache(cache)).logits
         expected = model(PROMPT[:, [0, 3, 4, 5, 6, 7]], **with_cache(aura_cache(model, "8v4", tail=0))).logits[:, 1:]
-    assert relative_error(found, expected) < 1e-3  # a code may round the other way
+    assert relative_error(result, expected) < 1e-3  # a code may round the other way
     cache.reset()
     assert (cache.layers[1].get_seq_length(), held(cache)) == (0, 0)
 

@@ -19,8 +19,8 @@ BOUND = {torch.float32: 3e-7, torch.bfloat16: 2e-3, torch.float16: 2.5e-4}
 
 
 def decode(device: torch.device, codec: Codec, codes: Tensor, norms: Tensor, **options: Any) -> Tensor:
-    there = (x.to(device) for x in (codes, norms, codec.codebook, codec.signs))
-    return launched(device, "aura_decode", torch_gdn.aura_decode, *there, **to_device(options, device)).cpu()
+    on_device = (x.to(device) for x in (codes, norms, codec.codebook, codec.signs))
+    return launched(device, "aura_decode", torch_gdn.aura_decode, *on_device, **to_device(options, device)).cpu()
 
 
 @pytest.mark.parametrize(("D", "bits"), CODECS)
@@ -42,8 +42,8 @@ def test_part_of_a_cache(device: torch.device) -> None:
     codes, norms = reference.aura_encode(torch.randn(2, 9, 3, 80), *codec.tables)
     norms = norms.half()
     part = [x.to(device).transpose(1, 2)[:, :, 2:7] for x in (codes, norms)]
-    there = codec.to(device)
-    x = torch_gdn.aura_decode(*part, there.codebook, there.signs)
+    on_device = codec.to(device)
+    x = torch_gdn.aura_decode(*part, on_device.codebook, on_device.signs)
     exact = reference.aura_decode(codes, norms, codec.codebook, codec.signs, dtype=torch.float64)
     assert_close("x", x.cpu(), exact.transpose(1, 2)[:, :, 2:7], BOUND[torch.float32], head_dim=None)
 

@@ -44,14 +44,14 @@ class History:
 
     def vectors(self, cache: KVCache) -> tuple[Tensor, Tensor]:
         """Returns keys and values. Coded tokens have the cache's decoded codes, which must be close to them."""
-        coded, found = torch.tensor(self.coded), []
+        coded, result = torch.tensor(self.coded), []
         for x, of in ((self.k.double(), cache.keys), (self.v.double(), cache.values)):
             parts = (part.cpu() for part in (*of.filled(cache.coded), *of.tables))
             means = None if of.tile_means is None else of.tile_means.cpu()
             decoded = reference.aura_decode(*parts, dtype=torch.float64, tile_means=means)
             assert ((decoded - x[:, :, coded]).norm(dim=-1) < 0.3 * x[:, :, coded].norm(dim=-1)).all()
-            found.append(x.masked_scatter(coded[:, None], decoded))
-        return found[0], found[1]
+            result.append(x.masked_scatter(coded[:, None], decoded))
+        return result[0], result[1]
 
 
 class Both:
@@ -121,16 +121,16 @@ def test_a_prompt_at_once(device: torch.device, tokens: int) -> None:
 def test_a_step_of_decoding_encodes_once_per_tile(device: torch.device) -> None:
     import mps_simulator
 
-    both, found = Both(device, tail=4, sinks=2, capacity=64), []
+    both, result = Both(device, tail=4, sinks=2, capacity=64), []
     both.append(10)
     for _ in range(8):
         with mps_simulator.profile() as profile:
             both.append(1)
             both.cache.attend(torch.randn(2, 4, 1, D).to(device))
-        found.append(sum(figures.dispatches for figures in profile.kernels.values()))
+        result.append(sum(figures.dispatches for figures in profile.kernels.values()))
     step = 1 + 4  # one for the token's key and value; then rotation, both passes, exact rows
     tile = step + 2 + 1  # codes of keys and of values; then the tail moves
-    assert found == [tile, step, step, step, tile, step, step, step]
+    assert result == [tile, step, step, step, tile, step, step, step]
 
 
 @pytest.mark.parametrize("length", [26, 20, 12, 3, 1, 0])

@@ -28,10 +28,10 @@ def test_the_encoder_comes_as_near_as_the_exact_one(device: torch.device, D: int
     """This compares errors, not codes, because rounding decides between two paths that cost nearly the same."""
     codec = Codec(D, bits, trellis=True)
     x = torch.randn(2, 5, 7, D) * torch.randn(2, 5, 7, 1).exp()  # does not fill whole groups of vectors
-    there = codec.to(device)
+    on_device = codec.to(device)
     codes, norms = (
         part.cpu()
-        for part in launched(device, "aura_encode_trellis", torch_gdn.aura_encode, x.to(device), *there.tables)
+        for part in launched(device, "aura_encode_trellis", torch_gdn.aura_encode, x.to(device), *on_device.tables)
     )
     size = x.double().norm(dim=-1)
     ours = (directions(codec, codes) - x / size[..., None]).square().sum(-1)

@@ -41,9 +41,9 @@ def by_definition(stream: list[int], table: Tensor, bits: int) -> list[float]:
 def test_a_stream_decodes_to_what_the_definition_says(window: int, bits: int) -> None:
     table = trellis.table(window, bits)
     streams = torch.randint(256, (2, 3, 10 * bits), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
-    found = trellis.decode(streams, table.double(), bits)
+    result = trellis.decode(streams, table.double(), bits)
     expected = [[by_definition(stream.tolist(), table, bits) for stream in row] for row in streams]
-    assert torch.equal(found, torch.tensor(expected, dtype=torch.float64))
+    assert torch.equal(result, torch.tensor(expected, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(("window", "bits", "at_most"), [(6, 2, 2.0), (4, 1, 1.03)])
@@ -55,8 +55,8 @@ def test_no_stream_that_closes_in_the_same_state_is_nearer(window: int, bits: in
     x = torch.randn(32, 16 // bits, generator=torch.Generator().manual_seed(0)).double()
     errors = (x[:, None] - trellis.decode(every, table.double(), bits)).square().sum(-1)
     joints = windows(every, table, bits)[:, -1] >> bits
-    found = trellis.encode(x, table, bits).long()
-    chosen = found[:, 0] * 256 + found[:, 1]
+    result = trellis.encode(x, table, bits).long()
+    chosen = result[:, 0] * 256 + result[:, 1]
     mine = errors.gather(1, chosen[:, None])[:, 0]
     closing_alike = joints[chosen][:, None] == joints
     assert (mine <= errors.where(closing_alike, torch.inf).amin(1) * (1 + 1e-6)).all()

@@ -160,24 +160,24 @@ def check_reduce_leaves_the_others_alone() -> None:
 
 def check_all_gather() -> None:
     for dtype in DTYPES:
-        found = [torch.zeros(4, dtype=dtype, device="mps") for _ in NUMBERS]
-        dist.all_gather(found, mine(dtype))
-        for each, x in enumerate(found):
+        result = [torch.zeros(4, dtype=dtype, device="mps") for _ in NUMBERS]
+        dist.all_gather(result, mine(dtype))
+        for each, x in enumerate(result):
             same(x, numbers(each, dtype))
 
 
 def check_all_gather_of_views() -> None:
-    found = [apart(2, 2) for _ in NUMBERS]
-    dist.all_gather(found, mine().view(2, 2).t())
-    for each, x in enumerate(found):
+    result = [apart(2, 2) for _ in NUMBERS]
+    dist.all_gather(result, mine().view(2, 2).t())
+    for each, x in enumerate(result):
         same(x, numbers(each).view(2, 2).t())
 
 
 def check_all_gather_into_tensor() -> None:
     for dtype in DTYPES:
-        found = torch.zeros(12, dtype=dtype, device="mps")
-        dist.all_gather_into_tensor(found, mine(dtype))
-        same(found, torch.cat([numbers(each, dtype) for each in range(3)]))
+        result = torch.zeros(12, dtype=dtype, device="mps")
+        dist.all_gather_into_tensor(result, mine(dtype))
+        same(result, torch.cat([numbers(each, dtype) for each in range(3)]))
     rows = torch.zeros(3, 4, device="mps")  # its own part is the input, as FSDP has it
     rows[rank()] = mine()
     dist.all_gather_into_tensor(rows, rows[rank()])
@@ -187,45 +187,45 @@ def check_all_gather_into_tensor() -> None:
 def check_all_gather_into_tensor_coalesced() -> None:
     x, y = mine(), mine().bfloat16()
     outputs = functional.all_gather_into_tensor_coalesced([x, y], dist.group.WORLD)
-    for found in map(functional.wait_tensor, outputs):
-        same(found, torch.tensor(NUMBERS).reshape(-1))
+    for result in map(functional.wait_tensor, outputs):
+        same(result, torch.tensor(NUMBERS).reshape(-1))
 
 
 def check_reduce_scatter() -> None:
-    found = torch.zeros(4, device="mps")
-    dist.reduce_scatter(found, [mine() + each for each in range(3)])
-    same(found, torch.tensor(EXPECTED["SUM"]) + 3 * rank())
+    result = torch.zeros(4, device="mps")
+    dist.reduce_scatter(result, [mine() + each for each in range(3)])
+    same(result, torch.tensor(EXPECTED["SUM"]) + 3 * rank())
 
 
 def check_reduce_scatter_tensor() -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.int16):
         for op, factor in ((Op.SUM, 1), (Op.MAX, 0)) + (((Op.AVG, 2),) if dtype.is_floating_point else ()):
-            found = torch.zeros(2, dtype=dtype, device="mps")
+            result = torch.zeros(2, dtype=dtype, device="mps")
             x = torch.tensor([0, 3, 6, 9, 12, 15]) + torch.tensor([0, 3, 6])[rank()]
-            dist.reduce_scatter_tensor(found, x.to(dtype).to("mps"), op)
+            dist.reduce_scatter_tensor(result, x.to(dtype).to("mps"), op)
             first = torch.tensor([0, 3]) + 6 * rank()
-            same(found, {0: first + 6, 1: 3 * first + 9, 2: first + 3}[factor])
+            same(result, {0: first + 6, 1: 3 * first + 9, 2: first + 3}[factor])
 
 
 def check_functional_reduce_scatter_coalesced() -> None:
     x = torch.arange(6.0, device="mps") + rank()
-    (found,) = functional.reduce_scatter_tensor_coalesced([x], "sum", [0], dist.group.WORLD)
-    same(functional.wait_tensor(found), 3 * torch.tensor([0.0, 1.0]) + 3 + 6 * rank())
+    (result,) = functional.reduce_scatter_tensor_coalesced([x], "sum", [0], dist.group.WORLD)
+    same(functional.wait_tensor(result), 3 * torch.tensor([0.0, 1.0]) + 3 + 6 * rank())
 
 
 def check_all_to_all() -> None:
-    found = [torch.zeros(4, device="mps") for _ in NUMBERS]
-    dist.all_to_all(found, [mine() + 10 * each for each in range(3)])
-    for each, x in enumerate(found):
+    result = [torch.zeros(4, device="mps") for _ in NUMBERS]
+    dist.all_to_all(result, [mine() + 10 * each for each in range(3)])
+    for each, x in enumerate(result):
         same(x, numbers(each) + 10 * rank())
 
 
 def check_all_to_all_single() -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.int16):
         x = torch.tensor([[rank(), each] for each in range(3)]).to(dtype).to("mps")
-        found = torch.zeros(3, 2, dtype=dtype, device="mps")
-        dist.all_to_all_single(found, x)
-        same(found, [[each, rank()] for each in range(3)])
+        result = torch.zeros(3, 2, dtype=dtype, device="mps")
+        dist.all_to_all_single(result, x)
+        same(result, [[each, rank()] for each in range(3)])
 
 
 def check_all_to_all_single_with_sizes() -> None:
@@ -233,9 +233,9 @@ def check_all_to_all_single_with_sizes() -> None:
     sizes = [1, 2, 0]
     x = torch.tensor([[rank(), 0], [rank(), 1], [rank(), 2]], dtype=torch.bfloat16, device="mps")
     rows = sizes[rank()]
-    found = torch.zeros(3 * rows, 2, dtype=torch.bfloat16, device="mps")
-    dist.all_to_all_single(found, x, [rows] * 3, sizes)
-    same(found, torch.tensor([[each, rank() + row] for each in range(3) for row in range(rows)]).reshape(-1, 2))
+    result = torch.zeros(3 * rows, 2, dtype=torch.bfloat16, device="mps")
+    dist.all_to_all_single(result, x, [rows] * 3, sizes)
+    same(result, torch.tensor([[each, rank() + row] for each in range(3) for row in range(rows)]).reshape(-1, 2))
 
 
 def check_wrong_sizes_are_not_taken_for_a_lost_connection() -> None:
@@ -249,9 +249,9 @@ def check_wrong_sizes_are_not_taken_for_a_lost_connection() -> None:
 
 
 def check_gather_and_scatter() -> None:
-    found = [torch.zeros(4, dtype=torch.int16, device="mps") for _ in NUMBERS] if rank() == 1 else None
-    dist.gather(mine(torch.int16), found, dst=1)
-    for each, x in enumerate(found or ()):
+    result = [torch.zeros(4, dtype=torch.int16, device="mps") for _ in NUMBERS] if rank() == 1 else None
+    dist.gather(mine(torch.int16), result, dst=1)
+    for each, x in enumerate(result or ()):
         same(x, NUMBERS[each])
     parts = [numbers(each).to("mps") for each in range(3)] if rank() == 2 else None
     part = torch.zeros(4, device="mps")
@@ -287,24 +287,24 @@ def check_send_and_recv_by_tag() -> None:
 
 def check_recv_from_any_process() -> None:
     if rank() == 1:
-        found = {}
+        result = {}
         for _ in range(2):
             x = torch.zeros(4, device="mps")
             source = dist.recv(x)
-            found[source] = x
-        same(found[0], NUMBERS[0])
-        same(found[2], NUMBERS[2])
+            result[source] = x
+        same(result[0], NUMBERS[0])
+        same(result[2], NUMBERS[2])
     else:
         dist.send(mine(), 1)
     dist.barrier()  # or the second recv may take what process 0 sends in the next check
 
 
 def check_a_ring_of_sends() -> None:
-    x, found = mine(), torch.zeros(4, device="mps")
+    x, result = mine(), torch.zeros(4, device="mps")
     to, source = (rank() + 1) % 3, (rank() + 2) % 3
-    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, x, to), dist.P2POp(dist.irecv, found, source)]):
+    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, x, to), dist.P2POp(dist.irecv, result, source)]):
         work.wait()
-    same(found, NUMBERS[source])
+    same(result, NUMBERS[source])
 
 
 def check_barrier_waits_for_the_last() -> None:
@@ -316,9 +316,9 @@ def check_barrier_waits_for_the_last() -> None:
 
 
 def check_objects() -> None:
-    found: list[Any] = [None] * 3
-    dist.all_gather_object(found, {"rank": rank(), "x": mine().cpu()})
-    assert [each["rank"] for each in found] == [0, 1, 2] and found[2]["x"].tolist() == NUMBERS[2]
+    result: list[Any] = [None] * 3
+    dist.all_gather_object(result, {"rank": rank(), "x": mine().cpu()})
+    assert [each["rank"] for each in result] == [0, 1, 2] and result[2]["x"].tolist() == NUMBERS[2]
     given = [{"a": 1}, "b"] if rank() == 1 else [None, None]
     dist.broadcast_object_list(given, 1)
     assert given == [{"a": 1}, "b"]

@@ -22,14 +22,14 @@ def listening() -> list[str]:
     for each in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             sockets.add(os.readlink(f"/proc/self/fd/{each}"))
-    found = []
+    result = []
     for table in ("tcp", "tcp6"):
         with open(f"/proc/self/net/{table}") as lines:
             for line in list(lines)[1:]:
                 fields = line.split()
                 if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
-                    found.append(fields[1].partition(":")[0])
-    return found
+                    result.append(fields[1].partition(":")[0])
+    return result
 
 
 def main(own: str, address: str, fault: str) -> None:

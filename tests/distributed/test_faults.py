@@ -22,11 +22,11 @@ def run(fault: str, ranks: tuple[int, ...] = (0, 1), **environment: str) -> list
 def said(process: Ended) -> tuple[float, str]:
     """Returns after how many seconds the process gave up, and what it said in one line."""
     assert process.status == 3, process
-    found = re.search(r"^FAILED after ([\d.]+) s: (.*)$", process.output, re.M)
-    assert found, process.output[-2000:]
-    after = process.output[found.end() :].strip()
+    result = re.search(r"^FAILED after ([\d.]+) s: (.*)$", process.output, re.M)
+    assert result, process.output[-2000:]
+    after = process.output[result.end() :].strip()
     assert not after or after.startswith("["), after  # but for PyTorch's own log
-    return float(found[1]), found[2]
+    return float(result[1]), result[2]
 
 
 def test_a_process_that_never_comes() -> None:

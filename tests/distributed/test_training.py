@@ -26,5 +26,5 @@ def test_two_processes_lose_what_one_does() -> None:
     first, second = losses("ddp", 2)
     assert first == second
     assert alone[2] < alone[0] - 0.5  # it learns, so that wrong gradients would change the later losses
-    for found, expected in zip(first, alone, strict=True):
-        assert abs(found - expected) < 1e-5 * expected, (first, alone)
+    for result, expected in zip(first, alone, strict=True):
+        assert abs(result - expected) < 1e-5 * expected, (first, alone)

@@ -79,9 +79,9 @@ def test_logits_read_the_weight_once_for_the_tokens_of_a_threadgroup(
     T: int, kernel: str, tokens: int, experts: int
 ) -> None:
     call = draw_logits(ExpertPoint(torch.bfloat16, T=T, E=128, D=2048))
-    there = to_device(call, ready("mps"))
+    on_device = to_device(call, ready("mps"))
     with profiled(detailed=True) as profile:
-        logits = torch.ops.gdn.moe_logits(**there)
+        logits = torch.ops.gdn.moe_logits(**on_device)
     ((name, figures),) = profile.kernels.items()
     assert (name, figures.dispatches) == (kernel, 1)
     least = -(-T // tokens) * bytes_of(call["weight"]) + 128 // experts * bytes_of(call["x"]) + bytes_of(logits)

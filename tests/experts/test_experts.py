@@ -24,9 +24,9 @@ def widened(call: Call) -> Call:
 
 def route(device: torch.device, logits: Tensor, top_k: int, **options: object) -> tuple[Tensor, Tensor]:
     bias = options.pop("correction_bias", None)
-    there = bias.to(device) if isinstance(bias, Tensor) else None
+    on_device = bias.to(device) if isinstance(bias, Tensor) else None
     weights, ids = launched(
-        device, "moe_router", torch.ops.gdn.moe_router, logits.to(device), top_k, correction_bias=there, **options
+        device, "moe_router", torch.ops.gdn.moe_router, logits.to(device), top_k, correction_bias=on_device, **options
     )
     return weights.cpu(), ids.cpu()
 
@@ -87,13 +87,13 @@ def tokens_of(call: Call, tokens: slice | Tensor) -> Call:
 
 
 def results(op: str, call: Call, device: torch.device) -> list[Tensor]:
-    found = getattr(torch.ops.gdn, op)(**to_device(call, device))
-    return [x.cpu() for x in (found if isinstance(found, tuple) else (found,))]
+    result = getattr(torch.ops.gdn, op)(**to_device(call, device))
+    return [x.cpu() for x in (result if isinstance(result, tuple) else (result,))]
 
 
 def assert_exact(op: str, call: Call, device: torch.device, bound: float) -> None:
-    found = getattr(reference, op)(**widened(call))
-    expected = found if isinstance(found, tuple) else (found,)
+    result = getattr(reference, op)(**widened(call))
+    expected = result if isinstance(result, tuple) else (result,)
     for x, exact in zip(results(op, call, device), expected, strict=True):
         if exact is None:
             assert x.shape == (0,)
@@ -130,11 +130,11 @@ def test_wrong_ids(device: torch.device, op: str, T: int) -> None:
             results(op, call, device)
         return
     if not on_a_mac():
-        found = getattr(torch.ops.gdn, op)(**to_device(call, device))
+        result = getattr(torch.ops.gdn, op)(**to_device(call, device))
         with pytest.raises(RuntimeError, match=rf"{op}: topk_ids: expected ids below .* got 6 at {2 * T - 2}"):
             torch.mps.synchronize()
         left_out = call | {"topk_ids": call["topk_ids"].where(call["topk_ids"] < 6, -1)}
-        first = found[0] if isinstance(found, tuple) else found
+        first = result[0] if isinstance(result, tuple) else result
         assert_same_bits(op, first.cpu(), results(op, left_out, device)[0])
 
 

@@ -154,9 +154,9 @@ def fused_projection(case: Case, offset: int) -> Case:
 def test_views_of_a_fused_projection(device: torch.device, op: str, dtype: torch.dtype, offset: int) -> None:
     """With an odd offset, no row starts where a kernel may load a vector of 4."""
     case = make_case(70, B=2, H=1, HV=2, dtype=dtype)
-    there = fused_projection(case, offset)
-    moved = Case(*(strided_copy(x, device) for x in there.qkv), case.g, case.beta, case.initial_state)
-    assert moved.q.stride() == there.q.stride() and moved.q.storage_offset() == there.q.storage_offset() == offset
+    moved = fused_projection(case, offset)
+    moved = Case(*(strided_copy(x, device) for x in moved.qkv), case.g, case.beta, case.initial_state)
+    assert moved.q.stride() == moved.q.stride() and moved.q.storage_offset() == moved.q.storage_offset() == offset
     assert_exact(op, case, run(op, moved, device))
 
 
@@ -191,12 +191,12 @@ def test_a_last_stride_other_than_one_is_copied_with_one_warning(
     device: torch.device, op: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     case = make_case(20)
-    there = case.to(device)
-    there.v = there.v.transpose(-1, -2).contiguous().transpose(-1, -2)
+    on_device = case.to(device)
+    on_device.v = on_device.v.transpose(-1, -2).contiguous().transpose(-1, -2)
     always = torch.is_warn_always_enabled()
     torch.set_warn_always(True)  # otherwise a process warns only once
     try:
-        result = run(op, there, device)
+        result = run(op, on_device, device)
     finally:
         torch.set_warn_always(always)
     assert capfd.readouterr().err.count("v has a last stride of 2 and is copied") == 1
@@ -213,10 +213,10 @@ def test_packed_and_empty_sequences(device: torch.device, op: str, index_dtype: 
     case = make_case(150, cu_seqlens=CU_SEQLENS)
     assert case.cu_seqlens is not None and case.initial_state is not None
     case.cu_seqlens = case.cu_seqlens.to(index_dtype)
-    there = case.to(device)
+    on_device = case.to(device)
     if where == "on the device":
-        there.cu_seqlens = case.cu_seqlens.to(device)
-    result = run(op, there, device)
+        on_device.cu_seqlens = case.cu_seqlens.to(device)
+    result = run(op, on_device, device)
     assert_exact(op, case, result)
     empty = [0, 2, 5]
     assert_same_bits("the state of an empty sequence", result[1][empty], case.initial_state[empty])

@@ -55,25 +55,25 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 def prefill(program: Path, case: Case, processor: str, **environment: str) -> tuple[str, torch.Tensor, torch.Tensor]:
     """Returns the kernels that ran, o and the final state."""
-    there, back = program.parent / "in", program.parent / "out"
+    on_device, back = program.parent / "in", program.parent / "out"
     assert case.initial_state is not None
     tokens, K = case.q.size(1), case.q.size(3)
     tensors = (torch.tensor([tokens, K]), *case.qkv, case.g, case.beta, case.initial_state)
-    there.write_bytes(b"".join(x.contiguous().view(torch.uint8).numpy().tobytes() for x in tensors))
-    command = [EMULATOR, "-cpu", processor, str(program), str(there), str(back)]
-    found = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | environment).stdout
+    on_device.write_bytes(b"".join(x.contiguous().view(torch.uint8).numpy().tobytes() for x in tensors))
+    command = [EMULATOR, "-cpu", processor, str(program), str(on_device), str(back)]
+    result = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | environment).stdout
     of_o = 2 * tokens * COLUMNS
     results = bytearray(back.read_bytes())
     o = torch.frombuffer(results[:of_o], dtype=torch.bfloat16).view(case.v.shape)
-    return found.strip(), o, torch.frombuffer(results[of_o:], dtype=torch.float32).view(case.initial_state.shape)
+    return result.strip(), o, torch.frombuffer(results[of_o:], dtype=torch.float32).view(case.initial_state.shape)
 
 
 @pytest.mark.parametrize("K", [128, 40, 33])
 @pytest.mark.parametrize("processor", PROCESSORS)
 def test_prefill_is_exact(program: Path, processor: str, K: int) -> None:
     case = make_case(83, K, COLUMNS, HV=1, dtype=torch.bfloat16)
-    found, o, state = prefill(program, case, processor)
-    assert found == PROCESSORS[processor]
+    result, o, state = prefill(program, case, processor)
+    assert result == PROCESSORS[processor]
     assert_exact("chunk_gated_delta_rule", case, (o, state))
 
 

@@ -70,13 +70,13 @@ def test_heads_that_share_the_products_of_their_keys(device: torch.device, group
 @each_device("chunked")
 def test_equals_its_stages_one_by_one(device: torch.device) -> None:
     case = make_case(150, 96, 72, H=2, HV=6, cu_seqlens=[0, 17, 17, 81, 150])
-    there, cu = case.to(device), case.cu_seqlens
-    g = torch_gdn.chunk_local_cumsum(there.g, cu_seqlens=cu)
-    A_inv = torch_gdn.solve_tril(torch_gdn.chunk_scaled_dot_kkt(there.k, g, there.beta, cu), cu)
-    w, u = torch_gdn.recompute_w_u(there.k, there.v, there.beta, A_inv, g, cu)
-    states = {"initial_state": there.initial_state, "output_final_state": True}
-    h, v_new, state = torch_gdn.chunk_fwd_h(there.k, w, u, g, cu_seqlens=cu, **states)
-    o = torch_gdn.chunk_fwd_o(there.q, there.k, v_new, h, g, cu_seqlens=cu)
+    on_device, cu = case.to(device), case.cu_seqlens
+    g = torch_gdn.chunk_local_cumsum(on_device.g, cu_seqlens=cu)
+    A_inv = torch_gdn.solve_tril(torch_gdn.chunk_scaled_dot_kkt(on_device.k, g, on_device.beta, cu), cu)
+    w, u = torch_gdn.recompute_w_u(on_device.k, on_device.v, on_device.beta, A_inv, g, cu)
+    states = {"initial_state": on_device.initial_state, "output_final_state": True}
+    h, v_new, state = torch_gdn.chunk_fwd_h(on_device.k, w, u, g, cu_seqlens=cu, **states)
+    o = torch_gdn.chunk_fwd_o(on_device.q, on_device.k, v_new, h, g, cu_seqlens=cu)
     assert state is not None
     end_to_end_o, end_to_end_state = run(OP, case, device)
     assert_close("o", end_to_end_o, o.cpu().double(), chunk_f32(case.largest_g_cumsum()))
@@ -88,14 +88,14 @@ def test_is_called_as_transformers_does(device: torch.device) -> None:
     """q, k and v are positional, the rest are keywords, beta has the activations' dtype, and there is no cu_seqlens."""
     case = make_case(70, dtype=torch.bfloat16, normal=False, state=False)
     case.beta = case.beta.bfloat16()
-    there = case.to(device)
+    on_device = case.to(device)
     with kernels_run(device, *kernels_of(OP, case, device)):
         o, state = torch_gdn.chunk_gated_delta_rule(
-            there.q,
-            there.k,
-            there.v,
-            g=there.g,
-            beta=there.beta,
+            on_device.q,
+            on_device.k,
+            on_device.v,
+            g=on_device.g,
+            beta=on_device.beta,
             chunk_size=64,
             initial_state=None,
             output_final_state=True,

@@ -44,8 +44,8 @@ def test_inductor_on_mps(op: str) -> None:
         return o + state.sum()
 
     with inductor_runs("mps"):
-        found = torch.compile(layer, fullgraph=True)(*case.qkv)
-    torch.testing.assert_close(found, layer(*case.qkv), rtol=1e-5, atol=1e-4)
+        result = torch.compile(layer, fullgraph=True)(*case.qkv)
+    torch.testing.assert_close(result, layer(*case.qkv), rtol=1e-5, atol=1e-4)
 
 
 @each_op("chunked")

@@ -44,12 +44,12 @@ def compiled_layer(name: str, backend: Any, kind: type[Layer] = Layer) -> tuple[
 def assert_same(device: torch.device, layer: Layer, compiled: Any, tokens: int) -> None:
     """Compares the output, the new state and the updated columns."""
     x, columns, state = inputs(tokens, device)
-    there = columns.clone()
+    written = columns.clone()
     kernel = "fused_recurrent_gated_delta_rule" if tokens < 16 else "fused_chunk_gated_delta_rule"
     with kernels_run(device, *KERNELS, kernel):
-        results = compiled(x, there, state)
+        results = compiled(x, written, state)
     expected = layer(x, columns, state)
-    for ours, theirs in zip((*results, there), (*expected, columns), strict=True):
+    for ours, theirs in zip((*results, written), (*expected, columns), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
@@ -71,10 +71,10 @@ def test_in_place_ops_between_two_reads(name: str, backend: Backend, tokens: int
     with inductor_runs(name):
         x, *pools = inputs(tokens, device, batch=3)
         indices = torch.tensor([2, -1, 0], dtype=torch.int32, device=device)
-        there, versions = [pool.clone() for pool in pools], [pool._version for pool in pools]
-        result = compiled(x, *there, indices)
+        on_device, versions = [pool.clone() for pool in pools], [pool._version for pool in pools]
+        result = compiled(x, *on_device, indices)
         expected = layer(x, *pools, indices)
-    for ours, theirs in zip((*result, *there), (*expected, *pools), strict=True):
+    for ours, theirs in zip((*result, *on_device), (*expected, *pools), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-4)
     for pool, version, before in zip(pools, versions, inputs(tokens, device, batch=3)[1:], strict=True):
         assert pool._version > version
@@ -107,9 +107,9 @@ def test_a_layer_exports(device: torch.device, tokens: int) -> None:
     exported = torch.export.export(layer, example, dynamic_shapes=(length, None, None)).module()
     for here in (tokens,) if tokens == 1 else (tokens, 65, 7):
         x, columns, state = inputs(here, device)
-        there = columns.clone()
-        results, expected = exported(x, there, state), layer(x, columns, state)
-        for ours, theirs in zip((*results, there), (*expected, columns), strict=True):
+        written = columns.clone()
+        results, expected = exported(x, written, state), layer(x, columns, state)
+        for ours, theirs in zip((*results, written), (*expected, columns), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 

@@ -62,48 +62,48 @@ def drawn(op: str, point: Point, **changes: object) -> Case:
 @functools.cache
 def cases() -> dict[str, Case]:
     """Returns cases by name. The tests compare each with float64."""
-    found: dict[str, Case] = {}
+    result: dict[str, Case] = {}
     for dtype in DTYPES:
         columns = ConvolutionPoint(dtype, D=CHANNELS, tokens=ROW, batch=1, from_state=False)
         for name, by_channel in (("rows", False), ("columns", True)):
             point = ConvolutionPoint(dtype, D=CHANNELS, tokens=ROW, batch=1, from_state=False, by_channel=by_channel)
-            found[f"convolution of {name} {dtype}"] = drawn("causal_conv1d", point)
+            result[f"convolution of {name} {dtype}"] = drawn("causal_conv1d", point)
         for S in (3, 4):
             state = {"initial_state": torch.randn(1, CHANNELS, S).to(dtype), "output_final_state": True}
             call = REGISTRY["causal_conv1d"].call(columns)
             call = call | state | {name: call[name][:, :1] for name in ("x", "residual")}
-            found[f"convolution of one token {dtype} {S}"] = Case("causal_conv1d", columns, call)
+            result[f"convolution of one token {dtype} {S}"] = Case("causal_conv1d", columns, call)
         rows = RowPoint(dtype, D=ROW, tokens=ROW, heads=1, batch=1)
         for op in NORMS:
-            found[f"{op} {dtype}"] = drawn(op, rows)
+            result[f"{op} {dtype}"] = drawn(op, rows)
             if "residual" in REGISTRY[op].arguments:
-                found[f"{op} of x alone {dtype}"] = drawn(op, rows, residual=None)
+                result[f"{op} of x alone {dtype}"] = drawn(op, rows, residual=None)
     for D in (80, 128):  # codes fill one and a half registers (80), or whole registers (128)
         for bits in BITS:
             point = CodecPoint(D=D, bits=bits, tokens=9, rotated=True)
-            found[f"codes {D} {bits}"] = drawn("aura_decode", point, tile_means=None)
+            result[f"codes {D} {bits}"] = drawn("aura_decode", point, tile_means=None)
         for bits in TRELLIS:
             point = CodecPoint(D=D, bits=bits, tokens=9, rotated=True, trellis=True)
-            found[f"trellis codes {D} {bits}"] = drawn("aura_decode", point, tile_means=None)
-            found[f"encoding in a trellis {D} {bits}"] = drawn("aura_encode", point)
+            result[f"trellis codes {D} {bits}"] = drawn("aura_decode", point, tile_means=None)
+            result[f"encoding in a trellis {D} {bits}"] = drawn("aura_encode", point)
     # There are 7 query heads for a KV head, and a window that begins and ends inside tiles.
     for D in (80, 128):
         coded = AuraPoint(bits=(8, 4), D=D, ratio=7, queries=1, keys=200, batch=1)
-        found[f"attention to codes {D}"] = drawn("aura_attention", coded, window=150)
+        result[f"attention to codes {D}"] = drawn("aura_attention", coded, window=150)
         pages = PagePoint(D=D, HQ=7, HK=1, queries=(9, 1), keys=(90, 130), block_size=16)
-        found[f"attention to pages {D}"] = drawn("paged_attention_", pages, window=75, sinks=torch.randn(7))
-    return found | rules()
+        result[f"attention to pages {D}"] = drawn("paged_attention_", pages, window=75, sinks=torch.randn(7))
+    return result | rules()
 
 
 def rules() -> dict[str, Case]:
     """Returns cases with head sizes above and below those at which a kernel divides K, in both layouts of a state."""
-    found: dict[str, Case] = {}
+    result: dict[str, Case] = {}
     ops = [op for op, entry in REGISTRY.items() if {"initial_state", "use_gate_in_kernel"} <= {*entry.arguments}]
     for op, (K, V), v_first in itertools.product(ops, ((16, 20), (96, 192), (256, 40)), (False, True)):
         point = RulePoint(K=K, V=V, tokens=5 if "recurrent" in op else 70, HV=1, state_v_first=v_first)
-        found[f"{op} {K} {V}{' values first' if v_first else ''}"] = drawn(op, point)
-    found[f"{PAIRS} of pairs"] = drawn(PAIRS, RulePoint(torch.bfloat16, tokens=70))  # products of bfloat16
-    return found
+        result[f"{op} {K} {V}{' values first' if v_first else ''}"] = drawn(op, point)
+    result[f"{PAIRS} of pairs"] = drawn(PAIRS, RulePoint(torch.bfloat16, tokens=70))  # products of bfloat16
+    return result
 
 
 @functools.cache
@@ -114,15 +114,15 @@ def gates() -> Tensor:
 
 def calls() -> list[tuple[str, str, Call]]:
     """Returns the cases, and the calls that tests compare in other ways."""
-    found = [(name, each.op, each.call) for name, each in cases().items()]
+    result = [(name, each.op, each.call) for name, each in cases().items()]
     for dtype in DTYPES:
         gated = cases()[f"{GATED_NORM} {dtype}"].call
-        found.append((f"rounded {dtype}", GATED_NORM, gated | {"round_norm": True}))
+        result.append((f"rounded {dtype}", GATED_NORM, gated | {"round_norm": True}))
     ones = {"x": torch.ones_like(gates()), "g": gates(), "eps": 0.0, "activation": "sigmoid"}
-    found.append(("sigmoid", GATED_NORM, ones))
+    result.append(("sigmoid", GATED_NORM, ones))
     heads = gates().T[None]  # [1, 1, HV]: some whole vectors and a remainder
     gating = {"A_log": torch.zeros(heads.size(2)), "a": heads, "b": heads}
-    return [*found, ("gates", "gdn_gating", gating)]
+    return [*result, ("gates", "gdn_gating", gating)]
 
 
 def run(program: str, variant: str, *arguments: Path) -> subprocess.CompletedProcess[str]:
@@ -140,11 +140,11 @@ def run(program: str, variant: str, *arguments: Path) -> subprocess.CompletedPro
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Named]:
     """Returns the results by name from a process with one ISA variant."""
     directory = tmp_path_factory.mktemp("results")
-    there, back = directory / "calls.pt", directory / "results.pt"
-    torch.save(calls(), there)
-    run(PROGRAM, request.param, there, back)
-    found: dict[str, Named] = torch.load(back)
-    return found
+    on_device, back = directory / "calls.pt", directory / "results.pt"
+    torch.save(calls(), on_device)
+    run(PROGRAM, request.param, on_device, back)
+    result: dict[str, Named] = torch.load(back)
+    return result
 
 
 BITS_OF_VARIANT = """
@@ -201,14 +201,14 @@ def test_codes_are_looked_up(results: dict[str, Named]) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rounds_where_transformers_rounds(results: dict[str, Named], dtype: torch.dtype) -> None:
-    call, found = cases()[f"{GATED_NORM} {dtype}"].call, results[f"rounded {dtype}"]["y"]
+    call, result = cases()[f"{GATED_NORM} {dtype}"].call, results[f"rounded {dtype}"]["y"]
     x, g = call["x"].double(), call["g"].double()
     normalised = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)).to(dtype)
     expected = ((normalised * call["weight"]).double() * torch.nn.functional.silu(g)).to(dtype)
     if dtype == torch.float32:
-        assert (found - expected).norm() < 5e-7 * expected.norm()
+        assert (result - expected).norm() < 5e-7 * expected.norm()
         return
-    assert (found != expected).sum() < 0.002 * expected.numel(), "a sum of another order rounds another way"
+    assert (result != expected).sum() < 0.002 * expected.numel(), "a sum of another order rounds another way"
 
 
 def test_gates(results: dict[str, Named]) -> None:

@@ -65,8 +65,8 @@ def test_launches_keep_their_order_in_a_concurrent_encoder(mps: torch.device) ->
         return torch_gdn.chunk_gated_delta_rule(q, *case.qkv[1:], **case.options)[0].cpu()
 
     with settings(encoder="concurrent"):
-        found = two_ops()
-    assert_same_bits("o", found, two_ops())
+        result = two_ops()
+    assert_same_bits("o", result, two_ops())
 
 
 @on_mps("chunked")
@@ -74,11 +74,11 @@ def test_inputs_and_temporaries_may_die_before_the_commands_run(mps: torch.devic
     case = make_case(70)
     expected, _ = torch_gdn.chunk_gated_delta_rule(*case.to(mps).qkv, **case.to(mps).options)
     expected = expected.cpu()
-    there = case.to(mps)
+    on_device = case.to(mps)
     torch.mps.synchronize()
-    o, _ = torch_gdn.chunk_gated_delta_rule(*there.qkv, **there.options)
-    sizes = [x.numel() * x.element_size() for x in there.qkv]
-    del there
+    o, _ = torch_gdn.chunk_gated_delta_rule(*on_device.qkv, **on_device.options)
+    sizes = [x.numel() * x.element_size() for x in on_device.qkv]
+    del on_device
     # The pool gives out blocks of the same sizes while the op's commands still wait to run.
     reused = [torch.full((size // 4,), float("nan"), device=mps) for size in sizes for _ in range(3)]
     assert_same_bits("o", o, expected)

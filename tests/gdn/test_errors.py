@@ -56,11 +56,11 @@ def test_bad_input_is_an_error(device: torch.device, entry: OpEntry[Any], bad: I
         with pytest.raises(TypeError, match="float64"):
             to_device(call, device)
         return
-    there = to_device(call, device)
+    on_device = to_device(call, device)
     if bad.by_contents:  # the host reads these on the CPU, before it launches anything
-        there |= {name: call[name] for name in INDICES & call.keys()}
+        on_device |= {name: call[name] for name in INDICES & call.keys()}
     with pytest.raises(bad.error, match=message_of(entry, bad)):
-        entry.run(there)
+        entry.run(on_device)
 
 
 @pytest.mark.sweep(3)
@@ -140,9 +140,9 @@ def test_no_sequences_give_empty_outputs(
             call[name] = call[name][:0]
     call["cu_seqlens"] = call["cu_seqlens"][:1].to("cpu" if boundaries_on_the_cpu else device)
     before = {name: call[name].clone() for name in entry.written if name in call}
-    found = entry.outputs(call, entry.run(call))
-    of_parameters = found.keys() - before.keys()  # gradients, which are sums over no tokens
-    assert found.keys() >= before.keys() and not any(found[name].any() for name in of_parameters)
+    result = entry.outputs(call, entry.run(call))
+    of_parameters = result.keys() - before.keys()  # gradients, which are sums over no tokens
+    assert result.keys() >= before.keys() and not any(result[name].any() for name in of_parameters)
     assert not of_parameters or entry.name.endswith("_bwd")
     assert all(torch.equal(call[name], x) for name, x in before.items())
 

@@ -48,23 +48,23 @@ def test_one_token_has_the_bits_of_a_packed_one(
     options = {"use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True, "use_qk_l2norm_in_kernel": True, **gates}
     slots = {"state_indices": torch.tensor([5, 0, 1, 3]).to(device), "null_index": 0}
     slots["has_initial_state"] = torch.tensor([True, True, False, True]).to(device)
-    found, out = pool.clone(), torch.full((N, 1, HV, V + 2), 7.0).to(device, torch.bfloat16)[..., :V]
+    result, out = pool.clone(), torch.full((N, 1, HV, V + 2), 7.0).to(device, torch.bfloat16)[..., :V]
     decode = partial(torch_gdn.fused_recurrent_gated_delta_rule_, state_v_first=v_first, **slots, **options)
     with kernels_run(device, f"{OP}_token"):
-        decode(q, k, v, g, beta, found, out=out)
+        decode(q, k, v, g, beta, result, out=out)
     packed = (x.transpose(0, 1) for x in (q, k, v, g, beta))
     expected = decode(*packed, pool, cu_seqlens=torch.arange(N + 1).to(device))
     assert_same_bits("o", out, expected.transpose(0, 1))
-    assert_same_bits("pool", found, pool)
+    assert_same_bits("pool", result, pool)
 
 
 def test_without_g_and_beta_nothing_decays_and_beta_is_one(device: torch.device) -> None:
     case = make_case(20)
     case.g, case.beta = torch.zeros_like(case.g), torch.ones_like(case.beta)
-    there = case.to(device)
+    on_device = case.to(device)
     with kernels_run(device, OP):
         o, state = torch_gdn.fused_recurrent_gated_delta_rule(
-            *there.qkv, initial_state=there.initial_state, output_final_state=True
+            *on_device.qkv, initial_state=on_device.initial_state, output_final_state=True
         )
     assert state is not None
     assert_exact(OP, case, (o.cpu(), state.cpu()))
@@ -92,9 +92,9 @@ def test_rows_that_sixteen_lanes_share(device: torch.device, K: int, v_first: bo
     value rows.
     """
     case = make_case(10, K, 36, B=2, H=1, HV=2)
-    there = case
+    laid_out = case
     if v_first:
         assert case.initial_state is not None
-        there = replace(case, initial_state=case.initial_state.transpose(-1, -2).contiguous())
-    o, state = run(OP, there, device, state_v_first=v_first)
+        laid_out = replace(case, initial_state=case.initial_state.transpose(-1, -2).contiguous())
+    o, state = run(OP, laid_out, device, state_v_first=v_first)
     assert_exact(OP, case, (o, state.transpose(-1, -2) if v_first else state))

@@ -65,11 +65,11 @@ def test_raw_gates_and_betas_of_strided_views(device: torch.device, op: str) -> 
     options = raw_gates(case, torch.bfloat16) | raw_betas(case, torch.bfloat16)
     of_heads = {name: torch.stack([options[name], options[name] + 1], -1) for name in ("A_log", "dt_bias")}
     strided = {name: x.to(device)[:, 0] for name, x in of_heads.items()}
-    there = case.to(device)
+    on_device = case.to(device)
     fused = torch.cat([case.g, case.beta], -1).to(device)
-    there.g, there.beta = fused.split(3, -1)
-    assert not there.g.is_contiguous() and not strided["A_log"].is_contiguous()
-    assert_exact(op, case, run(op, there, device, **(options | strided)), **options)
+    on_device.g, on_device.beta = fused.split(3, -1)
+    assert not on_device.g.is_contiguous() and not strided["A_log"].is_contiguous()
+    assert_exact(op, case, run(op, on_device, device, **(options | strided)), **options)
 
 
 def test_a_gate_is_within_2_ulp_of_float64(device: torch.device) -> None:
@@ -202,8 +202,8 @@ def test_raw_gates_cost_a_prefill_no_dispatch(device: torch.device, normalise: b
     """No conversion is launched. Only the chunked algorithm launches kernels for the norm of q and k."""
     case = make_case(70, 64, 32, H=1, HV=2, dtype=torch.bfloat16, normal=False)
     options = raw_gates(case, torch.bfloat16) | raw_betas(case, torch.bfloat16) | {"use_qk_l2norm_in_kernel": normalise}
-    there = case.to(device)
+    on_device = case.to(device)
     options = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in options.items()}
     with profiled() as profile:
-        torch_gdn.chunk_gated_delta_rule(*there.qkv, **(there.options | options))
+        torch_gdn.chunk_gated_delta_rule(*on_device.qkv, **(on_device.options | options))
     assert sum(figures.dispatches for figures in profile.kernels.values()) == dispatches and not profile.fallbacks

@@ -24,16 +24,16 @@ def paged_pool(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor
 
 
 def call(op: str, case: Case, pool: Tensor, **options: Any) -> Any:
-    there = case.to(pool.device)
+    on_device = case.to(pool.device)
     with kernels_run(pool.device, *kernels_of(op, case, pool.device, **options)):
-        return IN_PLACE[op](*there.qkv, there.g, there.beta, pool, cu_seqlens=case.cu_seqlens, **options)
+        return IN_PLACE[op](*on_device.qkv, on_device.g, on_device.beta, pool, cu_seqlens=case.cu_seqlens, **options)
 
 
 def expected(op: str, case: Case, states: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     """Returns the functional op's result from these states."""
-    there = case.to(states.device)
-    there.initial_state = states
-    o, final_state = END_TO_END_OPS[op](*there.qkv, **(there.options | options))
+    on_device = case.to(states.device)
+    on_device.initial_state = states
+    o, final_state = END_TO_END_OPS[op](*on_device.qkv, **(on_device.options | options))
     assert final_state is not None
     return o, final_state
 
@@ -142,9 +142,9 @@ def test_the_states_between_chunks(device: torch.device) -> None:
     op = "chunk_gated_delta_rule"
     case = make_case(70, 32, 16, B=2)
     _, pool = paged_pool(device, torch.float32)
-    there = case.to(device)
-    there.initial_state = pool[[2, 3]]
-    h = END_TO_END_OPS[op](*there.qkv, **there.options, chunk_size=32, return_intermediate_states=True)[2]  # type: ignore[misc]
+    on_device = case.to(device)
+    on_device.initial_state = pool[[2, 3]]
+    h = END_TO_END_OPS[op](*on_device.qkv, **on_device.options, chunk_size=32, return_intermediate_states=True)[2]  # type: ignore[misc]
     indices = torch.tensor([2, -1], device=device)
     _, ours = call(op, case, pool, state_indices=indices, chunk_size=32, return_intermediate_states=True)
     assert_same_bits("h", ours[0], h[0])
@@ -168,8 +168,8 @@ def test_wrong_indices_on_the_device(
     storage, pool = paged_pool(device, torch.float32)
     before = storage.clone()
     o, final_state = expected(op, case, pool[[2, 2]])
-    there = case.to(device)
-    ours = IN_PLACE[op](*there.qkv, there.g, there.beta, pool, torch.tensor(indices, device=device))
+    on_device = case.to(device)
+    ours = IN_PLACE[op](*on_device.qkv, on_device.g, on_device.beta, pool, torch.tensor(indices, device=device))
     with pytest.raises(RuntimeError, match=words):
         torch.mps.synchronize()
     assert_same_bits("o", ours[0], o[0])
@@ -190,8 +190,8 @@ def test_wrong_indices_among_many_on_the_device(device: torch.device, op: str, d
     none = [3, 40, 50, 60, 69]
     kept = [n for n in range(70) if n not in none]
     o, final_state = expected(op, case, pool[slots.clamp(max=79).to(device)])
-    there = case.to(device)
-    ours = IN_PLACE[op](*there.qkv, there.g, there.beta, pool, slots.to(device, dtype), null_index=0)
+    on_device = case.to(device)
+    ours = IN_PLACE[op](*on_device.qkv, on_device.g, on_device.beta, pool, slots.to(device, dtype), null_index=0)
     words = "indices below the number of slots, got 80 at 50|each slot at most once, got [0-9]+ at [46]0"
     with pytest.raises(RuntimeError, match=rf"^{IN_PLACE[op].__name__}: state_indices: expected ({words})\b"):
         torch.mps.synchronize()
@@ -207,14 +207,14 @@ def test_wrong_indices_among_many_on_the_device(device: torch.device, op: str, d
 def test_many_indices_are_looked_through_once(device: torch.device, op: str) -> None:
     """The kernel locate_slots searches indices on the device, and the check of arguments searches those on the host."""
     case = make_case(1, 8, 4, B=33)
-    there, pool = case.to(device), torch.randn(40, 2, 8, 4, device=device)
+    on_device, pool = case.to(device), torch.randn(40, 2, 8, 4, device=device)
     slots = torch.randperm(40)[:33]
     o, final_state = expected(op, case, pool[slots.to(device)])
     results = []
     for indices in (slots, slots.to(device)):
         mine = pool.clone()
         with profiled() as profile:
-            results.append(IN_PLACE[op](*there.qkv, there.g, there.beta, mine, indices))
+            results.append(IN_PLACE[op](*on_device.qkv, on_device.g, on_device.beta, mine, indices))
         assert profile.launched("locate_slots_4") == (indices.device.type == "mps")
         assert_same_bits("the slots", mine[slots.to(device)], final_state)
     for each in results:

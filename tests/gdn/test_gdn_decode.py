@@ -24,10 +24,10 @@ Call = dict[str, Any]
 def test_equals_the_reference(device: torch.device, point: DecodePoint) -> None:
     """The call takes two launches, and a third to search more than 32 indices."""
     call = ENTRY.call(point)
-    there = to_device(call, device)
+    on_device = to_device(call, device)
     with kernels_run(device, *(("locate_slots",) if point.batch > 32 else ()), *KERNELS):
-        o = torch.ops.gdn.gdn_decode_(**there)
-    parts = ENTRY.compared(point, call, {name: x.cpu() for name, x in ENTRY.outputs(there, o).items()})
+        o = torch.ops.gdn.gdn_decode_(**on_device)
+    parts = ENTRY.compared(point, call, {name: x.cpu() for name, x in ENTRY.outputs(on_device, o).items()})
     assert bounds.worst(parts).kept, str(bounds.worst(parts))
 
 
@@ -92,15 +92,15 @@ def test_goes_on_after_accepted_tokens(device: torch.device, pool: torch.dtype, 
     call["state_indices"] = torch.tensor([[1, 2, 3], [0, 0, 0], [4, 5, 6], [9, 8, 0]])
     call |= {"has_initial_state": torch.tensor([True, True, False, True])}
     call["num_accepted_tokens"] = torch.tensor([3, 1, 1, 2], dtype=torch.int32)
-    expected, found = to_device(call, device), to_device(call, device)
+    expected, result = to_device(call, device), to_device(call, device)
     o = in_three_ops(expected)
-    found |= {"out": torch.full_like(o, torch.nan)}
-    torch_gdn.gdn_decode_(**(by_key_head(found, 2, 64) if interleaved else found))
-    assert torch.equal(found["conv_pool"], expected["conv_pool"])
-    assert torch.equal(found["state_pool"], expected["state_pool"])
+    result |= {"out": torch.full_like(o, torch.nan)}
+    torch_gdn.gdn_decode_(**(by_key_head(result, 2, 64) if interleaved else result))
+    assert torch.equal(result["conv_pool"], expected["conv_pool"])
+    assert torch.equal(result["state_pool"], expected["state_pool"])
     assert not torch.equal(expected["state_pool"].cpu(), call["state_pool"])
-    assert (found["out"][:, 3:5] == 0).all()
-    assert bounds.relative_error(found["out"].cpu().double(), o.cpu().double()) < 4e-7
+    assert (result["out"][:, 3:5] == 0).all()
+    assert bounds.relative_error(result["out"].cpu().double(), o.cpu().double()) < 4e-7
 
 
 @pytest.mark.parametrize("v_first", [False, True])
@@ -108,11 +108,11 @@ def test_one_token_has_the_bits_of_packed_sequences(device: torch.device, v_firs
     """On `mps`, packed sequences run a loop over tokens."""
     call = ENTRY.call(DecodePoint(torch.bfloat16, K=64, V=48, batch=4, state_v_first=v_first))
     packed = {name: call[name].transpose(0, 1) for name in ("qkv", "z", "b", "a")}
-    found, expected = to_device(call, device), to_device(call | packed | {"cu_seqlens": torch.arange(5)}, device)
-    o, expected_o = (torch_gdn.gdn_decode_(**each) for each in (found, expected))
+    result, expected = to_device(call, device), to_device(call | packed | {"cu_seqlens": torch.arange(5)}, device)
+    o, expected_o = (torch_gdn.gdn_decode_(**each) for each in (result, expected))
     assert_same_bits("o", o.cpu(), expected_o.cpu().transpose(0, 1))
-    assert_same_bits("states", found["state_pool"].cpu(), expected["state_pool"].cpu())
-    assert not torch.equal(found["state_pool"].cpu(), call["state_pool"])
+    assert_same_bits("states", result["state_pool"].cpu(), expected["state_pool"].cpu())
+    assert not torch.equal(result["state_pool"].cpu(), call["state_pool"])
 
 
 @pytest.mark.parametrize("round_norm", [False, True])

@@ -71,13 +71,13 @@ def test_segments_on_mps(rule: str) -> None:
     call = draw_call(rule, 120, 16, 16, B=1, H=32, HV=64, cu_seqlens=[0, 48, 48, 110, 120])
     do, dht = draw_outer(call)
     with profiled() as profile:
-        found = gradients_of(RULES[rule][0], call, do, dht, device)
+        result = gradients_of(RULES[rule][0], call, do, dht, device)
     assert profile.launched("chunk_bwd_dqkwg_128") == 4, profile  # of 12 rows of chunks
-    assert_exact_gradients(found, exact_of(rule, call, do, dht))
+    assert_exact_gradients(result, exact_of(rule, call, do, dht))
     alone = {name: x[:, 48:110] if name in ("q", "k", "v", "g", "beta") else x for name, x in call.items()}
     alone |= {"initial_state": call["initial_state"][2:3], "cu_seqlens": torch.tensor([0, 62])}
     for name, x in gradients_of(RULES[rule][0], alone, do[:, 48:110], dht[2:3], device).items():
-        assert_same_bits(name, x, found[name][2:3] if name == "initial_state" else found[name][:, 48:110])
+        assert_same_bits(name, x, result[name][2:3] if name == "initial_state" else result[name][:, 48:110])
 
 
 @each_rule
@@ -89,9 +89,9 @@ def test_memory_on_mps_grows_by_the_token(rule: str) -> None:
         moved = to_device({name: call[name] for name in PER_TOKEN}, device)
         do = torch.ones_like(moved["v"])
         with profiled() as profile:
-            found = getattr(torch.ops.gdn, f"{rule}_bwd")(**moved, do=do)
+            result = getattr(torch.ops.gdn, f"{rule}_bwd")(**moved, do=do)
         allocated.append(profile.allocated_bytes)
-    gradients = sum(x.nbytes for x in found) // 2
+    gradients = sum(x.nbytes for x in result) // 2
     states = 2 * 64 * 16 * 32 * 4  # V is a whole slice of 32
     assert gradients < allocated[2] - allocated[1] <= 1.02 * (gradients + states)
 
@@ -118,11 +118,11 @@ def test_options(device: torch.device, rule: str) -> None:
     call = draw_call(rule, 40, 32, 48) | {"scale": 0.3, "head_grouping": "tiled", "state_v_first": True}
     call["initial_state"] = call["initial_state"].transpose(-1, -2).contiguous()
     do, dht = draw_outer(call)
-    found = gradients_of(RULES[rule][0], call, do, dht, device)
+    result = gradients_of(RULES[rule][0], call, do, dht, device)
     exact = exact_of(rule, tiled_by_hand(call), do, dht)
     for name in ("q", "k"):  # of each value head; those of one key head are apart
         exact[name] = exact[name].unflatten(2, (2, 2)).sum(2)
-    assert_exact_gradients(found, exact)
+    assert_exact_gradients(result, exact)
 
 
 def tiled_by_hand(call: dict[str, Any]) -> dict[str, Any]:
@@ -139,9 +139,9 @@ def test_values_of_another_dtype(device: torch.device, rule: str) -> None:
     if device.type == "cpu":
         call["initial_state"] = call["initial_state"].double()
     do, dht = draw_outer(call)
-    found = gradients_of(RULES[rule][0], call, do, dht.float(), device)
-    found["initial_state"] = found["initial_state"].float()
-    assert_exact_gradients(found, exact_of(rule, call, do, dht))
+    result = gradients_of(RULES[rule][0], call, do, dht.float(), device)
+    result["initial_state"] = result["initial_state"].float()
+    assert_exact_gradients(result, exact_of(rule, call, do, dht))
 
 
 @each_rule
@@ -164,13 +164,13 @@ def test_strong_decay(device: torch.device, rule: str, strength: float) -> None:
     call = draw_call(rule, 65, 64, 32, B=1)
     call["g"] = torch.full_like(call["g"], -strength)
     do, dht = draw_outer(call)
-    found = gradients_of(RULES[rule][0], call, do, dht, device)
+    result = gradients_of(RULES[rule][0], call, do, dht, device)
     exact = exact_of(rule, call, do, dht)
     if strength == 200:  # what is left of the states is denormal in float32
         for name in ("g", "initial_state"):
-            assert found[name].abs().max() < 1e-30 and exact.pop(name).abs().max() < 1e-30
-            del found[name]
-    assert_exact_gradients(found, exact, largest_g_cumsum(call))
+            assert result[name].abs().max() < 1e-30 and exact.pop(name).abs().max() < 1e-30
+            del result[name]
+    assert_exact_gradients(result, exact, largest_g_cumsum(call))
 
 
 @each_rule
@@ -201,10 +201,10 @@ def test_a_beta_of_zero(device: torch.device, rule: str) -> None:
 def test_two_runs_and_any_threads_give_the_same_bits(rule: str) -> None:
     call = draw_call(rule, 70, raw=True, dtype=BF16)
     outer = draw_outer(call)
-    found = by_threads(lambda: gradients_of(RULES[rule][0], call, *outer, torch.device("cpu")), 1, 1, 2)
-    for other in found[1:]:
+    result = by_threads(lambda: gradients_of(RULES[rule][0], call, *outer, torch.device("cpu")), 1, 1, 2)
+    for other in result[1:]:
         for name, x in other.items():
-            assert_same_bits(name, x, found[0][name])
+            assert_same_bits(name, x, result[0][name])
 
 
 @each_rule
@@ -223,9 +223,9 @@ def test_as_exact_as_fla(device: torch.device, case: dict[str, Any]) -> None:
     """In one case FLA is wrong. There, float32's error and one rounding are the bound."""
     call, do, dht = load(case["name"])
     rule = "chunk_kda" if call["g"].dim() == 4 else "chunk_gated_delta_rule"
-    found = gradients_of(RULES[rule][0], call, do, dht, device)
+    result = gradients_of(RULES[rule][0], call, do, dht, device)
     exact = exact_gradients(RULES[rule][1], call, do, dht)
-    for name, x in found.items():
+    for name, x in result.items():
         theirs = case["fla_error"][f"d{name}"]
         bound = AS_FAR_AS_FLA * min(theirs, 4.5e-3)
         assert relative_error(x.cpu().double(), exact[name]) <= bound, name
@@ -238,9 +238,9 @@ def test_the_reference(name: str, chunk_size: int) -> None:
     call = draw_call(name, 17 * 16 + 3, 8, 12, raw=False, B=1)
     do, dht = draw_outer(call)
     wide = {key: x.double() for key, x in call.items()}
-    found = getattr(reference, f"{name}_bwd")(**wide, do=do.double(), dht=dht.double(), chunk_size=chunk_size)
+    result = getattr(reference, f"{name}_bwd")(**wide, do=do.double(), dht=dht.double(), chunk_size=chunk_size)
     exact = exact_of(name, call, do, dht)
-    for key, x in zip(("q", "k", "v", "g", "beta", "initial_state"), found, strict=True):
+    for key, x in zip(("q", "k", "v", "g", "beta", "initial_state"), result, strict=True):
         assert relative_error(x, exact[key]) < 1e-12 * OF_FLA, key
 
 

@@ -208,6 +208,6 @@ def test_peak_memory_per_token() -> None:
     """Above the inputs, of a forward and a backward pass; from one length to twice it, so that only tokens count."""
     peaks = []
     for T in (1024, 2048):
-        found = subprocess.run([sys.executable, "-c", MEASURE, str(T)], capture_output=True, text=True, check=True)
-        peaks.append(int(found.stdout) * 1024)
+        result = subprocess.run([sys.executable, "-c", MEASURE, str(T)], capture_output=True, text=True, check=True)
+        peaks.append(int(result.stdout) * 1024)
     assert 0 < peaks[1] - peaks[0] < BYTES_PER_TOKEN * 1024, peaks

@@ -62,8 +62,8 @@ def test_a_slot_far_into_the_pool(device: torch.device, op: str) -> None:
 
     def run(pool: Tensor, indices: list[int]) -> tuple[Tensor, Tensor]:
         pool[indices] = states.to(device)
-        there = torch.tensor(indices, device=device)
-        o = IN_PLACE[op](*(x.to(device) for x in tensors.values()), pool, state_indices=there)
+        on_device = torch.tensor(indices, device=device)
+        o = IN_PLACE[op](*(x.to(device) for x in tensors.values()), pool, state_indices=on_device)
         return o.cpu(), torch.stack([pool[i].cpu() for i in indices])
 
     with sparse_memory():

@@ -48,19 +48,19 @@ def test_loses_nothing_of_what_was_passed(
 def test_in_place_has_the_same_bits(
     device: torch.device, op: str, of_keys: torch.dtype, of_values: torch.dtype
 ) -> None:
-    there = mixed_case(of_keys, of_values, 21).to(device)
+    on_device = mixed_case(of_keys, of_values, 21).to(device)
     options: dict[str, Any] = {"chunk_size": 16, "return_intermediate_states": True} if op == PREFILL else {}
-    o, state, *h = END_TO_END_OPS[op](*there.qkv, **there.options, **options)
-    assert there.initial_state is not None and state is not None
+    o, state, *h = END_TO_END_OPS[op](*on_device.qkv, **on_device.options, **options)
+    assert on_device.initial_state is not None and state is not None
     assert [each.dtype for each in h] == [torch.float32] * (op == PREFILL)
-    pool = there.initial_state.clone()
+    pool = on_device.initial_state.clone()
     out = torch.full((2, 21, 2, 43), 7, dtype=of_values, device=device)
-    found = IN_PLACE[op](*there.qkv, there.g, there.beta, pool, out=out[..., :40], **options)
+    result = IN_PLACE[op](*on_device.qkv, on_device.g, on_device.beta, pool, out=out[..., :40], **options)
     assert_same_bits("o", out[..., :40], o)
     assert (out[..., 40:] == 7).all()
     assert_same_bits("pool", pool, state)
     for each in h:
-        assert_same_bits("h", found[1], each)
+        assert_same_bits("h", result[1], each)
 
 
 def test_the_references_return_the_dtype_of_v() -> None:

@@ -39,12 +39,12 @@ def read_and_written(figures: Any, kind: str) -> int:
 
 
 def figures_of_fused(case: Case, *, state_v_first: bool = False) -> Any:
-    there = case.to(ready("mps"))
-    assert there.initial_state is not None
+    on_device = case.to(ready("mps"))
+    assert on_device.initial_state is not None
     if state_v_first:
-        there.initial_state = there.initial_state.transpose(-1, -2).contiguous()
+        on_device.initial_state = on_device.initial_state.transpose(-1, -2).contiguous()
     with prefill_algorithm("fused_chunk"), profiled(detailed=True) as profile:
-        torch_gdn.chunk_gated_delta_rule(*there.qkv, **there.options, state_v_first=state_v_first)
+        torch_gdn.chunk_gated_delta_rule(*on_device.qkv, **on_device.options, state_v_first=state_v_first)
     (figures,) = profile.kernels.values()
     return figures
 
@@ -101,9 +101,9 @@ def test_each_byte_comes_and_goes_once_in_whole_lines(dtype: torch.dtype, state_
     ids=str,
 )
 def test_kernels_of_the_chunked_algorithm_move_whole_lines(kernel: str, dtype: torch.dtype, share: float) -> None:
-    there = inputs(dtype).to(ready("mps"))
+    on_device = inputs(dtype).to(ready("mps"))
     with prefill_algorithm("chunked"), profiled(detailed=True) as profile:
-        torch_gdn.chunk_gated_delta_rule(*there.qkv, **there.options)
+        torch_gdn.chunk_gated_delta_rule(*on_device.qkv, **on_device.options)
     (figures,) = (figures for name, figures in profile.kernels.items() if name.startswith(kernel + "_"))
     assert figures.least_cache_lines >= share * figures.cache_lines
 

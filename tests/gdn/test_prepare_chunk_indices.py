@@ -24,9 +24,9 @@ def test_chunks_of_packed_sequences(
     offsets: list[int],
 ) -> None:
     cu_seqlens = torch.tensor(boundaries, dtype=dtype, device=device)
-    found = prepare_chunk_indices(cu_seqlens, 64)
-    assert found.shape == (len(indices), 2) and found.dtype == dtype and found.device == cu_seqlens.device
-    assert [tuple(pair) for pair in found.tolist()] == indices
+    result = prepare_chunk_indices(cu_seqlens, 64)
+    assert result.shape == (len(indices), 2) and result.dtype == dtype and result.device == cu_seqlens.device
+    assert [tuple(pair) for pair in result.tolist()] == indices
     assert prepare_chunk_offsets(cu_seqlens, 64).tolist() == offsets
 
 

@@ -111,9 +111,11 @@ def test_many_sequences(device: torch.device, on_cpu: bool) -> None:
     pool = torch.randn(90, 1, 16, 8, device=device)
     indices = torch.randperm(90)[:80].view(40, 2)
     outputs, states = one_by_one(case, pool[indices[:, 1].to(device)])
-    there = indices if on_cpu else indices.to(device)
+    on_device = indices if on_cpu else indices.to(device)
     accepted = torch.full((40,), 2, device=indices.device if on_cpu else device)
-    o = torch_gdn.fused_recurrent_gated_delta_rule_(*tokens_of(case, 0, 2), pool, there, num_accepted_tokens=accepted)
+    o = torch_gdn.fused_recurrent_gated_delta_rule_(
+        *tokens_of(case, 0, 2), pool, on_device, num_accepted_tokens=accepted
+    )
     for t in range(2):
         assert_same_bits(f"o of token {t}", o[:, t : t + 1], outputs[t])
         assert_same_bits(f"state after token {t}", pool[indices[:, t].to(device)], states[t + 1])

@@ -142,12 +142,12 @@ def rows() -> dict[str, tuple[int, Counter[str]]]:
     """Returns the dispatches and kernels of each step."""
     table = re.search(r"\| step \| dispatches \| kernels \|\n\|[-|]+\n((?:\|.*\n)+)", PAGE.read_text())
     assert table is not None
-    found = {}
+    result = {}
     for line in table[1].splitlines():
         step, dispatches, kernels = (cell.strip() for cell in line.strip("|").split("|"))
         names = re.findall(r"`(\w+)`( twice)?", kernels)
-        found[step] = (int(dispatches), Counter({name: 2 if twice else 1 for name, twice in names}))
-    return found
+        result[step] = (int(dispatches), Counter({name: 2 if twice else 1 for name, twice in names}))
+    return result
 
 
 def dispatches_run() -> int:

@@ -38,10 +38,10 @@ def call_of(op: str, point: RulePoint = POINT) -> Call:
 
 
 def run(device: torch.device, op: str, call: Call) -> list[Tensor]:
-    entry, there = REGISTRY[op], to_device(call, device)
+    entry, on_device = REGISTRY[op], to_device(call, device)
     with kernels_run(device, op):
-        found = entry.outputs(there, entry.run(there))
-    return [x.cpu() for x in found.values()]
+        result = entry.outputs(on_device, entry.run(on_device))
+    return [x.cpu() for x in result.values()]
 
 
 def check(device: torch.device, op: str, call: Call, point: RulePoint = POINT) -> None:

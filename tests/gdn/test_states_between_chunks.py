@@ -62,10 +62,10 @@ def test_a_batch(device: torch.device, op: str, dtype: torch.dtype, T: int) -> N
     for row in range(rows):
         exact = state_after(op, 32 * row, inputs)
         assert_close(f"h[:, {row}]", h[:, row].cpu(), exact, CHUNK_STATE.get(dtype, F32[op]), head_dim=1)
-    there, pool = to_device(inputs, device), inputs["initial_state"].to(device, copy=True)
-    del there["initial_state"]
+    on_device, pool = to_device(inputs, device), inputs["initial_state"].to(device, copy=True)
+    del on_device["initial_state"]
     options = {"chunk_size": 32, "return_intermediate_states": True}
-    _, in_place = getattr(torch_gdn, f"{op}_")(**there, state_pool=pool, **options)
+    _, in_place = getattr(torch_gdn, f"{op}_")(**on_device, state_pool=pool, **options)
     assert_same_bits("h in place", in_place, h)
     if T > 4:  # for fewer tokens, the CPU runs the recurrence
         with prefill_algorithm("chunked"):

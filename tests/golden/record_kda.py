@@ -106,27 +106,29 @@ def inputs(shape: Shape) -> dict[str, Tensor]:
 
 def autotuners() -> list[Any]:
     """Returns the autotuners of all imported FLA kernels, which heuristics may wrap."""
-    found = {}
+    result = {}
     for name, module in list(sys.modules.items()):
         if name.startswith("fla."):
             for kernel in list(vars(module).values()):
                 while kernel is not None and not isinstance(getattr(kernel, "configs", None), list):
                     kernel = getattr(kernel, "fn", None) if type(kernel).__module__.startswith("triton") else None
                 if kernel is not None:
-                    found[id(kernel)] = kernel
-    return list(found.values())
+                    result[id(kernel)] = kernel
+    return list(result.values())
 
 
 def outputs(shape: Shape, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     functions = importlib.import_module("fla.ops.kda")
-    there = {name: x.cuda() for name, x in tensors.items()}
-    found: dict[str, Tensor] = {}
+    on_device = {name: x.cuda() for name, x in tensors.items()}
+    result: dict[str, Tensor] = {}
     for prefix in shape.functions:
         safe = {"safe_gate": True} if prefix == "chunk" and shape.lower_bound is not None else {}
         with torch.no_grad():
-            o, state = getattr(functions, FUNCTIONS[prefix])(**there, **shape.options, **safe, output_final_state=True)
-        found |= {f"{prefix}_o": o, f"{prefix}_final_state": state}
-    return {name: x.cpu().contiguous() for name, x in found.items()}
+            o, state = getattr(functions, FUNCTIONS[prefix])(
+                **on_device, **shape.options, **safe, output_final_state=True
+            )
+        result |= {f"{prefix}_o": o, f"{prefix}_final_state": state}
+    return {name: x.cpu().contiguous() for name, x in result.items()}
 
 
 def record(folder: Path, names: list[str]) -> None:
@@ -159,13 +161,13 @@ def errors(shape: Shape, tensors: dict[str, Tensor]) -> dict[str, dict[str, Any]
     wide: dict[str, Any] = {name: x.double() if x.is_floating_point() else x for name, x in given.items()}
     o, state = reference.fused_recurrent_kda(**wide, **shape.options, output_final_state=True)
     assert state is not None
-    found: dict[str, dict[str, Any]] = {"fla_error": {}, "fla_head_errors": {}}
+    result: dict[str, dict[str, Any]] = {"fla_error": {}, "fla_head_errors": {}}
     for prefix in shape.functions:
         for tensor, exact, head_dim in ((f"{prefix}_o", o, 2), (f"{prefix}_final_state", state, 1)):
             theirs = tensors[tensor].double()
-            found["fla_error"][tensor] = float(f"{relative_error(theirs, exact):.4g}")
-            found["fla_head_errors"][tensor] = [float(f"{x:.4g}") for x in head_errors(theirs, exact, head_dim)]
-    return found
+            result["fla_error"][tensor] = float(f"{relative_error(theirs, exact):.4g}")
+            result["fla_head_errors"][tensor] = [float(f"{x:.4g}") for x in head_errors(theirs, exact, head_dim)]
+    return result
 
 
 def index(folder: Path) -> None:

@@ -35,7 +35,7 @@ def decode_calls() -> Iterator[tuple[str, Callable[[], object]]]:
 
 def main() -> None:
     mps_simulator.activate()
-    counter, found = ctypes.CDLL(None), {}
+    counter, result = ctypes.CDLL(None), {}
     for name, call in decode_calls():
         call()  # to compile
         for library in (METAL, _C.__name__.rpartition(".")[2].encode()):
@@ -43,9 +43,9 @@ def main() -> None:
             for _ in range(CALLS):
                 call()
             own = counter.end_counting()
-            found[f"{name} {library.decode()}"] = [own, counter.allocations_of_others()]
+            result[f"{name} {library.decode()}"] = [own, counter.allocations_of_others()]
         torch.mps.synchronize()
-    print(json.dumps(found))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

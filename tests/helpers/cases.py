@@ -19,10 +19,10 @@ __all__ = ["END_TO_END_OPS", "Case", "assert_exact", "make_case", "pool_with_gap
 
 def run(op: str, case: Case, device: torch.device, **options: Any) -> tuple[Tensor, Tensor]:
     """Runs the op on the device, asserts that its kernels ran, and returns the results on the CPU."""
-    there = case.to(device)
+    on_device = case.to(device)
     options = {name: x.to(device) if is_floating(x) else x for name, x in options.items()}
     with kernels_run(device, *kernels_of(op, case, device, **options)):
-        o, state = END_TO_END_OPS[op](*there.qkv, **(there.options | options))
+        o, state = END_TO_END_OPS[op](*on_device.qkv, **(on_device.options | options))
     assert state is not None
     return o.cpu(), state.cpu()
 

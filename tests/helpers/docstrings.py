@@ -62,12 +62,12 @@ def is_set(option: Any) -> bool:
 def entries(function: Function, title: str) -> dict[str, str]:
     """Returns the texts of the entries of `Args:` or `Returns:`, by name."""
     match = re.search(rf"^{title}:\n((?:    .*\n|\n)+)", f"{inspect.getdoc(function)}\n", flags=re.MULTILINE)
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for each in re.split(r"\n(?=    \S)", match[1]) if match else ():
         names, colon, text = " ".join(each.split()).partition(":")
         if colon:
-            found |= dict.fromkeys(names.split(", "), text.strip())
-    return found
+            result |= dict.fromkeys(names.split(", "), text.strip())
+    return result
 
 
 def entry(function: Function, title: str, name: str) -> str:
@@ -126,7 +126,7 @@ class Statements:
     def check(self, call: Call) -> None:
         """Calls the function and compares every argument and result with its claim."""
         results = self.function(**call)
-        found = [] if results is None else list(results) if isinstance(results, tuple) else [results]
+        result = [] if results is None else list(results) if isinstance(results, tuple) else [results]
         call = self.defaults | call
         compared = Comparison(self, call)
         tensors = {name: call[name] for name in self.arguments if isinstance(call[name], Tensor)}
@@ -137,9 +137,9 @@ class Statements:
         compared.define()
         unset = [name for name, each in self.results.items() if each.option and not is_set(call[each.option])]
         stated = {n: claim for n, claim in self.results.items() if n not in unset or claim.condition != "only with"}
-        assert len(found) == len(stated), f"{len(found)} results, stated {list(stated)}"
+        assert len(result) == len(stated), f"{len(result)} results, stated {list(stated)}"
         present = {}
-        for (name, claim), x in zip(stated.items(), found, strict=True):
+        for (name, claim), x in zip(stated.items(), result, strict=True):
             if name not in unset:
                 assert {x.dtype} == compared.dtypes(claim.dtype), f"{name}: {x.dtype}, stated {claim.dtype}"
                 present[name] = x
@@ -186,8 +186,8 @@ class Comparison:
 
     def dtypes(self, phrase: str) -> set[torch.dtype]:
         for each in phrase.split(", or "):
-            if found := self.dtypes_of_one(each):
-                return found
+            if result := self.dtypes_of_one(each):
+                return result
         raise AssertionError(f"{phrase!r} names nothing that the call has")
 
     def dtypes_of_one(self, phrase: str) -> set[torch.dtype]:
@@ -212,8 +212,8 @@ class Comparison:
         pairs = [pair for name, x in tensors.items() for pair in self.pairs(name, x, claims[name].shape)]
         for name, expression, size in sorted(pairs, key=lambda pair: (not pair[1].isidentifier(), "ceil" in pair[1])):
             self.learn(expression, size)
-            found = self.value(expression)
-            assert found == size, f"{name}: {expression} is {found}, got {size} in {list(tensors[name].shape)}"
+            result = self.value(expression)
+            assert result == size, f"{name}: {expression} is {result}, got {size} in {list(tensors[name].shape)}"
 
     def pairs(self, name: str, x: Tensor, shape: str) -> Iterator[tuple[str, str, Any]]:
         """Yields the expressions of the claimed shape, each with the value it must have."""

@@ -26,10 +26,10 @@ def assert_exact(entry: OpEntry[Any], point: Point, call: Call, device: torch.de
     """Asserts that the op's outputs and what it writes, for inputs on the CPU, are within its bounds of float64 +
     `more`.
     """
-    there = to_device(call, device)
-    found = entry.outputs(there, entry.run(there, point))
+    on_device = to_device(call, device)
+    result = entry.outputs(on_device, entry.run(on_device, point))
     if device.type == "mps":
         torch.mps.synchronize()
-    parts = entry.compared(point, call, {name: x.cpu() for name, x in found.items()})
+    parts = entry.compared(point, call, {name: x.cpu() for name, x in result.items()})
     part = bounds.worst(replace(each, bound=each.bound + more) for each in parts)
     assert part.kept, f"{entry.name} at {point.name}: {part}"

@@ -62,8 +62,8 @@ def gradients_of(
     moved = to_device(call, device)
     leaves = {name: moved[name].detach().requires_grad_() for name in differentiable(call)}
     o, state = rule(**(moved | leaves | {"output_final_state": True}))
-    found = torch.autograd.grad((o, state), list(leaves.values()), (do.to(o), dht.to(state)))
-    return dict(zip(leaves, found, strict=True))
+    result = torch.autograd.grad((o, state), list(leaves.values()), (do.to(o), dht.to(state)))
+    return dict(zip(leaves, result, strict=True))
 
 
 def exact_of(rule: str, call: Call, do: Tensor, dht: Tensor) -> dict[str, Tensor]:
@@ -90,10 +90,10 @@ def assert_exact_gradients(found: dict[str, Tensor], exact: dict[str, Tensor], g
 def check(rule: str, call: Call, device: torch.device, growth: float = 1.0) -> None:
     """`growth` is how much more than in a state that forgets errors may grow."""
     do, dht = draw_outer(call)
-    found = gradients_of(RULES[rule][0], call, do, dht, device)
-    for name, x in found.items():
+    result = gradients_of(RULES[rule][0], call, do, dht, device)
+    for name, x in result.items():
         assert x.dtype == call[name].dtype and x.shape == call[name].shape, name
-    assert_exact_gradients(found, exact_of(rule, call, do, dht), growth * (32 + largest_g_cumsum(call)))
+    assert_exact_gradients(result, exact_of(rule, call, do, dht), growth * (32 + largest_g_cumsum(call)))
 
 
 def recorded() -> list[dict[str, Any]]:

@@ -89,10 +89,10 @@ def algorithm_of(function: str, inputs: Inputs, device: torch.device) -> str:
 
 def assert_exact_kda(function: str, inputs: Inputs, device: torch.device, *, f32: float = F32, **options: Any) -> None:
     """Asserts that each head of the function's output and final state is within its bound of the float64 recurrence."""
-    there = to_device(inputs, device)
+    on_device = to_device(inputs, device)
     algorithm = algorithm_of(function, inputs, device)
     with kernels_run(device, *KERNELS[algorithm]):
-        o, state = FUNCTIONS[function](**there, **to_device(options, device), output_final_state=True)
+        o, state = FUNCTIONS[function](**on_device, **to_device(options, device), output_final_state=True)
     assert state is not None
     exact_o, exact_state = exact_kda(inputs, **options)
     assert o.dtype == inputs["v"].dtype and state.dtype == torch.float32

@@ -44,8 +44,8 @@ def resident_kb(name: str) -> int:
 def far_apart(x: Tensor) -> Tensor:
     """Returns x [2, ...] on the device, with x[1] more than 2**31 elements after x[0], and their strides unchanged."""
     whole = torch.empty(BEYOND + x[0].numel(), dtype=x.dtype, device="mps")
-    there = whole.as_strided(x.shape, (BEYOND, *x.stride()[1:]))
-    return there.copy_(x)
+    view = whole.as_strided(x.shape, (BEYOND, *x.stride()[1:]))
+    return view.copy_(x)
 
 
 def rows_beyond(elements: int) -> int:

@@ -87,9 +87,9 @@ def size_of(call: Call) -> int:
 
 def attempt(entry: OpEntry[Any], point: Point, call: Call, device: str) -> Named | str:
     """Returns what the op computes and writes, or the argument that it refuses or that its kernels report."""
-    there = to_device(call, ready(device))
+    on_device = to_device(call, ready(device))
     try:
-        found = entry.outputs(there, entry.run(there, point))
+        result = entry.outputs(on_device, entry.run(on_device, point))
         if device == "mps":
             torch.mps.synchronize()
     except (ValueError, TypeError, RuntimeError) as error:
@@ -97,7 +97,7 @@ def attempt(entry: OpEntry[Any], point: Point, call: Call, device: str) -> Named
         if refused is None:
             raise
         return refused[1]
-    return {name: x.cpu() for name, x in found.items()}
+    return {name: x.cpu() for name, x in result.items()}
 
 
 def assert_exact_everywhere(
@@ -113,8 +113,8 @@ def assert_exact_everywhere(
 
     Sums are allowed the usual error of as many terms as the longest row has.
     """
-    found = {device: attempt(entry, point, call, device) for device in devices}
-    refused = {device: x if isinstance(x, str) else "" for device, x in found.items()}
+    result = {device: attempt(entry, point, call, device) for device in devices}
+    refused = {device: x if isinstance(x, str) else "" for device, x in result.items()}
     assert len(set(refused.values())) == 1, f"{entry.name}, {what}, at {point.name}: refused: {refused}"
     if any(refused.values()):
         return False
@@ -124,7 +124,7 @@ def assert_exact_everywhere(
     # By definition it rounds the norm, its product with the weight, and that with the gate. Half a place of a factor is
     # up to two of the product.
     roundings, halves = (3, 5) if call.get("round_norm") else (1, 1)
-    for device, results in found.items():
+    for device, results in result.items():
         assert not isinstance(results, str)
         parts = entry.compared(point, call, results, exact)
         parts = [each for each in parts if each.part == "the whole" or is_long(entry, each.tensor, results)]

@@ -54,10 +54,10 @@ def tensors_of(form: str, name: str, shape: torch.Size) -> dict[str, Tensor]:
         E, N, K = shape
         parts = {"gate_proj": N // 2, "up_proj": N // 2} if which == "gate_up_proj" else {"down_proj": N}
         if form == "mlx":
-            found = {f"{stem}.switch_mlp.{part}": packed(form, E, rows, K) for part, rows in parts.items()}
+            result = {f"{stem}.switch_mlp.{part}": packed(form, E, rows, K) for part, rows in parts.items()}
         else:
-            found = {f"{stem}.experts.{e}.{part}": packed(form, n, K) for e in range(E) for part, n in parts.items()}
-        return {f"{each}.{ending}": x for each, of_each in found.items() for ending, x in of_each.items()}
+            result = {f"{stem}.experts.{e}.{part}": packed(form, n, K) for e in range(E) for part, n in parts.items()}
+        return {f"{each}.{ending}": x for each, of_each in result.items() for ending, x in of_each.items()}
     if len(shape) != 2 or shape[0] % 128 or "embed" in name or name.endswith((".gate.weight", "lm_head.weight")):
         return {name: torch.zeros(shape, dtype=torch.bfloat16)}
     return {f"{module}.{ending}": x for ending, x in packed(form, *shape).items()}

@@ -48,8 +48,8 @@ def outcome(hostile: Hostile, device: torch.device) -> Outcome:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = getattr(torch.ops.gdn, hostile.op)(**call)
-        results = [] if found is None else list(found) if isinstance(found, tuple) else [found]
+            result = getattr(torch.ops.gdn, hostile.op)(**call)
+        results = [] if result is None else list(result) if isinstance(result, tuple) else [result]
         results += [call[name] for name in REGISTRY[hostile.op].written if isinstance(call.get(name), Tensor)]
         if device.type == "mps":
             torch.mps.synchronize()
@@ -103,22 +103,22 @@ def is_open(hostile: Hostile, cpu: Outcome, there: Outcome) -> bool:
 
 def disagreement(hostile: Hostile, device: torch.device) -> str:
     """Returns how the CPU and the device disagree, or an empty string."""
-    cpu, there = outcome(hostile, torch.device("cpu")), outcome(hostile, device)
-    if is_open(hostile, cpu, there):
+    cpu, on_device = outcome(hostile, torch.device("cpu")), outcome(hostile, device)
+    if is_open(hostile, cpu, on_device):
         return ""
-    for name, each in (("cpu", cpu), (device.type, there)):
+    for name, each in (("cpu", cpu), (device.type, on_device)):
         if each.error is not None and not is_clear(hostile, each.error):
             return f"{hostile}: unclear on {name}: {type(each.error).__name__}: {str(each.error)[:300]}"
-    if cpu.impossible or there.impossible:
+    if cpu.impossible or on_device.impossible:
         return ""
-    if (cpu.error is None) != (there.error is None):
-        return f"{hostile}: cpu {shown(cpu)}, {device.type} {shown(there)}"
-    if cpu.error is not None and there.error is not None:
+    if (cpu.error is None) != (on_device.error is None):
+        return f"{hostile}: cpu {shown(cpu)}, {device.type} {shown(on_device)}"
+    if cpu.error is not None and on_device.error is not None:
         return ""
-    if is_finite(there) != is_finite(cpu):
-        return f"{hostile}: finite on the {device.type if is_finite(there) else 'cpu'} alone"
+    if is_finite(on_device) != is_finite(cpu):
+        return f"{hostile}: finite on the {device.type if is_finite(on_device) else 'cpu'} alone"
     bound = bound_of(hostile)
-    for i, (ours, theirs) in enumerate(zip(there.results, cpu.results, strict=True)):
+    for i, (ours, theirs) in enumerate(zip(on_device.results, cpu.results, strict=True)):
         apart = difference(ours, theirs, bound)
         if apart:
             return f"{hostile}: result {i}: {apart}"

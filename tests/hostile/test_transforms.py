@@ -155,12 +155,12 @@ def test_a_function_that_is_differentiated_may_call_the_op_on_other_tensors(entr
         return (x * x).sum(), entry.outputs(call, entry.run(call))
 
     expected = plain(entry)
-    gradient, found = torch.func.grad(f, has_aux=True)(torch.ones(3))
+    gradient, result = torch.func.grad(f, has_aux=True)(torch.ones(3))
     assert torch.equal(gradient, torch.full((3,), 2.0))
-    assert_same(found, expected)
-    _, tangent, found = torch.func.jvp(f, (torch.ones(3),), (torch.ones(3),), has_aux=True)
+    assert_same(result, expected)
+    _, tangent, result = torch.func.jvp(f, (torch.ones(3),), (torch.ones(3),), has_aux=True)
     assert tangent == 6
-    assert_same(found, expected)
+    assert_same(result, expected)
 
 
 @each_op
@@ -199,9 +199,9 @@ def test_vmap(device: torch.device, entry: OpEntry[Any]) -> None:
             with raises_for(entry, RuntimeError, "Batching rule not implemented"):
                 transformed(entry, batch, torch.func.vmap)
             return
-        found = transformed(entry, batch, torch.func.vmap)
+        result = transformed(entry, batch, torch.func.vmap)
     for i in range(2):
-        assert_same({name: x[i] for name, x in found.items()}, expected)
+        assert_same({name: x[i] for name, x in result.items()}, expected)
 
 
 @pytest.mark.sweep(6)
@@ -234,14 +234,14 @@ def test_a_subclass(device: torch.device, entry: OpEntry[Any], subclass: str) ->
     memory = call_of(entry, device)
     call = mapped(memory, SUBCLASSES[subclass])
     Functions.seen.clear()
-    found = entry.outputs(call, entry.run(call))
-    assert_same(found, expected)
+    result = entry.outputs(call, entry.run(call))
+    assert_same(result, expected)
     for name in expected.keys() & set(entry.written):
         assert torch.equal(memory[name], expected[name]), name
     if subclass == "__torch_function__":
         assert entry.overload in Functions.seen
     if subclass == "__torch_dispatch__":
-        assert all(isinstance(x, Wrapper) for x in found.values())
+        assert all(isinstance(x, Wrapper) for x in result.values())
 
 
 @each_op
@@ -261,9 +261,9 @@ def test_a_subclass_of_meta_and_of_fake_tensors(entry: OpEntry[Any], fake: bool)
         change = mode.from_tensor if fake else lambda x: x.to("meta")
         call = mapped(base, lambda x: TwoTensor(change(x), change(x)))
         results = entry.run(call)
-    found = entry.outputs(call, results)
-    assert found.keys() == expected.keys()
-    for name, x in found.items():
+    result = entry.outputs(call, results)
+    assert result.keys() == expected.keys()
+    for name, x in result.items():
         assert isinstance(x, TwoTensor) and (x.shape, x.dtype) == (expected[name].shape, expected[name].dtype), name
 
 

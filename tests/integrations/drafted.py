@@ -61,14 +61,14 @@ def add_layer(
 def layer_of(model: Any, tensors: dict[str, Tensor], sign: float, noise: float, block: float) -> dict[str, Tensor]:
     """Returns the tensors of the prediction layer, as Qwen names them."""
     last, size = f"model.layers.{model.config.num_hidden_layers - 1}.", model.config.hidden_size
-    found = {f"mtp.layers.0.{name.removeprefix(last)}": x.clone() for name, x in tensors.items() if last in name}
-    for name in found:
+    result = {f"mtp.layers.0.{name.removeprefix(last)}": x.clone() for name, x in tensors.items() if last in name}
+    for name in result:
         if name.endswith(ADDING):
-            found[name] *= block
+            result[name] *= block
     both = torch.cat([sign * torch.eye(size), torch.zeros(size, size)], 1)
     both += noise * torch.randn(both.shape, generator=torch.Generator().manual_seed(0))
     norms = ("mtp.norm", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden")
-    return found | {"mtp.fc.weight": both} | {f"{name}.weight": torch.zeros(size) for name in norms}
+    return result | {"mtp.fc.weight": both} | {f"{name}.weight": torch.zeros(size) for name in norms}
 
 
 def loaded(folder: Path, **options: Any) -> Any:

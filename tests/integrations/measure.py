@@ -27,10 +27,10 @@ def measure(kind: str, device: str) -> dict[str, float]:
     # PyTorch computes everything without torch_gdn, and on the simulated device that means the CPU.
     exact, rounded = answers(exact_model, "cpu"), answers(rounded_model, "cpu")
     with torch_gdn_enabled() as transformers:
-        found, found_rounded = answers(exact_model, device), answers(rounded_model, device)
+        result, found_rounded = answers(exact_model, device), answers(rounded_model, device)
         assert not transformers.status().left, transformers.status()
-    ratios = {x: distance(found_rounded[x], exact[x]) / distance(rounded[x], exact[x]) for x in found}
-    return {"f32": max(distance(found[x], exact[x]) for x in found), "bf16": max(ratios.values())}
+    ratios = {x: distance(found_rounded[x], exact[x]) / distance(rounded[x], exact[x]) for x in result}
+    return {"f32": max(distance(result[x], exact[x]) for x in result), "bf16": max(ratios.values())}
 
 
 @torch.no_grad()

@@ -66,13 +66,13 @@ def decode(
     """Runs a prompt, and then each number of tokens in `steps`."""
     tokens = random_tokens(batch, prompt + sum(steps)).to(device)
     output = model(input_ids=tokens[:, :prompt], use_cache=True)
-    found, start = [output.logits], prompt
+    result, start = [output.logits], prompt
     for step in steps:
         following = tokens[:, start : start + step]
         output = model(input_ids=following, use_cache=True, **with_cache(cache_in(output)))
-        found.append(output.logits)
+        result.append(output.logits)
         start += step
-    return torch.cat(found, 1)
+    return torch.cat(result, 1)
 
 
 def continuation(model: Any, device: torch.device) -> Tensor:

@@ -22,12 +22,12 @@ Tensors = dict[str, Tensor]
 
 def compressed_tensors(of: Codes, how: Format) -> Tensors:
     """Makes the tensors without that package. Symmetric weights have no zero points."""
-    found = {"weight_packed": words(of.codes, how.bits), "weight_scale": of.scales}
-    found["weight_shape"] = torch.tensor(of.codes.shape)
+    result = {"weight_packed": words(of.codes, how.bits), "weight_scale": of.scales}
+    result["weight_shape"] = torch.tensor(of.codes.shape)
     if how.is_symmetric:
-        return found
+        return result
     zeros = nn.functional.pad(of.zeros, (0, 0, 0, -len(of.zeros) % how.per_word))
-    return found | {"weight_zero_point": words(zeros.T, how.bits).T}
+    return result | {"weight_zero_point": words(zeros.T, how.bits).T}
 
 
 class Written(NamedTuple):

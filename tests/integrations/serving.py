@@ -38,11 +38,11 @@ def prompts_of(*lengths: int) -> list[list[int]]:
 
 def alone(model: Any, prompts: Sequence[list[int]], new_tokens: int = NEW_TOKENS) -> list[list[int]]:
     """Returns what `generate()` gives for each prompt by itself."""
-    found = []
+    result = []
     for prompt in prompts:
         tokens = model.generate(torch.tensor([prompt]), max_new_tokens=new_tokens, do_sample=False, pad_token_id=0)
-        found.append(tokens[0, len(prompt) :].tolist())
-    return found
+        result.append(tokens[0, len(prompt) :].tolist())
+    return result
 
 
 @contextmanager
@@ -118,19 +118,19 @@ def assert_served_as_alone(
     """Serves all prompts at once. Each one not cancelled must get the tokens of transformers' own `generate()`."""
     expected = {f"request {n}": x for n, x in enumerate(alone(random_model(kind), prompts)) if n not in cancelled}
     transformers.enable(continuous_batching=True)
-    found = served(random_model(kind).to(device), prompts, cancelled, **options)
-    assert found.tokens == expected
-    assert_nothing_is_held(found.cache)
-    return found
+    result = served(random_model(kind).to(device), prompts, cancelled, **options)
+    assert result.tokens == expected
+    assert_nothing_is_held(result.cache)
+    return result
 
 
 def greedy(model: Any, prompt: Tensor, **options: Any) -> tuple[list[int], Tensor]:
     """Returns the new tokens, and the logits that chose them."""
     given = {"max_new_tokens": GREEDY_TOKENS, "do_sample": False, "pad_token_id": 0}
-    found = model.generate(
+    result = model.generate(
         prompt.to(model.device), return_dict_in_generate=True, output_logits=True, **given, **options
     )
-    return found.sequences[0, prompt.shape[1] :].tolist(), torch.cat(found.logits).cpu()
+    return result.sequences[0, prompt.shape[1] :].tolist(), torch.cat(result.logits).cpu()
 
 
 class Drafter:
@@ -165,8 +165,8 @@ def assert_drafts_change_nothing(
     if accepted is not None:
         model._get_candidate_generator = lambda **_: drafter
         options["prompt_lookup_num_tokens"] = DRAFTS
-    found, found_logits = greedy(model, prompt, **options)
-    assert found == tokens
+    result, found_logits = greedy(model, prompt, **options)
+    assert result == tokens
     assert distance(found_logits, logits) < BAR
     assert transformers.status().left == {}
     return drafter.calls

@@ -126,9 +126,9 @@ def test_on_mps_prefill_and_decode_run_the_kernels(kind: str) -> None:
     expected = models.decode(model, CPU, prompt=17, steps=(1,))
     model = copy.deepcopy(model).to(device)
     with torch_gdn_enabled() as transformers, kernels_run(device, *KERNELS):
-        found = models.decode(model, device, prompt=17, steps=(1,))
+        result = models.decode(model, device, prompt=17, steps=(1,))
         assert transformers.status().left == {}
-    assert distance(found, expected) < BAR
+    assert distance(result, expected) < BAR
 
 
 def test_on_mps_generation_gives_the_tokens_of_the_fallback() -> None:
@@ -169,9 +169,9 @@ def test_on_mps_the_algorithm_as_shipped(kind: str, prompts: str) -> None:
     expected = models.padded(model, CPU, PROMPTS[prompts])
     model = copy.deepcopy(model).to(device)
     with torch_gdn_enabled() as transformers, kernels_run(device, *shipped(kind, prompts), "rms_norm_gated"):
-        found = models.padded(model, device, PROMPTS[prompts])
+        result = models.padded(model, device, PROMPTS[prompts])
         assert transformers.status().left == {}
-    assert distance(found, expected) < BAR
+    assert distance(result, expected) < BAR
 
 
 @pytest.mark.parametrize("prompts", ["one", "padded"])
@@ -181,8 +181,8 @@ def test_on_mps_other_algorithms(device: torch.device, prompts: str) -> None:
     expected = models.padded(model, CPU, PROMPTS[prompts])
     model = copy.deepcopy(model).to(device)
     with torch_gdn_enabled():
-        found = models.padded(model, device, PROMPTS[prompts])
-    assert distance(found, expected) < BAR
+        result = models.padded(model, device, PROMPTS[prompts])
+    assert distance(result, expected) < BAR
 
 
 @pytest.mark.sweep(2)
@@ -201,8 +201,8 @@ def test_on_mps_in_bf16(kind: str, prompts: str) -> None:
         prefill_algorithm("recurrent" if few else None),
         kernels_run(device, *kernels, "causal_conv1d", "rms_norm_gated"),
     ):
-        found = models.padded(model, device, PROMPTS[prompts])
-    assert distance(found, exact) < 1.1 * fallback
+        result = models.padded(model, device, PROMPTS[prompts])
+    assert distance(result, exact) < 1.1 * fallback
 
 
 @pytest.mark.sweep(2)
@@ -218,9 +218,9 @@ def test_a_compiled_layer(name: str, prompts: str) -> None:
     torch.compiler.reset()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     with torch_gdn_enabled(), kernels_run(device, *shipped("qwen3_5", prompts)):
-        found = compiled(hidden.to(device), attention_mask=mask.to(device))
-    assert found.isfinite().all()
-    assert distance(found[seen.to(device)], expected) < BAR
+        result = compiled(hidden.to(device), attention_mask=mask.to(device))
+    assert result.isfinite().all()
+    assert distance(result[seen.to(device)], expected) < BAR
 
 
 def with_another_decay(rule: Any) -> Any:

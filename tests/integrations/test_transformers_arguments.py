@@ -95,8 +95,8 @@ def test_an_argument_that_only_the_original_names_is_not_ignored() -> None:
 @pytest.mark.parametrize("function", dispatch.FUNCTIONS)
 def test_each_replaced_callable_leaves_an_unknown_argument_to_transformers(function: str) -> None:
     """It warns and is counted. Only layers that hand their options on take one that they do not name."""
-    found = dispatch.FUNCTIONS[function]
-    own = inspect.signature(found.run).parameters.values()
+    result = dispatch.FUNCTIONS[function]
+    own = inspect.signature(result.run).parameters.values()
     passes_on = any(x.kind is x.VAR_KEYWORD for x in own)
     assert passes_on == (function in ("attention", "decoder_layer"))
     names = [x.name for x in own if x.default is x.empty and x.kind is not x.VAR_KEYWORD]

@@ -50,8 +50,8 @@ def test_tokens_are_those_of_generate(kind: str) -> None:
 
 def test_requests_wait_for_a_slot_and_start_from_zeros_in_a_used_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(continuous_batching, "slots_and_share", lambda *_: (2, 0.0))  # memory for 2
-    found = assert_served_as_alone("qwen3_5", prompts_of(*LENGTHS))
-    assert found.cache.states.slots == 2
+    result = assert_served_as_alone("qwen3_5", prompts_of(*LENGTHS))
+    assert result.cache.states.slots == 2
 
 
 def test_prompts_first() -> None:
@@ -75,10 +75,10 @@ def test_forked_sequences_have_states_of_their_own(slots: int) -> None:
     prompts = prompts_of(70, 33)
     expected = alone(random_model("qwen3_5"), prompts)
     transformers.enable(continuous_batching=True)
-    found = served(random_model("qwen3_5"), prompts, sequences=3, max_requests_per_batch=slots)
+    result = served(random_model("qwen3_5"), prompts, sequences=3, max_requests_per_batch=slots)
     children = ("", "__child#0", "__child#1")
-    assert found.tokens == {f"request {n}{child}": expected[n] for n in (0, 1) for child in children}
-    assert_nothing_is_held(found.cache)
+    assert result.tokens == {f"request {n}{child}": expected[n] for n in (0, 1) for child in children}
+    assert_nothing_is_held(result.cache)
 
 
 def test_a_reset_cache_holds_nothing() -> None:
@@ -152,9 +152,9 @@ def test_attention(ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     op = torch_gdn.paged_attention
     monkeypatch.setattr(torch_gdn, "paged_attention", lambda *args, **options: calls.append(1) or op(*args, **options))
-    found = assert_served_as_alone("qwen3_5", prompts_of(*LENGTHS))
+    result = assert_served_as_alone("qwen3_5", prompts_of(*LENGTHS))
     assert bool(calls) == ours
-    assert found.cache.attends == ours
+    assert result.cache.attends == ours
     with managed(random_model("qwen3_5")) as manager:
         assert (manager.batch_processor.inputs_and_outputs.attention_mask is None) == ours
 
@@ -175,9 +175,9 @@ def test_eager_attention_is_transformers_own() -> None:
     transformers.enable(continuous_batching=True)
     model = random_model("qwen3_5")
     model.set_attn_implementation("eager")
-    found = served(model, prompts)
-    assert not found.cache.attends
-    assert [found.tokens[f"request {n}"] for n in (0, 1)] == expected
+    result = served(model, prompts)
+    assert not result.cache.attends
+    assert [result.tokens[f"request {n}"] for n in (0, 1)] == expected
 
 
 def test_what_attention_does_not_copy_is_left_to_the_pages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,9 +205,9 @@ def test_models_of_attention_alone_are_transformers_own() -> None:
     prompts = prompts_of(5, 70)
     expected = alone(model, prompts)
     transformers.enable(continuous_batching=True)
-    found = served(model, prompts)
-    assert type(found.cache) is PagedAttentionCache
-    assert [found.tokens[f"request {n}"] for n in (0, 1)] == expected
+    result = served(model, prompts)
+    assert type(result.cache) is PagedAttentionCache
+    assert [result.tokens[f"request {n}"] for n in (0, 1)] == expected
 
 
 def patched_places() -> dict[str, Any]:
@@ -216,12 +216,12 @@ def patched_places() -> dict[str, Any]:
     from transformers.modeling_utils import AttentionInterface
 
     places = (cache, continuous_api, initialization, input_outputs, Scheduler)
-    found = {f"{x.__name__}.{name}": y for x in places for name, y in vars(x).items()}
-    found |= {f"attention {name}": y for name, y in AttentionInterface._global_mapping.items()}
+    result = {f"{x.__name__}.{name}": y for x in places for name, y in vars(x).items()}
+    result |= {f"attention {name}": y for name, y in AttentionInterface._global_mapping.items()}
     for kind in SERVED_KINDS:
         layers = [x for name, x in vars(models.modeling_module(kind)).items() if name.endswith("DeltaNet")]
-        found |= {f"{layer.__name__}.{name}": value for layer in layers for name, value in vars(layer).items()}
-    return found
+        result |= {f"{layer.__name__}.{name}": value for layer in layers for name, value in vars(layer).items()}
+    return result
 
 
 def test_disable_restores_continuous_batching() -> None:

@@ -282,8 +282,8 @@ def groups_of(names: Sequence[str]) -> list[list[str]]:
     places: dict[tuple[str, str], list[str]] = {}
     for name in names:
         places.setdefault(place_of(name), []).append(name)
-    of_layers = [found for (_, part), found in places.items() if part == "layer"]
-    of_parts = [found for (_, part), found in places.items() if part != "layer"]
+    of_layers = [result for (_, part), result in places.items() if part == "layer"]
+    of_parts = [result for (_, part), result in places.items() if part != "layer"]
     rows = [*zip_longest(*of_layers), *zip_longest(*of_parts)]
     return [[name for name in row if name is not None] for row in rows]
 
@@ -318,9 +318,9 @@ def test_each_module_that_was_changed(kind: str, change: str) -> None:
     unchanged, expected = logits(model, CPU, make, []), [logits(model, CPU, make, group) for group in groups]
     assert any(distance(x, unchanged) > 1e-4 for x in expected)
     sample = share_of([*zip(groups, expected, strict=True)], 4)
-    there = copy.deepcopy(model).to(ready("mps"))
+    on_device = copy.deepcopy(model).to(ready("mps"))
     with models.torch_gdn_enabled():
-        off = [(group, distance(logits(there, ready("mps"), make, group), exact)) for group, exact in sample]
+        off = [(group, distance(logits(on_device, ready("mps"), make, group), exact)) for group, exact in sample]
     assert not [(group, error) for group, error in off if not error < 2e-5]
 
 
@@ -330,11 +330,11 @@ def test_each_module_that_was_changed(kind: str, change: str) -> None:
 def compared(model: Any, change: Callable[[Any], Any] = lambda model: None) -> None:
     """Asserts that a changed model has the same logits with torch_gdn as without."""
     change(model)
-    there = copy.deepcopy(model).to(ready("mps"))
+    on_device = copy.deepcopy(model).to(ready("mps"))
     expected = models.decode(model, CPU, prompt=5, steps=(1, 1))
     with models.torch_gdn_enabled():
-        found = models.decode(there, ready("mps"), prompt=5, steps=(1, 1))
-    assert distance(found, expected) < 2e-5
+        result = models.decode(on_device, ready("mps"), prompt=5, steps=(1, 1))
+    assert distance(result, expected) < 2e-5
 
 
 NORMS = ("layers.0.input_layernorm", "layers.1.post_attention_layernorm", "layers.1.self_attn.q_norm", "norm")
@@ -371,7 +371,7 @@ def test_functions_that_were_rebound(name: str, when: str, monkeypatch: pytest.M
         theirs = getattr(holder, attribute)
         monkeypatch.setattr(holder, attribute, lambda *args, **kwargs: changed(theirs(*args, **kwargs)))
 
-    there = copy.deepcopy(model).to(ready("mps"))
+    on_device = copy.deepcopy(model).to(ready("mps"))
     with monkeypatch.context() as patched:
         theirs = getattr(holder, attribute)
         patched.setattr(holder, attribute, lambda *args, **kwargs: changed(theirs(*args, **kwargs)))
@@ -382,11 +382,11 @@ def test_functions_that_were_rebound(name: str, when: str, monkeypatch: pytest.M
     try:
         if when == "after enable()":
             rebind()
-        found = models.decode(there, ready("mps"), prompt=5, steps=(1, 1))
+        result = models.decode(on_device, ready("mps"), prompt=5, steps=(1, 1))
     finally:
         monkeypatch.undo()
         transformers.disable()
-    assert distance(found, expected) < 2e-5
+    assert distance(result, expected) < 2e-5
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -397,9 +397,9 @@ def test_autocast(kind: str, device: str) -> None:
     with torch.autocast(device, torch.bfloat16):
         expected = models.decode(model, torch.device(device), prompt=5, steps=(1, 1))
         with models.torch_gdn_enabled():
-            found = models.decode(model, torch.device(device), prompt=5, steps=(1, 1))
+            result = models.decode(model, torch.device(device), prompt=5, steps=(1, 1))
             left = transformers.status().left
-    assert torch.equal(found, expected)
+    assert torch.equal(result, expected)
     assert all("autocast is on" in reason for reasons in left.values() for reason in reasons)
     assert left
 
@@ -408,15 +408,15 @@ def test_autocast(kind: str, device: str) -> None:
 def test_modules_that_accelerate_hooked_while_enabled_are_transformers_own_after_disable() -> None:
     hooks = pytest.importorskip("accelerate.hooks")
     model = random_model("qwen3_next")
-    there = copy.deepcopy(model).to(ready("mps"))
+    on_device = copy.deepcopy(model).to(ready("mps"))
     with models.torch_gdn_enabled():
-        for module in there.modules():
+        for module in on_device.modules():
             hooks.add_hook_to_module(module, hooks.ModelHook())
-    expected = models.decode(there, ready("mps"), prompt=5, steps=(1, 1))
+    expected = models.decode(on_device, ready("mps"), prompt=5, steps=(1, 1))
     taken, status = transformers.status().taken, transformers.status()
     assert not taken and not status.left and status.running == 0
-    hooks.remove_hook_from_submodules(there)
-    assert torch.equal(models.decode(there, ready("mps"), prompt=5, steps=(1, 1)), expected)
+    hooks.remove_hook_from_submodules(on_device)
+    assert torch.equal(models.decode(on_device, ready("mps"), prompt=5, steps=(1, 1)), expected)
 
 
 ROUNDED = {
@@ -435,7 +435,7 @@ def test_a_module_between_fused_ones_that_returns_another_dtype(name: str) -> No
         return (y[0].bfloat16(), *y[1:]) if isinstance(y, tuple) else y.bfloat16()
 
     model.get_submodule(name).register_forward_hook(rounded)
-    there = copy.deepcopy(model).to(ready("mps"))
+    on_device = copy.deepcopy(model).to(ready("mps"))
     expected = models.decode(model, CPU, prompt=5, steps=(1, 1))
     with models.torch_gdn_enabled():
-        assert distance(models.decode(there, ready("mps"), prompt=5, steps=(1, 1)), expected) < 2e-3
+        assert distance(models.decode(on_device, ready("mps"), prompt=5, steps=(1, 1)), expected) < 2e-3

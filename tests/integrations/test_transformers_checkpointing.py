@@ -42,10 +42,10 @@ def test_layers_run_again_for_the_backward(
     transformers.enable()
     request.addfinalizer(transformers.disable)
     with where():
-        found, found_gradients = step(kind, **options)
+        result, found_gradients = step(kind, **options)
     taken = Counter(transformers.status().taken)
     mixers = [name for name in once if name.endswith(("linear_attn", "self_attn"))]
     assert taken["chunk_gated_delta_rule"] + taken["chunk_kda"] == 2, "the layer with states ran twice on torch_gdn"
     assert mixers and all(expected[name] == 2 * once[name] for name in mixers)
-    assert found == expected
+    assert result == expected
     torch.testing.assert_close(found_gradients, gradients)

@@ -39,8 +39,8 @@ def test_a_compiled_model_generates_the_same_tokens_in_few_launches() -> None:
         expected = model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=compiled.TOKENS, do_sample=False
         )
-        found, step = compiled.generate(model, ids)
-    assert found.tolist() == expected.tolist()
+        result, step = compiled.generate(model, ids)
+    assert result.tolist() == expected.tolist()
     assert counters["stats"]["unique_graphs"] == 3 and not counters["graph_break"]
     kernels = {name: sum(n for each, n in step.items() if each.startswith(f"{name}_")) for name in OURS}
     assert kernels == OURS

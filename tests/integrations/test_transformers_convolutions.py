@@ -42,9 +42,9 @@ def test_logits_are_those_of_the_fallback(kind: str) -> None:
     model = make(kind, **({"conv_L_cache": 4} if kind in LONG else {}))
     expected = logits(model)
     with torch_gdn_enabled() as transformers:
-        found, status = logits(model), transformers.status()
+        result, status = logits(model), transformers.status()
     assert expected.std() > 0.01
-    assert ((found - expected).norm() / expected.norm()).item() < 2e-6
+    assert ((result - expected).norm() / expected.norm()).item() < 2e-6
     rule = KDA_IN_THE_MODULE if kind in KDA_MODELS else {}
     assert set(status.taken) == {"causal_conv1d_fn", "causal_conv1d_update", *rule.values()} and not status.left
     assert status.taken["causal_conv1d_update"] == 3 * status.taken["causal_conv1d_fn"]
@@ -61,8 +61,8 @@ def test_a_longer_convolution_is_left_with_a_reason(kind: str) -> None:
     model, reason = make(kind), f"weight: expected W from 2 to 4, got {LONG[kind]}"
     expected = logits(model)
     with torch_gdn_enabled() as transformers, pytest.warns(UserWarning, match=reason):
-        found, status = logits(model), transformers.status()
-    assert torch.equal(found, expected)
+        result, status = logits(model), transformers.status()
+    assert torch.equal(result, expected)
     assert status.left == {"causal_conv1d_fn": {reason: 1}, "causal_conv1d_update": {reason: 3}} and not status.taken
     assert f"causal_conv1d_update: 3 calls left: {reason}" in str(status)
 
@@ -76,8 +76,8 @@ def test_a_model_with_latent_queries() -> None:
     assert any("q_a_proj" in name for name, _ in model.named_parameters())
     expected = logits(model)
     with torch_gdn_enabled() as transformers:
-        found, status = logits(model), transformers.status()
-    assert ((found - expected).norm() / expected.norm()).item() < 2e-6
+        result, status = logits(model), transformers.status()
+    assert ((result - expected).norm() / expected.norm()).item() < 2e-6
     assert {*KDA_IN_THE_MODULE.values()} < set(status.taken) and not status.left
 
 
@@ -93,6 +93,6 @@ def test_gates_and_routers_in_float32(kind: str) -> None:
         getattr(model.get_submodule(module), parameter).data = model.get_parameter(name).float()
     expected = logits(model)
     with torch_gdn_enabled() as transformers:
-        found, status = logits(model), transformers.status()
+        result, status = logits(model), transformers.status()
     assert {*KDA_IN_THE_MODULE.values()} < set(status.taken) and not status.left
-    assert 0 < ((found - expected).norm() / expected.norm()).item() < 2e-2
+    assert 0 < ((result - expected).norm() / expected.norm()).item() < 2e-2

@@ -30,13 +30,13 @@ def test_logits_and_tokens_are_those_of_the_fallback(kind: str) -> None:
     """The dtype is float32. Left padding makes the prompts unequal. Every token of the answer is decoded."""
     model = random_model(kind)
     expected, tokens = models.decode(model, CPU, batch=2), models.generated(model, CPU).tolist()
-    there = copy.deepcopy(model).to(ready("mps"))
+    on_device = copy.deepcopy(model).to(ready("mps"))
     with torch_gdn_enabled() as transformers:
-        found = models.decode(there, ready("mps"), batch=2)
+        result = models.decode(on_device, ready("mps"), batch=2)
         assert transformers.status().taken["gdn_decode"] == 3
-        assert models.generated(there, ready("mps")).tolist() == tokens
+        assert models.generated(on_device, ready("mps")).tolist() == tokens
         status = transformers.status()
-    assert distance(found, expected) < 4e-6
+    assert distance(result, expected) < 4e-6
     assert status.taken["gdn_decode"] == 3 + 5 and not status.left
     assert "fused_recurrent_gated_delta_rule" not in status.taken
 
@@ -48,8 +48,8 @@ def test_bf16_is_as_near_to_float32_as_the_fallback(kind: str) -> None:
     model = random_model(kind, torch.bfloat16)
     fallback = distance(models.decode(model, CPU, batch=8), exact)
     with torch_gdn_enabled():
-        found = models.decode(model.to(ready("mps")), ready("mps"), batch=8)
-    assert distance(found, exact) < 1.02 * fallback
+        result = models.decode(model.to(ready("mps")), ready("mps"), batch=8)
+    assert distance(result, exact) < 1.02 * fallback
 
 
 def prompted(model: Any) -> tuple[Any, Tensor]:
@@ -100,6 +100,6 @@ def test_other_calls_are_decoded_function_by_function(how: str) -> None:
             options["attention_mask"] = torch.ones(2, 1, device="mps")
         else:
             cache.layers[0].record_past = True
-        found = layer(x, **{CACHE_NAMES.delta_net: cache}, **options)
+        result = layer(x, **{CACHE_NAMES.delta_net: cache}, **options)
         assert transformers.status().taken["gdn_decode"] == 1
-    assert distance(found, expected) < 2e-6 and len(calls) == (how == "a hook")
+    assert distance(result, expected) < 2e-6 and len(calls) == (how == "a hook")

@@ -91,10 +91,10 @@ def test_the_choice_is_kept_by_model_and_device(tmp_path: Path, monkeypatch: pyt
     simulate(draft_choice.choice_of("a model", CPU), 64, drafted=0.5, accepted=6)
     draft_choice.keep("a model", CPU)
     draft_choice.choices.clear()
-    found = draft_choice.choice_of("a model", CPU)
-    assert found.next_segment() == (DRAFTED, 512)
-    assert found.seconds == {PLAIN: 1.0, DRAFTED: 0.5}
-    assert (found.proposed, found.accepted) == (32, 24)
+    result = draft_choice.choice_of("a model", CPU)
+    assert result.next_segment() == (DRAFTED, 512)
+    assert result.seconds == {PLAIN: 1.0, DRAFTED: 0.5}
+    assert (result.proposed, result.accepted) == (32, 24)
     assert not draft_choice.choice_of("another", CPU).is_chosen
     assert json.loads(file.read_text(encoding="utf-8"))["devices"] == {"M9": []}
 
@@ -177,10 +177,10 @@ def test_files_without_the_layer_are_not_drafted_for(tmp_path: Path) -> None:
     random_model("qwen3_5").save_pretrained(tmp_path)
     model, prompt = loaded(tmp_path), random_tokens(1, 9)
     with pytest.warns(UserWarning, match="no drafts for Qwen3_5ForCausalLM: .*weights are missing from") as warned:
-        found = [model.generate(prompt, do_sample=False, max_new_tokens=5) for _ in range(2)]
+        result = [model.generate(prompt, do_sample=False, max_new_tokens=5) for _ in range(2)]
     assert len([each for each in warned if "no drafts" in str(each.message)]) == 1
     transformers.disable()
-    assert torch.equal(found[1], model.generate(prompt, do_sample=False, max_new_tokens=5))
+    assert torch.equal(result[1], model.generate(prompt, do_sample=False, max_new_tokens=5))
 
 
 def test_other_calls_stay_as_they_are(tmp_path: Path) -> None:

@@ -54,8 +54,8 @@ def assert_same(folder: Path, device: str | torch.device = "cpu", prompt: int = 
     transformers.enable(rollback=True)
     model = loaded(folder).to(device)
     steps = Steps(model)
-    found, found_logits = greedy(model, random_tokens(1, prompt), use_mtp=True, **options)
-    assert found == tokens
+    result, found_logits = greedy(model, random_tokens(1, prompt), use_mtp=True, **options)
+    assert result == tokens
     assert distance(found_logits, logits) < BAR
     assert transformers.status().left == {}
     return steps.taken
@@ -216,12 +216,12 @@ def test_an_aura_cache(tmp_path: Path) -> None:
 
     transformers.enable(rollback=True)
     model, prompt = loaded(files(tmp_path, "qwen3_5", "sometimes", head_dim=64)), random_tokens(1, 70)
-    found = [
+    result = [
         greedy(model, prompt, **with_cache(AuraCache(model.config, tail=32)), **options)
         for options in ({}, {"use_mtp": True})
     ]
-    assert found[0][0] == found[1][0]
-    assert distance(found[1][1], found[0][1]) < BAR
+    assert result[0][0] == result[1][0]
+    assert distance(result[1][1], result[0][1]) < BAR
 
 
 def test_the_embedding_and_the_head_are_the_models(folders: Any) -> None:
@@ -250,8 +250,8 @@ def test_packed_weights(kind: str, tmp_path: Path) -> None:
     assert transformers.status().packed
     steps = Steps(packed)
     tokens, logits = greedy(packed, random_tokens(1, PROMPT))
-    found, found_logits = greedy(packed, random_tokens(1, PROMPT), use_mtp=True)
-    assert found == tokens
+    result, found_logits = greedy(packed, random_tokens(1, PROMPT), use_mtp=True)
+    assert result == tokens
     assert distance(found_logits, logits) < BAR
     assert steps.taken < 2 * GREEDY_TOKENS
 
@@ -297,18 +297,18 @@ def test_steps_of_any_length_on_mps(folders: Any) -> None:
     device, tokens = ready("mps"), random_tokens(1, 200)
     transformers.enable(rollback=True)
     model = loaded(folders())
-    found, exact = [], []
-    for logits, where in ((exact, torch.device("cpu")), (found, device)):
-        model, there, end = model.to(where), tokens.to(where), 66
-        cache = recording(model, there[:, :end])
+    result, exact = [], []
+    for logits, where in ((exact, torch.device("cpu")), (result, device)):
+        model, on_device, end = model.to(where), tokens.to(where), 66
+        cache = recording(model, on_device[:, :end])
         with in_a_call(cache):
             for length, taken in steps:
-                output = model(input_ids=there[:, end : end + length], use_cache=True, **with_cache(cache))
+                output = model(input_ids=on_device[:, end : end + length], use_cache=True, **with_cache(cache))
                 logits.append(output.logits)
                 cache.crop(-taken)
                 end += length - taken
         logits.append(cache.layers[0].recurrent_states[0])
-    assert max(map(distance, found, exact)) < BAR
+    assert max(map(distance, result, exact)) < BAR
 
 
 def test_more_than_a_step_is_not_taken_back(folders: Any) -> None:

@@ -25,8 +25,8 @@ pytestmark = pytest.mark.skipif(experts.interface() is None, reason="this transf
 def generate(model: Any, device: torch.device, **options: Any) -> list[list[int]]:
     tokens = models.random_tokens(2, 12).to(device)
     options = {"max_new_tokens": 5, "do_sample": False, "use_cache": True} | options
-    found = model.generate(input_ids=tokens, attention_mask=torch.ones_like(tokens), **options)
-    return [row[12:] for row in found.tolist()]
+    result = model.generate(input_ids=tokens, attention_mask=torch.ones_like(tokens), **options)
+    return [row[12:] for row in result.tolist()]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -81,9 +81,9 @@ def test_experts_by_each_name(device: torch.device, name: str) -> None:
     exact = eager(copy.deepcopy(module).cpu().double(), hidden.double(), ids, weights.double())
     with torch_gdn_enabled() as transformers:
         module.config._experts_implementation = name
-        found = module(*call)
+        result = module(*call)
         taken = transformers.status().taken.get("experts", 0)
-    assert_close(name, found.cpu(), exact, 1e-6, head_dim=None)
+    assert_close(name, result.cpu(), exact, 1e-6, head_dim=None)
     assert taken == (device.type == "mps" or name == experts.NAME)
 
 
@@ -145,8 +145,8 @@ def test_blocks_with_groups_a_bias_and_a_shared_expert(kind: str, dtype: torch.d
     expected = exact(x.double())
     block.to(device)
     with torch_gdn_enabled() as transformers, CountedOperations() as counted:
-        found = block(x.to(device))
-    assert_close("block", found.cpu(), expected, most, head_dim=None)
+        result = block(x.to(device))
+    assert_close("block", result.cpu(), expected, most, head_dim=None)
     assert transformers.status().taken == {"moe_block": 1}
     assert sum(counted.calls.values()) == 4, counted.calls  # no float32 copy, though the router uses float32
 

@@ -94,10 +94,10 @@ def test_attention_that_tells_the_cache_something_else() -> None:
     class TellingAttention(QWEN.Qwen3NextAttention):  # type: ignore[misc, name-defined]
         def forward(self, hidden_states: Tensor, **kwargs: Any) -> Any:
             cache = kwargs.get(attention.CACHE_NAMES.model)
-            found = super().forward(hidden_states, **kwargs)
+            result = super().forward(hidden_states, **kwargs)
             if cache is not None:
                 cache.layers[0].keys[:, :, -1] *= 2
-            return found
+            return result
 
     attention.modules[TellingAttention] = QWEN
     assert not attention.is_known(TellingAttention)
@@ -165,8 +165,8 @@ def test_a_block_with_groups() -> None:
             self.limit = getattr(config, "output_limit", None)
 
         def forward(self, hidden_states: Tensor) -> Tensor:
-            found = super().forward(hidden_states)
-            return found if self.limit is None else found.tanh() * self.limit
+            result = super().forward(hidden_states)
+            return result if self.limit is None else result.tanh() * self.limit
 
     assert experts.has_grouped_block(kimi.KimiLinearMoE) and not experts.has_grouped_block(LimitedMoE)
 
@@ -179,8 +179,8 @@ def test_a_function_of_experts() -> None:
         assert experts.is_known_function(own)
 
         def with_limit(self: Any, *args: Any, own: Any = own) -> Any:
-            found = own(self, *args)
-            return found if getattr(self, "limit", None) is None else found.clamp(max=self.limit)
+            result = own(self, *args)
+            return result if getattr(self, "limit", None) is None else result.clamp(max=self.limit)
 
         assert not experts.is_known_function(with_limit)
 

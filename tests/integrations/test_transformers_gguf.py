@@ -86,8 +86,8 @@ def test_ggmls_layer_is_not_put_into_an_enabled_model(gguf: ModuleType, kind: st
     model = random_model(kind).to(device)
     gguf.kernelize_ggml_layers(model)
     with kernels_run(device, "fused_chunk_gated_delta_rule", "gdn_decode", "causal_conv1d"):
-        found = models.decode(model, device, prompt=17, steps=(1,))
-    assert distance(found, expected) < 4e-6
+        result = models.decode(model, device, prompt=17, steps=(1,))
+    assert distance(result, expected) < 4e-6
     taken = transformers.status().taken
     assert taken["chunk_gated_delta_rule"] == taken["gdn_decode"] > 0
     transformers.disable()

@@ -52,14 +52,14 @@ def losses(model: Any, how: str, device: torch.device) -> list[float]:
     model = copy.deepcopy(model).to(device)
     learned = [x for x in model.parameters() if x.requires_grad]
     optimizer = torch.optim.SGD(learned, lr=RATES[how])
-    tokens, found = random_tokens(2, 24).to(device), []
+    tokens, result = random_tokens(2, 24).to(device), []
     for _ in range(STEPS):
         loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        found.append(loss.item())
-    return found
+        result.append(loss.item())
+    return result
 
 
 @cache
@@ -75,10 +75,10 @@ def test_the_losses_are_those_of_transformers(device: torch.device, how: str) ->
     kernels += ("sum_partials",) if how == "full" else ()
     with torch_gdn_enabled() as transformers, kernels_run(device, *kernels), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        found = losses(model, how, device)
+        result = losses(model, how, device)
         taken = transformers.status().taken
     assert taken["causal_conv1d_fn"] == taken["rms_norm_gated"] == taken["chunk_gated_delta_rule"] == STEPS
-    for x, y in zip(found, expected, strict=True):
+    for x, y in zip(result, expected, strict=True):
         assert abs(x - y) < 1e-4
 
 
@@ -92,9 +92,9 @@ def test_each_parameter_has_the_gradient_of_transformers(device: torch.device) -
     expected = gradients(copy.deepcopy(model).double(), torch.device("cpu"))
     with torch_gdn_enabled(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        found = gradients(model.to(device), device)
-    assert found.keys() == expected.keys()
-    for name, x in found.items():
+        result = gradients(model.to(device), device)
+    assert result.keys() == expected.keys()
+    for name, x in result.items():
         assert relative_error(x, expected[name]) < 2e-5, name
 
 
@@ -135,11 +135,11 @@ def test_trainer_changes_each_parameter_as_without_packing(how: str, tmp_path: P
     model = random_model(KIND)
     expected = changes(copy.deepcopy(model).double(), "padded on the right", tmp_path)
     with torch_gdn_enabled() as transformers:
-        found = changes(model, how, tmp_path)
+        result = changes(model, how, tmp_path)
         status = transformers.status()
     assert status.taken["chunk_gated_delta_rule"] == status.taken["causal_conv1d_fn"] == 2
     assert "chunk_gated_delta_rule" not in status.left
-    assert found.keys() == expected.keys()
-    for name, x in found.items():
+    assert result.keys() == expected.keys()
+    for name, x in result.items():
         rounding = 2 * 2**-24 * model.get_parameter(name).norm()  # of the parameter itself, at each step
         assert (x - expected[name]).norm() < 4e-5 * expected[name].norm() + rounding, name

@@ -54,13 +54,13 @@ def test_the_state_is_written_where_it_is(kind: str, monkeypatch: pytest.MonkeyP
     model = random_model(kind)
     cache, other = prompted(model), prompted(model)
     state = state_of(cache)
-    found, calls = step(model, cache)
+    result, calls = step(model, cache)
     monkeypatch.setattr(in_place, "overwritten_state", lambda cache, layer_idx: None)
     expected, others = step(model, other)
     assert (calls, others) == (IN_PLACE, OUT_OF_PLACE)
     assert state_of(cache) is state
     assert torch.equal(state, state_of(other))
-    assert torch.equal(found, expected)
+    assert torch.equal(result, expected)
 
 
 def test_a_caller_of_the_rule_keeps_its_state() -> None:
@@ -147,9 +147,9 @@ def test_a_cache_that_hands_out_something_else() -> None:
     model = random_model("qwen3_5")
     cache, other = prompted(model, Halved(config=model.config)), prompted(model)
     state_of(other).div_(2)
-    found, calls = step(model, cache)
+    result, calls = step(model, cache)
     assert calls == OUT_OF_PLACE
-    assert torch.equal(found, step(model, other)[0])
+    assert torch.equal(result, step(model, other)[0])
 
 
 def test_grad_mode_computes_out_of_place() -> None:
@@ -209,9 +209,9 @@ def test_copies_of_a_cache_are_their_own() -> None:
     model = random_model("qwen3_5")
     prefix = prompted(model)
     kept = state_of(prefix).clone()
-    found = [step(model, copy.deepcopy(prefix)) for _ in range(2)]
-    assert found[0][1] == IN_PLACE
-    assert torch.equal(found[0][0], found[1][0])
+    result = [step(model, copy.deepcopy(prefix)) for _ in range(2)]
+    assert result[0][1] == IN_PLACE
+    assert torch.equal(result[0][0], result[1][0])
     assert torch.equal(state_of(prefix), kept)
 
 
@@ -229,10 +229,10 @@ def test_sequences_of_one_prompt_do_not_meet(
         return tokens.tolist()
 
     with CountedOperations(lambda name, args: name.startswith(RULE)) as rules:
-        found = generated()
+        result = generated()
     assert rules.calls == {f"{RULE}_": 7}
     monkeypatch.setattr(in_place, "overwritten_state", lambda cache, layer_idx: None)
-    assert found == generated()
+    assert result == generated()
 
 
 def test_a_compiled_layer_writes_only_into_states_that_it_may_overwrite() -> None:
@@ -251,9 +251,9 @@ def test_a_compiled_layer_writes_only_into_states_that_it_may_overwrite() -> Non
     for cache_for, rule in ((prompted, f"{RULE}_"), (of_another_class, RULE), (of_another_layer, RULE)):
         cache, other = cache_for(model), cache_for(model)
         before, kept = state_of(cache), state_of(cache).clone()
-        found, expected = compiled(x, **{CACHE_NAMES.delta_net: cache}), layer(x, **{CACHE_NAMES.delta_net: other})
+        result, expected = compiled(x, **{CACHE_NAMES.delta_net: cache}), layer(x, **{CACHE_NAMES.delta_net: other})
         targets = {str(node.target).rpartition(".")[2] for node in graphs[-1].graph.nodes}
         assert {RULE, f"{RULE}_"} & targets == {rule}
         assert torch.equal(before, kept) == (rule == RULE)
-        assert torch.equal(found, expected)
+        assert torch.equal(result, expected)
         assert torch.equal(state_of(cache), state_of(other))

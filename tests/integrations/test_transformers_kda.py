@@ -49,10 +49,10 @@ def call(T: int, **changed: Any) -> dict[str, Any]:
 def taken(module: ModuleType, function: str, arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Returns the function's results. Asserts that torch_gdn computed them."""
     with torch_gdn_enabled() as transformers:
-        found = getattr(module, function)(**arguments)
+        result = getattr(module, function)(**arguments)
         assert transformers.status().taken == {KDA_IN_THE_MODULE[function]: 1}
-    assert isinstance(found, tuple)
-    return found
+    assert isinstance(result, tuple)
+    return result
 
 
 @pytest.mark.sweep(2)
@@ -98,9 +98,9 @@ def test_on_mps_prefill_and_decode_run_the_kernels() -> None:
     model = copy.deepcopy(model).to(device)
     kernels = ("fused_recurrent_gated_delta_rule", "causal_conv1d", "causal_conv1d_update")
     with torch_gdn_enabled() as transformers, kernels_run(device, *kernels):
-        found = logits(model)
+        result = logits(model)
         status = transformers.status()
-    assert distance(found, expected) < 4e-6
+    assert distance(result, expected) < 4e-6
     assert [status.taken[name] for name in KDA_FUNCTIONS] == [1, 3] and not status.left
 
 

@@ -72,10 +72,10 @@ def test_launches_with_drafts(name: str) -> None:
 
 def write() -> None:
     ready("mps")
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         name: {what: operators(launches.count(name, what, 1, enabled=True)) for what in STEPS} for name in MODELS
     }
-    EXPECTED.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    EXPECTED.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

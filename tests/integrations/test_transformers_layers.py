@@ -52,13 +52,13 @@ def compared(layer: Any, call: tuple[Any, ...], exact: Tensor, device: torch.dev
     own = first(layer(*call))
     layer_there, call_there = copy.deepcopy(layer).to(device), moved(call, device)
     with torch_gdn_enabled() as transformers, CountedOperations() as counted:
-        found = first(layer_there(*call_there))
-    found = found.cpu()
-    assert found.dtype == own.dtype
+        result = first(layer_there(*call_there))
+    result = result.cpu()
+    assert result.dtype == own.dtype
     if own.dtype == torch.float32:
-        assert_close("y", found, exact, 2e-6, head_dim=None)
+        assert_close("y", result, exact, 2e-6, head_dim=None)
     else:
-        assert 0 < distance(found, exact) <= 1.05 * distance(own, exact)
+        assert 0 < distance(result, exact) <= 1.05 * distance(own, exact)
     return counted, transformers.status()
 
 
@@ -123,9 +123,9 @@ def test_every_rotation_of_a_model(kind: str, rope: dict[str, Any]) -> None:
     assert distance(straight, expected) > 1e-3  # the positions matter
     model.to(device)
     with torch_gdn_enabled() as transformers:
-        found = model(input_ids=tokens.to(device), **(call | {"position_ids": call["position_ids"].to(device)})).logits
+        result = model(input_ids=tokens.to(device), **(call | {"position_ids": call["position_ids"].to(device)})).logits
     assert transformers.status().taken["attention"] == 1
-    assert_close("logits", found.cpu(), expected.double(), 2e-5, head_dim=None)
+    assert_close("logits", result.cpu(), expected.double(), 2e-5, head_dim=None)
 
 
 @pytest.mark.parametrize("index", [0, 1], ids=["delta net", "attention"])
@@ -140,7 +140,7 @@ def test_a_decoder_layer_is_no_further_from_float32(kind: str, index: int) -> No
     device = ready("mps")
     layer.to(device)
     with torch_gdn_enabled() as transformers:
-        found = layer(x.to(device), position_embeddings=moved(tables, device))
+        result = layer(x.to(device), position_embeddings=moved(tables, device))
         seen: list[tuple[Tensor, Tensor]] = []
         hook = layer.mlp.register_forward_hook(lambda module, args, y: seen.append((args[0], first(y))))
         apart = layer(x.to(device), position_embeddings=moved(tables, device))
@@ -149,7 +149,7 @@ def test_a_decoder_layer_is_no_further_from_float32(kind: str, index: int) -> No
         assert torch.equal(first(layer.mlp(given)), y)  # without adding the residual
     assert transformers.status().taken["decoder_layer"] == 2
     assert distance(apart, exact) <= 1.05 * own
-    assert 0 < distance(found, exact) <= 1.05 * own
+    assert 0 < distance(result, exact) <= 1.05 * own
     layer.post_attention_layernorm.register_forward_hook(lambda *_: None)
     assert supports("decoder_layer", layer, x) == (
         False,

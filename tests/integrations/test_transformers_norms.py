@@ -61,9 +61,9 @@ def test_every_norm_of_a_model_is_one_launch(kind: str) -> None:
     expected = prefill(model, torch.device("cpu"))
     expected_calls = len(calls)
     with torch_gdn_enabled(), CountedOperations() as counted:
-        found = prefill(copy.deepcopy(model).to(device), device).cpu()
+        result = prefill(copy.deepcopy(model).to(device), device).cpu()
     assert counted.calls["rms_norm"] == expected_calls > 3
-    assert_close("logits", found, expected.double(), 2e-5, head_dim=None)
+    assert_close("logits", result, expected.double(), 2e-5, head_dim=None)
 
 
 def test_grad_is_taken_and_compiled_graphs_stay_with_transformers() -> None:

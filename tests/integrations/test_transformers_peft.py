@@ -77,12 +77,12 @@ def logits(model: Any, device: torch.device) -> Tensor:
 def test_an_adapter_changes_what_it_changes_without_torch_gdn(kind: str, config: str) -> None:
     device, model = ready("mps"), adapted(kind, config)
     expected, expected_gradients = logits(model, torch.device("cpu")), loss_gradients(model, torch.device("cpu"))
-    there = copy.deepcopy(model).to(device)
+    on_device = copy.deepcopy(model).to(device)
     with torch_gdn_enabled() as transformers, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        found, gradients = logits(there, device), loss_gradients(there, device)
+        result, gradients = logits(on_device, device), loss_gradients(on_device, device)
         taken = transformers.status().taken
-    assert relative_error(found, expected.double()) < NEAR
+    assert relative_error(result, expected.double()) < NEAR
     assert gradients.keys() == expected_gradients.keys() and gradients
     for name, x in gradients.items():
         assert relative_error(x, expected_gradients[name].double()) < NEAR, name

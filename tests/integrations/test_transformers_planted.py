@@ -58,12 +58,12 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
         text = inspect.getsource(module)
         changed = change(text)
         assert changed != text
-        found = ModuleType(module.__name__)
-        vars(found).update({"__package__": module.__package__, "__file__": module.__file__})
-        monkeypatch.setitem(sys.modules, module.__name__, found)
-        monkeypatch.setattr(sys.modules[module.__package__ or ""], module.__name__.rpartition(".")[2], found)
-        exec(compile(changed, str(module.__file__), "exec"), vars(found))
-        return found
+        result = ModuleType(module.__name__)
+        vars(result).update({"__package__": module.__package__, "__file__": module.__file__})
+        monkeypatch.setitem(sys.modules, module.__name__, result)
+        monkeypatch.setattr(sys.modules[module.__package__ or ""], module.__name__.rpartition(".")[2], result)
+        exec(compile(changed, str(module.__file__), "exec"), vars(result))
+        return result
 
     return planted
 
@@ -73,8 +73,8 @@ def tokens_of(model: Any) -> Tensor:
     prompt = random_tokens(2, 9).to(device)
     mask = torch.ones_like(prompt)
     mask[1, :4] = 0
-    found: Tensor = model.generate(prompt, attention_mask=mask, max_new_tokens=5, do_sample=False, pad_token_id=0)
-    return found.cpu()
+    result: Tensor = model.generate(prompt, attention_mask=mask, max_new_tokens=5, do_sample=False, pad_token_id=0)
+    return result.cpu()
 
 
 def compared() -> tuple[Tensor, Tensor]:
@@ -105,8 +105,8 @@ def with_another_name_of_the_cache(text: str) -> str:
 
 def test_another_name_of_the_cache(plant: Plant) -> None:
     plant(with_another_name_of_the_cache)
-    found, expected = compared()
-    assert torch.equal(found, expected)
+    result, expected = compared()
+    assert torch.equal(result, expected)
     assert {"Qwen3NextAttention", "Qwen3NextDecoderLayer"} <= set(transformers.status().unknown[KIND])
 
 
@@ -118,8 +118,8 @@ def test_another_name_of_the_cache_in_a_class_that_was_taken(plant: Plant, monke
     monkeypatch.setattr(attention, "is_known", lambda owner: True)
     monkeypatch.setattr(decoder_layers, "is_known", lambda owner, norm: True)
     with pytest.warns(UserWarning, match="torch_gdn does not know its argument kept_states"):
-        found, expected = compared()
-    assert torch.equal(found, expected)
+        result, expected = compared()
+    assert torch.equal(result, expected)
     left = transformers.status().left
     assert left.keys() == {"decoder_layer", "attention"}
     assert sum(left["decoder_layer"].values()) == 2 * sum(left["attention"].values()) == 10
@@ -134,8 +134,8 @@ def test_an_argument_with_another_meaning(plant: Plant) -> None:
             (r"return cos\.to\(dtype=x\.dtype\), sin\.to\(dtype=x\.dtype\)", "return sin.to(x.dtype), cos.to(x.dtype)"),
         )
     )
-    found, expected = compared()
-    assert torch.equal(found, expected)
+    result, expected = compared()
+    assert torch.equal(result, expected)
     status = transformers.status()
     assert "Qwen3NextAttention" in status.unknown[KIND] and "attention" not in status.taken
 
@@ -148,8 +148,8 @@ def test_a_layer_with_one_more_output(plant: Plant) -> None:
         return head + end.replace("hidden_states", "hidden_states, None") + start + model
 
     plant(change)
-    found, expected = compared()
-    assert torch.equal(found, expected)
+    result, expected = compared()
+    assert torch.equal(result, expected)
     assert "Qwen3NextDecoderLayer" in transformers.status().unknown[KIND]
 
 
@@ -175,8 +175,8 @@ def test_a_cache_whose_update_returns_more(plant: Plant) -> None:
 
     def generated() -> Tensor:
         cache = versions.with_cache(module.ThirdCache(config=model.config))
-        found: Tensor = model.generate(prompt.to(model.device), **cache, **options)
-        return found.cpu()
+        result: Tensor = model.generate(prompt.to(model.device), **cache, **options)
+        return result.cpu()
 
     expected = generated()
     transformers.enable()
@@ -198,14 +198,14 @@ def test_a_cache_that_holds_states_otherwise(monkeypatch: pytest.MonkeyPatch) ->
     read = cache_utils.Cache.get_recurrent_state
 
     def read_negated(self: Any, *args: Any, **kwargs: Any) -> Any:
-        found = read(self, *args, **kwargs)
-        return None if found is None else -found
+        result = read(self, *args, **kwargs)
+        return None if result is None else -result
 
     monkeypatch.setattr(LinearAttentionLayer, "update_recurrent_state", negated)
     monkeypatch.setattr(cache_utils.Cache, "get_recurrent_state", read_negated)
     monkeypatch.setattr(in_place, "THEIRS", in_place.theirs())
-    found, expected = compared()
-    assert torch.equal(found, expected)
+    result, expected = compared()
+    assert torch.equal(result, expected)
     assert "gdn_decode" not in transformers.status().taken
 
 
@@ -246,8 +246,8 @@ def test_a_model_of_another_version_that_differs_is_left(
     monkeypatch.setattr(switch, "transformers_version", lambda: version)
     words = f"leaves {KIND} to transformers {version}, because the logits of Qwen3NextForCausalLM differ"
     with pytest.warns(UserWarning, match=words):
-        found, expected = compared()
-    assert torch.equal(found, expected)
+        result, expected = compared()
+    assert torch.equal(result, expected)
     status = transformers.status()
     assert KIND not in status.replaced and "differ" in status.off[KIND]
     assert f"{KIND} is off: transformers {version} is not tested" in str(status)

@@ -109,20 +109,20 @@ def test_many_at_once(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(continuous_batching, "slots_and_share", lambda *_: (slots, 0.0))
     model = random_model("qwen3_5")
     passed = Passed(model)
-    found = served(model, prompts)
-    assert [found.tokens[f"request {n}"] for n in range(24)] == expected
+    result = served(model, prompts)
+    assert [result.tokens[f"request {n}"] for n in range(24)] == expected
     saved = sum(map(len, prompts)) + 24 * (NEW_TOKENS - 1) - passed.tokens
     assert saved >= (300 if slots == 64 else 0)
-    assert_nothing_is_held(found.cache)
+    assert_nothing_is_held(result.cache)
 
 
 def test_cancelled_requests_leave_nothing() -> None:
     prompts = [FIRST, SECOND, PREFIX, FIRST[:100]]
     expected = alone(random_model("qwen3_5"), prompts)
     transformers.enable(continuous_batching=True)
-    found = served(random_model("qwen3_5"), prompts, cancelled=(0, 2))
-    assert found.tokens == {f"request {n}": expected[n] for n in (1, 3)}
-    assert_nothing_is_held(found.cache)
+    result = served(random_model("qwen3_5"), prompts, cancelled=(0, 2))
+    assert result.tokens == {f"request {n}": expected[n] for n in (1, 3)}
+    assert_nothing_is_held(result.cache)
 
 
 def test_where_prompts_part_a_state_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

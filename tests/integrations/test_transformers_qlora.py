@@ -77,14 +77,14 @@ def test_adapters_of_packed_layers_learn_as_those_of_the_numbers(form: str, tmp_
         packed = {name: x for name, x in model.named_modules() if type(x) is PackedLinear}
         before = {name: [x.clone() for x in layer.parameters()] for name, layer in packed.items()}
         with kernels_run(device, "quantized_linear", "dequantize"):
-            found = list(steps(model, device))
+            result = list(steps(model, device))
         taken = transformers.status().taken
     assert len(packed) > 5 and taken["chunk_gated_delta_rule"] == STEPS
-    assert found[0][1].keys() == expected[0][1].keys() and len(found[0][1]) > 10
-    for (loss, gradients), (exact_loss, exact_gradients) in zip(found, expected, strict=True):
+    assert result[0][1].keys() == expected[0][1].keys() and len(result[0][1]) > 10
+    for (loss, gradients), (exact_loss, exact_gradients) in zip(result, expected, strict=True):
         assert abs(loss - exact_loss) < 1e-5
         for name, x in gradients.items():
             assert relative_error(x, exact_gradients[name]) < 2e-5, name
-    assert found[-1][0] < found[0][0] - 1e-3, "it learns"
+    assert result[-1][0] < result[0][0] - 1e-3, "it learns"
     for name, layer in packed.items():
         assert all(torch.equal(x, y) for x, y in zip(layer.parameters(), before[name], strict=True)), name

@@ -67,13 +67,13 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, device: str = "mps") 
 def generate(model: Any, device: str) -> list[int]:
     tokens = random_tokens(1, PROMPT).to(device)
     options = {"attention_mask": torch.ones_like(tokens), "max_new_tokens": 5, "do_sample": False}
-    found: list[int] = model.generate(input_ids=tokens, **options)[0, PROMPT:].tolist()
-    return found
+    result: list[int] = model.generate(input_ids=tokens, **options)[0, PROMPT:].tolist()
+    return result
 
 
 def logits(model: Any, device: str) -> Tensor:
-    found: Tensor = model(input_ids=random_tokens(1, PROMPT).to(device)).logits
-    return found.cpu()
+    result: Tensor = model(input_ids=random_tokens(1, PROMPT).to(device)).logits
+    return result.cpu()
 
 
 def exact_logits(twin: Any) -> Tensor:
@@ -98,10 +98,10 @@ def test_tokens_and_logits_are_those_of_the_numbers(kind: str, form: str, tmp_pa
         model = load(tmp_path)
         with kernels_run(torch.device("mps"), *kernels):
             assert generate(model, "mps") == expected
-        found = logits(model, "mps")
+        result = logits(model, "mps")
         status = transformers.status()
         assert_layers(model, status, form)
-    assert_close("logits", found, exact_logits(twin), 3e-6, head_dim=None)
+    assert_close("logits", result, exact_logits(twin), 3e-6, head_dim=None)
     assert generate(model, "mps") == expected, "after disable() the model computes the same"
 
 
@@ -131,8 +131,8 @@ def test_32_clients(tmp_path: Path) -> None:
     torch_gdn.enable(continuous_batching=True)
     model = load(tmp_path)
     with kernels_run(torch.device("mps"), "quantized_linear", "moe_gate_up"):
-        found = served(model, prompts, max_requests_per_batch=len(prompts))
-    assert found.tokens == {f"request {n}": tokens for n, tokens in enumerate(expected)}
+        result = served(model, prompts, max_requests_per_batch=len(prompts))
+    assert result.tokens == {f"request {n}": tokens for n, tokens in enumerate(expected)}
 
 
 def test_a_head_tied_to_a_packed_embedding_is_the_same_memory(tmp_path: Path) -> None:
@@ -206,14 +206,14 @@ def test_experts_under_other_names(tmp_path: Path) -> None:
     names = {".gate_proj.": ".w1.", ".up_proj.": ".w3.", ".down_proj.": ".w2."}
 
     def as_published(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        found = {}
+        result = {}
         for name, x in tensors.items():
             if ".mlp.experts." in name:
                 name = name.replace(".mlp.", ".block_sparse_moe.")
                 for ours, theirs in names.items():
                     name = name.replace(ours, theirs)
-            found[name] = x
-        return found
+            result[name] = x
+        return result
 
     def protected(name: str, module: nn.Module) -> bool:
         return is_protected(name, module) or any(size % 32 for size in module.weight.shape)
@@ -232,11 +232,11 @@ def test_bfloat16(kind: str, form: str, tmp_path: Path) -> None:
     twin = written(kind, tmp_path, form)
     with torch_gdn_enabled() as transformers:
         model = load(tmp_path, torch.bfloat16)
-        found = logits(model, "mps")
+        result = logits(model, "mps")
         assert not transformers.status().left
-    assert found.dtype == model.dtype == torch.bfloat16
+    assert result.dtype == model.dtype == torch.bfloat16
     assert {x.scales.dtype for x in model.modules() if isinstance(x, PackedLinear)} == {torch.float16}
-    assert_close("logits", found.float(), exact_logits(twin), 3e-2, head_dim=None)
+    assert_close("logits", result.float(), exact_logits(twin), 3e-2, head_dim=None)
 
 
 def test_fused_experts_of_fp8(tmp_path: Path) -> None:
@@ -244,14 +244,14 @@ def test_fused_experts_of_fp8(tmp_path: Path) -> None:
     twin = written(MIXTURE, tmp_path, "fp8")
 
     def fused(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        found = {name: x for name, x in tensors.items() if ".experts." not in name}
+        result = {name: x for name, x in tensors.items() if ".experts." not in name}
         for name, experts in twin.named_modules():
             for each in ("gate_up_proj", "down_proj") if name.endswith(".experts") else ():
                 made = [float8(matrix) for matrix in getattr(experts, each).data]
                 getattr(experts, each).data = torch.stack([numbers for _, numbers in made])
-                found[f"{name}.{each}"] = torch.stack([x["weight"] for x, _ in made])
-                found[f"{name}.{each}_scale_inv"] = torch.stack([x["weight_scale_inv"] for x, _ in made])
-        return found
+                result[f"{name}.{each}"] = torch.stack([x["weight"] for x, _ in made])
+                result[f"{name}.{each}_scale_inv"] = torch.stack([x["weight_scale_inv"] for x, _ in made])
+        return result
 
     edit(tmp_path, fused)
     with torch_gdn_enabled():
@@ -264,13 +264,13 @@ def test_experts_that_an_fp8_file_has_unquantised(tmp_path: Path) -> None:
     twin = written(MIXTURE, tmp_path, "fp8")
 
     def as_numbers(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        found = {name: x for name, x in tensors.items() if ".experts." not in name}
+        result = {name: x for name, x in tensors.items() if ".experts." not in name}
         for name, experts in twin.named_modules():
             for e in range(SPARSE["num_experts"]) if name.endswith(".experts") else ():
                 gate, up = experts.gate_up_proj.data[e].chunk(2)
                 parts = {"gate_proj": gate, "up_proj": up, "down_proj": experts.down_proj.data[e]}
-                found |= {f"{name}.{e}.{part}.weight": x.clone() for part, x in parts.items()}
-        return found
+                result |= {f"{name}.{e}.{part}.weight": x.clone() for part, x in parts.items()}
+        return result
 
     edit(tmp_path, as_numbers)
     with torch_gdn_enabled():

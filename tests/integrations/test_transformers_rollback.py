@@ -91,9 +91,9 @@ def test_states_are_those_of_the_tokens_that_stay(taken: int) -> None:
     expected = cached(model, tokens[:, : 109 - taken], 109 - taken)
     cache.crop(-taken)
     expected.crop(0)
-    for found, exact in zip(states(cache), states(expected), strict=True):
-        assert found.shape == exact.shape
-        assert distance(found, exact) < BAR
+    for result, exact in zip(states(cache), states(expected), strict=True):
+        assert result.shape == exact.shape
+        assert distance(result, exact) < BAR
 
 
 def test_a_whole_cache_is_taken_back() -> None:
@@ -160,7 +160,7 @@ def classes() -> list[type]:
     from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
     endings = ("GatedDeltaNet", "PreTrainedModel")
-    found = [
+    result = [
         y for kind in SERVED_KINDS for name, y in vars(models.modeling_module(kind)).items() if name.endswith(endings)
     ]
-    return [LinearAttentionCacheLayerMixin, *found]
+    return [LinearAttentionCacheLayerMixin, *result]

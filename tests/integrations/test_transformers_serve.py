@@ -57,11 +57,11 @@ def test_32_clients(device_name: str, tmp_path: Path, monkeypatch: pytest.Monkey
         kernels_run(device, *KERNELS),
         serving(save(model, tmp_path / "model"), device_name, monkeypatch, **options) as served,
     ):
-        found = all_at_once(served, prompts, given_up, NEW_TOKENS)
+        result = all_at_once(served, prompts, given_up, NEW_TOKENS)
         cache = served.wait_until_idle()
         assert cache.max_batch_tokens == 64
         assert_nothing_is_held(cache)
-    assert found == expected
+    assert result == expected
     assert len(served.cancelled) == GIVEN_UP
     assert transformers.status().left == {}
 
@@ -86,8 +86,8 @@ def test_a_stream_ends_after_sigterm(tmp_path: Path) -> None:
             stream = begun(port, "/v1/completions", body)
             server.send_signal(signal.SIGTERM)
             wait_until_refused(port)
-            found = [json.loads(event) for event in events(stream) if event != "[DONE]"]
-            assert [x["choices"][0].get("finish_reason") for x in found if x["choices"]][-1] == "length"
+            result = [json.loads(event) for event in events(stream) if event != "[DONE]"]
+            assert [x["choices"][0].get("finish_reason") for x in result if x["choices"]][-1] == "length"
             assert_ended_by_sigterm(server.wait(PATIENCE), log.read_text())
         finally:
             server.kill()

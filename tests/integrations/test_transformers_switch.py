@@ -39,14 +39,14 @@ def _off_at_both_ends() -> Iterator[None]:
 
 def everything() -> dict[str, Any]:
     """Returns all names of the models' modules and of their classes."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for kind in EVERYWHERE:
         module = models.modeling_module(kind)
         assert module is not None
-        found |= {f"{kind}.{name}": value for name, value in vars(module).items()}
+        result |= {f"{kind}.{name}": value for name, value in vars(module).items()}
         classes = [x for x in vars(module).values() if isinstance(x, type) and x.__module__ == module.__name__]
-        found |= {f"{kind}.{x.__name__}.{name}": value for x in classes for name, value in vars(x).items()}
-    return found
+        result |= {f"{kind}.{x.__name__}.{name}": value for x in classes for name, value in vars(x).items()}
+    return result
 
 
 def differing(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
@@ -130,9 +130,9 @@ def test_the_first_line_counts_the_layers_that_ran() -> None:
     mine = sum(type(layer).__name__ == "Qwen3NextGatedDeltaNet" for layer in model.modules())
     layers = f"{before + 2 * mine} Gated DeltaNet layers"
     assert f"{layers} run on transformers' own code: call torch_gdn.enable()" in str(transformers.status())
-    found = transformers.enable()
-    assert mine > 0 and found.running == 0 and found.layers == before + 2 * mine
-    assert str(found).startswith(f"torch_gdn is enabled, and none of {layers} has run since")
+    result = transformers.enable()
+    assert mine > 0 and result.running == 0 and result.layers == before + 2 * mine
+    assert str(result).startswith(f"torch_gdn is enabled, and none of {layers} has run since")
     for _ in range(2):
         models.decode(model, CPU)
         assert transformers.status().running == mine
@@ -168,9 +168,9 @@ def test_a_model_built_while_enabled_is_transformers_own_afterwards(kind: str) -
     taken = transformers.status().taken
     assert taken["chunk_gated_delta_rule"] == 1
     transformers.disable()
-    found = models.decode(built_enabled, CPU)
+    result = models.decode(built_enabled, CPU)
     assert transformers.status().taken == taken
-    assert torch.equal(found, models.decode(random_model(kind), CPU))
+    assert torch.equal(result, models.decode(random_model(kind), CPU))
 
 
 @torch.no_grad()
@@ -212,9 +212,9 @@ def test_training_is_taken() -> None:
     transformers.enable()
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        found, again = gradient(), gradient()
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
-    assert torch.equal(again, found)
+        result, again = gradient(), gradient()
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-7)
+    assert torch.equal(again, result)
     assert not [x for x in warned if "torch_gdn" in str(x.message)]
     status = transformers.status()
     assert status.taken.keys() == {"causal_conv1d_fn", "chunk_gated_delta_rule", "rms_norm_gated"}
@@ -236,8 +236,8 @@ def test_a_model_in_float64_runs_as_ever() -> None:
     expected = models.prefill(model, CPU)
     transformers.enable()
     with pytest.warns(UserWarning, match="float64|Double"):
-        found = models.prefill(model, CPU)
-    assert torch.equal(found, expected)
+        result = models.prefill(model, CPU)
+    assert torch.equal(result, expected)
 
 
 def test_without_transformers_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,8 +402,8 @@ def test_supports(function: str, different: dict[str, Any]) -> None:
     ("function", "different", "reason"), [(name, *x) for name, calls in LEFT.items() for x in calls]
 )
 def test_supports_gives_its_reason(function: str, different: dict[str, Any], reason: str) -> None:
-    supported, found = supports(function, **CALLS[function](**different))
-    assert not supported and reason in found
+    supported, result = supports(function, **CALLS[function](**different))
+    assert not supported and reason in result
 
 
 def test_supports_refuses_an_unknown_function() -> None:
@@ -447,8 +447,8 @@ def test_a_compiled_layer_that_is_left_to_transformers() -> None:
     dispatched = dispatch.dispatcher("chunk_gated_delta_rule", lambda query, *others, **more: query + 1)
     call = rule(chunk_size=48)
     torch.compiler.reset()
-    found = torch.compile(dispatched, fullgraph=True, backend="aot_eager")(**call)
-    assert torch.equal(found, call["query"] + 1)
+    result = torch.compile(dispatched, fullgraph=True, backend="aot_eager")(**call)
+    assert torch.equal(result, call["query"] + 1)
 
 
 @torch.no_grad()
@@ -460,8 +460,8 @@ def test_a_compiled_layer_is_one_graph() -> None:
     expected = layer(hidden)
     transformers.enable()
     torch.compiler.reset()
-    found = torch.compile(layer, fullgraph=True, backend="aot_eager")(hidden)
-    assert distance(found, expected) < 4e-6
+    result = torch.compile(layer, fullgraph=True, backend="aot_eager")(hidden)
+    assert distance(result, expected) < 4e-6
     assert not transformers.status().taken  # a graph does not count
 
 

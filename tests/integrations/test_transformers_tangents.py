@@ -43,8 +43,8 @@ def test_a_models_tangent_is_that_without_torch_gdn(
     expected, expected_tangent = with_respect_to(model)
     with torch_gdn_enabled():
         torch.manual_seed(0)
-        found, tangent = with_respect_to(model)
+        result, tangent = with_respect_to(model)
         status = str(transformers.status())
     assert expected_tangent.abs().max() > 1e-3
-    assert distance(found, expected) < 1e-5 and distance(tangent, expected_tangent) < 1e-4
+    assert distance(result, expected) < 1e-5 and distance(tangent, expected_tangent) < 1e-4
     assert "forward-mode gradient" in status

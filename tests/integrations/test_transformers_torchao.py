@@ -32,7 +32,7 @@ def test_int8_weights(kind: str) -> None:
         expected = decode(model, torch.device("cpu"))
     with torch.no_grad(), torch_gdn_enabled() as transformers, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        found = decode(copy.deepcopy(model).to(device), device)
+        result = decode(copy.deepcopy(model).to(device), device)
         taken = transformers.status().taken
-    assert distance(found, expected) < 5e-6
+    assert distance(result, expected) < 5e-6
     assert taken["chunk_gated_delta_rule"] > 0 and "moe_block" not in taken

@@ -111,9 +111,9 @@ def table() -> str:
     for version in IN_THE_TABLE:
         finished = run(version, "-m", "tests.integrations.measure", stdout=subprocess.PIPE)
         finished.check_returncode()
-        found = json.loads(finished.stdout.splitlines()[-1])
-        assert found["transformers"] == version, found
-        for kind, of_kind in found["measured"].items():
+        result = json.loads(finished.stdout.splitlines()[-1])
+        assert result["transformers"] == version, result
+        for kind, of_kind in result["measured"].items():
             figures = " | ".join(f"{x['f32']:.1e} | {x['bf16']:.2f}" for x in of_kind.values())
             rows.setdefault(kind, []).append(f"| {kind} | {version} | {figures} |")
     return "\n".join(lines + [row for of_kind in rows.values() for row in of_kind])

@@ -81,12 +81,12 @@ def test_v_of_another_dtype(device: torch.device, dtypes: tuple[torch.dtype, tor
     """The error is float32's, so neither q and k nor v were rounded to the narrower dtype."""
     inputs = kda_inputs(40, 32, 16, dtype=dtypes[0])
     inputs["v"] = inputs["v"].to(dtypes[1])
-    there = to_device(inputs, device)
-    o, state = torch_gdn.chunk_kda(**there, output_dtype=torch.float32, output_final_state=True)
+    on_device = to_device(inputs, device)
+    o, state = torch_gdn.chunk_kda(**on_device, output_dtype=torch.float32, output_final_state=True)
     exact_o, exact_state = exact_kda(inputs)
     assert_close("o", o.cpu(), exact_o, F32)
     assert_close("final_state", state.cpu(), exact_state, F32, head_dim=1)
-    assert_same_bits("o", torch_gdn.chunk_kda(**there)[0], o.to(dtypes[1]))
+    assert_same_bits("o", torch_gdn.chunk_kda(**on_device)[0], o.to(dtypes[1]))
 
 
 def test_bits_do_not_depend_on_the_number_of_threads() -> None:

@@ -24,20 +24,20 @@ def test_equals_the_reference(device: torch.device, has_rate: bool, has_bias: bo
     A_log = torch.randn(1, 1, HV, 1) if has_rate else None
     dt_bias = torch.randn(HV * K) if has_bias else None
     exact = reference.fused_kda_gate(g.double(), A_log, dt_bias, lower_bound)
-    there = [None if x is None else x.to(device) for x in (g, A_log, dt_bias)]
-    found = torch_gdn.fused_kda_gate(*there, lower_bound)  # type: ignore[arg-type]
-    assert found.dtype == torch.float32 and found.shape == g.shape
-    assert_close("g", found, exact, 3e-7)
+    on_device = [None if x is None else x.to(device) for x in (g, A_log, dt_bias)]
+    result = torch_gdn.fused_kda_gate(*on_device, lower_bound)  # type: ignore[arg-type]
+    assert result.dtype == torch.float32 and result.shape == g.shape
+    assert_close("g", result, exact, 3e-7)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_computes_in_float32_and_rounds_once(device: torch.device, dtype: torch.dtype) -> None:
     g, A_log = raw_gate(1.0).to(dtype), torch.randn(HV).to(dtype)
     exact = reference.fused_kda_gate(g.double(), A_log)
-    found = torch_gdn.fused_kda_gate(g.to(device), A_log.to(device), output_dtype=dtype)
-    assert found.dtype == dtype
+    result = torch_gdn.fused_kda_gate(g.to(device), A_log.to(device), output_dtype=dtype)
+    assert result.dtype == dtype
     rounding = ((exact.to(dtype).double() - exact).norm() / exact.norm()).item()
-    assert ((found.cpu().double() - exact).norm() / exact.norm()).item() < 1.05 * rounding + 2e-7
+    assert ((result.cpu().double() - exact).norm() / exact.norm()).item() < 1.05 * rounding + 2e-7
 
 
 @pytest.mark.parametrize("lower_bound", [None, -5.0])
@@ -56,10 +56,10 @@ def test_a_value_does_not_depend_on_its_position(
 
 def test_a_bounded_gate_stays_within_its_bound() -> None:
     g = torch.tensor([-1e30, -200.0, 0.0, 200.0, 1e30]).view(1, 5)
-    found = torch_gdn.fused_kda_gate(g, torch.tensor([3.0]), lower_bound=-5.0)
-    assert found.flatten().tolist() == [0.0, 0.0, -2.5, -5.0, -5.0]
+    result = torch_gdn.fused_kda_gate(g, torch.tensor([3.0]), lower_bound=-5.0)
+    assert result.flatten().tolist() == [0.0, 0.0, -2.5, -5.0, -5.0]
 
 
 def test_a_large_unbounded_gate_is_linear() -> None:
-    found = torch_gdn.fused_kda_gate(torch.tensor([[-200.0, 50.0, 1e4]]), torch.zeros(1))
-    assert found.flatten().tolist() == [0.0, -50.0, -1e4]
+    result = torch_gdn.fused_kda_gate(torch.tensor([[-200.0, 50.0, 1e4]]), torch.zeros(1))
+    assert result.flatten().tolist() == [0.0, -50.0, -1e4]

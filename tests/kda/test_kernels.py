@@ -189,13 +189,13 @@ def test_packed_and_empty_sequences(way: Way) -> None:
 @each_algorithm
 def test_rows_that_are_not_aligned(algorithm: str) -> None:
     inputs = kda_inputs(20, 32, 16)
-    there = to_device(inputs, ready("mps"))
+    on_device = to_device(inputs, ready("mps"))
     for name in ("q", "k", "v", "g"):
         padded = torch.zeros(inputs[name].numel() + 1, device="mps")
-        there[name] = padded[1:].view(inputs[name].shape).copy_(inputs[name])
+        on_device[name] = padded[1:].view(inputs[name].shape).copy_(inputs[name])
     kernels = (f"{FUSED}_float_32_16_1",) if algorithm == "fused_chunk" else CHUNKED
     with kernels_run(torch.device("mps"), *kernels), prefill_algorithm(algorithm):
-        o, _ = torch_gdn.chunk_kda(**there)
+        o, _ = torch_gdn.chunk_kda(**on_device)
     assert_close("o", o.cpu(), exact_kda(inputs)[0], F32)
 
 
@@ -216,9 +216,9 @@ def test_the_gate_is_in_the_kernel(
         options["dt_bias"] = torch.randn(2, 36).to(dtype)
     assert_exact((algorithm, 0), inputs, **options)
     if algorithm == "fused_chunk" and not on_a_mac():
-        there, options = to_device(inputs, ready("mps")), to_device(options, ready("mps"))
+        on_device, options = to_device(inputs, ready("mps")), to_device(options, ready("mps"))
         with profiled() as profile:
-            torch.ops.gdn.chunk_kda(**there, **options)
+            torch.ops.gdn.chunk_kda(**on_device, **options)
         assert [each.dispatches for each in profile.kernels.values()] == [1] and not profile.fallbacks
 
 
@@ -235,11 +235,11 @@ def test_nan_stays_in_its_sequence_and_head(algorithm: str, name: str) -> None:
     inputs = kda_inputs(70, 32, 8, B=2, HV=2, H=2)
     clean, _ = run(algorithm, inputs)
     inputs[name][0, 40, 1] = torch.nan
-    found, _ = run(algorithm, inputs)
-    assert found[0, 40, 1].isnan().any()
-    assert_same_bits("the chunk before", found[0, :32], clean[0, :32])
-    assert_same_bits("the other head", found[0, :, 0], clean[0, :, 0])
-    assert_same_bits("the other sequence", found[1], clean[1])
+    result, _ = run(algorithm, inputs)
+    assert result[0, 40, 1].isnan().any()
+    assert_same_bits("the chunk before", result[0, :32], clean[0, :32])
+    assert_same_bits("the other head", result[0, :, 0], clean[0, :, 0])
+    assert_same_bits("the other sequence", result[1], clean[1])
 
 
 def in_place(inputs: dict[str, Any], pool: Tensor, algorithm: str, **options: Any) -> Tensor:
@@ -351,9 +351,9 @@ def test_each_byte_comes_and_goes_once_in_whole_lines(dtype: torch.dtype) -> Non
     inputs = kda_inputs(64, 128, 128, dtype=dtype)
     state = inputs["initial_state"].nbytes
     compulsory = sum(x.nbytes for x in inputs.values()) + inputs["v"].nbytes + state
-    there = to_device(inputs, ready("mps"))
+    on_device = to_device(inputs, ready("mps"))
     with profiled(detailed=True) as profile:
-        torch.ops.gdn.chunk_kda(**there, output_final_state=True)
+        torch.ops.gdn.chunk_kda(**on_device, output_final_state=True)
     (figures,) = profile.kernels.values()
     moved_bytes = figures.device_bytes_distinct_read + figures.device_bytes_distinct_written
     assert compulsory <= moved_bytes <= 1.05 * compulsory

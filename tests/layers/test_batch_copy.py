@@ -35,12 +35,12 @@ def test_copies_every_range_and_nothing_else(device: torch.device, dtype: torch.
     """
     ranges = [(0, 300_000, LARGE), (0, 520_000, 64), (500_006, 600_002, 1000), (700_000, 7, 0), (510_001, 610_004, 333)]
     pool = bytes_of(720_000)
-    there = pool.to(device, copy=True)
+    on_device = pool.to(device, copy=True)
     numbers = [x if on_cpu else x.to(device) for x in vectors(ranges, dtype)]
     with kernels_run(device, "batch_copy"):
-        torch_gdn.batch_copy_(there, *numbers)
-    assert torch.equal(there.cpu(), copied(pool, ranges))
-    assert not torch.equal(pool, there.cpu())
+        torch_gdn.batch_copy_(on_device, *numbers)
+    assert torch.equal(on_device.cpu(), copied(pool, ranges))
+    assert not torch.equal(pool, on_device.cpu())
 
 
 @pytest.mark.parametrize("size", [1, 15, 17, 63, 16384, 16384 * 3 + 5])
@@ -48,18 +48,18 @@ def test_copies_every_range_and_nothing_else(device: torch.device, dtype: torch.
 def test_a_range_that_overlaps_itself_is_read_first(device: torch.device, apart: int, size: int) -> None:
     pool, source = bytes_of(2 * 16384 + size + 64), 16384 + 19
     ranges = [(source, source + apart, size)]
-    there = pool.to(device, copy=True)
-    torch_gdn.batch_copy_(there, *(x.to(device) for x in vectors(ranges)))
-    assert torch.equal(there.cpu(), copied(pool, ranges))
+    on_device = pool.to(device, copy=True)
+    torch_gdn.batch_copy_(on_device, *(x.to(device) for x in vectors(ranges)))
+    assert torch.equal(on_device.cpu(), copied(pool, ranges))
 
 
 @pytest.mark.parametrize("apart", [4096, -4096])
 def test_a_large_range_that_overlaps_itself(device: torch.device, apart: int) -> None:
     """The range is larger than what a core of the CPU copies at a time."""
     pool, ranges = bytes_of(700_000), [(8192, 8192 + apart, 650_000)]
-    there = pool.to(device, copy=True)
-    torch_gdn.batch_copy_(there, *(x.to(device) for x in vectors(ranges)))
-    assert torch.equal(there.cpu(), copied(pool, ranges))
+    on_device = pool.to(device, copy=True)
+    torch_gdn.batch_copy_(on_device, *(x.to(device) for x in vectors(ranges)))
+    assert torch.equal(on_device.cpu(), copied(pool, ranges))
 
 
 @pytest.mark.parametrize("first", [0, 1, 2, 16])
@@ -68,10 +68,10 @@ def test_any_alignment(device: torch.device, offsets: tuple[int, int], first: in
     """The pool starts anywhere in its storage, and ranges start and end anywhere."""
     storage = bytes_of(80_100)
     ranges = [(*offsets, 33_333)]
-    there = storage.to(device, copy=True)
-    torch_gdn.batch_copy_(there[first:], *(x.to(device) for x in vectors(ranges)))
-    assert torch.equal(there.cpu()[first:], copied(storage[first:], ranges))
-    assert torch.equal(there.cpu()[:first], storage[:first])
+    on_device = storage.to(device, copy=True)
+    torch_gdn.batch_copy_(on_device[first:], *(x.to(device) for x in vectors(ranges)))
+    assert torch.equal(on_device.cpu()[first:], copied(storage[first:], ranges))
+    assert torch.equal(on_device.cpu()[:first], storage[:first])
 
 
 def test_many_ranges(device: torch.device) -> None:
@@ -80,9 +80,9 @@ def test_many_ranges(device: torch.device) -> None:
     sources, destinations = torch.randperm(count), torch.randperm(count) + count
     ranges = [(int(a) * block, int(b) * block, block) for a, b in zip(sources, destinations, strict=True)]
     pool = bytes_of(2 * count * block)
-    there = pool.to(device, copy=True)
-    torch_gdn.batch_copy_(there, *(x.to(device) for x in vectors(ranges)))
-    assert torch.equal(there.cpu(), copied(pool, ranges))
+    on_device = pool.to(device, copy=True)
+    torch_gdn.batch_copy_(on_device, *(x.to(device) for x in vectors(ranges)))
+    assert torch.equal(on_device.cpu(), copied(pool, ranges))
 
 
 def test_states_of_a_storage(device: torch.device) -> None:
@@ -102,12 +102,12 @@ def test_states_of_a_storage(device: torch.device) -> None:
 
 def test_nothing_to_copy(device: torch.device) -> None:
     pool = bytes_of(100)
-    there = pool.to(device, copy=True)
+    on_device = pool.to(device, copy=True)
     none = torch.empty(0, dtype=torch.int64, device=device)
-    torch_gdn.batch_copy_(there, none, none, none)
-    torch_gdn.batch_copy_(there, *(x.to(device) for x in vectors([(0, 50, 0), (100, 100, 0)])))
-    assert torch.equal(there.cpu(), pool)
-    torch_gdn.batch_copy_(there[:0], *(x.to(device) for x in vectors([(0, 0, 0)])))
+    torch_gdn.batch_copy_(on_device, none, none, none)
+    torch_gdn.batch_copy_(on_device, *(x.to(device) for x in vectors([(0, 50, 0), (100, 100, 0)])))
+    assert torch.equal(on_device.cpu(), pool)
+    torch_gdn.batch_copy_(on_device[:0], *(x.to(device) for x in vectors([(0, 0, 0)])))
 
 
 OUTSIDE = {
@@ -122,16 +122,16 @@ EACH_OUTSIDE = [(argument, wrong) for argument, ranges in OUTSIDE.items() for wr
 def test_ranges_outside_the_pool(device: torch.device, argument: str, wrong: Range) -> None:
     """The CPU copies nothing. The device copies all ranges but the wrong ones, and the next synchronisation raises."""
     pool, right = bytes_of(100), [(0, 60, 8), (40, 80, 6)]
-    there = pool.to(device, copy=True)
+    on_device = pool.to(device, copy=True)
     with pytest.raises(ValueError, match=f"^batch_copy_: {argument}: expected"):
-        torch_gdn.batch_copy_(there, *vectors([right[0], wrong, right[1]]))
-    assert torch.equal(there.cpu(), pool)
+        torch_gdn.batch_copy_(on_device, *vectors([right[0], wrong, right[1]]))
+    assert torch.equal(on_device.cpu(), pool)
     if device.type == "cpu":
         return
-    torch_gdn.batch_copy_(there, *(x.to(device) for x in vectors([right[0], wrong, right[1]])))
+    torch_gdn.batch_copy_(on_device, *(x.to(device) for x in vectors([right[0], wrong, right[1]])))
     with pytest.raises(RuntimeError, match=rf"^batch_copy_: {argument}: expected .+, got -?\d+ at 1\b"):
         torch.mps.synchronize()
-    assert torch.equal(there.cpu(), copied(pool, right))
+    assert torch.equal(on_device.cpu(), copied(pool, right))
 
 
 @pytest.mark.parametrize(
@@ -145,17 +145,17 @@ def test_ranges_outside_the_pool(device: torch.device, argument: str, wrong: Ran
 )
 def test_ranges_that_meet_are_refused(device: torch.device, ranges: list[Range]) -> None:
     pool = bytes_of(100)
-    there = pool.to(device, copy=True)
+    on_device = pool.to(device, copy=True)
     with pytest.raises(ValueError, match="destination_offsets: expected no range to write what another one"):
-        torch_gdn.batch_copy_(there, *vectors(ranges))
-    assert torch.equal(there.cpu(), pool)
+        torch_gdn.batch_copy_(on_device, *vectors(ranges))
+    assert torch.equal(on_device.cpu(), pool)
 
 
 def test_neighbours_do_not_meet(device: torch.device) -> None:
     pool, ranges = bytes_of(100), [(0, 50, 10), (0, 60, 10), (70, 40, 10), (12, 10, 20)]
-    there = pool.to(device, copy=True)
-    torch_gdn.batch_copy_(there, *vectors(ranges))
-    assert torch.equal(there.cpu(), copied(pool, ranges))
+    on_device = pool.to(device, copy=True)
+    torch_gdn.batch_copy_(on_device, *vectors(ranges))
+    assert torch.equal(on_device.cpu(), copied(pool, ranges))
 
 
 @pytest.mark.parametrize(
@@ -180,19 +180,19 @@ def test_wrong_arguments(device: torch.device, argument: str, error: type[Except
 def test_fullgraph_gives_the_same_bytes(device: torch.device) -> None:
     torch._dynamo.reset()
     pool, ranges = bytes_of(1000), [(0, 500, 100), (200, 190, 50)]
-    there = pool.to(device, copy=True)
+    on_device = pool.to(device, copy=True)
     compiled = torch.compile(torch_gdn.batch_copy_, fullgraph=True, backend="aot_eager")
-    compiled(there, *(x.to(device) for x in vectors(ranges)))
-    assert torch.equal(there.cpu(), copied(pool, ranges))
+    compiled(on_device, *(x.to(device) for x in vectors(ranges)))
+    assert torch.equal(on_device.cpu(), copied(pool, ranges))
 
 
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not report which kernels ran")
 def test_is_one_dispatch_that_moves_each_byte_once() -> None:
     """Threadgroups share a large range, and the host reads nothing from the device."""
     device = ready("mps")
-    there, numbers = bytes_of(2 * LARGE).to(device), [x.to(device) for x in vectors([(0, LARGE, LARGE), (0, 0, 0)])]
+    on_device, numbers = bytes_of(2 * LARGE).to(device), [x.to(device) for x in vectors([(0, LARGE, LARGE), (0, 0, 0)])]
     with profiled() as profile:
-        torch_gdn.batch_copy_(there, *numbers)
+        torch_gdn.batch_copy_(on_device, *numbers)
     (figures,) = profile.kernels.values()
     assert figures.dispatches == 1 and not profile.fallbacks
     assert figures.device_bytes_written == LARGE

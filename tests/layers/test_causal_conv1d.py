@@ -21,9 +21,9 @@ CU_SEQLENS = [0, 0, 2, 37, 37, 70]  # two are empty, one is shorter than W, and 
 
 def convolve(device: torch.device, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
     """Runs the op, asserts that its kernel ran, and returns the results on the CPU."""
-    there = [x.to(device) if isinstance(x, Tensor) else x for x in arguments]
+    on_device = [x.to(device) if isinstance(x, Tensor) else x for x in arguments]
     options = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in options.items()}
-    y, state = launched(device, "causal_conv1d", torch.ops.gdn.causal_conv1d, *there, **options)
+    y, state = launched(device, "causal_conv1d", torch.ops.gdn.causal_conv1d, *on_device, **options)
     return y.cpu(), state.cpu()
 
 
@@ -169,23 +169,23 @@ def test_any_strides(device: torch.device, T: int) -> None:
     filter_there = [weight.to(device), bias.to(device)]
     state_there = state.to(device)
     for name, view in views_of(x.to(device)).items():
-        there = torch.ops.gdn.causal_conv1d(view, *filter_there, None, state_there, True)
-        assert_same_bits(name, there[0], y)
+        on_device = torch.ops.gdn.causal_conv1d(view, *filter_there, None, state_there, True)
+        assert_same_bits(name, on_device[0], y)
         added, _ = torch.ops.gdn.causal_conv1d(x.to(device), *filter_there, view, state_there)
         assert_same_bits(f"residual, {name}", added, y + x)
-        assert_same_bits(name, there[1], final_state)
+        assert_same_bits(name, on_device[1], final_state)
     across = [
         weight.T.contiguous().T,
         bias.repeat_interleave(2)[::2],
         state.transpose(0, 2).contiguous().transpose(0, 2),
     ]
     weight_there, bias_there, state_there = (each.to(device) for each in across)
-    there = torch.ops.gdn.causal_conv1d(x.to(device), weight_there, bias_there, None, state_there, True)
-    assert_same_bits("weight and state", there[0], y)
+    on_device = torch.ops.gdn.causal_conv1d(x.to(device), weight_there, bias_there, None, state_there, True)
+    assert_same_bits("weight and state", on_device[0], y)
     odd = torch.cat([weight.new_zeros(1), weight.flatten()]).to(device)[1:].view(weight.shape)
     alone = torch.ops.gdn.causal_conv1d(x.to(device), odd)[0]
     assert_same_bits("weight at an odd offset", alone, torch.ops.gdn.causal_conv1d(x.to(device), weight.to(device))[0])
-    assert_same_bits("weight and state", there[1], final_state)
+    assert_same_bits("weight and state", on_device[1], final_state)
 
 
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not count allocated bytes")
@@ -259,8 +259,8 @@ class TestPublicFunctions:
     def test_fla_with_heads_and_a_residual(self, device: torch.device) -> None:
         """The sum with the residual is rounded once."""
         x, weight, bias, _ = inputs(6, dtype=torch.bfloat16)
-        residual, there = torch.randn(2, 6, 3, 4).bfloat16(), [each.to(device) for each in (weight, bias)]
-        y, _ = torch_gdn.causal_conv1d(x.view(2, 6, 3, 4).to(device), *there, residual=residual.to(device))
+        residual, on_device = torch.randn(2, 6, 3, 4).bfloat16(), [each.to(device) for each in (weight, bias)]
+        y, _ = torch_gdn.causal_conv1d(x.view(2, 6, 3, 4).to(device), *on_device, residual=residual.to(device))
         exact = reference.causal_conv1d(x.double(), weight.double(), bias.double())[0] + residual.view(x.shape)
         assert_close("y", y.view(x.shape), exact, BOUND[x.dtype], head_dim=2)
 

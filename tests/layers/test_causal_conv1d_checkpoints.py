@@ -38,12 +38,12 @@ def test_are_the_columns_after_those_tokens(
         "checkpoint_offsets": torch.tensor([1, tokens, 0, (tokens + 1) // 2]),
         "checkpoint_indices": torch.tensor([7, 2, 4, 9]),
     }
-    expected, there = pool.clone(), pool.to(device, copy=True)
+    expected, on_device = pool.clone(), pool.to(device, copy=True)
     reference.causal_conv1d_update_(x, weight, expected, **numbers)
     numbers = {name: value.to(device) for name, value in numbers.items()}
-    y = torch_gdn.causal_conv1d_update_(x.to(device), weight.to(device), there, **numbers)
-    assert_same_bits("pool", there, expected)
-    assert not torch.equal(there[9].cpu(), pool[9])
+    y = torch_gdn.causal_conv1d_update_(x.to(device), weight.to(device), on_device, **numbers)
+    assert_same_bits("pool", on_device, expected)
+    assert not torch.equal(on_device[9].cpu(), pool[9])
     plain = {name: numbers[name] for name in ("state_indices", "has_initial_state")}
     same = torch_gdn.causal_conv1d_update_(x.to(device), weight.to(device), pool.to(device, copy=True), **plain)
     torch.testing.assert_close(y, same)
@@ -59,11 +59,11 @@ def test_packed_sequences(device: torch.device, on_cpu: bool) -> None:
         "checkpoint_offsets": torch.tensor([17, 0, 3, 5], dtype=torch.int32),
         "checkpoint_indices": torch.tensor([7, 2, 4, 0], dtype=torch.int32),
     }
-    expected, there = pool.clone(), pool.to(device, copy=True)
+    expected, on_device = pool.clone(), pool.to(device, copy=True)
     reference.causal_conv1d_update_(x, weight, expected, null_index=0, **numbers)
     numbers = {name: value.to("cpu" if on_cpu else device) for name, value in numbers.items()}
-    torch_gdn.causal_conv1d_update_(x.to(device), weight.to(device), there, null_index=0, **numbers)
-    assert_same_bits("pool", there, expected)
+    torch_gdn.causal_conv1d_update_(x.to(device), weight.to(device), on_device, null_index=0, **numbers)
+    assert_same_bits("pool", on_device, expected)
 
 
 WRONG = [

@@ -38,8 +38,8 @@ def test_goes_on_after_what_was_accepted(device: torch.device, W: int, dtype: to
     view = expected[..., :D].transpose(1, 2) if channel_last else expected[:, :D]
     for n, slot in enumerate(slots):
         view[slot, :, : W - 2 + DRAFTS] = torch.cat([past[n, :, 1:], x[n].T], 1)
-    there = whole.to(device)
-    mine = there[..., :D].transpose(1, 2) if channel_last else there[:, :D]
+    on_device = whole.to(device)
+    mine = on_device[..., :D].transpose(1, 2) if channel_last else on_device[:, :D]
     counts = torch.tensor(accepted, device=device, dtype=torch.int32)
     with kernels_run(device, "causal_conv1d_update"):
         y = torch_gdn.causal_conv1d_update_(
@@ -47,7 +47,7 @@ def test_goes_on_after_what_was_accepted(device: torch.device, W: int, dtype: to
             activation="silu", num_accepted_tokens=counts,
         )  # fmt: skip
     assert_close("y", y, exact, {torch.float32: 3e-7, torch.bfloat16: 1.8e-3}[dtype], head_dim=2)
-    assert_same_bits("pool and what lies between slots", there, expected)
+    assert_same_bits("pool and what lies between slots", on_device, expected)
 
 
 def test_packed_sequences_with_padding(device: torch.device) -> None:
@@ -66,14 +66,14 @@ def test_packed_sequences_with_padding(device: torch.device) -> None:
             tokens.double(), weight.double(), initial_state=past.double()
         )
         expected[slot, :, : W - 2 + lengths[n]] = torch.cat([past[0, :, 1:], tokens[0].T], 1)
-    there = pool.to(device)
+    on_device = pool.to(device)
     padded = with_unwritten_rows(x.to(device), 1, slice(8, 11))
     options = {"cu_seqlens": boundaries, "num_accepted_tokens": torch.tensor(accepted)}
     options |= {"state_indices": torch.tensor(slots), "has_initial_state": torch.tensor(has_past)}
     options = {name: value.to(device) for name, value in options.items()}
-    ours = torch_gdn.causal_conv1d_update_(padded, weight.to(device), there, null_index=0, **options)
+    ours = torch_gdn.causal_conv1d_update_(padded, weight.to(device), on_device, null_index=0, **options)
     assert_close("y", ours, y, 3e-7, head_dim=2)
-    assert_same_bits("pool", there, expected)
+    assert_same_bits("pool", on_device, expected)
 
 
 def test_a_conversation_of_steps_is_a_plain_convolution(device: torch.device) -> None:
@@ -84,16 +84,16 @@ def test_a_conversation_of_steps_is_a_plain_convolution(device: torch.device) ->
     tokens, weight = torch.randn(1, 200, D), torch.randn(D, W)
     exact, _ = reference.causal_conv1d(tokens.double(), weight.double())
     pool, accepted, at = torch.full((1, D, S), torch.nan, device=device), 1, prompt
-    there, fresh = weight.to(device), torch.tensor([False], device=device)
+    on_device, fresh = weight.to(device), torch.tensor([False], device=device)
     first = tokens[:, :prompt].to(device)
-    outputs = [torch_gdn.causal_conv1d_update_(first, there, pool[..., : W - 1], has_initial_state=fresh).cpu()]
+    outputs = [torch_gdn.causal_conv1d_update_(first, on_device, pool[..., : W - 1], has_initial_state=fresh).cpu()]
     generator = torch.Generator().manual_seed(0)
     for _ in range(30):
         step = torch.randn(1, 4, D, generator=generator)
         taken = int(torch.randint(1, 5, (1,), generator=generator))
         step[:, :taken] = tokens[:, at : at + taken]
         counts = torch.tensor([accepted], device=device)
-        y = torch_gdn.causal_conv1d_update_(step.to(device), there, pool, num_accepted_tokens=counts)
+        y = torch_gdn.causal_conv1d_update_(step.to(device), on_device, pool, num_accepted_tokens=counts)
         outputs.append(y[:, :taken].cpu())
         at, accepted = at + taken, taken
     assert_close("y", torch.cat(outputs, 1), exact[:, :at], 3e-7, head_dim=2)

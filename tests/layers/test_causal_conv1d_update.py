@@ -25,11 +25,11 @@ def padded_pool(slots: int, S: int = 4, dtype: torch.dtype = torch.float32) -> T
 def update(device: torch.device, x: Tensor, weight: Tensor, pool: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     """Returns y and the updated pool on the CPU. The call's pool has the strides of `pool`."""
     whole = pool if pool._base is None else pool._base
-    there = whole.clone().to(device).as_strided(pool.shape, pool.stride(), pool.storage_offset())
+    on_device = whole.clone().to(device).as_strided(pool.shape, pool.stride(), pool.storage_offset())
     options = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in options.items()}
     with kernels_run(device, "causal_conv1d"):
-        y = torch.ops.gdn.causal_conv1d_update_(x.to(device), weight.to(device), there, **options)
-    return y.cpu(), there.cpu()
+        y = torch.ops.gdn.causal_conv1d_update_(x.to(device), weight.to(device), on_device, **options)
+    return y.cpu(), on_device.cpu()
 
 
 def check(device: torch.device, x: Tensor, weight: Tensor, pool: Tensor, **options: Any) -> None:
@@ -71,17 +71,17 @@ def test_indices_and_flags_with_strides(device: torch.device) -> None:
     x, weight, pool = torch.randn(2, 1, D), torch.randn(D, 4), torch.randn(3, D, 3)
     expected = pool.clone()
     reference.causal_conv1d_update_(x, weight, expected, indices.cpu(), flags.cpu())
-    there = pool.clone().to(device)
-    torch.ops.gdn.causal_conv1d_update_(x.to(device), weight.to(device), there, indices, flags)
-    assert_same_bits("pool", there, expected)
+    on_device = pool.clone().to(device)
+    torch.ops.gdn.causal_conv1d_update_(x.to(device), weight.to(device), on_device, indices, flags)
+    assert_same_bits("pool", on_device, expected)
 
 
 def test_indices_on_the_cpu_serve_a_tensor_on_the_device(device: torch.device) -> None:
     x, weight, pool = torch.randn(2, 1, D), torch.randn(D, 4), torch.randn(4, D, 3)
-    there = pool.clone().to(device)
-    y = torch.ops.gdn.causal_conv1d_update_(x.to(device), weight.to(device), there, torch.tensor([3, 1]))
+    on_device = pool.clone().to(device)
+    y = torch.ops.gdn.causal_conv1d_update_(x.to(device), weight.to(device), on_device, torch.tensor([3, 1]))
     expected = reference.causal_conv1d_update_(x, weight, pool, torch.tensor([3, 1]))
-    assert_same_bits("pool", there, pool)
+    assert_same_bits("pool", on_device, pool)
     assert_close("y", y, expected.double(), 5e-7, head_dim=None)
 
 
@@ -134,14 +134,14 @@ def test_without_tokens_only_a_reset_state_changes(device: torch.device) -> None
     pool = torch.randn(2, D, 4)
     expected = pool.clone()
     expected[1] = 0
-    there = pool.clone().to(device)
+    on_device = pool.clone().to(device)
     torch.ops.gdn.causal_conv1d_update_(
         torch.empty(2, 0, D, device=device),
         torch.randn(D, 4, device=device),
-        there,
+        on_device,
         has_initial_state=torch.tensor([True, False], device=device),
     )
-    assert_same_bits("pool", there, expected)
+    assert_same_bits("pool", on_device, expected)
 
 
 @on_mps()  # the CPU's checks are in tests/gdn/test_errors.py
@@ -154,15 +154,15 @@ def test_wrong_indices_on_the_device(device: torch.device, T: int, indices: list
     x, weight, pool = torch.randn(2, T, D), torch.randn(D, 4), torch.randn(3, D, 3)
     expected = pool.clone()
     reference.causal_conv1d_update_(x, weight, expected, torch.tensor([indices[0], -1]))
-    there = pool.clone().to(device)
+    on_device = pool.clone().to(device)
     y = torch.ops.gdn.causal_conv1d_update_(
-        x.to(device), weight.to(device), there, torch.tensor(indices, dtype=torch.int32).to(device)
+        x.to(device), weight.to(device), on_device, torch.tensor(indices, dtype=torch.int32).to(device)
     )
     with pytest.raises(RuntimeError, match=rf"^causal_conv1d_update_: state_indices: expected .*{words} at 1\b"):
         torch.mps.synchronize()
     torch.mps.synchronize()  # the error is reported only once
     assert torch.equal(y[1].cpu(), torch.zeros(T, D))
-    assert_same_bits("pool", there, expected)
+    assert_same_bits("pool", on_device, expected)
 
 
 def test_a_saved_pool_is_seen_to_change() -> None:
@@ -203,9 +203,9 @@ class TestPublicFunctions:
         indices = torch.tensor([2, -1], dtype=torch.int32)
         expected = states.clone()
         reference.causal_conv1d_update_(x[:, None], weight, expected, indices)
-        there = states.clone().to(device)
+        on_device = states.clone().to(device)
         y = causal_conv1d_interface.causal_conv1d_update(
-            x.to(device), there, weight.to(device), conv_state_indices=indices.to(device)
+            x.to(device), on_device, weight.to(device), conv_state_indices=indices.to(device)
         )
-        assert_same_bits("states", there, expected)
+        assert_same_bits("states", on_device, expected)
         assert torch.equal(y[1].cpu(), torch.zeros(D))

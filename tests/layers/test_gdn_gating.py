@@ -11,8 +11,8 @@ from torch_gdn import reference
 
 
 def gate(device: torch.device, *tensors: Tensor, allow_neg_eigval: bool = False) -> tuple[Tensor, Tensor]:
-    there = [each.to(device) for each in tensors]
-    g, beta = launched(device, "gdn_gating", torch_gdn.gdn_gating, *there, allow_neg_eigval=allow_neg_eigval)
+    on_device = [each.to(device) for each in tensors]
+    g, beta = launched(device, "gdn_gating", torch_gdn.gdn_gating, *on_device, allow_neg_eigval=allow_neg_eigval)
     return g.cpu(), beta.cpu()
 
 

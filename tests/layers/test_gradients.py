@@ -135,10 +135,10 @@ each_function = pytest.mark.parametrize(
 
 
 def run(case: Case, tensors: Tensors, **options: Any) -> tuple[Tensor, ...]:
-    there = next(iter(tensors.values())).device
-    options = {name: x.to(there) if isinstance(x, Tensor) else x for name, x in (case.options | options).items()}
-    found = case.function(**tensors, **options)
-    return found if isinstance(found, tuple) else (found,)
+    device = next(iter(tensors.values())).device
+    options = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in (case.options | options).items()}
+    result = case.function(**tensors, **options)
+    return result if isinstance(result, tuple) else (result,)
 
 
 def output_gradients(outputs: tuple[Tensor, ...]) -> list[Tensor]:
@@ -150,14 +150,14 @@ def gradients(case: Case, tensors: Tensors) -> Tensors:
     leaves = {name: x.detach().requires_grad_() for name, x in tensors.items()}
     outputs = run(case, leaves)
     with kernels_run(next(iter(leaves.values())).device, case.kernel):
-        found = torch.autograd.grad(outputs, list(leaves.values()), output_gradients(outputs))
-    return dict(zip(leaves, found, strict=True))
+        result = torch.autograd.grad(outputs, list(leaves.values()), output_gradients(outputs))
+    return dict(zip(leaves, result, strict=True))
 
 
 def exact_gradients(case: Case, tensors: Tensors, of_outputs: list[Tensor]) -> Tensors:
     leaves = {name: x.detach().cpu().double().requires_grad_() for name, x in tensors.items()}
-    found = case.exact(**leaves, **case.options)
-    outputs = found if isinstance(found, tuple) else (found,)
+    result = case.exact(**leaves, **case.options)
+    outputs = result if isinstance(result, tuple) else (result,)
     results = torch.autograd.grad(outputs, list(leaves.values()), [x.cpu().double() for x in of_outputs])
     return dict(zip(leaves, results, strict=True))
 
@@ -167,11 +167,11 @@ def exact_gradients(case: Case, tensors: Tensors, of_outputs: list[Tensor]) -> T
 @each_case
 def test_equals_autograd_in_float64(device: torch.device, case: Case, dtype: torch.dtype) -> None:
     tensors = case.draw(dtype, device)
-    found = gradients(case, tensors)
+    result = gradients(case, tensors)
     with torch.no_grad():
         of_outputs = output_gradients(run(case, tensors))
     exact = exact_gradients(case, tensors, of_outputs)
-    for name, x in found.items():
+    for name, x in result.items():
         assert x.dtype == dtype and x.shape == tensors[name].shape and x.device == tensors[name].device
         bound = ROUNDED[dtype] * (1 + (case.rounds_between if dtype != F32 else 0))
         assert_close(name, x.cpu(), exact[name], bound, 2 if x.dim() > 3 else None)
@@ -197,8 +197,8 @@ def test_strides_and_expanded_gradients(device: torch.device, name: str) -> None
     ones = [torch.ones_like(y) for y in run(case, leaves)]
     expected = torch.autograd.grad(run(case, leaves), list(leaves.values()), ones)
     expanded = [torch.ones((), device=device).expand(y.shape) for y in ones]
-    found = torch.autograd.grad(run(case, others), list(others.values()), expanded)
-    for key, x, y in zip(leaves, found, expected, strict=True):
+    result = torch.autograd.grad(run(case, others), list(others.values()), expanded)
+    for key, x, y in zip(leaves, result, expected, strict=True):
         assert_same_bits(key, x, y)
 
 
@@ -208,8 +208,8 @@ def test_no_tokens(device: torch.device, name: str) -> None:
     sizes = {k: (n[0], 0, *n[2:]) if len(n) > 2 else n for k, n in case.sizes.items()}
     leaves = {k: torch.randn(n, device=device).requires_grad_() for k, n in sizes.items()}
     outputs = run(case, leaves)
-    found = torch.autograd.grad(outputs, list(leaves.values()), [torch.zeros_like(y) for y in outputs])
-    for x, (k, leaf) in zip(found, leaves.items(), strict=True):
+    result = torch.autograd.grad(outputs, list(leaves.values()), [torch.zeros_like(y) for y in outputs])
+    for x, (k, leaf) in zip(result, leaves.items(), strict=True):
         assert x.shape == leaf.shape and not x.any(), k
 
 
@@ -246,8 +246,8 @@ def test_a_batch_row_has_its_gradients_alone(device: torch.device, name: str) ->
     outputs = run(case, leaves)
     with torch.no_grad():
         of_outputs = output_gradients(run(case, tensors))
-    found = torch.autograd.grad(outputs, [leaves[key] for key in inputs], [x[1:] for x in of_outputs])
-    for key, x in zip(inputs, found, strict=True):
+    result = torch.autograd.grad(outputs, [leaves[key] for key in inputs], [x[1:] for x in of_outputs])
+    for key, x in zip(inputs, result, strict=True):
         assert_same_bits(key, x, together[key][1:])
 
 
@@ -283,13 +283,13 @@ def plain_gates(A_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor) -> tuple[T
 def plain_norm(kind: str, x: Tensor, weight: Tensor, **gate: Tensor) -> Tensor:
     modeling = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
     layer = getattr(modeling, kind)(x.shape[-1], eps=1e-6)
-    found: Tensor = torch.func.functional_call(layer, {"weight": weight}, (x, *gate.values()))
-    return found
+    result: Tensor = torch.func.functional_call(layer, {"weight": weight}, (x, *gate.values()))
+    return result
 
 
 def plain_l2norm(x: Tensor) -> Tensor:
-    found: Tensor = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next").l2norm(x)
-    return found
+    result: Tensor = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next").l2norm(x)
+    return result
 
 
 PLAIN = {
@@ -306,7 +306,7 @@ def test_as_close_as_transformers_in_bfloat16(device: torch.device, name: str) -
     case, (plain, options) = CASES[name], PLAIN[name]
     case = Case(case.function, case.exact, case.sizes, case.options | options, case.kernel)
     tensors = case.draw(BF16, device)
-    found = gradients(case, tensors)
+    result = gradients(case, tensors)
     leaves = {key: x.cpu().requires_grad_() for key, x in tensors.items()}
     outputs = plain(**leaves)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
@@ -314,7 +314,7 @@ def test_as_close_as_transformers_in_bfloat16(device: torch.device, name: str) -
     theirs = torch.autograd.grad(outputs, list(leaves.values()), of_outputs)
     exact_options = {k: v for k, v in case.options.items() if k != "round_norm"}
     exact = exact_gradients(Case(case.function, case.exact, case.sizes, exact_options), tensors, of_outputs)
-    for (key, x), other in zip(found.items(), theirs, strict=True):
+    for (key, x), other in zip(result.items(), theirs, strict=True):
         ours, other_error = (relative_error(each.cpu().double(), exact[key]) for each in (x, other))
         assert ours <= 1.3 * other_error, f"{key}: {ours:.2e}, transformers {other_error:.2e}"
 
@@ -357,8 +357,8 @@ def test_vjp_checkpoint_hooks_and_retained_graphs(device: torch.device, name: st
         outputs = wrapped(*leaves)
         outputs[0].register_hook(seen.append)
         for _ in range(2):
-            found = torch.autograd.grad(outputs, leaves, output_gradients(outputs), retain_graph=True)
-            for x, y in zip(found, expected, strict=True):
+            result = torch.autograd.grad(outputs, leaves, output_gradients(outputs), retain_graph=True)
+            for x, y in zip(result, expected, strict=True):
                 assert_same_bits("gradient", x, y)
     assert len(seen) == 4
 
@@ -368,8 +368,8 @@ def test_autocast_changes_nothing(device: torch.device) -> None:
     tensors = case.draw(F32, device)
     expected = gradients(case, tensors)
     with torch.autocast(device.type, BF16):
-        found = gradients(case, tensors)
-    for key, x in found.items():
+        result = gradients(case, tensors)
+    for key, x in result.items():
         assert_same_bits(key, x, expected[key])
 
 
@@ -401,8 +401,8 @@ def test_a_row_that_is_too_long_for_mps() -> None:
     """It would need more registers than a GPU has. The norm itself takes it, and so does the CPU's gradient."""
     x = torch.ones(1, 12289, requires_grad=True)
     torch_gdn.rms_norm(x).sum().backward()
-    there = torch.ones(1, 12289, device=ready("mps"), requires_grad=True)
-    y = torch_gdn.rms_norm(there)
+    on_device = torch.ones(1, 12289, device=ready("mps"), requires_grad=True)
+    y = torch_gdn.rms_norm(on_device)
     with pytest.raises(ValueError, match="norm_bwd: x: expected a last dimension of at most 12288 on mps, got 12289"):
         y.sum().backward()
 

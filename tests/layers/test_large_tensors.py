@@ -47,8 +47,8 @@ def test_a_state_far_into_the_pool_of_causal_conv1d_update() -> None:
 
     def run(pool: Tensor, indices: list[int]) -> tuple[Tensor, Tensor]:
         pool[indices] = states.to(pool.device)
-        there = torch.tensor(indices, device=pool.device)
-        y = torch.ops.gdn.causal_conv1d_update_(x.to(pool.device), weight.to(pool.device), pool, there)
+        on_device = torch.tensor(indices, device=pool.device)
+        y = torch.ops.gdn.causal_conv1d_update_(x.to(pool.device), weight.to(pool.device), pool, on_device)
         return y.cpu(), torch.stack([pool[i].cpu() for i in indices])
 
     with sparse_memory() as device, kernels_run(device, "causal_conv1d_update"):

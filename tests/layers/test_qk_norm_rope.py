@@ -18,13 +18,13 @@ def draw(D: int, P: int, HQ: int = 4, HK: int = 2, T: int = 5, dtype: torch.dtyp
     """Returns q, k, cos, sin and the two weights, for two sequences."""
     angles = 10 * torch.randn(2, T, P)
     heads = torch.randn(2, T, HQ, D), torch.randn(2, T, HK, D)
-    found = *heads, angles.cos(), angles.sin(), torch.rand(D), torch.rand(D)
-    return tuple(x.to(dtype) for x in found)  # type: ignore[return-value]
+    result = *heads, angles.cos(), angles.sin(), torch.rand(D), torch.rand(D)
+    return tuple(x.to(dtype) for x in result)  # type: ignore[return-value]
 
 
 def compute(device: torch.device, heads: Any, **options: Any) -> tuple[Tensor, Tensor]:
-    there = [None if x is None else x.to(device) for x in heads]
-    q, k = launched(device, "qk_norm_rope", qk_norm_rope, *there, **options)
+    on_device = [None if x is None else x.to(device) for x in heads]
+    q, k = launched(device, "qk_norm_rope", qk_norm_rope, *on_device, **options)
     return q.cpu(), k.cpu()
 
 
@@ -40,8 +40,8 @@ def test_equals_the_reference(device: torch.device, dtype: torch.dtype, heads_fi
     options = {"eps": 1e-5, "heads_first": heads_first, "zero_centered": zero_centered}
     for D, P in ((256, 32), (64, 32), (512, 128), (33, 7), (20, 6)):
         heads = draw(D, P, dtype=dtype)
-        found, expected = compute(device, heads, **options), exact(heads, **options)
-        for name, x, right in zip("qk", found, expected, strict=True):
+        result, expected = compute(device, heads, **options), exact(heads, **options)
+        for name, x, right in zip("qk", result, expected, strict=True):
             assert x.dtype == dtype and x.is_contiguous()
             assert_close(f"{name} of D {D}", x, right, ROUNDING[dtype], head_dim=1 if heads_first else 2)
 
@@ -50,8 +50,8 @@ def test_without_a_norm(device: torch.device) -> None:
     """The elements that are not rotated keep their bits."""
     q, k, cos, sin, *_ = draw(64, 8, dtype=torch.bfloat16)
     heads = q, k, cos.float() * 0.7, sin.float() / 3, None, None
-    found, expected = compute(device, heads), exact(heads)
-    for name, x, right, before in zip("qk", found, expected, (q, k), strict=True):
+    result, expected = compute(device, heads), exact(heads)
+    for name, x, right, before in zip("qk", result, expected, (q, k), strict=True):
         assert_close(name, x, right, ROUNDING[torch.bfloat16])
         assert_same_bits(name, x[..., 16:], before[..., 16:])
 
@@ -68,8 +68,8 @@ def test_is_what_transformers_computes(device: torch.device) -> None:
         normed = [norm(x).transpose(1, 2) for norm, x in zip(norms, (q, k), strict=True)]
         expected = qwen.apply_rotary_pos_emb(*normed, *tables)
     halves = [table[..., :8] for table in tables]
-    found = compute(device, (q, k, *halves, q_weight, k_weight), zero_centered=True, heads_first=True)
-    for name, x, right in zip("qk", found, expected, strict=True):
+    result = compute(device, (q, k, *halves, q_weight, k_weight), zero_centered=True, heads_first=True)
+    for name, x, right in zip("qk", result, expected, strict=True):
         assert_close(name, x, right.double(), 3e-7, head_dim=1)
 
 
@@ -80,9 +80,9 @@ def test_parts_of_a_projection_and_repeated_angles(device: torch.device, size: i
     parts = q[..., 128 - size :], k[..., :size]
     angles = [x[:1].expand(2, -1, -1) for x in (cos, sin)]
     weights = q_weight[:size], k_weight[128 - size :]
-    found = launched(device, "qk_norm_rope", qk_norm_rope, *parts, *angles, *weights)
+    result = launched(device, "qk_norm_rope", qk_norm_rope, *parts, *angles, *weights)
     copies = qk_norm_rope(*(x.contiguous() for x in (*parts, *angles)), *weights)
-    for x, right in zip(found, copies, strict=True):
+    for x, right in zip(result, copies, strict=True):
         assert_close("parts", x.cpu(), right.cpu().double(), 3e-7)
 
 

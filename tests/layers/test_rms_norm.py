@@ -17,8 +17,8 @@ BOUND = {torch.float32: 3e-7, torch.bfloat16: 1.8e-3, torch.float16: 2.2e-4}
 def normalise(
     device: torch.device, x: Tensor, weight: Tensor | None, residual: Tensor | None = None, **options: Any
 ) -> tuple[Tensor, Tensor]:
-    there = [None if each is None else each.to(device) for each in (x, weight, residual)]
-    y, h = launched(device, "rms_norm", torch.ops.gdn.rms_norm, *there, **options)
+    on_device = [None if each is None else each.to(device) for each in (x, weight, residual)]
+    y, h = launched(device, "rms_norm", torch.ops.gdn.rms_norm, *on_device, **options)
     return y.cpu(), h.cpu()
 
 
@@ -95,8 +95,8 @@ def test_a_weight_of_another_dtype(device: torch.device) -> None:
 def test_the_function_has_fla_s_arguments(device: torch.device) -> None:
     x, weight, residual = (each.to(device) for each in inputs(3, 64))
     y, h = torch.ops.gdn.rms_norm(x, weight, residual, 1e-5)
-    found = torch_gdn.rms_norm(x, weight, None, residual, 1e-5, True)
-    assert torch.equal(found[0], y) and torch.equal(found[1], h)
+    result = torch_gdn.rms_norm(x, weight, None, residual, 1e-5, True)
+    assert torch.equal(result[0], y) and torch.equal(result[1], h)
     assert torch.equal(torch_gdn.rms_norm(x, weight, None, residual, 1e-5), y)
     assert torch_gdn.rms_norm(x, weight, prenorm=True)[1] is x
     with pytest.raises(ValueError, match=r"bias: expected None"):

@@ -15,8 +15,8 @@ BOUND = {torch.float32: 3e-7, torch.bfloat16: 1.8e-3, torch.float16: 2.2e-4}
 
 
 def normalise(device: torch.device, x: Tensor, g: Tensor, weight: Tensor | None, **options: Any) -> Tensor:
-    there = [None if each is None else each.to(device) for each in (x, g, weight)]
-    return launched(device, "rms_norm_gated", torch.ops.gdn.rms_norm_gated, *there, **options).cpu()
+    on_device = [None if each is None else each.to(device) for each in (x, g, weight)]
+    return launched(device, "rms_norm_gated", torch.ops.gdn.rms_norm_gated, *on_device, **options).cpu()
 
 
 def inputs(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:

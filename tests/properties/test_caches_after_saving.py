@@ -66,12 +66,12 @@ def test_a_cache_of_codes(device: torch.device, tmp_path: Path, way: str) -> Non
 @torch.no_grad()
 def next_logits(model: Any, cache: Any, *lengths: int) -> Tensor:
     """Runs the model on `lengths` more tokens at a time. A token depends on its position alone."""
-    found = []
+    result = []
     for length in lengths:
         seen = cache.get_seq_length()
         tokens = 1 + torch.arange(seen, seen + length).view(1, -1) * 7 % 60
-        found.append(model(tokens, **with_cache(cache)).logits)
-    return torch.cat(found, 1)
+        result.append(model(tokens, **with_cache(cache)).logits)
+    return torch.cat(result, 1)
 
 
 @pytest.mark.parametrize("kind", ["window", "qwen3_next"])

@@ -34,16 +34,16 @@ LEFT_OUT = {"bits", "shared_bits", "group", "chunk_size", "fused_chunk_size", "l
 
 def counts_of(entry: OpEntry[Any]) -> list[tuple[str, int | None]]:
     """Returns the point's fields that are counts, and the places in those that are several counts."""
-    found: list[tuple[str, int | None]] = []
+    result: list[tuple[str, int | None]] = []
     for each in fields(entry.small):
         value = getattr(entry.small, each.name)
         if each.name in LEFT_OUT:
             continue
         if type(value) is int:
-            found.append((each.name, None))
+            result.append((each.name, None))
         elif isinstance(value, tuple):
-            found += [(each.name, i) for i in range(len(value))]
-    return found
+            result += [(each.name, i) for i in range(len(value))]
+    return result
 
 
 def with_count(point: Any, field: str, place: int | None, count: int) -> Any:

@@ -72,16 +72,16 @@ def test_values_at_the_ends_of_the_exponents(device: torch.device, op: str, dtyp
             call["out"] = torch.zeros_like(call["out"])  # rows of padding must not differ by chance
 
         def outputs(factor: float, call: Call = call, names: list[str] = names, point: Point = point) -> Named:
-            there = to_device(call | {name: call[name] * factor for name in names}, device)
-            return {name: x.cpu() for name, x in entry.outputs(there, entry.run(there, point)).items()}
+            on_device = to_device(call | {name: call[name] * factor for name in names}, device)
+            return {name: x.cpu() for name, x in entry.outputs(on_device, entry.run(on_device, point)).items()}
 
-        found = outputs(1.0)
-        largest = max(x.float().nan_to_num().abs().max().item() for x in (*found.values(), *(call[n] for n in names)))
+        result = outputs(1.0)
+        largest = max(x.float().nan_to_num().abs().max().item() for x in (*result.values(), *(call[n] for n in names)))
         up, down = factors(dtype, largest)
         runs = {factor: outputs(factor) for factor in (up, down)}
-        changed = [name for name, x in runs[up].items() if not torch.equal(x, found[name])]
+        changed = [name for name, x in runs[up].items() if not torch.equal(x, result[name])]
         for factor, name in itertools.product((up, down), changed):
-            x, expected = runs[factor][name].double(), found[name].double() * factor
+            x, expected = runs[factor][name].double(), result[name].double() * factor
             smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps  # v is rounded to it
             terms = 64 if op.endswith("_bwd") else 4  # a gradient of k sums over the columns of v
             assert ((x - expected).abs() <= terms * smallest * max(factor, 1.0)).all(), name
@@ -99,10 +99,10 @@ def test_no_tokens(device: torch.device, op: str) -> None:
     for algorithm in algorithms_of(op) if has_algorithms else (None,):
         each = replace(entry.small, tokens=0, **({"algorithm": algorithm} if has_algorithms else {}))
         call = entry.call(each)
-        exact, there = entry.exact_outputs(call), to_device(call, device)
-        found = entry.outputs(there, entry.run(there, each))
-        assert {name: x.shape for name, x in found.items()} == {name: x.shape for name, x in exact.items()}
-        for name, x in found.items():
+        exact, on_device = entry.exact_outputs(call), to_device(call, device)
+        result = entry.outputs(on_device, entry.run(on_device, each))
+        assert {name: x.shape for name, x in result.items()} == {name: x.shape for name, x in exact.items()}
+        for name, x in result.items():
             assert torch.equal(x.cpu().to(exact[name].dtype), exact[name]), name
 
 
@@ -113,8 +113,8 @@ def test_nan_is_where_float64_has_it(device: torch.device, op: str) -> None:
     call = entry.smallest()
 
     def outputs(call: Call) -> Named:
-        there = to_device(call, device)
-        return {name: x.cpu() for name, x in entry.outputs(there, entry.run(there)).items()}
+        on_device = to_device(call, device)
+        return {name: x.cpu() for name, x in entry.outputs(on_device, entry.run(on_device)).items()}
 
     before = outputs(call)
     for name in [name for name in tensors_of(call) if call[name].is_floating_point() and call[name].dim() > 2]:

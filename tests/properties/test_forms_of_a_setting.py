@@ -42,8 +42,8 @@ def test_a_path(variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for value, path in (("~/a", tmp_path / "home" / "a"), (str(tmp_path / "b"), tmp_path / "b"), ("c", tmp_path / "c")):
         monkeypatch.setenv(variable, value)
-        found = place()
-        assert found is not None and found.absolute() == path
+        result = place()
+        assert result is not None and result.absolute() == path
     default = tmp_path / "home" / otherwise if otherwise else None
     monkeypatch.setenv(variable, "")
     assert place() == (None if variable == tuning_cache.VARIABLE else default)

@@ -55,9 +55,9 @@ def test_gates(device: torch.device, op: str) -> None:
     for name in {"a", "b", "g"} & call.keys():
         call[name] = values.view(-1, 1).expand(-1, 4).reshape(call[name].shape).contiguous()
     for options in ({}, {"lower_bound": -5.0}) if "lower_bound" in entry.arguments else ({},):
-        there = to_device(call | options, device)
+        on_device = to_device(call | options, device)
         exact = entry.exact_outputs(call | options)
-        for name, x in entry.outputs(there, entry.run(there)).items():
+        for name, x in entry.outputs(on_device, entry.run(on_device)).items():
             least = LEAST * call["A_log"].double().exp().clamp(min=1)  # exp(A_log) scales the smallest softplus
             more = 2 * 104 * 2**-24 if options else 0.0  # the error of exp(x) with a rounded x down to -104
             assert_near(name, x.reshape(-1, 4, 1), exact[name].reshape(-1, 4, 1), least, more)
@@ -110,9 +110,9 @@ def test_rows_around_eps(device: torch.device, op: str) -> None:
             )
         if "residual" in call:
             call["residual"] = torch.zeros_like(call["residual"])
-        there = to_device(call, device)
+        on_device = to_device(call, device)
         exact = entry.exact_outputs(call)
-        for name, x in entry.outputs(there, entry.run(there)).items():
+        for name, x in entry.outputs(on_device, entry.run(on_device)).items():
             rows = (*exact[name].shape, 1) if name == "rstd" else exact[name].shape  # a row has one factor
             assert_near(name, x.view(rows), exact[name].view(rows))
 

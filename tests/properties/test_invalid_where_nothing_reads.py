@@ -22,23 +22,23 @@ BLOCK = 8
 
 
 def refuses(entry: OpEntry[Any], point: Any, call: Call, device: torch.device, argument: str) -> None:
-    there = to_device(call, device)
+    on_device = to_device(call, device)
     match = f"^{entry.name}: {argument}: expected "
     if device.type == "cpu":
         with pytest.raises(ValueError, match=match):
-            entry.run(there, point)
+            entry.run(on_device, point)
         return
-    entry.run(there, point)
+    entry.run(on_device, point)
     with pytest.raises(RuntimeError, match=match):
         torch.mps.synchronize()
 
 
 def outputs(entry: OpEntry[Any], point: Any, call: Call, device: torch.device) -> dict[str, Tensor]:
-    there = to_device(call, device)
-    found = entry.outputs(there, entry.run(there, point))
+    on_device = to_device(call, device)
+    result = entry.outputs(on_device, entry.run(on_device, point))
     if device.type == "mps":
         torch.mps.synchronize()
-    return {name: x.cpu() for name, x in found.items()}
+    return {name: x.cpu() for name, x in result.items()}
 
 
 def read_columns(queries: int, keys: int, window: int) -> range:
@@ -87,14 +87,14 @@ def test_states(device: torch.device, op: str, tokens: int) -> None:
     unread = [count - 1, 2, *set(range(count)) - set(indices.tolist())]
     expected = outputs(entry, point, call, device)
     spoilt = call | {name: call[name].index_fill(0, torch.tensor(unread), torch.nan) for name in pools}
-    found = outputs(entry, point, spoilt, device)
+    result = outputs(entry, point, spoilt, device)
     kept = [slot for slot in range(count) if slot in indices.tolist()]
-    for name, x in found.items():
+    for name, x in result.items():
         same = (x[kept], expected[name][kept]) if name in pools else (x, expected[name])
         assert_same_bits(name, *same)
     read = call | {name: call[name].index_fill(0, torch.tensor([1]), torch.nan) for name in pools}
-    found = outputs(entry, point, read, device)
-    for name, x in found.items():
+    result = outputs(entry, point, read, device)
+    for name, x in result.items():
         others = [0, 2, count - 1] if name in pools else [0, 1, 2]
         assert name in pools or x[3].isnan().any()
         assert_same_bits(name, x[others], expected[name][others])

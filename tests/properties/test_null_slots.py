@@ -80,16 +80,16 @@ def test_rows_that_are_partly_null(device: torch.device, op: str, null: int) -> 
         call = step_of(entry, null, accepted)
         call = twice(call) if accepted == 2 else call
         o, pool = token_by_token(entry, call)
-        there = to_device(call, device)
-        found = entry.run(there)
+        on_device = to_device(call, device)
+        result = entry.run(on_device)
         if device.type == "mps":
             torch.mps.synchronize()
         absent = [n for n, row in enumerate(call["state_indices"].tolist()) if row[accepted - 1] <= call["null_index"]]
-        assert absent and (found[absent] == 0).all()
-        assert_close("o", found, o, BOUND)
-        assert_close("state_pool", there["state_pool"], pool, BOUND, head_dim=1)
+        assert absent and (result[absent] == 0).all()
+        assert_close("o", result, o, BOUND)
+        assert_close("state_pool", on_device["state_pool"], pool, BOUND, head_dim=1)
         untouched = [s for s in range(len(pool)) if torch.equal(pool[s], call["state_pool"][s].double())]
-        assert_same_bits("other slots", there["state_pool"][untouched], call["state_pool"][untouched])
+        assert_same_bits("other slots", on_device["state_pool"][untouched], call["state_pool"][untouched])
 
 
 @pytest.mark.parametrize("op", [*STEPPED, "gdn_decode_"])
@@ -100,11 +100,11 @@ def test_a_count_of_more_columns_than_there_are_is_reported(op: str) -> None:
         call = entry.call(replace(entry.small, K=16, V=8, H=1, HV=1, batch=2, tokens=1))
         call |= {"state_indices": torch.arange(1, 2 * columns + 1).view(2, columns)}
         call |= {"num_accepted_tokens": torch.tensor([1, wrong])}
-        there = to_device(call, device)
-        entry.run(there)
+        on_device = to_device(call, device)
+        entry.run(on_device)
         with pytest.raises(RuntimeError, match=rf"^{op}: num_accepted_tokens: expected counts .*, got {wrong} at 1"):
             torch.mps.synchronize()
-        assert_same_bits("a slot of no sequence", there["state_pool"][0], call["state_pool"][0])
+        assert_same_bits("a slot of no sequence", on_device["state_pool"][0], call["state_pool"][0])
 
 
 def twice(call: Call) -> Call:
@@ -125,9 +125,9 @@ def test_every_number_at_and_below_null_index_is_null(device: torch.device, op: 
     call["has_initial_state"] = torch.tensor([True, True, False, False, True, True])
     as_minus_one = call | {"state_indices": torch.tensor([-1, 4, -1, 2, -1, -1]), "null_index": -1}
     assert_exact(entry, entry.small, as_minus_one, device)
-    there, other = to_device(call, device), to_device(as_minus_one, device)
-    for found, expected in zip(*(entry.outputs(x, entry.run(x)).values() for x in (there, other)), strict=True):
-        assert_same_bits(op, found, expected)
+    on_device, other = to_device(call, device), to_device(as_minus_one, device)
+    for result, expected in zip(*(entry.outputs(x, entry.run(x)).values() for x in (on_device, other)), strict=True):
+        assert_same_bits(op, result, expected)
 
 
 @pytest.mark.parametrize("op", KEEPING)
@@ -143,10 +143,10 @@ def test_what_a_checkpoint_of_no_tokens_points_at_is_not_looked_at(device: torch
     plain, kept = to_device(call, device), to_device(call | checkpoints, device)
     expected = entry.outputs(plain, entry.run(plain))
     expected["state_pool"][[0, 7]] = expected["state_pool"][[2, 6]]  # a checkpoint after all tokens is the final state
-    found = entry.outputs(kept, entry.run(kept))
+    result = entry.outputs(kept, entry.run(kept))
     if device.type == "mps":
         torch.mps.synchronize()
-    for name, x in found.items():
+    for name, x in result.items():
         assert_same_bits(name, x, expected[name])
 
 

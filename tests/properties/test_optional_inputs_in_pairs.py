@@ -84,7 +84,7 @@ def of_the_rule(name: str, call: Call) -> Tensor:
 
 def factors_of(entry: OpEntry[Any], call: Call) -> dict[str, list[Any]]:
     """Returns both values of each option: absent or the default, and the call's or another one."""
-    found: dict[str, list[Any]] = {}
+    result: dict[str, list[Any]] = {}
     for each in entry.overload._schema.arguments:
         if not each.has_default_value() or each.name in OF_SHAPES or each.name.endswith("dtype"):
             continue
@@ -92,10 +92,10 @@ def factors_of(entry: OpEntry[Any], call: Call) -> dict[str, list[Any]]:
             value = call[each.name]
             default = ABSENT if value is None or isinstance(value, Tensor) else each.default_value
             default = 0 if each.name in OF_ROWS else default
-            found[each.name] = [value, not value if isinstance(value, bool) else default]
+            result[each.name] = [value, not value if isinstance(value, bool) else default]
         elif (value := value_of(each.name, str(each.type), call)) is not ABSENT:
-            found[each.name] = [ABSENT, value]
-    return found
+            result[each.name] = [ABSENT, value]
+    return result
 
 
 def refused(entry: OpEntry[Any], call: Call) -> str:

@@ -73,15 +73,15 @@ def test_tracking_in_a_pool_that_is_a_view(device: torch.device, offset: int) ->
         whole = torch.randn(shape[0] + offset, shape[1] + offset, *shape[2:])
         expected = whole.clone()
         expected[offset:, offset:][:, 4] = whole[offset:, offset:][:, 1]
-        there = whole.to(device)
-        pool, other = there[offset:, offset:], torch.zeros(2, 6, 4, device=device)
+        on_device = whole.to(device)
+        pool, other = on_device[offset:, offset:], torch.zeros(2, 6, 4, device=device)
         indices = [torch.tensor([n], device=device) for n in (1, 4)]
         mask = torch.tensor([True], device=device)
         tracking.track_all_layers(pool, other, indices[0], mask, indices[1], batch_size=1)
-        assert_same_bits("pool", there, expected)
+        assert_same_bits("pool", on_device, expected)
         tracking.track_one_layer(pool[1], other[1], indices[1], mask, indices[0] * 0 + 5, batch_size=1)
         expected[offset:, offset:][1, 5] = expected[offset:, offset:][1, 4]
-        assert_same_bits("pool", there, expected)
+        assert_same_bits("pool", on_device, expected)
 
 
 def test_seeds_that_differ_above_31_bits(device: torch.device) -> None:

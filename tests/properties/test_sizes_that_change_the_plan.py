@@ -30,8 +30,8 @@ PREFILLS = [(op, each) for op in KEEPING if "K" in fields_of(REGISTRY[op]) for e
 
 def part_of(call: Call, n: int, tokens: int) -> Call:
     """Returns the call with the first tokens of one sequence."""
-    found = {name: x[n : n + 1, :tokens] if name in ("q", "k", "v", "g", "beta") else x for name, x in call.items()}
-    return found | {name: call[name][n : n + 1] for name in ("state_indices", "has_initial_state")}
+    result = {name: x[n : n + 1, :tokens] if name in ("q", "k", "v", "g", "beta") else x for name, x in call.items()}
+    return result | {name: call[name][n : n + 1] for name in ("state_indices", "has_initial_state")}
 
 
 def checkpoints_are_exact(entry: OpEntry[Any], point: Any, device: torch.device) -> None:
@@ -41,8 +41,8 @@ def checkpoints_are_exact(entry: OpEntry[Any], point: Any, device: torch.device)
     call = entry.call(point)
     call |= {"state_indices": torch.tensor([3, 0]), "has_initial_state": torch.tensor([True, True])}
     numbers = {"checkpoint_offsets": torch.tensor(ENDS), "checkpoint_indices": torch.tensor([1, 4])}
-    there, expected = to_device(call | numbers, device), to_device(call, device)
-    entry.run(there, point)
+    on_device, expected = to_device(call | numbers, device), to_device(call, device)
+    entry.run(on_device, point)
     entry.run(expected, point)
     pool = expected["state_pool"]
     for n, (tokens, slot) in enumerate(zip(ENDS, (1, 4), strict=True)):
@@ -51,7 +51,7 @@ def checkpoints_are_exact(entry: OpEntry[Any], point: Any, device: torch.device)
         alone = to_device(part, device)
         entry.run(alone, point)
         pool[slot] = alone["state_pool"][int(call["state_indices"][n])]
-    assert_same_bits("state_pool", there["state_pool"], pool)
+    assert_same_bits("state_pool", on_device["state_pool"], pool)
 
 
 @pytest.mark.sweep(5)
@@ -71,9 +71,9 @@ def test_states_of_drafts(device: torch.device, op: str, K: int, V: int) -> None
     entry = REGISTRY[op]
     call = step_of(replace(entry, small=replace(entry.small, K=K, V=V, H=1, HV=1)), -1, 2)
     o, pool = token_by_token(entry, call)
-    there = to_device(call, device)
-    assert_close("o", entry.run(there), o, BOUND)
-    assert_close("state_pool", there["state_pool"], pool, BOUND, head_dim=1)
+    on_device = to_device(call, device)
+    assert_close("o", entry.run(on_device), o, BOUND)
+    assert_close("state_pool", on_device["state_pool"], pool, BOUND, head_dim=1)
 
 
 CONVOLUTIONS = [op for op, entry in REGISTRY.items() if {"W", "by_channel"} <= fields_of(entry)]

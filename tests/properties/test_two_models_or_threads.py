@@ -44,10 +44,10 @@ def test_two_threads_that_run_every_op(device: torch.device) -> None:
         return {key: x.cpu() for key, x in entry.outputs(call, entry.run(call)).items()}
 
     expected = [{name: run(name, seed) for name in names} for seed in range(2)]
-    found = in_two_threads(lambda seed: {name: run(name, seed) for name in (names, names[::-1])[seed]})
+    result = in_two_threads(lambda seed: {name: run(name, seed) for name in (names, names[::-1])[seed]})
     for seed, name in ((seed, name) for seed in range(2) for name in names):
         for key, x in expected[seed][name].items():
-            assert_same_bits(f"{name}: {key}", found[seed][name][key], x)
+            assert_same_bits(f"{name}: {key}", result[seed][name][key], x)
 
 
 @pytest.mark.usefixtures("switched_off")
@@ -90,9 +90,9 @@ def test_two_caches_of_two_models() -> None:
     models = [model_of("window"), model_of("qwen3")]
     expected = [next_logits(model, aura_cache(model, "8v4"), 6, 1, 3, 1, 2) for model in models]
     caches = [(model, aura_cache(model, "8v4")) for model in models for _ in range(2)]
-    found: list[list[Any]] = [[] for _ in caches]
+    result: list[list[Any]] = [[] for _ in caches]
     for length in (6, 1, 3, 1, 2):
-        for (model, cache), logits in zip(caches, found, strict=True):
+        for (model, cache), logits in zip(caches, result, strict=True):
             logits.append(next_logits(model, cache, length))
-    for n, logits in enumerate(found):
+    for n, logits in enumerate(result):
         assert_same_bits("logits", torch.cat(logits, 1), expected[n // 2])

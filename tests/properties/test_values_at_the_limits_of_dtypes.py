@@ -130,11 +130,11 @@ def assert_values(entry: OpEntry[Any], point: Any, changed: Call, what: str, dev
     exact = entry.exact_outputs(changed)
     allowed = entry.bound(point, changed, exact)
     for device in devices:
-        found = attempt(entry, point, changed, device)
-        assert not isinstance(found, str), found
-        assert found.keys() == exact.keys()
+        result = attempt(entry, point, changed, device)
+        assert not isinstance(result, str), result
+        assert result.keys() == exact.keys()
         distances: Named = {}
-        for output, x in found.items():
+        for output, x in result.items():
             bound = allowed.get(output, bounds.ROUNDING.get(x.dtype, 0.0))
             if wrong(output, x, exact[output], bound, None):
                 distances = distances or moved(entry, changed, exact)

@@ -26,8 +26,8 @@ POINT = QuantizedPoint(F32, bits=8, e4m3=True)
 
 
 def run(device: torch.device, op: str, call: Call, kernel: str | None = None) -> Tensor:
-    found: Tensor = launched(device, kernel or op, getattr(torch.ops.gdn, op), **to_device(call, device))
-    return found
+    result: Tensor = launched(device, kernel or op, getattr(torch.ops.gdn, op), **to_device(call, device))
+    return result
 
 
 def assert_exact(device: torch.device, point: QuantizedPoint) -> None:
@@ -110,9 +110,11 @@ MIXED = [
 def test_experts(device: torch.device, op: str, point: ExpertPoint) -> None:
     for T in (1, 6, 35):
         call = EXPERTS[op](replace(point, T=T))
-        found = getattr(torch.ops.gdn, op)(**to_device(call, device))
+        result = getattr(torch.ops.gdn, op)(**to_device(call, device))
         exact = getattr(reference, op)(**{name: doubled(x) for name, x in call.items()})
-        for x, expected in zip(*(each if isinstance(each, tuple) else (each,) for each in (found, exact)), strict=True):
+        for x, expected in zip(
+            *(each if isinstance(each, tuple) else (each,) for each in (result, exact)), strict=True
+        ):
             if expected is not None:
                 assert_close(f"{op} of {T} tokens", x.cpu(), expected, BOUND[point.dtype], head_dim=None)
     none = {name: x[:0] if name in OF_TOKENS else x for name, x in call.items()}

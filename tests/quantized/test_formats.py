@@ -33,11 +33,11 @@ N, K, GROUP = 32, 64, 32
 
 @pytest.fixture(scope="module")
 def layers() -> dict[str, dict[str, Tensor]]:
-    found: dict[str, dict[str, Tensor]] = {}
+    result: dict[str, dict[str, Tensor]] = {}
     for name, x in load_file(RECORDED).items():
         layer, tensor = name.split(".")
-        found.setdefault(layer, {})[tensor] = x
-    return found
+        result.setdefault(layer, {})[tensor] = x
+    return result
 
 
 def convert(layer: str, tensors: dict[str, Tensor]) -> PackedWeight:
@@ -197,7 +197,7 @@ def test_stack_of_unlike_scales_is_float32(layers: dict[str, dict[str, Tensor]])
     both = stack(weights)
     assert both.dtypes == (torch.float32, torch.float32)
     assert all(
-        torch.equal(found, weight.dequantize()) for found, weight in zip(both.dequantize(), weights, strict=True)
+        torch.equal(result, weight.dequantize()) for result, weight in zip(both.dequantize(), weights, strict=True)
     )
 
 

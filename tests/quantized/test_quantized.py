@@ -160,8 +160,10 @@ def test_packed_experts(device: torch.device, op: str, point: ExpertPoint) -> No
     for T in (0, 1, 6, 35):
         call = EXPERTS[op](replace(point, T=max(T, 1)))
         call = {name: x[:T] if name in OF_TOKENS else x for name, x in call.items()}
-        found = getattr(torch.ops.gdn, op)(**to_device(call, device))
+        result = getattr(torch.ops.gdn, op)(**to_device(call, device))
         exact = getattr(reference, op)(**{name: doubled(x) for name, x in call.items()})
-        for x, expected in zip(*(each if isinstance(each, tuple) else (each,) for each in (found, exact)), strict=True):
+        for x, expected in zip(
+            *(each if isinstance(each, tuple) else (each,) for each in (result, exact)), strict=True
+        ):
             if expected is not None:
                 assert_close(f"{op} of {T} tokens", x.cpu(), expected, BOUND[point.dtype], head_dim=None)

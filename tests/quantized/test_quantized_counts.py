@@ -16,9 +16,9 @@ BF16 = torch.bfloat16
 
 
 def counted(op: str, call: Call) -> dict[str, Any]:
-    there = to_device(call, ready("mps"))
+    on_device = to_device(call, ready("mps"))
     with profiled(detailed=True) as profile:
-        getattr(torch.ops.gdn, op)(**there)
+        getattr(torch.ops.gdn, op)(**on_device)
     return dict(profile.kernels)
 
 

@@ -111,13 +111,13 @@ def test_all_calls_are_repeated_where_the_rounds_of_one_disagree(disturbed: str)
     """A ratio needs rounds that were made in turn, so no time of a disturbed attempt is used."""
     first = {"a": [0.5, 0.5], "b": [0.5, 0.5]} | {disturbed: DISTURBED}
     second = {"a": STEADY, "b": [x * 2 for x in STEADY]}
-    found = steadiest(attempts_of(first, second))
-    assert found == {"a": (1.0, 1.1, True), "b": (2.0, 2.2, True)}
+    result = steadiest(attempts_of(first, second))
+    assert result == {"a": (1.0, 1.1, True), "b": (2.0, 2.2, True)}
 
 
 def test_of_disturbed_attempts_the_calmest_is_marked() -> None:
-    found = steadiest(iter([{"a": WORSE, "b": STEADY}, {"a": DISTURBED, "b": STEADY}, {"a": STEADY, "b": WORSE}]))
-    assert found == {"a": (1.0, 1.21, False), "b": (1.0, 1.1, True)}
+    result = steadiest(iter([{"a": WORSE, "b": STEADY}, {"a": DISTURBED, "b": STEADY}, {"a": STEADY, "b": WORSE}]))
+    assert result == {"a": (1.0, 1.21, False), "b": (1.0, 1.1, True)}
 
 
 @pytest.mark.parametrize(("attempts", "expected"), [(2, (1.0, 1.5, False)), (3, (4.0, 4.0, True))])
@@ -186,11 +186,15 @@ def test_a_small_model_is_as_exact_enabled_and_each_part_has_a_share(monkeypatch
 def test_only_what_is_right_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     def prepare(case: Case, device: torch.device) -> Prepared:
         """Uses the head grouping of GGUF, which is plausible, but wrong here."""
-        there = case.to(device)
+        on_device = case.to(device)
 
         def call() -> tuple[Tensor, Tensor]:
             return torch.ops.gdn.chunk_gated_delta_rule(
-                *there.qkv, there.g, there.beta, initial_state=there.initial_state, head_grouping="tiled"
+                *on_device.qkv,
+                on_device.g,
+                on_device.beta,
+                initial_state=on_device.initial_state,
+                head_grouping="tiled",
             )[:2]
 
         return Prepared(call, call)

@@ -81,17 +81,17 @@ def test_generate_takes_requests_in_the_order_of_their_submission() -> None:
 
 
 def test_statistics_by_hand() -> None:
-    found = serving.measured([ANSWER], tokens=3)
-    assert (found.requests, found.tokens, found.seconds) == (2, 6, 4.0)
-    assert found.first == [0.5, 2.0] and found.between == pytest.approx([0.1, 0.3, 0.2, 0.1])
+    result = serving.measured([ANSWER], tokens=3)
+    assert (result.requests, result.tokens, result.seconds) == (2, 6, 4.0)
+    assert result.first == [0.5, 2.0] and result.between == pytest.approx([0.1, 0.3, 0.2, 0.1])
     expected = {"first token": 1.25, "first token, p95": 2.0, "between tokens": 0.15, "between tokens, p95": 0.3}
-    assert found.latencies == pytest.approx(expected)
+    assert result.latencies == pytest.approx(expected)
 
 
 def test_rounds_are_one_measurement() -> None:
-    found = serving.measured([ANSWER, ANSWER], tokens=3)
-    assert (found.requests, found.tokens, found.seconds) == (4, 12, 8.0)
-    assert len(found.first) == 4 and len(found.between) == 8
+    result = serving.measured([ANSWER, ANSWER], tokens=3)
+    assert (result.requests, result.tokens, result.seconds) == (4, 12, 8.0)
+    assert len(result.first) == 4 and len(result.between) == 8
 
 
 def test_p95_leaves_a_twentieth_above() -> None:
@@ -126,10 +126,10 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[Row]:
         return {"submitted": [0.0] * count, "arrived": arrived, "seconds": scale * 8}
 
     monkeypatch.setattr(serving, "ask", ask)
-    found = [row for clients in (1, 2) for row in serving.run(clients, True, CEILINGS, 6.0)]
+    result = [row for clients in (1, 2) for row in serving.run(clients, True, CEILINGS, 6.0)]
     first_round, second_round = [*serving.CONTENDERS], ["vLLM, torch_gdn"]  # 4 seconds are too short
     assert asked == 2 * (first_round + second_round)
-    return found
+    return result
 
 
 def test_rows_of_a_run(rows: list[Row]) -> None:

@@ -129,8 +129,8 @@ def test_every_text_names_commands_as_the_page_does() -> None:
     texts = {file: file.read_text() for file in [root / "README.md", *files] if file.suffix in (".py", ".md", ".yml")}
     names = "|".join(COMMANDS)
     module = re.compile(rf"-m torch_gdn\.(?:{names})\b(?!\.\w)|[\"`\u0020]torch_gdn\.(?:{names})[`:]|vllm\.serve:")
-    found = {str(file.relative_to(root)): module.findall(text) for file, text in texts.items()}
-    assert {name: words for name, words in found.items() if words} == {}
+    result = {str(file.relative_to(root)): module.findall(text) for file, text in texts.items()}
+    assert {name: words for name, words in result.items() if words} == {}
 
 
 def test_a_reader_that_ends_first_is_no_error() -> None:

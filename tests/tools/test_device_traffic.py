@@ -41,7 +41,7 @@ def test_a_decoding_step_moves_its_state_once(K: int, V: int, state_v_first: boo
     case = make_case(1, K, V, H=1, HV=2, dtype=bfloat16)
     if state_v_first and case.initial_state is not None:
         case.initial_state = case.initial_state.mT.contiguous()
-    there = case.to(device)
+    on_device = case.to(device)
     gates: dict[str, Any] = {
         "use_gate_in_kernel": True,
         "A_log": torch.zeros(2, device=device),
@@ -49,7 +49,7 @@ def test_a_decoding_step_moves_its_state_once(K: int, V: int, state_v_first: boo
     }
     with profiled(detailed=True) as profile:
         torch_gdn.fused_recurrent_gated_delta_rule(
-            *there.qkv, **there.options, **gates, state_v_first=state_v_first, use_qk_l2norm_in_kernel=True
+            *on_device.qkv, **on_device.options, **gates, state_v_first=state_v_first, use_qk_l2norm_in_kernel=True
         )
     figures = only_kernel(profile)
     state, rows, gate_bytes = 2 * 2 * K * V * 4, 2 * (2 * K + 2 * V + 2 * V), 3 * 2 * 4
@@ -101,16 +101,16 @@ def test_no_op_copies_or_waits(op: str) -> None:
             {name: apart(x.int().to(device)) for name, x in indices.items()},
             on_host,
         ):
-            there = to_device(call, device) | given
+            on_device = to_device(call, device) | given
             torch.mps.synchronize()
             with profiled() as profile:
-                results = entry.run(there)
+                results = entry.run(on_device)
                 for x in on_host.values() if given is on_host else ():
                     x.fill_(-(2**30))  # the op must have read them already
             zeroed = profile.fallbacks.pop("aten::zero_", 0)  # here the CPU does it, and waits; on a Mac the GPU does
             assert (profile.copies, profile.waits, profile.fallbacks) == ({}, zeroed, {}), str(profile)
-            found = entry.outputs(there, results)
-            for name, x in found.items():
+            result = entry.outputs(on_device, results)
+            for name, x in result.items():
                 assert_same_bits(name, x, expected.setdefault(name, x))
 
 
@@ -147,12 +147,12 @@ def test_setbytes_passes_indices_of_the_host_up_to_metals_limit(slots: int, copi
     indices = torch.randperm(slots)
     expected = pool.clone()
     y = torch_gdn.causal_conv1d_update_(x, weight, expected, indices)
-    there = [each.to(device) for each in (x, weight, pool)]
+    on_device = [each.to(device) for each in (x, weight, pool)]
     with profiled() as profile:
-        found = torch_gdn.causal_conv1d_update_(*there, indices)
+        result = torch_gdn.causal_conv1d_update_(*on_device, indices)
     assert profile.copies == copies and profile.waits == len(copies)
-    torch.testing.assert_close(found.cpu(), y)
-    torch.testing.assert_close(there[-1].cpu(), expected, rtol=0, atol=0)
+    torch.testing.assert_close(result.cpu(), y)
+    torch.testing.assert_close(on_device[-1].cpu(), expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("sequences", [3, 12], ids=["each threadgroup searches", "one launch searches"])
@@ -163,7 +163,7 @@ def test_slots_in_a_part_of_a_table_are_not_copied(columns: slice, sequences: in
     case = make_case(3, 32, 32, B=sequences, H=1, HV=2).to(device)
     table = (torch.randperm(5 * sequences) + 1).view(sequences, 5).int().to(device)
     part, pool = table[:, columns], torch.randn(5 * sequences + 1, 2, 32, 32).to(device)
-    found = []
+    result = []
     for indices in (part.contiguous(), part):
         states = pool.clone()
         torch.mps.synchronize()
@@ -172,6 +172,6 @@ def test_slots_in_a_part_of_a_table_are_not_copied(columns: slice, sequences: in
         launched = ["locate_slots_4"] * (part.numel() > 32)
         assert [name for name in profile.kernels if not name.startswith("fused_recurrent")] == launched
         assert (profile.copies, profile.waits, profile.fallbacks) == ({}, 0, {}), str(profile)
-        found.append((o, states))
-    for name, expected, x in zip(("o", "state_pool"), *found, strict=True):
+        result.append((o, states))
+    for name, expected, x in zip(("o", "state_pool"), *result, strict=True):
         assert_same_bits(name, x, expected)

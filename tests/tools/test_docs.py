@@ -160,11 +160,11 @@ def test_adding_an_op_lists_the_files_of_the_example() -> None:
     listed = subprocess.run(["git", "grep", "-lwE", words], cwd=ROOT, text=True, capture_output=True, check=False)
     if listed.returncode != 0:
         pytest.skip("not a git checkout (a source distribution, say): nothing to compare with")
-    found = {path for path in listed.stdout.split() if not RECORDED.match(path)}
+    result = {path for path in listed.stdout.split() if not RECORDED.match(path)}
     tables = re.findall(r"(?:^\| `[^`]+` \| .*\n)+", page, flags=re.MULTILINE)
     written, edited, calling = (set(re.findall(r"^\| `([^`]+)`", table, flags=re.MULTILINE)) for table in tables)
-    assert written == {path for path in found if Path(path).stem.removeprefix("test_") == example}
-    assert edited | calling == found - written
+    assert written == {path for path in result if Path(path).stem.removeprefix("test_") == example}
+    assert edited | calling == result - written
     included = set(re.findall(r"\{literalinclude\} \.\./(\S+)", page))
     families = ("torch_gdn/ops", "torch_gdn/reference", "check/torch_gdn_check/registry")
     assert included == written | {f"{folder}/layers.py" for folder in families}

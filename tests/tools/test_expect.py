@@ -90,7 +90,7 @@ def test_launches_are_those_that_another_test_counts(model: str) -> None:
 
     text = fits.text_of(configuration(model))
     parts = {name: sum(operators.values()) for name, operators in COUNTED[model]["decode"].items()}
-    layers = {name: int(found[0]) if (found := re.findall(r"^\d+", name)) else 1 for name in parts}
+    layers = {name: int(result[0]) if (result := re.findall(r"^\d+", name)) else 1 for name in parts}
     counted = expect.LAUNCHES[type(text).__name__]
     linear, full = fits.layers(text, "linear_attention"), fits.layers(text, "full_attention")
     assert counted.once + linear * counted.linear_layer + full * counted.full_layer == sum(
@@ -125,8 +125,8 @@ def test_the_longer_of_memory_and_launches_is_the_bound(
     ],
 )
 def test_a_mac_by_name(text: str, bandwidth: int, cores: int, memory: int | None) -> None:
-    mac, found = _macs.find(text)
-    assert (mac.bandwidth, mac.cores, found) == (bandwidth, cores, memory)
+    mac, result = _macs.find(text)
+    assert (mac.bandwidth, mac.cores, result) == (bandwidth, cores, memory)
 
 
 def test_an_unknown_mac_is_an_error_that_names_those_known() -> None:

@@ -109,17 +109,17 @@ def test_the_page_and_the_readme_have_the_table() -> None:
     rows = list(fits.table())
     assert "\n".join(rows) in (DOCS / "models.md").read_text()
     cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows[2:]]
-    found = {(model, form.split(",")[0]): mac for model, form, *_, mac in cells}
+    result = {(model, form.split(",")[0]): mac for model, form, *_, mac in cells}
     readme = (DOCS.parent / "README.md").read_text()
-    for model in {model for model, _ in found}:
-        assert f"| {' | '.join([model, *(found[model, form] for form in ('bf16', '8 bits', '4 bits'))])} |" in readme
+    for model in {model for model, _ in result}:
+        assert f"| {' | '.join([model, *(result[model, form] for form in ('bf16', '8 bits', '4 bits'))])} |" in readme
 
 
 def test_the_pictures_are_those_of_the_script() -> None:
     draw = runpy.run_path(str(DOCS / "pictures/draw.py"))["PICTURES"]
-    found = {path.stem: path.read_text() for path in (DOCS / "pictures").glob("*.svg")}
-    assert found == {name: picture().svg() for name, picture in draw.items()}
-    assert "Qwen3-Next-80B-A3B, 4 bits: 45.8 GB" in found["fits"]
+    result = {path.stem: path.read_text() for path in (DOCS / "pictures").glob("*.svg")}
+    assert result == {name: picture().svg() for name, picture in draw.items()}
+    assert "Qwen3-Next-80B-A3B, 4 bits: 45.8 GB" in result["fits"]
 
 
 @pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_next"])
@@ -164,7 +164,7 @@ def test_what_the_hub_logs_is_not_shown(monkeypatch: pytest.MonkeyPatch, capsys:
 def test_layers_are_divided_by_memory() -> None:
     """Each machine holds attention, and the fullest is as empty as it can be: all divisions were compared."""
     costs, attends, memories = [3, 5, 2, 4, 6, 1, 2, 3], [False, True] * 4, [20, 10, 12]
-    found = fits.divide(costs, 4, 2, attends, memories)
+    result = fits.divide(costs, 4, 2, attends, memories)
 
     def fullest(parts: tuple[int, ...]) -> float:
         cuts = [0, *accumulate(parts)]
@@ -177,7 +177,7 @@ def test_layers_are_divided_by_memory() -> None:
         for b in range(1, 8 - a)
         if any(attends[a : a + b]) and any(attends[a + b :])
     ]
-    assert found in divisions and fullest(found) == min(map(fullest, divisions))
+    assert result in divisions and fullest(result) == min(map(fullest, divisions))
     assert fits.divide(costs, 0, 0, [False] * 7 + [True], [10, 10]) is None
 
 

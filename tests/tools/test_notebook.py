@@ -17,12 +17,12 @@ pytestmark = pytest.mark.sweep(1, seeds=2)
 
 def work(folder: Path) -> None:
     """Runs in a process of its own, because the notebook calls enable()."""
-    found = notebooks.run(NOTEBOOK)
-    names = found["names"]
+    result = notebooks.run(NOTEBOOK)
+    names = result["names"]
     values = {name: names[name] for name in ("lengths", "plain", "coded", "losses")}
     values["hook"] = [list(x.shape) for x in names["seen"]]
     values["status"] = str(names["torch_gdn"].status())
-    (folder / "found.json").write_text(json.dumps(values | {"notebook": found["notebook"]}))
+    (folder / "found.json").write_text(json.dumps(values | {"notebook": result["notebook"]}))
 
 
 @pytest.fixture(scope="module")

@@ -130,13 +130,13 @@ def test_installed_wheel_finds_its_own_shaders_and_a_checkout_says_why_it_does_n
         command = [sys.executable, "-S", "-c", PLACES]
         return subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, check=False)
 
-    elsewhere, there = start(tmp_path), start(checkout)
+    elsewhere, in_checkout = start(tmp_path), start(checkout)
     assert elsewhere.returncode == 0, elsewhere.stderr
     module, shaders = (Path(line) for line in elsewhere.stdout.split("\n")[:2])
     assert module == installed / "torch_gdn" / "__init__.py"
     assert shaders.resolve() == (installed / "torch_gdn" / "shaders").resolve()
-    last = there.stderr.splitlines()[-1]
-    assert last.startswith(f"ImportError: torch_gdn: {checkout / 'torch_gdn'} has no extension"), there.stderr
+    last = in_checkout.stderr.splitlines()[-1]
+    assert last.startswith(f"ImportError: torch_gdn: {checkout / 'torch_gdn'} has no extension"), in_checkout.stderr
     assert "pip install -e . --no-build-isolation" in last and "start Python in another folder" in last
 
 
@@ -335,8 +335,8 @@ def test_a_checkout_names_the_folders_of_its_neighbours_and_a_wheel_their_versio
     checkout = email.message_from_string(file.read_text())
     for extra, package, folder in (("check", "torch_gdn_check", "check"), ("engines", "torch_gdn_engines", "engines")):
         (of_checkout,), (of_wheel,) = (
-            [line for line in found.get_all("Requires-Dist", []) if line.endswith(f'extra == "{extra}"')]
-            for found in (checkout, metadata)
+            [line for line in result.get_all("Requires-Dist", []) if line.endswith(f'extra == "{extra}"')]
+            for result in (checkout, metadata)
         )
         assert of_checkout.startswith(f"{package} @ {(ROOT / folder).as_uri()} ;")
         assert of_wheel.startswith(f"{package}<0.2,>=0.1;")

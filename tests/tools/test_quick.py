@@ -23,6 +23,6 @@ def test_each_line_names_tests() -> None:
     environment = os.environ | {VARIABLE: "all"}  # a sample may leave out a case that a line names
     finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stdout + finished.stderr
-    found = [line.removeprefix("tests/") for line in finished.stdout.splitlines() if "::" in line]
-    assert [line for line in QUICK if not any(test.startswith(line) for test in found)] == []
-    assert all(map(is_quick, found))
+    result = [line.removeprefix("tests/") for line in finished.stdout.splitlines() if "::" in line]
+    assert [line for line in QUICK if not any(test.startswith(line) for test in result)] == []
+    assert all(map(is_quick, result))

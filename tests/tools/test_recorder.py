@@ -61,17 +61,17 @@ def test_a_recorded_variant_is_what_runs_without_the_recording() -> None:
 
 def test_other_threads_run_their_kernels() -> None:
     x = torch.ones(3, SIZE + 4, device=ready("mps"))
-    found = {}
+    result = {}
 
     def call() -> None:
-        found["y"] = torch_gdn.l2norm(x).cpu()
+        result["y"] = torch_gdn.l2norm(x).cpu()
 
     with torch_gdn.recording() as recorded:
         thread = threading.Thread(target=call)
         thread.start()
         thread.join()
     assert recorded.launches == []
-    torch.testing.assert_close(found["y"], torch.full((3, SIZE + 4), (SIZE + 4) ** -0.5))
+    torch.testing.assert_close(result["y"], torch.full((3, SIZE + 4), (SIZE + 4) ** -0.5))
 
 
 def test_an_inner_recording_takes_the_launches() -> None:

@@ -35,7 +35,7 @@ def test_the_torches_are_those_that_the_mac_build_is_proven_with() -> None:
 
 
 def test_they_are_of_every_minor_version_that_pyproject_accepts() -> None:
-    (accepted,) = {SpecifierSet(found) for found in re.findall(r'"torch(>=[^"]*)"', PYPROJECT)}
+    (accepted,) = {SpecifierSet(result) for result in re.findall(r'"torch(>=[^"]*)"', PYPROJECT)}
     candidates = [f"2.{number}" for number in range(100)]
     assert [minor(each) for each in MATRIX["torch"]] == [each for each in candidates if f"{each}.0" in accepted]
 

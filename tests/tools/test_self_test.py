@@ -109,10 +109,10 @@ def plant(on_mps: torch.device, tmp_path: Path) -> Iterator[Plant]:
 def computed(case: Case, device: str | torch.device = "mps", **options: Any) -> tuple[Call, dict[str, Tensor]]:
     """Returns a call of the op with its inputs on the CPU, and its results there."""
     call = case.entry.call(case.point) | options
-    there = to_device(call, torch.device(device))
+    on_device = to_device(call, torch.device(device))
     with case.point.context():
-        results = case.entry.overload(**there)
-    return call, {name: x.cpu() for name, x in case.entry.outputs(there, results).items()}
+        results = case.entry.overload(**on_device)
+    return call, {name: x.cpu() for name, x in case.entry.outputs(on_device, results).items()}
 
 
 def warned(*cases: Case) -> str:
@@ -125,8 +125,8 @@ def warned(*cases: Case) -> str:
 
 
 def assert_exact(case: Case, **options: Any) -> None:
-    call, found = computed(case, **options)
-    assert [str(part) for part in case.entry.compared(case.point, call, found) if not part.kept] == []
+    call, result = computed(case, **options)
+    assert [str(part) for part in case.entry.compared(case.point, call, result) if not part.kept] == []
 
 
 def matches_the_cpu(case: Case, **options: Any) -> bool:
@@ -364,16 +364,16 @@ def test_a_compiled_call_is_tested(on_mps: torch.device, plant: Plant) -> None:
     tensors = [call[name] for name in ("x", "g", "weight")]
     compiled = torch.compile(lambda *x: torch_gdn.rms_norm_gated(*x) + 1, backend="aot_eager", fullgraph=True)
     with pytest.warns(UserWarning, match="rms_norm_gated: "):
-        found = compiled(*(x.to(on_mps) for x in tensors))
-    assert torch.equal(found.cpu(), torch_gdn.rms_norm_gated(*tensors) + 1)
+        result = compiled(*(x.to(on_mps) for x in tensors))
+    assert torch.equal(result.cpu(), torch_gdn.rms_norm_gated(*tensors) + 1)
 
 
 class Zeros(TorchDispatchMode):
     """A mode that returns something other than what operators compute, like a mode that counts them."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        return torch.zeros_like(found) if func.namespace == "gdn" else found
+        result = func(*args, **(kwargs or {}))
+        return torch.zeros_like(result) if func.namespace == "gdn" else result
 
 
 def test_a_dispatch_mode_does_not_reach_the_test(on_mps: torch.device) -> None:
@@ -399,9 +399,9 @@ def test_threads_wait_for_one_test(on_mps: torch.device, plant: Plant, monkeypat
         return computed(NORM)[1]
 
     with pytest.warns(UserWarning), ThreadPoolExecutor(threads) as pool:
-        found = [each.result() for each in [pool.submit(call) for _ in range(threads)]]
+        result = [each.result() for each in [pool.submit(call) for _ in range(threads)]]
     assert tests == [NORM.op]
-    for each in found:
+    for each in result:
         assert_same_bits("result", each["y"], expected["y"])
 
 
@@ -438,8 +438,8 @@ def decode_in(pool: Tensor, indices: list[int], null_index: int, device: torch.d
     call = REGISTRY[DECODE_.op].call(replace(RULE, tokens=1))
     tensors = {name: call[name].expand(len(indices), *call[name].shape[1:]) for name in ("q", "k", "v", "g", "beta")}
     call = tensors | {"state_pool": pool, "state_indices": torch.tensor(indices), "null_index": null_index}
-    there = to_device(call, device)
-    return there, torch.ops.gdn.fused_recurrent_gated_delta_rule_(**there)
+    on_device = to_device(call, device)
+    return on_device, torch.ops.gdn.fused_recurrent_gated_delta_rule_(**on_device)
 
 
 @pytest.mark.parametrize("null_index", [-1, 0])
@@ -459,11 +459,11 @@ def test_only_the_slots_of_a_call_are_copied(
     indices = [41, null_index, 7]
     expected, o = decode_in(pool.clone(), indices, null_index, torch.device("cpu"))
     with pytest.warns(UserWarning, match="o: error"):
-        found, own = decode_in(pool, indices, null_index, on_mps)
+        result, own = decode_in(pool, indices, null_index, on_mps)
     assert sizes == [2 + (null_index == 0)]
     assert_same_bits("o", own.cpu(), o)
-    assert_same_bits("state_pool", found["state_pool"].cpu(), expected["state_pool"])
-    changed = (found["state_pool"].cpu() != pool).flatten(1).any(1).nonzero().flatten().tolist()
+    assert_same_bits("state_pool", result["state_pool"].cpu(), expected["state_pool"])
+    changed = (result["state_pool"].cpu() != pool).flatten(1).any(1).nonzero().flatten().tolist()
     assert changed == [7, 41]
 
 
@@ -473,9 +473,9 @@ def test_only_the_pages_of_a_call_are_copied(on_mps: torch.device) -> None:
         "block_table": torch.tensor([[7, 30, 999], [30, 2, 5]]),
         "max_seq_len": 20,
     }
-    there = to_device(call, on_mps)
-    assert copies.copied_bytes(there) == pytest.approx(5 * 16 * 32 * 4 + 4 * 8)
-    moved = copies.Copies(torch.ops.gdn.paged_attention_.default, there).call
+    on_device = to_device(call, on_mps)
+    assert copies.copied_bytes(on_device) == pytest.approx(5 * 16 * 32 * 4 + 4 * 8)
+    moved = copies.Copies(torch.ops.gdn.paged_attention_.default, on_device).call
     assert moved["block_table"].tolist() == [[1, 2], [2, 0]]
     assert torch.equal(moved["key_cache"], call["key_cache"][[2, 7, 30]])
     slots = {"key_cache": call["key_cache"], "slot_mapping": torch.tensor([7 * 16 + 3, -1, 2 * 16])}
@@ -528,8 +528,8 @@ def test_no_memory_is_no_fault_of_a_kernel(on_mps: torch.device, monkeypatch: py
 def test_inputs_that_are_not_finite_leave_the_test_to_another_call(on_mps: torch.device) -> None:
     x = torch.randn(2, 64)
     x[0, 3] = torch.nan
-    found = torch_gdn.l2norm(x.to(on_mps))
-    assert found[0].isnan().all() and found[1].isfinite().all()
+    result = torch_gdn.l2norm(x.to(on_mps))
+    assert result[0].isnan().all() and result[1].isfinite().all()
     assert stored() == {}
     torch_gdn.l2norm(x[1:].to(on_mps))
     assert list(stored().values()) == [""]

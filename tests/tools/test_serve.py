@@ -46,12 +46,12 @@ def test_a_package_that_is_not_installed_is_named_with_the_page_that_says_how(
 def test_the_time_out_may_come_before_or_after_the_model(
     given: list[str], seconds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[Any] = []
+    result: list[Any] = []
     monkeypatch.setattr(sys, "argv", [])
-    monkeypatch.setattr(Drain, "install", lambda drain: found.append(drain.seconds))
-    monkeypatch.setattr(transformers_serve, "main", lambda: found.append(sys.argv[-2:]))
+    monkeypatch.setattr(Drain, "install", lambda drain: result.append(drain.seconds))
+    monkeypatch.setattr(transformers_serve, "main", lambda: result.append(sys.argv[-2:]))
     serve.main(["--engine", "transformers", *given])
-    assert found == [seconds, ["--port", "1"]]
+    assert result == [seconds, ["--port", "1"]]
 
 
 @pytest.mark.parametrize("value", ["-1", "1.5", "soon"])

@@ -87,8 +87,8 @@ def test_missing_links_are_found(tmp_path: Path) -> None:
     (tmp_path / "x.png").touch()
     assert list(missing(tmp_path, {page: Links(good)})) == []
     bad = '<a href="#b"><img src="y.png"><script src="https://example.org/z.js">'
-    found = sorted(missing(tmp_path, {page: Links(bad)}))
-    assert found == ["page.html: #b", "page.html: https://example.org/z.js", "page.html: y.png"]
+    result = sorted(missing(tmp_path, {page: Links(bad)}))
+    assert result == ["page.html: #b", "page.html: https://example.org/z.js", "page.html: y.png"]
 
 
 def need_a_browser() -> None:
@@ -101,8 +101,8 @@ def test_pages_look_right_in_a_browser(site: Path) -> None:
     need_a_browser()
     pages = [str(page.relative_to(site)) for page in sorted(site.rglob("*.html")) if page.name != "search.html"]
     assert len(pages) > 30
-    found = browser.faults(site, pages, (PHONE, SCREEN))
-    ours = {page: [fault for fault in faults if FROM_ELSEWHERE not in fault] for page, faults in found.items()}
+    result = browser.faults(site, pages, (PHONE, SCREEN))
+    ours = {page: [fault for fault in faults if FROM_ELSEWHERE not in fault] for page, faults in result.items()}
     assert {page: faults for page, faults in ours.items() if faults} == {}
 
 
@@ -134,5 +134,5 @@ def test_each_fault_is_found_in_a_browser(tmp_path: Path) -> None:
     (tmp_path / "bad.svg").write_text(f'{BOX}<text x="50" y="28" text-anchor="middle">far wider than it</text></svg>')
     (tmp_path / "good.svg").write_text(f'{BOX}<text x="50" y="28" text-anchor="middle">x</text></svg>')
     pages = [path.name for path in tmp_path.iterdir()]
-    found = browser.faults(tmp_path, pages, (SCREEN,))
-    assert found.keys() == {f"{name}.html at {SCREEN}" for name in BAD} | {f"bad.svg at {SCREEN}"}
+    result = browser.faults(tmp_path, pages, (SCREEN,))
+    assert result.keys() == {f"{name}.html at {SCREEN}" for name in BAD} | {f"bad.svg at {SCREEN}"}

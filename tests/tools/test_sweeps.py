@@ -39,8 +39,8 @@ def kept(items: list[Any], seed: str) -> list[Any]:
 
 def test_a_share_of_each_function_runs_on_each_device() -> None:
     items = [case(name, 4, device=device, n=n) for name in ("a", "b") for device in ("cpu", "mps") for n in range(10)]
-    found = [(item.name.partition("[")[0], item.callspec.params["device"]) for item in kept(items, "seed")]
-    assert {key: found.count(key) for key in found} == {
+    result = [(item.name.partition("[")[0], item.callspec.params["device"]) for item in kept(items, "seed")]
+    assert {key: result.count(key) for key in result} == {
         (name, device): 3 for name in ("a", "b") for device in ("cpu", "mps")
     }
 

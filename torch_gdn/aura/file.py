@@ -54,13 +54,13 @@ class Content:
 
     def parts(self, name: str, like: dict[str, Tensor]) -> dict[str, Tensor]:
         """Returns the tensors of "key" or "value", which must have the shapes and dtypes of `like`."""
-        found = {}
+        result = {}
         for part, expected in like.items():
             x, shape = self.tensors.get(f"{name}.{part}"), list(expected.shape)
             fits = x is not None and list(x.shape) == shape and x.dtype == expected.dtype
             require(fits, f"{name}.{part} of shape {shape}, {dtype_name(expected.dtype)}", x)
-            found[part] = self.tensors[f"{name}.{part}"]
-        return found
+            result[part] = self.tensors[f"{name}.{part}"]
+        return result
 
 
 def write(path: str | os.PathLike[str], content: Content) -> None:

@@ -167,11 +167,11 @@ class KVCache:
         if of_sinks > 0:
             self._write(k[:, :, :of_sinks], v[:, :, :of_sinks])
         coded = of_sinks + surplus - of_rows
-        found = (k[:, :, of_sinks:coded], v[:, :, of_sinks:coded])
+        result = (k[:, :, of_sinks:coded], v[:, :, of_sinks:coded])
         if of_rows > 0:
             rows = self.exact.rows(self.sinks, self.sinks + of_rows)
-            found = rows if coded == 0 else (torch.cat((rows[0], found[0]), 2), torch.cat((rows[1], found[1]), 2))
-        self._encode(*found)
+            result = rows if coded == 0 else (torch.cat((rows[0], result[0]), 2), torch.cat((rows[1], result[1]), 2))
+        self._encode(*result)
         self.length += coded - of_sinks
         if of_rows > 0:
             self.exact.drop_oldest(of_rows, held)

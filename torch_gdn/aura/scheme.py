@@ -56,8 +56,8 @@ class Scheme:
             expected = "expected '<bits>v<bits>' with bits 2, 3, 4, 5 or 8, or with a 't' behind if one is at most 4"
             raise ValueError(f"Scheme: name: {expected}, got {self.name!r}")
         require("Scheme: table", self.table, TABLES)
-        found = {"key_bits": int(self.name[0]), "value_bits": int(self.name[2]), "trellis": self.name.endswith("t")}
-        for argument, value in found.items():
+        result = {"key_bits": int(self.name[0]), "value_bits": int(self.name[2]), "trellis": self.name.endswith("t")}
+        for argument, value in result.items():
             object.__setattr__(self, argument, value)
         if self.table == "origin" and (self.trellis or 5 in (self.key_bits, self.value_bits)):
             raise ValueError(

@@ -40,8 +40,8 @@ def table(window: int, bits: int) -> Tensor:
     """
     require("trellis.table: window", window, tuple(RATES))
     require("trellis.table: bits", bits, RATES[window])
-    found = read(FILE)[str(window)][str(bits)]
-    return odd(torch.tensor(found["labels"]).float()) * found["step"]
+    result = read(FILE)[str(window)][str(bits)]
+    return odd(torch.tensor(result["labels"]).float()) * result["step"]
 
 
 def odd(half: Tensor) -> Tensor:

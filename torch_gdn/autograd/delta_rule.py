@@ -93,10 +93,10 @@ class DeltaRule(Function):
             dg, dA_log, ddt_bias = differentiate("fused_kda_gate_bwd", dg.view(wide.shape), *gates)
         if its.use_beta_sigmoid_in_kernel:
             dbeta = -differentiate("fused_kda_gate_bwd", dbeta[..., None], *logits)[0]
-        found = (dq, dk, dv, dg, dbeta, dstate, dA_log, ddt_bias)
+        result = (dq, dk, dv, dg, dbeta, dstate, dA_log, ddt_bias)
         kept = (
             grad.view(x.shape).to(x.dtype) if need and x is not None and grad is not None else None
-            for grad, x, need in zip(found, inputs, ctx.needs_input_grad, strict=False)
+            for grad, x, need in zip(result, inputs, ctx.needs_input_grad, strict=False)
         )
         return *kept, None, None, None
 

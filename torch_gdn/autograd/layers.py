@@ -197,8 +197,8 @@ class CausalConv1d(Function):
             of_weight or of_bias,
         )
         of_filter = like(dweight, weight, of_weight), like(dbias, bias, of_bias)
-        found = (dx if of_x else None, *of_filter, dy if of_residual else None, dstate if of_state else None)
-        return (*found, None, None, None, None, None)
+        result = (dx if of_x else None, *of_filter, dy if of_residual else None, dstate if of_state else None)
+        return (*result, None, None, None, None, None)
 
 
 class QuantizedLinear(Function):

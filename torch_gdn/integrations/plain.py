@@ -58,11 +58,11 @@ def functions_of(owner: type) -> dict[str, Any]:
         for name, value in vars(base).items()
         if isinstance(value, FunctionType) and name[:2] != "__" and name not in UNRELATED
     }
-    found = {name: getattr(owner, name) for name in sorted(names)}
+    result = {name: getattr(owner, name) for name in sorted(names)}
     before = known.get(owner)
-    if before is not None and found.get("forward") is before.forwards[1]:
-        found["forward"] = before.forwards[0]
-    return found
+    if before is not None and result.get("forward") is before.forwards[1]:
+        result["forward"] = before.forwards[0]
+    return result
 
 
 def once_per_code(find: Callable[..., T]) -> Callable[..., T]:

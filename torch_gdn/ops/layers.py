@@ -206,10 +206,10 @@ def qk_norm_rope(
         >>> torch_gdn.qk_norm_rope(q, q, torch.zeros(1, 1, 1), torch.ones(1, 1, 1))[0].flatten()
         tensor([0., 3., 5., 1.])
     """
-    found: tuple[Tensor, Tensor] = torch.ops.gdn.qk_norm_rope(
+    result: tuple[Tensor, Tensor] = torch.ops.gdn.qk_norm_rope(
         q, k, cos, sin, q_weight, k_weight, eps, zero_centered, heads_first
     )
-    return found
+    return result
 
 
 def gdn_gating(

@@ -65,9 +65,9 @@ class Float8(Format):
         """Reads the shapes as `Format.packing` does."""
         weight, scale = self.tensors
         self.expect_tensors(name, shapes)
-        found, scales = shapes[weight.name][-2:], shapes[scale.name]
-        expected = (rows or found[0], columns)
-        expect(f"{name}: {weight.name}", found == expected, f"{list(expected)}", list(found))
+        result, scales = shapes[weight.name][-2:], shapes[scale.name]
+        expected = (rows or result[0], columns)
+        expect(f"{name}: {weight.name}", result == expected, f"{list(expected)}", list(result))
         blocks = tuple(-(-size // BLOCK) for size in expected)
         fitting = ((), (1,), expected[:1], (expected[0], 1), (1, 1), blocks)
         known = f"a scale for each {BLOCK} x {BLOCK} weights, {list(blocks)}, for each row, or for all"

@@ -67,11 +67,11 @@ def aura_paged_tile_means(
         for tile in range(-(-first_new // TILE), -(-length // TILE) if first < last else 0):
             own, before = ((block_table[n, i // tiles_of_block], i % tiles_of_block) for i in (tile, max(tile - 1, 0)))
             end = min((tile + 1) * TILE, length)
-            found = [known[position] for position in range(max(end - TILE, exact_sinks), end) if position in known]
-            if len(found) < LEAST_KEYS and tile > 0:
+            result = [known[position] for position in range(max(end - TILE, exact_sinks), end) if position in known]
+            if len(result) < LEAST_KEYS and tile > 0:
                 tile_means[own] = tile_means[before]
                 continue
-            mean = torch.stack(found).to(compute_dtype(keys)).mean(0) if found else torch.zeros_like(keys[0])
+            mean = torch.stack(result).to(compute_dtype(keys)).mean(0) if result else torch.zeros_like(keys[0])
             is_kept = mean.abs() < 65520  # what is larger would become infinite
             tile_means[own] = torch.where(is_kept, mean, 0.0).to(tile_means.dtype)
 

@@ -89,7 +89,7 @@ def gradients(
         results = results if isinstance(results, tuple) else (results,)
         pairs = [(y, dy) for y, dy in zip(results, of_outputs, strict=True) if dy is not None]
         given = [x for x in leaves if x is not None]
-        found = iter(
+        result = iter(
             torch.autograd.grad(
                 [y for y, _ in pairs],
                 given,
@@ -98,4 +98,4 @@ def gradients(
                 materialize_grads=True,
             )
         )
-    return [None if x is None else next(found) for x in leaves]
+    return [None if x is None else next(result) for x in leaves]

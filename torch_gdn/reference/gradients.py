@@ -193,8 +193,8 @@ def sequence_gradients(
             kept.append((span, r, inverse, state))
             state = after
         for span, r, inverse, before in reversed(kept):
-            found, dstate = chunk_gradients(Inputs(*(each[span] for each in x)), options, r, inverse, before, dstate)
-            for to, each in zip(out, found, strict=True):
+            result, dstate = chunk_gradients(Inputs(*(each[span] for each in x)), options, r, inverse, before, dstate)
+            for to, each in zip(out, result, strict=True):
                 to[span] = each.to(to.dtype)
     return dstate
 
@@ -244,8 +244,8 @@ def chunk_gated_delta_rule_bwd(
     state_v_first: bool = False, cu_seqlens: Tensor | None = None, head_grouping: str = "block", chunk_size: int = 64,
 ) -> Gradients:  # fmt: skip
     """Returns the gradients of `chunk_gated_delta_rule` with final gates: those of a decay that all channels share."""
-    found = chunk_kda_bwd(
+    result = chunk_kda_bwd(
         q, k, v, g[..., None], beta, do, dht, scale, initial_state, use_qk_l2norm_in_kernel, state_v_first,
         cu_seqlens, head_grouping, chunk_size,
     )  # fmt: skip
-    return *found[:3], found[3][..., 0], *found[4:]
+    return *result[:3], result[3][..., 0], *result[4:]

@@ -61,8 +61,8 @@ def nearest_of_chunk(x: Tensor, table: Tensor, bits: int) -> Tensor:
     _, joint = backward(costs, around, table, bits, costs[-1].argmin(0), first=reach)
     values = x.t().contiguous()
     costs = forward(values, table, bits, joint)
-    found, _ = backward(costs, values, table, bits, joint)
-    return found
+    result, _ = backward(costs, values, table, bits, joint)
+    return result
 
 
 def forward(x: Tensor, table: Tensor, bits: int, start: Tensor | None) -> Tensor:
@@ -90,12 +90,12 @@ def backward(costs: Tensor, x: Tensor, table: Tensor, bits: int, end: Tensor, fi
     states [N] before them.
     """
     state, dropped = end, torch.arange(1 << bits)[:, None]
-    found = []
+    result = []
     for i in range(len(x) - 1, first - 1, -1):
         windows = (state << bits) + dropped
         before = windows & (len(table) >> bits) - 1
         cost = costs[i].gather(0, before) + (table[windows] - x[i]) ** 2
         window = windows.gather(0, cost.argmin(0, keepdim=True))[0]
-        found.append(window)
+        result.append(window)
         state = window & (len(table) >> bits) - 1
-    return torch.stack(found[::-1], 1), state
+    return torch.stack(result[::-1], 1), state

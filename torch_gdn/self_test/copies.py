@@ -104,12 +104,12 @@ def with_rows(call: Call, indices: list[str], pools: list[str]) -> tuple[Call, T
     rows = {name: call[name].cpu().div(page, rounding_mode="floor") for name in indices}
     named = torch.cat([x.flatten().long() for x in rows.values()]).unique()
     named = named[(named > null) & (named < len(call[pools[0]]))]
-    found: Call = {}
+    result: Call = {}
     for name, x in rows.items():
-        there = torch.isin(x, named)
+        is_named = torch.isin(x, named)
         moved = (torch.searchsorted(named, x.contiguous()) + null + 1) * page + call[name].cpu() % page
-        found[name] = torch.where(there, moved, call[name].cpu()).to(x.dtype)
-    return call | found, torch.cat([torch.arange(null + 1), named])
+        result[name] = torch.where(is_named, moved, call[name].cpu()).to(x.dtype)
+    return call | result, torch.cat([torch.arange(null + 1), named])
 
 
 def on_the_cpu(overload: Any, call: Call) -> Any:

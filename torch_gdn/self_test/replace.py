@@ -32,7 +32,7 @@ def plan(failed: Iterable[Verdict]) -> Plan:
     problems: dict[str, dict[str, str]] = {}  # by op and algorithm, or "" without one
     for each in failed:
         problems.setdefault(each.op, {}).setdefault(each.algorithm or "", short(each.problem))
-    found = Plan()
+    result = Plan()
     for rule in RULES:
         prefills = [f"chunk_{rule}", f"chunk_{rule}_"]  # which have the same kernels
         wrong = problems.pop(prefills[0], {}) | problems.pop(prefills[1], {})
@@ -42,25 +42,25 @@ def plan(failed: Iterable[Verdict]) -> Plan:
         for op, problem in recurrent.items():
             wrong.setdefault("recurrent", f"{op}: {problem}")
         left = [each for each in _C.prefill_algorithms() if each not in wrong]
-        found.excluded[rule] = sorted(wrong)
+        result.excluded[rule] = sorted(wrong)
         instead = " or ".join(left) or "the CPU's kernel"
-        found.reasons |= {f"chunk_{rule}:{name}": f"{x}; {instead} runs instead" for name, x in wrong.items()}
+        result.reasons |= {f"chunk_{rule}:{name}": f"{x}; {instead} runs instead" for name, x in wrong.items()}
         if left:
-            found.reasons |= {op: f"{x}; another prefill algorithm runs instead" for op, x in recurrent.items()}
+            result.reasons |= {op: f"{x}; another prefill algorithm runs instead" for op, x in recurrent.items()}
         else:
-            found.on_cpu |= {*prefills}
-    others = {op: problem[""] for op, problem in problems.items() if op not in found.reasons}
-    found.on_cpu |= others.keys()
-    found.reasons |= {op: f"{x}; the CPU's kernel runs instead, on copies" for op, x in others.items()}
-    return found
+            result.on_cpu |= {*prefills}
+    others = {op: problem[""] for op, problem in problems.items() if op not in result.reasons}
+    result.on_cpu |= others.keys()
+    result.reasons |= {op: f"{x}; the CPU's kernel runs instead, on copies" for op, x in others.items()}
+    return result
 
 
 def replace_failed(failed: Iterable[Verdict]) -> None:
     """Replaces everything in `failed`, and nothing else."""
-    found = plan(failed)
+    result = plan(failed)
     for rule, channel_decays in RULES.items():
-        _C.exclude_prefill_algorithms(found.excluded[rule], channel_decays)
-    for mine, theirs in ((on_cpu, found.on_cpu), (replaced, found.reasons)):
+        _C.exclude_prefill_algorithms(result.excluded[rule], channel_decays)
+    for mine, theirs in ((on_cpu, result.on_cpu), (replaced, result.reasons)):
         mine.clear()
         mine.update(theirs)  # type: ignore[arg-type]
 

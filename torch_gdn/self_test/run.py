@@ -172,13 +172,13 @@ def run_and_compare(op: str, copies: Copies, expected: Any) -> tuple[Any, str | 
     """Returns the results and what is wrong with them: "" if nothing is, None if the CPU's cannot tell."""
     try:
         results = trusted(op, copies.original)
-        found, written = outputs(op, results, cpu=True), copies.now()
+        result, written = outputs(op, results, cpu=True), copies.now()
     except RuntimeError as error:
         if "out of memory" in str(error):
             raise
         return None, f"{type(error).__name__}: {error}"
     pairs: list[tuple[str, Tensor, Tensor, Tensor | None]]
-    pairs = [(name, found[name], x, None) for name, x in outputs(op, expected).items()]
+    pairs = [(name, result[name], x, None) for name, x in outputs(op, expected).items()]
     pairs += [(name, x, copies.call[name], copies.written[name]) for name, x in written.items()]
     try:
         return results, next(filter(None, (compare.problem_of(*each) for each in pairs if each[1].numel())), "")

@@ -200,8 +200,8 @@ def on_all_macs(work: Work, tokens: int) -> Iterator[str]:
     yield "The least ms a token, by the format of weights. Where a * stands, launches take it, else the memory does:"
     rows = [("Mac", "GB/s", *(name.partition(",")[0] for name in work.weights))]
     for mac in MACS:
-        found = (least_seconds(work, name, tokens, mac) for name in work.weights)
-        cells = (f"{seconds * 1e3:.1f}{'*' if what == 'launches' else ' '}" for seconds, what in found)
+        result = (least_seconds(work, name, tokens, mac) for name in work.weights)
+        cells = (f"{seconds * 1e3:.1f}{'*' if what == 'launches' else ' '}" for seconds, what in result)
         rows.append((mac.name, str(mac.bandwidth), *cells))
     yield from aligned(rows)
 

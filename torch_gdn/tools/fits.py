@@ -222,8 +222,8 @@ def size_of(module: nn.Module, format: Format) -> int:
 
 
 def decoder_layers(model: nn.Module, text: Any) -> nn.ModuleList:
-    found = (x for x in model.modules() if isinstance(x, nn.ModuleList) and len(x) == text.num_hidden_layers)
-    return next(found)
+    result = (x for x in model.modules() if isinstance(x, nn.ModuleList) and len(x) == text.num_hidden_layers)
+    return next(result)
 
 
 def divide(costs: Sequence[int], first: int, last: int, is_attention: Sequence[bool], memories: Sequence[int]) -> Any:
@@ -245,9 +245,9 @@ def divide(costs: Sequence[int], first: int, last: int, is_attention: Sequence[b
             for end in range(start + 1, len(costs) + 1):
                 if attention[end] == attention[start]:
                     continue
-                found = max(fullest, (sums[end] - sums[start] + besides) / memory)
-                if end not in following or found < following[end][0]:
-                    following[end] = (found, (*parts, end - start))
+                result = max(fullest, (sums[end] - sums[start] + besides) / memory)
+                if end not in following or result < following[end][0]:
+                    following[end] = (result, (*parts, end - start))
         best = following
     return best[len(costs)][1] if len(costs) in best else None
 

@@ -16,13 +16,13 @@ from torch_gdn.self_test.replace import plan
 
 
 def versions() -> dict[str, str]:
-    found = {"python": sys.version.split()[0]}
+    result = {"python": sys.version.split()[0]}
     for name in ("torch_gdn", "torch", "transformers", "flash-linear-attention", "kernels"):
         try:
-            found[name] = importlib.metadata.version(name)
+            result[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            result[name] = "not installed"
+    return result
 
 
 def chip() -> str:

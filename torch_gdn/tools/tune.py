@@ -42,14 +42,14 @@ def measure(
     from torch_gdn import chunk_gated_delta_rule, chunk_kda  # here, because torch_gdn imports this module
 
     _, HV, K, V = sizes
-    there: dict[str, Any] = {
+    on_device: dict[str, Any] = {
         name: x.to(device) if isinstance(x, Tensor) else x
         for name, x in rule_inputs(sizes, tokens, sequences, dtype).items()
     }
     function: Callable[..., Any] = chunk_gated_delta_rule
     if rule == KDA:
-        function, there["g"] = chunk_kda, there["g"][..., None].expand(*there["g"].shape, K).contiguous()
-    call = partial(function, **there)
+        function, on_device["g"] = chunk_kda, on_device["g"][..., None].expand(*on_device["g"].shape, K).contiguous()
+    call = partial(function, **on_device)
     seconds = {}
     for name, (algorithm, chunk_size) in CANDIDATES.items():
         with prefill_algorithm(algorithm, chunk_size):

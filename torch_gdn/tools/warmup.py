@@ -91,10 +91,10 @@ def is_shape(shape: Any) -> bool:
 
 
 def dtypes_of(dtypes: Any) -> list[torch.dtype]:
-    found: list[Any] = list(dtypes) if isinstance(dtypes, Iterable) else [None]
-    if not all(isinstance(dtype, torch.dtype) for dtype in found):
+    result: list[Any] = list(dtypes) if isinstance(dtypes, Iterable) else [None]
+    if not all(isinstance(dtype, torch.dtype) for dtype in result):
         raise TypeError(f"warmup: dtypes: expected a list of dtypes, such as [torch.bfloat16], got {dtypes!r}")
-    return found
+    return result
 
 
 def compile_missing(variants: list[KernelVariant], progress: bool = True) -> list[str]:

@@ -205,20 +205,20 @@ def place_exact_rows(call: Call, caches: dict[str, Tensor]) -> None:
 
 def draw_coded(point: PagePoint) -> Call:
     call = draw_attention(point)
-    found = {name: x for name, x in call.items() if not name.endswith("_cache")}
+    result = {name: x for name, x in call.items() if not name.endswith("_cache")}
     for name, bits, seed in zip(("key", "value"), point.bits, (3, 4), strict=True):
         codec = Codec(point.D, bits, seed, point.trellis)
         cache = call[f"{name}_cache"]
         if point.means and name == "key":
-            found["key_tile_means"] = means_of_pages(cache)
-            cache = cache - of_slots(found["key_tile_means"])
+            result["key_tile_means"] = means_of_pages(cache)
+            cache = cache - of_slots(result["key_tile_means"])
         codes, norms = aura_pages(codec, cache)[0]
         codes, norms = (codes.contiguous(), norms.contiguous()) if point.plain else (codes, norms)
-        found |= {f"{name}_codes": codes, f"{name}_norms": norms}
-        found |= {f"{name}_codebook": codec.codebook, f"{name}_signs": codec.signs}
+        result |= {f"{name}_codes": codes, f"{name}_norms": norms}
+        result |= {f"{name}_codebook": codec.codebook, f"{name}_signs": codec.signs}
     if point.tail:
-        found = add_exact_rows(found, point.tail, 2, [0] * len(point.keys), 0 if point.plain else 3)
-    return found if not point.plain else {name: without_nan(x) for name, x in found.items()}
+        result = add_exact_rows(result, point.tail, 2, [0] * len(point.keys), 0 if point.plain else 3)
+    return result if not point.plain else {name: without_nan(x) for name, x in result.items()}
 
 
 def without_nan(x: Any) -> Any:
@@ -261,10 +261,10 @@ def draw_tile_means(point: PagePoint) -> Call:
     )
     blocks, size = rows["key_cache"].shape[:2]
     means = torch.randn(blocks, size // TILE, point.HK, point.D + 8).half()[..., : point.D]
-    found = {"keys": rows["new_keys"], "tile_means": means, "block_table": rows["block_table"].clamp(max=blocks)}
-    found |= {name: rows[name] for name in ("cu_seqlens", "seq_lens", *EXACT[:1], *EXACT[2:4], *EXACT[7:])}
-    found |= {name: rows[name] for name in ("max_query_len", "max_seq_len")}
-    return found if not point.plain else {name: without_nan(x) for name, x in found.items()}
+    result = {"keys": rows["new_keys"], "tile_means": means, "block_table": rows["block_table"].clamp(max=blocks)}
+    result |= {name: rows[name] for name in ("cu_seqlens", "seq_lens", *EXACT[:1], *EXACT[2:4], *EXACT[7:])}
+    result |= {name: rows[name] for name in ("max_query_len", "max_seq_len")}
+    return result if not point.plain else {name: without_nan(x) for name, x in result.items()}
 
 
 def exact_tile_means(call: Call) -> None:

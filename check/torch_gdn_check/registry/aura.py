@@ -57,10 +57,10 @@ class Codec:
         return (self.D * self.bits + 31) // 32
 
     def to(self, device: torch.device) -> Codec:
-        there = Codec(self.D, self.bits, self.seed, self.trellis)
-        there.signs, there.codebook = self.signs.to(device), self.codebook.to(device)
-        there.boundaries = None if self.boundaries is None else self.boundaries.to(device)
-        return there
+        moved = Codec(self.D, self.bits, self.seed, self.trellis)
+        moved.signs, moved.codebook = self.signs.to(device), self.codebook.to(device)
+        moved.boundaries = None if self.boundaries is None else self.boundaries.to(device)
+        return moved
 
 
 def poisoned_cache(codec: Codec, B: int, HK: int, S: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -80,12 +80,12 @@ class Cache:
 
     def parts(self, with_signs: bool) -> dict[str, Tensor]:
         """Returns the parts by the ops' names."""
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         for name, codec, (codes, norms) in (("key", self.key, self.keys), ("value", self.value, self.values)):
-            found |= {f"{name}_codes": codes, f"{name}_norms": norms, f"{name}_codebook": codec.codebook}
+            result |= {f"{name}_codes": codes, f"{name}_norms": norms, f"{name}_codebook": codec.codebook}
             if with_signs:
-                found[f"{name}_signs"] = codec.signs
-        return found
+                result[f"{name}_signs"] = codec.signs
+        return result
 
 
 def make_cache(key: Codec, value: Codec, B: int, HK: int, T: int, slack: int = 3) -> Cache:
@@ -327,9 +327,9 @@ class AuraPoint(Point):
             return {}
         rows = (self.batch, 2, length + 1, self.D)
         names = ("exact_keys", "exact_values")
-        found: Call = {name: torch.randn(rows).to(self.dtype) for name in names}
-        found["key_tile_means"] = torch.randn(self.batch, 2, tiles_of(self.keys), self.D).half()
-        return found | {"exact_sinks": sinks, "exact_length": length}
+        result: Call = {name: torch.randn(rows).to(self.dtype) for name in names}
+        result["key_tile_means"] = torch.randn(self.batch, 2, tiles_of(self.keys), self.D).half()
+        return result | {"exact_sinks": sinks, "exact_length": length}
 
 
 SMALL = AuraPoint(masked=True)

@@ -126,11 +126,11 @@ def slots_of(call: Call) -> Tensor:
 
 def with_states(call: Call) -> Call:
     """Turns an in-place call into one with the initial states of its sequences instead of a pool."""
-    found = {name: x for name, x in call.items() if name not in ("state_pool", "state_indices", "has_initial_state")}
+    result = {name: x for name, x in call.items() if name not in ("state_pool", "state_indices", "has_initial_state")}
     states = call["state_pool"][slots_of(call).clamp(min=0)]
     if call.get("has_initial_state") is not None:
         states[~call["has_initial_state"]] = 0
-    return found | {"initial_state": states, "output_final_state": True}
+    return result | {"initial_state": states, "output_final_state": True}
 
 
 def exact_rule(call: Call, rule: Callable[..., Any]) -> Any:
@@ -426,14 +426,14 @@ for in_place, suffix in ((False, ""), (True, "_")):
 def draw_stage(point: RulePoint, inputs: tuple[tuple[str, str], ...], sized: bool) -> Call:
     """Draws a stage's call. `inputs` maps each argument to its source in a case or its stages."""
     case = point.case()
-    found = stages.stages_of(case, point.chunk_size)
-    call: Call = {name: getattr(case if hasattr(case, source) else found, source) for name, source in inputs}
+    result = stages.stages_of(case, point.chunk_size)
+    call: Call = {name: getattr(case if hasattr(case, source) else result, source) for name, source in inputs}
     if sized:
         call["chunk_size"] = point.chunk_size
     if "initial_state" in call:
         call["output_final_state"] = True
     if case.cu_seqlens is not None:
-        call |= {"cu_seqlens": case.cu_seqlens, "chunk_indices": found.chunk_indices}
+        call |= {"cu_seqlens": case.cu_seqlens, "chunk_indices": result.chunk_indices}
     return call
 
 

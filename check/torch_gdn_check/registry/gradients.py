@@ -44,8 +44,8 @@ def exact_gradients(
         total = total + (o * do[b : b + 1, first:last].double()).sum()
         if dht is not None:
             total = total + (final * dht[n : n + 1].double()).sum()
-    found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-    zeros = (torch.zeros_like(x) if grad is None else grad for x, grad in zip(leaves.values(), found, strict=True))
+    result = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    zeros = (torch.zeros_like(x) if grad is None else grad for x, grad in zip(leaves.values(), result, strict=True))
     return dict(zip(leaves, zeros, strict=True))
 
 
@@ -61,8 +61,8 @@ def draw_backward(point: RulePoint, of_channels: bool) -> Call:
 
 def exact_backward(call: Call, rule: Callable[..., Any]) -> tuple[Tensor | None, ...]:
     inputs = {name: x for name, x in call.items() if name not in ("do", "dht")}
-    found = exact_gradients(rule, inputs, call["do"], call.get("dht"))
-    return tuple(found.get(name) for name in (*PER_TOKEN, "initial_state"))
+    result = exact_gradients(rule, inputs, call["do"], call.get("dht"))
+    return tuple(result.get(name) for name in (*PER_TOKEN, "initial_state"))
 
 
 def backward_bounds(point: RulePoint, call: Call, exact: Named) -> dict[str, float]:

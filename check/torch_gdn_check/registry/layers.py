@@ -512,15 +512,15 @@ def of_layer(sizes: tuple[int, int, int, int], dtype: torch.dtype, tokens: int, 
     H, HV, K, V = sizes
     rows = RowPoint(dtype, D=V, tokens=tokens, heads=HV, batch=batch)
     columns = ConvolutionPoint(dtype, D=2 * H * K + HV * V, tokens=tokens, batch=batch)
-    found: dict[str, Point] = dict.fromkeys(("gdn_gating", "rms_norm_gated"), rows)
-    return found | {"causal_conv1d": columns, "causal_conv1d_update_": replace(columns, tokens=1)}
+    result: dict[str, Point] = dict.fromkeys(("gdn_gating", "rms_norm_gated"), rows)
+    return result | {"causal_conv1d": columns, "causal_conv1d_update_": replace(columns, tokens=1)}
 
 
 def of_decoding(sizes: tuple[int, int, int, int], dtype: torch.dtype, batch: int = 1) -> dict[str, Point]:
     """Yields the points at which a model of such layers calls ops for one token per sequence."""
     H, HV, K, V = sizes
-    found = of_layer(sizes, dtype, 1, batch)
-    del found["causal_conv1d"]
-    found |= dict.fromkeys(("l2norm", "rms_norm"), RowPoint(dtype, D=K, tokens=1, heads=H, batch=batch))
+    result = of_layer(sizes, dtype, 1, batch)
+    del result["causal_conv1d"]
+    result |= dict.fromkeys(("l2norm", "rms_norm"), RowPoint(dtype, D=K, tokens=1, heads=H, batch=batch))
     rule = RulePoint(dtype, K=K, V=V, tokens=1, batch=batch, H=H, HV=HV)
-    return found | dict.fromkeys((RECURRENT, RECURRENT + "_"), rule)
+    return result | dict.fromkeys((RECURRENT, RECURRENT + "_"), rule)

@@ -68,11 +68,11 @@ def draw_slots(point: Point) -> Call:
     queries, keys, size = (9, 0, 1), (20, 4, 33), 8
     call = make_call(queries, keys, block_size=size, HK=1, D=1)
     positions = [range(k - q, k) for q, k in zip(queries, keys, strict=True)]
-    found = {name: call[name] for name in ("cu_seqlens", "block_table")}
+    result = {name: call[name] for name in ("cu_seqlens", "block_table")}
     slots = torch.full((sum(queries) + 2,), 7)
     return (
         {"positions": torch.tensor([*itertools.chain(*positions)])}
-        | found
+        | result
         | {
             "block_size": size,
             "slot_mapping": slots,

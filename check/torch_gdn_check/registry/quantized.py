@@ -38,8 +38,8 @@ def draw_packed(
     scales = (0.5 + torch.rand(*rows, columns // group)) / 2 ** (bits - 1)
     biases = -(2 ** (bits - 1)) * scales + 0.1 * torch.randn(scales.shape)
     points = torch.randint(0, 2**bits, scales.shape, dtype=torch.uint8)
-    found = weight, scales.to(dtype), points if zero_points else biases.to(dtype)
-    return found if aligned else (unaligned(found[0]), unaligned(found[1]), unaligned(found[2]))
+    result = weight, scales.to(dtype), points if zero_points else biases.to(dtype)
+    return result if aligned else (unaligned(result[0]), unaligned(result[1]), unaligned(result[2]))
 
 
 BLOCK = 128  # rows and columns of e4m3 numbers that share a scale
@@ -59,8 +59,8 @@ def draw_e4m3(
     """Draws bytes of all finite numbers, and so many rows and columns of scales, or one for each block."""
     weight = torch.randint(0, 256, (*rows, columns)).byte()
     weight -= ((weight & 0x7F) == 0x7F).byte()  # NaN
-    found = weight, ((0.5 + torch.rand(*rows[:-1], *(scales or blocks_of(rows[-1], columns)))) / 128).to(dtype)
-    return found if aligned else (unaligned(found[0]), unaligned(found[1]))
+    result = weight, ((0.5 + torch.rand(*rows[:-1], *(scales or blocks_of(rows[-1], columns)))) / 128).to(dtype)
+    return result if aligned else (unaligned(result[0]), unaligned(result[1]))
 
 
 @dataclass(frozen=True)

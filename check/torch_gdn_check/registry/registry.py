@@ -136,9 +136,9 @@ class OpEntry(Generic[P]):
     def outputs(self, call: Call, results: Any) -> Named:
         """Returns what the op returned and wrote, by name. Omits empty tensors: nobody requested those results."""
         returns = self.overload._schema.returns
-        found = results if isinstance(results, tuple | list) else (results,)
+        result = results if isinstance(results, tuple | list) else (results,)
         names = [each.name or self.result for each in returns]
-        named = dict(zip(names, found, strict=False)) | {name: call.get(name) for name in self.written}
+        named = dict(zip(names, result, strict=False)) | {name: call.get(name) for name in self.written}
         return {name: x for name, x in named.items() if x is not None and x.numel()}
 
     def exact_outputs(self, call: Call) -> Named:

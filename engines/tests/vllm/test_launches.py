@@ -41,12 +41,12 @@ TOTALS = {"Qwen3.5-35B-A3B": (EXPERTS, 504), "Qwen3-Next-80B-A3B": (EXPERTS, 600
 
 def of_step(step: list[list[Any]]) -> dict[str, Counter[str]]:
     """Returns the launches outside of layers, of a linear layer and of the attention layer; linear layers are alike."""
-    found: dict[str, Counter[str]] = {"once": Counter()}
+    result: dict[str, Counter[str]] = {"once": Counter()}
     for layer, _, counts, *_ in step:
-        found.setdefault("once" if layer is None else str(layer), Counter()).update(counts)
-    angles = Counter(index_select=found["3"].pop("index_select"))
-    assert found["0"] == found["1"] == found["2"]
-    return {"once": found["once"] + angles, "linear": found["0"], "full": found["3"]}
+        result.setdefault("once" if layer is None else str(layer), Counter()).update(counts)
+    angles = Counter(index_select=result["3"].pop("index_select"))
+    assert result["0"] == result["1"] == result["2"]
+    return {"once": result["once"] + angles, "linear": result["0"], "full": result["3"]}
 
 
 def steps_of(name: str, folder: Path, batches: tuple[int, ...], **options: Any) -> list[list[list[Any]]]:
@@ -57,8 +57,8 @@ def steps_of(name: str, folder: Path, batches: tuple[int, ...], **options: Any) 
     rounds = [{"prompts": [list(range(1, 9))] * batch, "tokens": 4} for batch in batches]
     options = {"dtype": "bfloat16", "max_num_seqs": 16, **options}
     scenario = {"model": str(folder), "options": options, "rounds": rounds, "launches": True}
-    found: list[list[list[Any]]] = run_engine("mps", scenario)["launches"]
-    return found
+    result: list[list[list[Any]]] = run_engine("mps", scenario)["launches"]
+    return result
 
 
 def total_of(name: str, found: dict[str, Counter[str]]) -> int:
@@ -78,11 +78,11 @@ def test_a_step(name: str, tmp_path: Path) -> None:
         (attention,) = (counts for layer, part, counts, *_ in step if (layer, part) == (3, "attention"))
         assert attention == sums(PREFILL, {"index_select": 1})
     for step in (steps[2], steps[6]):
-        found = of_step(step)
-        assert found == {"once": ONCE, "linear": sums(NORMS, LINEAR, mlp), "full": sums(NORMS, FULL, mlp)}
+        result = of_step(step)
+        assert result == {"once": ONCE, "linear": sums(NORMS, LINEAR, mlp), "full": sums(NORMS, FULL, mlp)}
         assert sums(*(each[3] for each in step)) == {"to the device": 1, "to the host": 1}
         assert sum(sums(*(each[4] for each in step)).values()) == 1
-    assert total_of(name, found) == total
+    assert total_of(name, result) == total
 
 
 def test_a_step_with_codes(tmp_path: Path) -> None:
@@ -90,14 +90,14 @@ def test_a_step_with_codes(tmp_path: Path) -> None:
     exact row."""
     name = "Qwen3.5-0.8B"
     steps = steps_of(name, tmp_path, (1,), additional_config={"aura": "8v4"})
-    found = of_step(steps[2])
-    assert found["once"] == sums(ONCE, {"copy_from_host": 1})
-    assert found["full"] == sums(NORMS, CODES, DENSE)
-    assert total_of(name, found) == 301
+    result = of_step(steps[2])
+    assert result["once"] == sums(ONCE, {"copy_from_host": 1})
+    assert result["full"] == sums(NORMS, CODES, DENSE)
+    assert total_of(name, result) == 301
 
 
 def sums(*counts: dict[str, int]) -> Counter[str]:
-    found: Counter[str] = Counter()
+    result: Counter[str] = Counter()
     for each in counts:
-        found.update(each)
-    return found
+        result.update(each)
+    return result

@@ -522,9 +522,9 @@ def test_rotation_is_that_of_vllm(rotary_dim: int, sections: list[int] | None) -
     positions = torch.randint(0, 64, (5,) if sections is None else (3, 5))
     expected = theirs.forward_native(own, positions, query, key)
     with Operators() as operators:
-        found = own.forward_oot(positions, query, key)
+        result = own.forward_oot(positions, query, key)
     assert "gdn.qk_norm_rope.default" in operators.names
-    for x, other in zip(found, expected, strict=True):
+    for x, other in zip(result, expected, strict=True):
         assert x.shape == other.shape and (x - other).abs().max() < 2e-6 and other.std() > 0.5
 
 

@@ -287,8 +287,8 @@ def replace_registry_scan() -> None:
     from vllm.triton_utils import dispatcher
 
     def attributes(value: Any) -> Mapping[str, Any]:
-        found = vars(value)
-        return found if isinstance(found, Mapping) else {}
+        result = vars(value)
+        return result if isinstance(result, Mapping) else {}
 
     dispatcher.vars = attributes
 

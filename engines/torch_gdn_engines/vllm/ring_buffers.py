@@ -235,8 +235,8 @@ def coded_layers(vllm_config: Any, shared: bool = False) -> list[Any]:
     from torch_gdn_engines.vllm.aura_attention import AuraPagedAttention
 
     layers = vllm_config.compilation_config.static_forward_context.values()
-    found = [layer for layer in layers if isinstance(getattr(layer, "impl", None), AuraPagedAttention)]
-    return [each for each in found if (each.impl.kv_sharing_target_layer_name is not None) == shared]
+    result = [layer for layer in layers if isinstance(getattr(layer, "impl", None), AuraPagedAttention)]
+    return [each for each in result if (each.impl.kv_sharing_target_layer_name is not None) == shared]
 
 
 def bytes_of_pools(vllm_config: Any) -> int:
@@ -326,14 +326,14 @@ class KeepsExactRows:
 
     def _update_states(self, scheduler_output: Any) -> Any:
         runner: Any = super()
-        found = runner._update_states(scheduler_output)
+        result = runner._update_states(scheduler_output)
         if self.exact_slots is not None:
             self.exact_slots.release(scheduler_output.finished_req_ids)
             if getattr(scheduler_output, "kv_cache_block_copies", None):  # a block may have a copy of others' tokens
                 self.exact_slots.sinks = SlotPool(self.exact_slots.layout.slots)
                 copy_means(self.vllm_config, scheduler_output.kv_cache_block_copies)
             self.exact_slots.begin_step(self.scheduled(scheduler_output.num_scheduled_tokens))
-        return found
+        return result
 
     def scheduled(self, counts: dict[str, int]) -> list[Scheduled]:
         names = self.input_batch.req_ids

@@ -130,8 +130,8 @@ def project(
 
 
 def gated(o: Tensor, gate: Tensor) -> Tensor:
-    found: Tensor = torch.ops.gdn.act_and_mul(gate, o.view(gate.shape), "sigmoid")
-    return found[0].flatten(1)
+    result: Tensor = torch.ops.gdn.act_and_mul(gate, o.view(gate.shape), "sigmoid")
+    return result[0].flatten(1)
 
 
 def gated_attention(original: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -67,12 +67,12 @@ def alone(program: str, kernel: str) -> str:
     text, at, first = without_comments(program), 0, True
     text = text[: text.index("template <typename type4x4>")]
     head = re.compile(r"(?:template\s*<[^>]*>\s*)?\bkernel\s+void\s+(\w+)\s*(?=\()")
-    while found := head.search(text, at):
-        end = closing(text, text.index("{", closing(text, found.end()))) + 1
-        if found[1] == kernel and first:
+    while result := head.search(text, at):
+        end = closing(text, text.index("{", closing(text, result.end()))) + 1
+        if result[1] == kernel and first:
             at, first = end, False
         else:
-            text, at = text[: found.start()] + text[end:], found.start()
+            text, at = text[: result.start()] + text[end:], result.start()
     return re.sub(r"^(template \[\[host_name|typedef decltype).*", "", text, flags=re.MULTILINE)
 
 

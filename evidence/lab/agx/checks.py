@@ -47,17 +47,17 @@ def apple_isa_check(progress: Progress) -> Finding:
 
 
 def finding_of(compiled: Sequence[compiler.Compiled], versions: str) -> Finding:
-    found = table.table(compiled)
+    result = table.table(compiled)
     then, before = table.recorded()
     problems = [f"{each.name}: {problem}" for each in compiled for problem in each.problems]
     notes = [
         f"the figures of each variant: {table.TABLE}; advice where they are absolute, for the compiler is not Apple's",
         *([f"recorded with {then}; these figures are by {versions}"] if before and then != versions else []),
-        f"{len(table.spilling(found))} of {len(found)} variants spill in both pipelines",
+        f"{len(table.spilling(result))} of {len(result)} variants spill in both pipelines",
         *(f"{each.name}: Mesa fails: {pipeline} {why}" for each in compiled for pipeline, why in each.failures.items()),
-        *(f"not as recorded: {line}" for line in table.changed(before, found)),
+        *(f"not as recorded: {line}" for line in table.changed(before, result)),
     ]
-    return Finding(len(compiled), problems, notes, {table.TABLE: table.text(versions, found)})
+    return Finding(len(compiled), problems, notes, {table.TABLE: table.text(versions, result)})
 
 
 @check("apple-isa-calibration", "for llama.cpp's kernels, that compiler gives nearly the figures of Apple's compiler")

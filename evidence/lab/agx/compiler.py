@@ -174,8 +174,8 @@ def compile_program(program: str, kernel: str, arguments: Sequence[str], threads
     digest.update(program.encode())
     kept = cache_directory() / "agx" / "figures" / f"{digest.hexdigest()[:32]}.json"
     if kept.exists():
-        found = json.loads(kept.read_text())
-        return Compiled(**{**found, "figures": {name: Figures(**each) for name, each in found["figures"].items()}})
+        result = json.loads(kept.read_text())
+        return Compiled(**{**result, "figures": {name: Figures(**each) for name, each in result["figures"].items()}})
     compiled = _compile(program, kernel, arguments, threads)
     kept.parent.mkdir(parents=True, exist_ok=True)
     unfinished = kept.with_suffix(f".{os.getpid()}")
@@ -186,23 +186,23 @@ def compile_program(program: str, kernel: str, arguments: Sequence[str], threads
 
 def _compile(program: str, kernel: str, arguments: Sequence[str], threads: int) -> Compiled:
     name = "_".join((kernel, *arguments))
-    found = Compiled(name, {}, {}, [])
+    result = Compiled(name, {}, {}, [])
     with tempfile.TemporaryDirectory(dir=root() / "tmp") as folder:
         directory = Path(folder)
         try:
             lowered = to_llvm(directory, opencl(program, kernel, arguments, threads))
-            found.problems.extend(rules.of_source(lowered))
+            result.problems.extend(rules.of_source(lowered))
             for pipeline, passes in PIPELINES.items():
                 code = optimised(directory, lowered, passes)
                 if pipeline == "O2":
-                    found.problems.extend(rules.of_optimised(code))
+                    result.problems.extend(rules.of_optimised(code))
                 try:
-                    found.figures[pipeline] = read_figures(to_agx(directory))
+                    result.figures[pipeline] = read_figures(to_agx(directory))
                 except MesaFailed as failure:
-                    found.failures[pipeline] = str(failure)
+                    result.failures[pipeline] = str(failure)
         except Failed as failure:
-            found.problems.append(str(failure))
-    return found
+            result.problems.append(str(failure))
+    return result
 
 
 def to_llvm(directory: Path, text: str) -> str:
@@ -244,13 +244,13 @@ def _without_places(message: str) -> str:
 
 def read_figures(listing: str) -> Figures:
     """Reads the compiler's `SHADER-DB` line, where registers have 16 bits."""
-    found = re.search(r"SHADER-DB:.*shader: (.*)", listing)
-    if found is None:
+    result = re.search(r"SHADER-DB:.*shader: (.*)", listing)
+    if result is None:
         raise Failed("asahi_clc: no SHADER-DB line")
-    spilled = re.search(r"(\d+):(\d+) spills", found[1])
-    of = {name: int(count) for count, name in re.findall(r"(\d+) ([a-z]+)", found[1])}
+    spilled = re.search(r"(\d+):(\d+) spills", result[1])
+    of = {name: int(count) for count, name in re.findall(r"(\d+) ([a-z]+)", result[1])}
     if spilled is None or not of.keys() >= {"regs", "threads", "scratch", "inst", "fscib", "ic", "uniforms", "loops"}:
-        raise Failed(f"asahi_clc: figures of another form: {found[1]}")
+        raise Failed(f"asahi_clc: figures of another form: {result[1]}")
     return Figures(
         registers=-(-of["regs"] // 2),
         threads=of["threads"],

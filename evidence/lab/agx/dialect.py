@@ -25,13 +25,13 @@ POSITIONS = {
 def opencl(program: str, kernel: str, arguments: Sequence[str], threads: int) -> str:
     """Returns the text. `program` is what the host gives to Metal, without the line that instantiates the kernel."""
     text = errors_by_line(without_comments(program))
-    found = find_kernel(text, kernel)
+    result = find_kernel(text, kernel)
     head = f"__attribute__((reqd_work_group_size({threads}, 1, 1))) __kernel void {'_'.join((kernel, *arguments))}("
-    formal = [_formal(each) for each in found.buffers]
-    if any(each.attribute == "threadgroups_per_grid" for each in found.parameters):
+    formal = [_formal(each) for each in result.buffers]
+    if any(each.attribute == "threadgroups_per_grid" for each in result.parameters):
         formal += [f"uint groups_{axis}" for axis in range(3)]
     head += ", ".join(formal) + ") { "
-    return text[: found.begin] + head + " ".join(_declarations(found, arguments)) + text[found.body :]
+    return text[: result.begin] + head + " ".join(_declarations(result, arguments)) + text[result.body :]
 
 
 def _formal(parameter: Parameter) -> str:

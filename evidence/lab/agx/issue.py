@@ -51,15 +51,15 @@ def prices(listing: str) -> dict[str, int]:
 def blocks_of(listing: str) -> list[Block]:
     """Returns blocks in the listing's order. The next block may always follow, because lanes that diverge take both
     sides in turn. The first block follows the last, so that a whole run is a cycle, as a loop is."""
-    found = re.findall(r"^block(\d+) \{\n(.*?)^\}([^\n]*)", listing, re.MULTILINE | re.DOTALL)
-    place = {name: i for i, (name, _, _) in enumerate(found)}
+    result = re.findall(r"^block(\d+) \{\n(.*?)^\}([^\n]*)", listing, re.MULTILINE | re.DOTALL)
+    place = {name: i for i, (name, _, _) in enumerate(result)}
     following = []
-    for i, (_, _, ends) in enumerate(found):
+    for i, (_, _, ends) in enumerate(result):
         after = {place[name] for name in re.findall(r"block(\d+)", ends.partition("from")[0]) if name in place}
-        following.append(tuple(sorted(after | {i + 1} if after and i + 1 < len(found) else after or {0})))
+        following.append(tuple(sorted(after | {i + 1} if after and i + 1 < len(result) else after or {0})))
     loops = [(after, i) for i, each in enumerate(following) for after in each if 0 < after <= i]
     blocks = []
-    for i, (_, body, _) in enumerate(found):
+    for i, (_, body, _) in enumerate(result):
         names = re.findall(r"^\s+(?:[^=\n]* = )?(\w+)", body, re.MULTILINE)
         counts = [sum(name in of for name in names) for of in KINDS.values()]
         counts[0] = int(i == 0)

@@ -15,7 +15,7 @@ SPACES = {"1": "device", "2": "constant"}
 def of_source(code: str) -> list[str]:
     """Finds, before optimisation, a load of one element through a pointer to a vector, which one load could give
     whole."""
-    fields = {found[1]: SPACES[found[2]] for found in FIELD.finditer(code)}
+    fields = {result[1]: SPACES[result[2]] for result in FIELD.finditer(code)}
     loads = re.findall(r"= load (?!<)(\w+), ptr addrspace\(\d\) (%[\w.]+)", code)
     scalar = [(kind, fields[name]) for kind, name in loads if name in fields]
     return [f"a {space} vector's element is loaded alone, as {kind}" for kind, space in sorted(set(scalar))]

@@ -54,16 +54,16 @@ class _Spaces:
         return changed
 
     def _defined(self, line: str) -> tuple[str, int | None]:
-        if found := CAST.match(line):
-            return found[1], self.of.get(found[3], int(found[2] or PRIVATE))
-        if found := ELEMENT.match(line):
-            written = int(found[2])
-            known = written if found[3].startswith("@") and written != GENERIC else None
-            return found[1], self.of.get(found[3], known)
-        if found := MERGE.match(line):
-            return found[1], self._common(found[1], int(found[2]), re.findall(rf"\[ ({NAME})", found[3]))
-        if found := CHOICE.match(line):
-            return found[1], self._common(found[1], int(found[2]), [found[3], found[4]])
+        if result := CAST.match(line):
+            return result[1], self.of.get(result[3], int(result[2] or PRIVATE))
+        if result := ELEMENT.match(line):
+            written = int(result[2])
+            known = written if result[3].startswith("@") and written != GENERIC else None
+            return result[1], self.of.get(result[3], known)
+        if result := MERGE.match(line):
+            return result[1], self._common(result[1], int(result[2]), re.findall(rf"\[ ({NAME})", result[3]))
+        if result := CHOICE.match(line):
+            return result[1], self._common(result[1], int(result[2]), [result[3], result[4]])
         return "", None
 
     def _common(self, name: str, written: int, sources: Iterable[str]) -> int | None:
@@ -92,14 +92,14 @@ def _through_integers(lines: list[str], spaces: _Spaces) -> set[str]:
     """Turns a pointer into constants that meets device pointers into a device pointer, through an integer."""
     back: set[str] = set()
     for line in lines:
-        found = MERGE.match(line) or CHOICE.match(line)
-        if found and found[1] in spaces.mixed:
+        result = MERGE.match(line) or CHOICE.match(line)
+        if result and result[1] in spaces.mixed:
             back |= {name for name in re.findall(NAME, line) if spaces.of.get(name) == CONSTANTS}
     for i, line in enumerate(lines):
-        found = ELEMENT.match(line)
-        if found and found[1] in back:
-            name, source = found[1], found[3]
-            element = line.replace(f"ptr addrspace({found[2]}) {source}", f"{pointer(CONSTANTS)} {source}")
+        result = ELEMENT.match(line)
+        if result and result[1] in back:
+            name, source = result[1], result[3]
+            element = line.replace(f"ptr addrspace({result[2]}) {source}", f"{pointer(CONSTANTS)} {source}")
             lines[i] = (
                 f"{element.replace(f'{name} =', f'{name}.c =')}\n"
                 f"  {name}.i = ptrtoint {pointer(CONSTANTS)} {name}.c to i64\n"
@@ -111,16 +111,16 @@ def _through_integers(lines: list[str], spaces: _Spaces) -> set[str]:
 def _rewritten(line: str, of: dict[str, int]) -> str:
     if "inttoptr" in line:
         return line
-    if found := CAST.match(line):
-        line = f"  {found[1]} = getelementptr i8, {pointer(of[found[1]])} {found[3]}, i64 0"
+    if result := CAST.match(line):
+        line = f"  {result[1]} = getelementptr i8, {pointer(of[result[1]])} {result[3]}, i64 0"
     line = re.sub(
         rf"ptr(?: addrspace\(\d\))?({ATTRIBUTES}) ({NAME})",
         lambda use: f"{pointer(of[use[2]])}{use[1]} {use[2]}" if use[2] in of else use[0],
         line,
     )
-    found = MERGE.match(line)
-    if found and found[1] in of:
-        line = line.replace(f"phi ptr addrspace({found[2]})", f"phi {pointer(of[found[1]])}", 1)
+    result = MERGE.match(line)
+    if result and result[1] in of:
+        line = line.replace(f"phi ptr addrspace({result[2]})", f"phi {pointer(of[result[1]])}", 1)
     return line
 
 

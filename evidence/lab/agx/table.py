@@ -41,15 +41,15 @@ def read(content: str) -> tuple[str, Table]:
     versions, head, *lines = content.splitlines()
     if tuple(head.split("\t")) != COLUMNS:
         raise ValueError(f"expected the columns {', '.join(COLUMNS)}, got {head!r}")
-    found: dict[str, dict[str, Figures | str]] = {}
+    result: dict[str, dict[str, Figures | str]] = {}
     for line in lines:
         variant, *cells = line.split("\t")
-        found[variant] = {}
+        result[variant] = {}
         for i, pipeline in enumerate(PIPELINES):
             own = cells[i * len(NAMES) : (i + 1) * len(NAMES)]
             failed = own[0].startswith("failed: ")
-            found[variant][pipeline] = own[0].removeprefix("failed: ") if failed else Figures(*map(int, own))
-    return versions.removeprefix("# "), found
+            result[variant][pipeline] = own[0].removeprefix("failed: ") if failed else Figures(*map(int, own))
+    return versions.removeprefix("# "), result
 
 
 def recorded() -> tuple[str, Table]:

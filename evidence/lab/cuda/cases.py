@@ -192,21 +192,23 @@ def packed(*shape: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 def timed_experts(part: str, tokens: int, writer: Writer) -> CaseRecord:
     """One token chooses each of the experts."""
     ids = torch.arange(tokens * K, dtype=torch.int32).view(tokens, K)
-    there = ids.to(MPS)
+    on_device = ids.to(MPS)
     trace = Trace(experts_case(part, tokens), writer, runs=False, keeps=False)
     if part == "down":
         x, weights = torch.empty(tokens, K, I, dtype=BF16, device=MPS), packed(tokens * K, D, I)
         chosen = torch.empty(tokens, K, device=MPS)
         trace.call(
-            lambda: torch.ops.gdn.moe_down(x, weights[0], chosen, there, w_scales=weights[1], w_biases=weights[2])
+            lambda: torch.ops.gdn.moe_down(x, weights[0], chosen, on_device, w_scales=weights[1], w_biases=weights[2])
         )
         outputs = tokens * D
     else:
         x, weights = torch.empty(tokens, D, dtype=BF16, device=MPS), packed(tokens * K, 2 * I, D)
-        trace.call(lambda: torch.ops.gdn.moe_gate_up(x, weights[0], there, w_scales=weights[1], w_biases=weights[2]))
+        trace.call(
+            lambda: torch.ops.gdn.moe_gate_up(x, weights[0], on_device, w_scales=weights[1], w_biases=weights[2])
+        )
         outputs = tokens * K * I
     content = ids.numpy().tobytes()
-    trace.case.fills.append(Fill(0, trace.number_of(there), [[0, len(content)]], writer.keep(content)))
+    trace.case.fills.append(Fill(0, trace.number_of(on_device), [[0, len(content)]], writer.keep(content)))
     trace.case.floor_bytes = x.nbytes + sum(each.nbytes for each in weights) + 2 * outputs
     writer.add(trace.case)
     return trace.case

@@ -23,10 +23,10 @@ def cuda_check(progress: Progress) -> Finding:
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "launches.zip"
         record_all(record, progress)
-        found = running.run(record, CUBINS, running.PARTS, progress)
-    notes = [f"{found['gpu']}, {found['versions']}: {found['variants']} kernel variants"]
+        result = running.run(record, CUBINS, running.PARTS, progress)
+    notes = [f"{result['gpu']}, {result['versions']}: {result['variants']} kernel variants"]
     notes += [
-        f"{row['case']}: {row['microseconds']:.1f} us, floor {row['floor']:.1f}" for row in found.get("times", ())
+        f"{row['case']}: {row['microseconds']:.1f} us, floor {row['floor']:.1f}" for row in result.get("times", ())
     ]
     notes.append("prefill is not timed: its 8 x 8 matrices are emulated here and say nothing of Apple's")
-    return Finding(found["cases"], found["problems"], notes)
+    return Finding(result["cases"], result["problems"], notes)

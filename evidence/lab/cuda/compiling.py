@@ -25,10 +25,10 @@ class NoCompiler(RuntimeError):
 
 
 def nvcc() -> str:
-    found = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
-    if not found:
+    result = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+    if not result:
         raise NoCompiler("nvcc is missing: pip's nvidia-cuda-nvcc has it")
-    return found
+    return result
 
 
 def compile_cuda(source: str, cubin: Path, architecture: str) -> str:

@@ -60,7 +60,7 @@ def parsed(text: str) -> list[Conflicts]:
         name = row["Kernel Name"].split("(")[0]
         if name not in most or wavefronts > most[name][0]:
             most[name] = (wavefronts, Conflicts(name, *shares))
-    return [found for _, found in most.values()]
+    return [result for _, result in most.values()]
 
 
 def measured(record: Path, cubins: Path) -> list[Conflicts]:

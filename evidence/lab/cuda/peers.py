@@ -81,11 +81,11 @@ def experts_case(part: str, tokens: int) -> str:
 
 def versions() -> list[str]:
     """Returns the versions of what is installed, as the wheels name them."""
-    found = []
+    result = []
     for package in ("fla-core", "mlx"):
         with contextlib.suppress(PackageNotFoundError):
-            found.append(f"{package} {version(package)}")
-    return found
+            result.append(f"{package} {version(package)}")
+    return result
 
 
 def state_bytes(batch: int) -> int:
@@ -101,8 +101,8 @@ def copies_of(batch: int) -> int:
 
 
 def mlx_header(name: str) -> str:
-    found = importlib.util.find_spec("mlx")
-    for folder in (found.submodule_search_locations or ()) if found else ():
+    result = importlib.util.find_spec("mlx")
+    for folder in (result.submodule_search_locations or ()) if result else ():
         if (header := Path(folder) / HEADERS / name).exists():
             return header.read_text()
     raise NotInstalled("MLX's headers are not installed: pip install 'mlx[cpu]' has them")
@@ -110,10 +110,10 @@ def mlx_header(name: str) -> str:
 
 def mlx_source(header: str) -> str:
     text = without_comments(header)
-    found = re.search(rf"^template <[^>]*>\n\[\[kernel\]\] void {MLX_KERNEL}\(.*?^}}", text, re.MULTILINE | re.DOTALL)
-    if not found:
+    result = re.search(rf"^template <[^>]*>\n\[\[kernel\]\] void {MLX_KERNEL}\(.*?^}}", text, re.MULTILINE | re.DOTALL)
+    if not result:
         raise NotInstalled(f"MLX: expected a kernel {MLX_KERNEL}, got a header without it")
-    kernel = re.sub(r" \[\[[^\]]*\]\]", "", found[0].replace("[[kernel]] ", "METAL_FUNC "))
+    kernel = re.sub(r" \[\[[^\]]*\]\]", "", result[0].replace("[[kernel]] ", "METAL_FUNC "))
     return MLX_PRELUDE + translated(kernel) + MLX_ENTRY.format(kernel=MLX_KERNEL, K=K, V=V, H=H, HV=HV)
 
 

@@ -85,15 +85,15 @@ def variants_for(rows: int) -> Iterator[Variant]:
 def functions() -> str:
     """Returns MLX's functions as CUDA, with what they need."""
     text = without_comments(mlx_header(HEADER))
-    found = []
+    result = []
     for name in FUNCTIONS:
         function = re.search(
             rf"^template <[^>]*>\n(?:inline|METAL_FUNC)[^;{{}}]*\b{name}\(.*?^}}", text, re.MULTILINE | re.DOTALL
         )
         if not function:
             raise NotInstalled(f"MLX: expected a function {name}, got a header without it")
-        found.append(re.sub(r"^inline ", "METAL_FUNC ", function[0], flags=re.MULTILINE))
-    kernels = re.sub(r" \[\[[^\]]*\]\]", "", "\n".join(found)).replace("const constant", "constant")
+        result.append(re.sub(r"^inline ", "METAL_FUNC ", function[0], flags=re.MULTILINE))
+    kernels = re.sub(r" \[\[[^\]]*\]\]", "", "\n".join(result)).replace("const constant", "constant")
     return MLX_TYPES + PRELUDE + translated(kernels)
 
 
@@ -106,13 +106,13 @@ def linear_times(folder: Path, architecture: str) -> list[PeerTime]:
     """Times the fastest of MLX's kernels for each size and number of rows."""
     cubin = peer_cubin(source(), folder, "mlx_linear", architecture)
     gpu = Gpu()
-    found = []
+    result = []
     for size in SIZES:
         for rows in ROWS:
             times = {each.name: time_of(gpu, cubin, each, size, rows) for each in variants_for(rows)}
             best = min(times, key=lambda name: times[name])
-            found.append(PeerTime(f"MLX {best}", linear_case(size, rows), times[best]))
-    return found
+            result.append(PeerTime(f"MLX {best}", linear_case(size, rows), times[best]))
+    return result
 
 
 def time_of(gpu: Gpu, cubin: Path, variant: Variant, size: int, rows: int) -> float:

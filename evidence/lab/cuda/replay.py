@@ -79,10 +79,10 @@ class Session:
                 self.fill_shared(pattern)
             self.gpu.launch(self.prepared(launch, buffers))
             self.gpu.wait()
-        found = {each.name: buffers[each.buffer].read() for each in case.outputs}
+        result = {each.name: buffers[each.buffer].read() for each in case.outputs}
         for buffer in buffers:
             buffer.free()
-        return found
+        return result
 
     def reports(self) -> int:
         """Returns the errors that kernels wrote into the log since it was last read."""

@@ -40,8 +40,8 @@ class Verdict:
 
 def parsed(tool: str, text: str) -> Verdict:
     """Returns the tool's own count, and places. Raises ValueError without a summary: the tool did not finish."""
-    found = re.findall(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+) (?:errors?|hazards?)", text, re.MULTILINE)
-    if not found:
+    result = re.findall(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+) (?:errors?|hazards?)", text, re.MULTILINE)
+    if not result:
         raise ValueError(f"{tool}: expected a summary, got '{text[-300:]}'")
     places: Counter[str] = Counter()
     lines = [line.lstrip("=").strip() for line in text.splitlines() if line.startswith("=")]
@@ -49,7 +49,7 @@ def parsed(tool: str, text: str) -> Verdict:
         if line.startswith(KINDS):
             where = next((m[1] for each in lines[i : i + 4] if (m := re.search(r"in (\S+:\d+)", each))), "no place")
             places[f"{re.sub(r'0x[0-9a-f]+', 'an address', line)}, {where}"] += 1
-    return Verdict(tool, int(found[-1]), tuple(f"{place}, {count} times" for place, count in places.most_common(8)))
+    return Verdict(tool, int(result[-1]), tuple(f"{place}, {count} times" for place, count in places.most_common(8)))
 
 
 def program() -> str | None:

@@ -55,15 +55,15 @@ def errors(sizes: Sizes, spreads: tuple[int, ...] = SPREADS) -> dict[tuple[str, 
     heads, queries, tokens, D = sizes
     q, k, v = (torch.randn(1, heads, count, D) for count in (queries, tokens, tokens))
     exact = [attention(spread * q, k, v) for spread in spreads]
-    found = {}
+    result = {}
     for scheme in tqdm(SCHEMES, desc="schemes", unit="scheme"):
         for table in TABLES:
             cache = KVCache(Scheme(scheme, table), 1, heads, D, tokens, dtype=torch.float32, tail=0, sinks=0)
             cache.append(k, v)
             outputs = [cache.attend(spread * q, causal=False) for spread in spreads]
             pairs = zip(outputs, exact, strict=True)
-            found[scheme, table] = [((o - right).norm() / right.norm()).item() for o, right in pairs]
-    return found
+            result[scheme, table] = [((o - right).norm() / right.norm()).item() for o, right in pairs]
+    return result
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -173,13 +173,13 @@ def main() -> None:
         help=f"where the plot goes (default: {PLOT.relative_to(ROOT)} of the checkout)",
     )
     arguments = parser.parse_args()
-    found = errors(Sizes())
+    result = errors(Sizes())
     pieces = held_back_pieces(8, 1024)
-    print(error_table(found), memory_table(), model_table(pieces), sep="\n\n")
+    print(error_table(result), memory_table(), model_table(pieces), sep="\n\n")
     compared = format_quality.compare_all(format_quality.sources(pieces[:, :-1]))
     print("", format_quality.table(compared), sep="\n\n")
     formats_plot = arguments.plot.with_name("aura_formats.png")
-    plot(found, arguments.plot)
+    plot(result, arguments.plot)
     format_quality.plot(compared, formats_plot)
     print(f"\nThe plots: {arguments.plot}, {formats_plot}")
 

@@ -69,18 +69,18 @@ def model_source(pieces: Tensor) -> Source:
     """Returns what the model's attention layer gets for these tokens [count, length]."""
     from transformers import AttentionInterface, Qwen3NextForCausalLM
 
-    found: list[Source] = []
+    result: list[Source] = []
     attend = AttentionInterface()["sdpa"]
 
     def watched(module: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **options: Any) -> Any:
-        found.append(Source(q, k, v))
+        result.append(Source(q, k, v))
         return attend(module, q, k, v, *args, **options)
 
     AttentionInterface.register("watched", watched)
     model = Qwen3NextForCausalLM.from_pretrained(Path(corpus.__file__).parent, dtype=torch.float32).eval()
     model.set_attn_implementation("watched")
     model(input_ids=pieces)
-    (source,) = found
+    (source,) = result
     return source
 
 

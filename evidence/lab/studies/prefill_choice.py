@@ -113,9 +113,9 @@ def all_cases(workload: str) -> list[Case]:
     codes: dict[str, Code] = {}
     for algorithm in ALGORITHMS:
         for tokens in (*FEW_TOKENS, CHUNK, 2 * CHUNK):
-            counts, found = count(workload, LAYER, tokens, algorithm)
+            counts, result = count(workload, LAYER, tokens, algorithm)
             counted.setdefault(tokens, {})[algorithm] = counts
-            codes |= found
+            codes |= result
     for chunks, algorithm in product(CHUNKS[2:], ALGORITHMS):
         one, two = counted[CHUNK][algorithm], counted[2 * CHUNK][algorithm]
         counted.setdefault(chunks * CHUNK, {})[algorithm] = of_chunks(one, two, chunks)

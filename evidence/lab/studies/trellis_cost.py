@@ -36,12 +36,12 @@ def storages() -> list[Storage]:
     """Returns them. Each extracts and loads. A byte is converted. For an odd table's half, the sign changes index and
     label.
     """
-    found = [Storage("4 bits without a trellis, halves", 16, 2, 2)]
+    result = [Storage("4 bits without a trellis, halves", 16, 2, 2)]
     for window in trellis.RATES:
         every = 1 << window
-        found += [Storage(f"{window} bits, halves", every, 2, 2), Storage(f"{window} bits, bytes", every, 1, 3)]
-        found.append(Storage(f"{window} bits, bytes of the first half", every // 2, 1, 6))
-    return found
+        result += [Storage(f"{window} bits, halves", every, 2, 2), Storage(f"{window} bits, bytes", every, 1, 3)]
+        result.append(Storage(f"{window} bits, bytes of the first half", every // 2, 1, 6))
+    return result
 
 
 def main() -> None:

@@ -48,10 +48,10 @@ class Reference:
                 self.parents.setdefault(declaration.key[1], []).append(declaration.key[2])
 
     def ancestors(self, name: str) -> list[str]:
-        found = [name]
+        result = [name]
         for parent in self.parents.get(name, ()):
-            found += self.ancestors(parent)
-        return found
+            result += self.ancestors(parent)
+        return result
 
     def knows(self, owner: str) -> bool:
         """Returns whether it claims to know all of a class: every class of Metal, and NSObject."""
@@ -93,15 +93,15 @@ def reference(include: Path) -> Reference:
 
 def stubs(root: Path = CHECKOUT) -> list[Declaration]:
     """Returns the declarations of both sets of stub headers, each once, from a checkout or an altered copy of one."""
-    found: dict[tuple[Key, str], Declaration] = {}
+    result: dict[tuple[Key, str], Declaration] = {}
     for folders in STUB_SETS.values():
         directories = [root / folder for folder in folders]
         # The simulated Mac's Availability.h has little, so Apple's comes first, for Apple's own headers.
         availability = f'#include "{apple_include_directories()[-1]}/Availability.h"\n'
         unit = parse(availability + SOURCE, [f"-I{directory}" for directory in directories])
         for declaration in objective_c(unit, directories):
-            found.setdefault((declaration.key, declaration.value), declaration)
-    return list(found.values())
+            result.setdefault((declaration.key, declaration.value), declaration)
+    return list(result.values())
 
 
 def _named(declaration: Declaration, names: frozenset[str]) -> bool:

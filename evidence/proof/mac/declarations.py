@@ -203,8 +203,8 @@ def _declarations_of(cursor: Cursor) -> Iterator[Declaration]:
 def objective_c(unit: TranslationUnit, directories: Sequence[Path]) -> list[Declaration]:
     """Returns what the headers below `directories` declare, in their order."""
     roots = tuple(f"{directory}{os.sep}" for directory in directories)
-    found: list[Declaration] = []
+    result: list[Declaration] = []
     for cursor in unit.cursor.get_children():
         if cursor.location.file is not None and cursor.location.file.name.startswith(roots):
-            found += _declarations_of(cursor)
-    return found
+            result += _declarations_of(cursor)
+    return result

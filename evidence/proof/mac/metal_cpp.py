@@ -132,12 +132,12 @@ def read(include: Path) -> list[Declaration]:
     unit = parse(SOURCE, (*FLAGS, f"-I{include}"), language="c++")
     names = list(_looked_up(unit))
     strings = {variable.get_usr(): name for variable, name in names}
-    found = [
+    result = [
         Declaration(("kind", name), variable.semantic_parent.spelling.lower(), where(variable))
         for variable, name in names
         if variable.semantic_parent.spelling in ("Class", "Protocol")
     ]
     for cursor in unit.cursor.get_children():
         if cursor.location.file is not None and cursor.location.file.name.startswith(str(include)):
-            found += _at_top(cursor, strings)
-    return found
+            result += _at_top(cursor, strings)
+    return result

@@ -31,12 +31,12 @@ exports:
 
 def system_symbols(images: Iterable[Image]) -> dict[str, frozenset[str]]:
     """Returns, by the install name of each system library, the symbols that some image imports from it."""
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
     for image in images:
         for symbol in image.imports:
             if symbol.library.startswith(SYSTEM):
-                found.setdefault(symbol.library, set()).add(symbol.name)
-    return {name: frozenset(symbols) | DOCUMENTED.get(name, frozenset()) for name, symbols in found.items()}
+                result.setdefault(symbol.library, set()).add(symbol.name)
+    return {name: frozenset(symbols) | DOCUMENTED.get(name, frozenset()) for name, symbols in result.items()}
 
 
 def _file(directory: Path, install_name: str) -> Path:

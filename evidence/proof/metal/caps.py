@@ -81,13 +81,13 @@ def text(caps: Mapping[str, Caps]) -> str:
 
 
 def recorded() -> dict[str, Caps]:
-    found = {}
+    result = {}
     for line in TABLE.read_text().splitlines()[1:]:
         kernel, *row = line.split("\t")
         variants, threadgroup, thread, registers, passes, over = map(int, row[:6])
         in_models = Taken(*map(int, row[7:]))
-        found[kernel] = Caps(variants, threadgroup, thread, registers, passes, over, row[6], in_models)
-    return found
+        result[kernel] = Caps(variants, threadgroup, thread, registers, passes, over, row[6], in_models)
+    return result
 
 
 def over_cap(facts: Iterable[Facts], kernels: Mapping[str, str], caps: Mapping[str, Caps]) -> list[str]:

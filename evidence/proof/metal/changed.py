@@ -54,12 +54,12 @@ def changed_files(base: str) -> list[str] | None:
 
 def included(file: str) -> set[str]:
     """Returns a shader's files, below shaders/: itself and what it includes, directly or not."""
-    found, open_ = {file}, [file]
+    result, open_ = {file}, [file]
     while open_:
         names = re.findall(r'^#include "([^"]+)"', (SHADERS / open_.pop()).read_text(), re.MULTILINE)
-        open_ += [name for name in names if name not in found]
-        found |= set(names)
-    return found
+        open_ += [name for name in names if name not in result]
+        result |= set(names)
+    return result
 
 
 def affected(shaders: Iterable[str], changed: Iterable[str]) -> set[str]:
@@ -101,8 +101,8 @@ def what_changed(base: str | None, shaders: set[str]) -> tuple[set[str] | None, 
         return None, "git knows no earlier commit: a sample of every kernel"
     if any(path.startswith(EXAMINERS) for path in changed):
         return None, f"what examines the shaders changed since {base}: a sample of every kernel"
-    found = affected(shaders, changed)
-    return found, f"since {base} {len(found)} of {len(shaders)} kernels changed"
+    result = affected(shaders, changed)
+    return result, f"since {base} {len(result)} of {len(shaders)} kernels changed"
 
 
 def examine(launches: Sequence[Launch], variants: Sequence[KernelVariant], progress: Progress) -> list[str]:

@@ -40,8 +40,8 @@ class Example:
     def _not_refused(self, outcome: Outcome) -> list[str]:
         if any(re.search(self.words, message) for message in outcome.problems):
             return []
-        found = "; ".join(outcome.problems) or "nothing"
-        return [f"{self.name}: expected to be refused with {self.words!r}, the front end reported: {found}"]
+        result = "; ".join(outcome.problems) or "nothing"
+        return [f"{self.name}: expected to be refused with {self.words!r}, the front end reported: {result}"]
 
 
 def examples() -> list[Example]:

@@ -71,14 +71,14 @@ class Tools:
 
 def _translation() -> list[Path]:
     """Returns the part of the engine that translates: source_transform.cpp and what it includes, directly or not."""
-    found, open_ = [COMPILE / "source_transform.cpp"], ["source_transform.cpp"]
+    result, open_ = [COMPILE / "source_transform.cpp"], ["source_transform.cpp"]
     while open_:
         for name in re.findall(r'#include "(\w+)\.h"', (COMPILE / open_.pop()).read_text()):
             source = COMPILE / f"{name}.cpp"
-            if source.exists() and source not in found:
-                found.append(source)
+            if source.exists() and source not in result:
+                result.append(source)
                 open_ += [source.name, f"{name}.h"]
-    return found
+    return result
 
 
 def _key() -> str:

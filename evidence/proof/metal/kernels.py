@@ -78,13 +78,13 @@ def check_source(source: str) -> Outcome:
     layout, facts, over = Layout(tree), [], []
     for kernel in tree.kernels:
         try:
-            found, more = examine(tree, layout, kernel)
+            result, more = examine(tree, layout, kernel)
         except NotUnderstood as reason:
             over.append(f"{kernel.name}: {reason}: the checks have no rule for it")
             continue
-        facts.append(found)
+        facts.append(result)
         problems |= more
-        over += found.over_limit()
+        over += result.over_limit()
     return Outcome([*(str(problem) for problem in sorted(problems)), *over], facts)
 
 

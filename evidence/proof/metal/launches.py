@@ -157,8 +157,8 @@ def model_launches() -> list[Launch]:
     for D, form in ((80, 8), (512, 17)):
         awkward.append(("aura_attention", AuraPoint(DTYPES[0], bits=(3, 3), D=D, ratio=form, queries=1, batch=1)))
     kept = ("aura_encode_bfloat_3_80", "aura_flash_p1_eight_3_3_80", "aura_flash_p1_matrix_3_3_512")
-    found = launches((REGISTRY[op], point) for op, point in awkward)
+    result = launches((REGISTRY[op], point) for op, point in awkward)
     return [
         *launches(itertools.chain.from_iterable(wanted)),
-        *(launch for launch in found if launch.variant.name in kept),
+        *(launch for launch in result if launch.variant.name in kept),
     ]

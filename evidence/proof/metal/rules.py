@@ -207,20 +207,20 @@ def positions_agree(tree: Tree) -> Iterator[Problem]:
             listed = ", ".join(f"{name} has {width}" for name, width in sorted(widths.items()))
             yield Problem(place, f"positions of a kernel must be all scalars or vectors of one width: {listed}")
         for group in (IN_GRID, IN_THREADGROUP, SIMDGROUP_INDICES):
-            found = {name: types[name] for name in group if name in types}
-            if len(set(found.values())) > 1:
-                yield Problem(place, f"{', '.join(found)} must have one type")
+            result = {name: types[name] for name in group if name in types}
+            if len(set(result.values())) > 1:
+                yield Problem(place, f"{', '.join(result)} must have one type")
 
 
 def _types_of_positions(kernel: Kernel) -> dict[str, tuple[str, int]]:
     """Returns the element's type and count for each attribute."""
-    found = {}
+    result = {}
     for parameter in parameters_of(kernel.function):
         if attribute := kernel.builtins.get(parameter["id"]):
             name = canonical(element_and_count(type_of(parameter))[0])
             vector = VECTOR.match(name)
-            found[attribute] = (canonical(vector[1]), int(vector[2])) if vector else (name, 1)
-    return found
+            result[attribute] = (canonical(vector[1]), int(vector[2])) if vector else (name, 1)
+    return result
 
 
 RULES = (

@@ -104,8 +104,8 @@ def trees_of_kernels() -> list[Tree]:
     rules = [replace(rule, state_v_first=not channels, channels=channels) for channels in (True, False)]
     others = (each for each in compiled_at(CodecPoint, AuraPoint, PagePoint) if _has_words_of_its_own(each[1]))
     wanted = itertools.chain(*map(end_to_end, rules), stages_at(rules), computed(quick=True), others)
-    found = [*variants(wanted), *(launch.variant for launch in probe_launches())]
-    return trees_of(found)
+    result = [*variants(wanted), *(launch.variant for launch in probe_launches())]
+    return trees_of(result)
 
 
 def trees_of(kernels: Sequence[KernelVariant]) -> list[Tree]:
@@ -139,24 +139,24 @@ def _body(function: Node) -> Node:
 
 def words(trees: Sequence[Tree]) -> set[Word]:
     """Returns the words of all files in shaders/. The trees tell which of them are functions of Metal's."""
-    found = {Word("function", name) for name in _library_calls(trees)}
+    result = {Word("function", name) for name in _library_calls(trees)}
     paths = sorted(path for folder in (SHADERS, probes.SHADERS) for path in folder.rglob("*"))
     texts = [metal_blocks(path.read_text()) for path in paths if path.suffix in (".metal", ".h")]
     macros = {name for text in texts for name in re.findall(r"#\s*define\s+(\w+)", text)}
-    known = {*_declared(trees), *CPLUSPLUS.split(), *COMPONENTS, *macros, *(word.text for word in found)}
+    known = {*_declared(trees), *CPLUSPLUS.split(), *COMPONENTS, *macros, *(word.text for word in result)}
     for text in texts:
-        found |= {Word("header", name) for name in re.findall(r"#\s*include\s*<(\w+)>", text)}
-        found |= {Word("pragma", pragma) for pragma in re.findall(r'_Pragma\("(.*?)"\)', text)}
+        result |= {Word("header", name) for name in re.findall(r"#\s*include\s*<(\w+)>", text)}
+        result |= {Word("pragma", pragma) for pragma in re.findall(r'_Pragma\("(.*?)"\)', text)}
         code = re.sub(r"#\s*include[^\n]*", "", blanked(text))
         for attributes in re.findall(r"\[\[(.*?)\]\]", code):
             while "(" in attributes:  # its argument is our own expression
                 attributes = re.sub(r"\([^()]*\)", "", attributes)
-            found |= {Word("attribute", name) for name in re.findall(r"[a-z_]\w*", attributes)}
+            result |= {Word("attribute", name) for name in re.findall(r"[a-z_]\w*", attributes)}
         code = re.sub(r"\[\[.*?\]\]", "", code)
         code = re.sub(r"\b0x[\da-fA-F]+\w*|\b\d[\w.]*", "", code)
-        found |= {Word("name", name) for name in re.findall(r"[A-Za-z_]\w*", code) if name not in known}
+        result |= {Word("name", name) for name in re.findall(r"[A-Za-z_]\w*", code) if name not in known}
     # The host's appended line has these.
-    return found | {Word("attribute", "host_name")} | {Word("name", name) for name in METAL_TYPES.values()}
+    return result | {Word("attribute", "host_name")} | {Word("name", name) for name in METAL_TYPES.values()}
 
 
 @dataclass(frozen=True)

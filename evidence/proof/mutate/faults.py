@@ -63,9 +63,9 @@ class Fault:
         return f"{self.part}/{self.name}"
 
     def plant(self, source: str) -> str:
-        found = source.count(self.text)
-        if found != 1:
-            raise ValueError(f"{self.id}: expected its text once in {self.file}, found it {found} times")
+        result = source.count(self.text)
+        if result != 1:
+            raise ValueError(f"{self.id}: expected its text once in {self.file}, found it {result} times")
         return source.replace(self.text, self.replacement)
 
 

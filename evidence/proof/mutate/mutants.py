@@ -94,7 +94,7 @@ class Rules:
         """Yields the line with one match of one rule replaced, outside texts."""
         if any(pattern.search(line) for pattern in self.lines_left_out):
             return
-        end = min((found.start() for pattern in self.ends if (found := pattern.search(line))), default=len(line))
+        end = min((result.start() for pattern in self.ends if (result := pattern.search(line))), default=len(line))
         for pattern, replacement in self.replacements:
             for match in pattern.finditer(line):
                 is_in_a_text = line.count('"', 0, match.start()) % 2 == 1
@@ -173,14 +173,14 @@ def ops_of_shaders() -> dict[str, list[str]]:
     from torch_gdn_check.registry.registry import computed, launches_at
 
     mps_simulator.activate()
-    found: dict[str, dict[str, None]] = {}
+    result: dict[str, dict[str, None]] = {}
     for entry, point in computed(quick=False):
         for file in {f"shaders/{launch.variant.file}" for launch in launches_at(entry, point, fake_mps())}:
-            found.setdefault(file, {})[entry.name] = None
-    for file, ops in [*found.items()]:
+            result.setdefault(file, {})[entry.name] = None
+    for file, ops in [*result.items()]:
         for header in included_shaders(CHECKOUT, [CHECKOUT / file]):
-            found.setdefault(str(header.relative_to(CHECKOUT)), {}).update(ops)
-    return {file: list(ops) for file, ops in found.items()}
+            result.setdefault(str(header.relative_to(CHECKOUT)), {}).update(ops)
+    return {file: list(ops) for file, ops in result.items()}
 
 
 @cache

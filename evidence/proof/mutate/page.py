@@ -58,10 +58,10 @@ def recorded(text: str) -> dict[str, Verdict]:
 def page_text(faults: Sequence[Fault], verdicts: Mapping[str, Verdict], drawn: Sequence[Row] = ()) -> str:
     counts = Counter(verdicts[fault.id].word for fault in faults)
     words = ", ".join(f"{count} {word}" for word, count in counts.most_common())
-    found = Counter((fault.kind, fault.part) for fault in faults)
+    result = Counter((fault.kind, fault.part) for fault in faults)
     rows = []
     for kind, what in KINDS.items():
-        numbers = [found[kind, part] for part in PARTS]
+        numbers = [result[kind, part] for part in PARTS]
         rows.append(f"| {what} (`{kind}`) | {' | '.join(str(number or '') for number in numbers)} | {sum(numbers)} |")
     missed = [f"- {fault.id}: {verdicts[fault.id].word}" for fault in faults if verdicts[fault.id].word != CAUGHT]
     page = TEXT.format(count=len(faults), words=words, parts=" | ".join(PARTS.values()), rules="---|" * len(PARTS),

@@ -97,8 +97,8 @@ def rates(rows: Sequence[Row]) -> str:
 
 def by_seed(rows: Sequence[Row]) -> str:
     counted = Counter((row.seed, row.counts_as) for row in rows)
-    found = {seed: (counted[seed, CAUGHT], counted[seed, MISSED]) for seed in dict.fromkeys(row.seed for row in rows)}
-    return ", ".join(f"{caught} of {caught + missed} of seed {seed}" for seed, (caught, missed) in found.items())
+    result = {seed: (counted[seed, CAUGHT], counted[seed, MISSED]) for seed in dict.fromkeys(row.seed for row in rows)}
+    return ", ".join(f"{caught} of {caught + missed} of seed {seed}" for seed, (caught, missed) in result.items())
 
 
 def section(rows: Sequence[Row]) -> str:

@@ -29,7 +29,7 @@ def run_all(
 ) -> dict[str, Verdict]:
     """Returns verdicts of these faults: kept ones, and those of the faults that are tried now."""
     state = State(folder / "state.json", checkout)
-    kept = {} if again else {fault.id: found for fault in faults if (found := state.of(fault))}
+    kept = {} if again else {fault.id: result for fault in faults if (result := state.of(fault))}
     return Run(state, folder, checkout, jobs).judge(faults, kept, progress)
 
 
@@ -58,10 +58,10 @@ class Run:
     suite: bool = False  # try what passes with a sample of the whole suite, not with every case of its own tests
 
     def judge(self, faults: Sequence[Fault], kept: dict[str, Verdict], progress: Progress) -> dict[str, Verdict]:
-        found = dict(kept)
-        left = [fault for fault in faults if fault.id not in found or found[fault.id].word == SAMPLED]
+        result = dict(kept)
+        left = [fault for fault in faults if fault.id not in result or result[fault.id].word == SAMPLED]
         if not left:
-            return found
+            return result
         progress.expect(len(left))
         left.sort(key=lambda fault: fault.file.startswith("csrc/"))  # csrc/ takes a build
         scratches = self._scratches()
@@ -69,20 +69,20 @@ class Run:
             for scratch in scratches:
                 scratch.sweeps = sweeps
             word = None if sweeps == self.seed else SAMPLED
-            of_this_round = [fault for fault in left if (found[fault.id].word if fault.id in found else None) == word]
+            of_this_round = [fault for fault in left if (result[fault.id].word if fault.id in result else None) == word]
             for fault, verdict in try_all(scratches, of_this_round):
-                found[fault.id] = self.state.verdicts[fault.id] = verdict
+                result[fault.id] = self.state.verdicts[fault.id] = verdict
                 self.state.save()
                 if verdict.word != SAMPLED:
                     progress.step(line_of(fault, verdict))
         if self.suite:
-            survivors = [fault for fault in left if found[fault.id].word == SAMPLED]
+            survivors = [fault for fault in left if result[fault.id].word == SAMPLED]
             scratches[0].sweeps = self.seed
             for fault, verdict in try_together(scratches[0], survivors):
-                found[fault.id] = self.state.verdicts[fault.id] = verdict
+                result[fault.id] = self.state.verdicts[fault.id] = verdict
                 self.state.save()
                 progress.step(line_of(fault, verdict))
-        return found
+        return result
 
     def _scratches(self) -> list[Scratch]:
         names = [f"tree-{job}" if job else "tree" for job in range(self.jobs)]

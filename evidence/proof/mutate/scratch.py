@@ -160,21 +160,21 @@ def sources_of_simulated_device(tree: Path) -> set[Path]:
     """Returns what pyproject.toml tells mps_simulator/project.py to build."""
     project = tree / "pyproject.toml"
     tables = read_table(project)["tool"]["mps_simulator"]["load"] if project.exists() else []
-    found: set[Path] = set()
+    result: set[Path] = set()
     for table in tables:
-        found |= {path for pattern in table["sources"] for path in tree.glob(pattern)}
-        found -= {tree / name for name in table.get("exclude", ())}
-    return found
+        result |= {path for pattern in table["sources"] for path in tree.glob(pattern)}
+        result -= {tree / name for name in table.get("exclude", ())}
+    return result
 
 
 def included_shaders(tree: Path, sources: Sequence[Path]) -> list[Path]:
     """Returns the headers under shaders/ that these files include, directly or not."""
-    found: dict[Path, None] = {}
+    result: dict[Path, None] = {}
     left = list(sources)
     while left:
         for name in re.findall(r'^#include "([^"]+)"', left.pop().read_text(), flags=re.MULTILINE):
             path = tree / "shaders" / name.removeprefix("shaders/")
-            if path.is_file() and path not in found:
-                found[path] = None
+            if path.is_file() and path not in result:
+                result[path] = None
                 left.append(path)
-    return sorted(found)
+    return sorted(result)

@@ -18,8 +18,8 @@ DEVICE = "mps_simulator/tests"
 
 def folders_of(tree: Path) -> list[str]:
     """Returns the folders of the tests that `make test` runs, those of the properties first."""
-    found = {path.parent.relative_to(tree) for path in (tree / "tests").rglob("test_*.py")}
-    names = sorted(str(path) for path in found if path.name not in ELSEWHERE)
+    result = {path.parent.relative_to(tree) for path in (tree / "tests").rglob("test_*.py")}
+    names = sorted(str(path) for path in result if path.name not in ELSEWHERE)
     names.sort(key=lambda name: not name.endswith("classes"))
     return [*names, *([DEVICE] if (tree / DEVICE).exists() else [])]
 
@@ -66,16 +66,16 @@ def caught_by_folder(scratch: Scratch, faults: Sequence[Fault], folder: str) -> 
         always = failures(scratch, [*failed], [])[0] if failed else {}
         scratch.failing |= always.keys()
         suspected = [test for test in failed if test not in always]
-        found = {}
+        result = {}
         for fault in left if suspected else []:
             if alone := failures(scratch, suspected, [fault], "-x")[0]:
                 test, reason = next(iter(alone.items()))
-                found[fault] = Verdict(CAUGHT, test, reason, key=key_of(fault, scratch.tree), is_confirmed=True)
-        yield from found.items()
-        left = [fault for fault in left if fault not in found]
+                result[fault] = Verdict(CAUGHT, test, reason, key=key_of(fault, scratch.tree), is_confirmed=True)
+        yield from result.items()
+        left = [fault for fault in left if fault not in result]
         if is_done:
             return
-        if not found and not always:  # they do not build together, or end the process together
+        if not result and not always:  # they do not build together, or end the process together
             for half in (left[::2], left[1::2]) if len(left) > 1 else ():
                 yield from caught_by_folder(scratch, half, folder)
             return

@@ -58,16 +58,16 @@ def failed_tests(finished: Finished, tests: Sequence[str]) -> dict[str, str]:
     begun = re.findall(
         r"^(\S+::.*?)(?: (?:PASSED|FAILED|ERROR|SKIPPED|Fatal Python error).*)?$", output, flags=re.MULTILINE
     )
-    found = {}
+    result = {}
     for line in re.findall(r"^(?:FAILED|ERROR) (\S+::.*)$", output, flags=re.MULTILINE):
         test = max((name for name in begun if line.startswith(name)), key=len, default=line)  # names may have spaces
-        found[test] = line[len(test) :].removeprefix(" - ")
+        result[test] = line[len(test) :].removeprefix(" - ")
     why = (
         f"it took {forks.OF_A_TEST} s of processors"
         if finished.status == forks.ENDLESS
         else f"status {finished.status}"
     )
-    return found or {begun[-1].strip() if begun else tests[0]: f"the tests did not end: {why}"}
+    return result or {begun[-1].strip() if begun else tests[0]: f"the tests did not end: {why}"}
 
 
 def failed_test(finished: Finished, tests: Sequence[str]) -> tuple[str, str]:

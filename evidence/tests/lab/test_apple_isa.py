@@ -146,8 +146,8 @@ def test_figures_are_those_of_the_compilers_line() -> None:
 
 
 def test_the_table_is_read_as_it_was_written() -> None:
-    found = {"a_1": {"O2": SMALL, "lean": LARGE}, "b_2": {"O2": "agx_validate_ra: invalid", "lean": SMALL}}
-    assert table.read(table.text("clang 19", found)) == ("clang 19", found)
+    result = {"a_1": {"O2": SMALL, "lean": LARGE}, "b_2": {"O2": "agx_validate_ra: invalid", "lean": SMALL}}
+    assert table.read(table.text("clang 19", result)) == ("clang 19", result)
     with pytest.raises(ValueError, match="expected the columns"):
         table.read("# clang 19\nkernel\tregisters\n")
 
@@ -171,12 +171,12 @@ def test_variants_that_come_and_go_and_fail_are_named() -> None:
 
 
 def test_a_spill_is_believed_where_every_pipeline_has_it() -> None:
-    found: table.Table = {
+    result: table.Table = {
         "both": {"O2": LARGE, "lean": LARGE},
         "one": {"O2": LARGE, "lean": SMALL},
         "compiled in one": {"O2": LARGE, "lean": "failed"},
     }
-    assert table.spilling(found) == ["both", "compiled in one"]
+    assert table.spilling(result) == ["both", "compiled in one"]
 
 
 def _result(finding: Finding, write: bool) -> Result:

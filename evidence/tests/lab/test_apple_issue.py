@@ -32,9 +32,9 @@ def others(count: int) -> list[str]:
 
 def test_without_loops_a_run_costs_its_shortest_way() -> None:
     blocks: Blocks = [([LOAD, *others(4)], [1, 2]), (others(7), [3]), (others(2), [3]), (others(3), [])]
-    found = issue.prices(listing(blocks))
-    assert found["start"] + found["device"] == 100 * (5 + 2 + 3)
-    assert not any(found[kind] for kind in ("float", "threadgroup", "barrier", "matrix"))
+    result = issue.prices(listing(blocks))
+    assert result["start"] + result["device"] == 100 * (5 + 2 + 3)
+    assert not any(result[kind] for kind in ("float", "threadgroup", "barrier", "matrix"))
 
 
 def test_what_a_loop_does_pays_for_the_loop() -> None:
@@ -85,15 +85,15 @@ def random_listing(draw: random.Random) -> Blocks:
 def test_no_way_through_a_listing_issues_fewer_than_its_prices(seed: int) -> None:
     draw = random.Random(seed)
     blocks = random_listing(draw)
-    found = issue.prices(listing(blocks))
-    assert all(price >= 0 for price in found.values()) and any(found.values())
+    result = issue.prices(listing(blocks))
+    assert all(price >= 0 for price in result.values()) and any(result.values())
     for _ in range(200):
-        at, issued, owed = 0, 0, found["start"]
+        at, issued, owed = 0, 0, result["start"]
         for _ in range(100):
             body, after = blocks[at]
             issued += len(body)
             for line in body:
-                owed += sum(found[kind] for kind, names in issue.KINDS.items() if any(name in line for name in names))
+                owed += sum(result[kind] for kind, names in issue.KINDS.items() if any(name in line for name in names))
             if not after:
                 assert owed <= 100 * issued
                 break

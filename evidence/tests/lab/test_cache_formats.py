@@ -116,13 +116,13 @@ def test_rotated_before_and_back_after() -> None:
 def test_attention_is_causal_and_of_the_last_positions() -> None:
     torch.manual_seed(0)
     source = Source(torch.randn(1, 2, 3, 8), torch.randn(1, 1, 5, 8), torch.randn(1, 1, 5, 8))
-    found = source.attention(source.k, source.v)
+    result = source.attention(source.k, source.v)
     for head in range(2):
         for i in range(3):
             seen = 5 - 3 + i + 1
             scores = source.k[0, 0, :seen].double() @ source.q[0, head, i].double() / math.sqrt(8)
             right = scores.softmax(0) @ source.v[0, 0, :seen].double()
-            assert (found[0, head, i] - right).abs().max() <= 1e-12
+            assert (result[0, head, i] - right).abs().max() <= 1e-12
 
 
 @pytest.fixture(scope="module")

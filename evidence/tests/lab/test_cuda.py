@@ -147,8 +147,8 @@ def test_numbers_of_a_strided_output(dtype: torch.dtype, name: str) -> None:
     part = whole.as_strided((3, 4), (10, 2), 5)
     size = whole.element_size()
     output = Output("y", 0, 5 * size, name, [3, 4], [10, 2], "", 0.0)
-    found = numbers(whole.view(torch.uint8).numpy(), output)
-    np.testing.assert_array_equal(found, part.double().numpy())
+    result = numbers(whole.view(torch.uint8).numpy(), output)
+    np.testing.assert_array_equal(result, part.double().numpy())
 
 
 @pytest.mark.parametrize(("dtype", "lost"), [("bfloat", 1e-6), ("float", 4e-9), ("int32", 0.0)])
@@ -361,8 +361,8 @@ def test_a_wrong_call_must_be_reported_whatever_memory_held(counts: list[int], p
             return counts[len(self.ran) - 1]
 
     Reporting.ran.clear()
-    found = replay.unreported(Reporting(), CaseRecord("wrong"))  # type: ignore[arg-type]
-    assert found == ["wrong: no kernel reports it"] * problems and tuple(Reporting.ran) == replay.PATTERNS
+    result = replay.unreported(Reporting(), CaseRecord("wrong"))  # type: ignore[arg-type]
+    assert result == ["wrong: no kernel reports it"] * problems and tuple(Reporting.ran) == replay.PATTERNS
 
 
 def test_without_a_gpu_the_check_is_skipped(
@@ -379,13 +379,13 @@ def test_without_a_gpu_the_check_is_skipped(
 def test_the_page_has_every_number() -> None:
     value = {"case": "solve_tril 64", "output": "A_inv", "error": 3.25e-7, "recorded": 1.5e-7, "bound": 1e-6}
     timed = {"case": "decode [V, K] B 8", "microseconds": 7.44, "floor": 3.72, "kernels": {}}
-    found = {"gpu": "GPU", "versions": "CUDA 1", "kernels": 3, "variants": 5, "cases": 7, "values": [value]}
-    found |= {"wrong_calls": 2, "left_out": ["no ncu here"], "peer_versions": ["mlx 1.2"]}
-    found["peers"] = [
+    result = {"gpu": "GPU", "versions": "CUDA 1", "kernels": 3, "variants": 5, "cases": 7, "values": [value]}
+    result |= {"wrong_calls": 2, "left_out": ["no ncu here"], "peer_versions": ["mlx 1.2"]}
+    result["peers"] = [
         {"peer": peer, "case": "decode [V, K] B 8", "microseconds": us} for peer, us in (("MLX", 9.0), ("FLA", 8.0))
     ]
-    found |= {"times": [timed], "copy_rate": 4.2e12, "sanitizers": [{"tool": "memcheck", "errors": 0, "places": []}]}
-    text = page.text(found)
+    result |= {"times": [timed], "copy_rate": 4.2e12, "sanitizers": [{"tool": "memcheck", "errors": 0, "places": []}]}
+    text = page.text(result)
     assert "3 kernels in 5 variants gave the values below, in 7 cases, on one GPU (CUDA 1)." in text
     assert "| `solve_tril` | 1 | 3.25e-07 | 1.50e-07 |" in text and "`memcheck`: none." in text
     assert "| decode [V, K] B 8 | 7.4 | 3.7 | 2.00 | - |" in text and "4.20 TB/s" in text
@@ -393,17 +393,17 @@ def test_the_page_has_every_number() -> None:
     assert "(mlx 1.2)" in text and "2 of the cases are wrong calls" in text and "Not measured: no ncu here." in text
     assert "No error exceeds the simulated device's by more than a quarter" in text
     assert "1e-6: `A_inv` of `solve_tril 64`, 3.2e-06 (there 1.5e-07)" in page.text(
-        found | {"values": [value | {"error": 3.2e-6}]}
+        result | {"values": [value | {"error": 3.2e-6}]}
     )
     sanitizer = {"tool": "memcheck", "errors": 2, "places": ["a", "b"]}
-    assert "| `memcheck` | 2 | a; b |" in page.text(found | {"sanitizers": [sanitizer]})
+    assert "| `memcheck` | 2 | a; b |" in page.text(result | {"sanitizers": [sanitizer]})
     shares = [
         {"kernel": "solve_tril_64", "loads": 0.35, "stores": 0.59},
         {"kernel": "aura_flash_p1_matrix_8_4_64", "loads": 0.2, "stores": 0.0},
         {"kernel": "aura_flash_p1_matrix_8_2_80", "loads": 0.1, "stores": 0.3},
         {"kernel": "l2norm", "loads": 0.04, "stores": 0.0},
     ]
-    text = page.text(found | {"conflicts": shares})
+    text = page.text(result | {"conflicts": shares})
     assert "| `solve_tril_64` | 35% | 59% | not known |" in text and "l2norm" not in text
     assert "| `aura_flash_p1_matrix_8` | 20% | 30% | quarters, halves, data |" in text  # the worst
     assert "4 kernel variants were" in text

@@ -87,9 +87,9 @@ def test_earlier_means_are_those_of_vllms_pages_in_decoding(sample: tuple[Tensor
     for new, length in ((k[:128], 128), (k[128:], 129)):
         sequence = table, torch.tensor([0, len(new)]), torch.tensor([length])
         torch_gdn.aura_paged_tile_means(new, means, *sequence, ring, zero, zero, tail=128)
-    found = kv_formats.means_of_tiles(sample[0], earlier=True)
-    assert (found[:, :, 0] - means[:, 0].transpose(0, 1)).abs().max() < 1e-3
-    assert (found[:, 1] - kv_formats.means_of_tiles(sample[0])[:, 1]).abs().max() > 0.1
+    result = kv_formats.means_of_tiles(sample[0], earlier=True)
+    assert (result[:, :, 0] - means[:, 0].transpose(0, 1)).abs().max() < 1e-3
+    assert (result[:, 1] - kv_formats.means_of_tiles(sample[0])[:, 1]).abs().max() > 0.1
 
 
 def test_kvarn_is_a_step_a_minimum_and_two_scales(sample: tuple[Tensor, Tensor]) -> None:
@@ -143,7 +143,7 @@ def test_each_position_reads_the_codes_that_its_cache_has(first: int) -> None:
     for part, x in zip(form[2:], (k, v), strict=True):
         known = None if first == 0 else x[:, part.sinks : part.sinks + 64].round()
         mixed.append(kv_models.kept(part, x, known))
-    found = kv_models.attend(layer, *mixed, form, 0.25)
+    result = kv_models.attend(layer, *mixed, form, 0.25)
     for at in range(first, 300, 7):
         keys, values = (x[:, : at + 1].double() for x in (k, v))
         for part, x in ((form.keys, keys), (form.values, values)):
@@ -151,7 +151,7 @@ def test_each_position_reads_the_codes_that_its_cache_has(first: int) -> None:
             x[:, part.sinks : end] = x[:, part.sinks : end].round()
         scores = keys.repeat_interleave(2, 0) @ q[:, at, :, None].double() * 0.25
         expected = (scores.softmax(1).mT @ values.repeat_interleave(2, 0))[:, 0]
-        assert relative_error(found[:, at - first], expected) < 1e-5
+        assert relative_error(result[:, at - first], expected) < 1e-5
 
 
 def test_a_model_that_reads_exact_values_loses_nothing_and_one_that_reads_coarse_ones_does(
@@ -195,4 +195,4 @@ def test_table_verdicts_and_plot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 def test_the_page_has_the_table_of_the_results() -> None:
     page = (Path(__file__).resolve().parents[3] / "docs/lab/cache-formats.md").read_text()
     assert kv_quality.table(kv_quality.read(), FORMATS) in page
-    assert math.isfinite(sum(found["kl"] for found in kv_quality.read()["SmolLM2, 8k"].values()))
+    assert math.isfinite(sum(result["kl"] for result in kv_quality.read()["SmolLM2, 8k"].values()))

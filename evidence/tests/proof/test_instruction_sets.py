@@ -26,11 +26,11 @@ TYPES = ("half", "bfloat")
 
 
 def first_of_each_type(variants: list[KernelVariant]) -> list[KernelVariant]:
-    found: dict[tuple[str, str], KernelVariant] = {}
+    result: dict[tuple[str, str], KernelVariant] = {}
     for variant in variants:
         for name in {*TYPES} & {*variant.arguments}:
-            found.setdefault((variant.kernel, name), variant)
-    return list(found.values())
+            result.setdefault((variant.kernel, name), variant)
+    return list(result.values())
 
 
 @pytest.mark.sweep(1)

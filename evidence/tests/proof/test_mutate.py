@@ -184,8 +184,8 @@ def test_the_whole_suite_tries_together_what_passes(project: Path) -> None:
     faults += [planted("return 1", f"return {n}", own) for n in (2, 3, 4)]
     state = State(project.parent / "mutate" / "drawn.json", project)
     verdicts = Run(state, project.parent / "mutate", project, 1, "0", suite=True).judge(faults, {}, Silent())
-    found = [(verdicts[fault.id].word, verdicts[fault.id].test.partition("::")[2]) for fault in faults]
-    assert found == [
+    result = [(verdicts[fault.id].word, verdicts[fault.id].test.partition("::")[2]) for fault in faults]
+    assert result == [
         (MISSED, ""), (CAUGHT, "test_six"), (MISSED, ""), (CAUGHT, "test_unused"), (CAUGHT, "test_crash")
     ]  # fmt: skip
     assert state.verdicts.keys() == {fault.id for fault in faults}
@@ -241,18 +241,18 @@ def test_a_crash_is_of_the_test_that_was_begun_last() -> None:
 
 
 def test_the_record_and_the_page_have_every_fault() -> None:
-    found = recorded(RECORD.read_text())
-    assert RECORD.read_text() == record_text(FAULTS, found)
+    result = recorded(RECORD.read_text())
+    assert RECORD.read_text() == record_text(FAULTS, result)
     drawn = read_record(DRAWN.read_text())
     assert DRAWN.read_text() == drawn_text(drawn)
-    assert PAGE.read_text() == page_text(FAULTS, found, drawn)
+    assert PAGE.read_text() == page_text(FAULTS, result, drawn)
 
 
 def test_the_record_and_the_page_say_what_is_missed() -> None:
     new, missed = planted("a", "b"), planted("c", "d")
-    found = recorded(record_text([new, missed], {missed.id: Verdict(MISSED)}))
-    assert found == {new.id: Verdict(NOT_RUN)} | {missed.id: Verdict(MISSED)}
-    assert f"- {missed.id}: MISSED\n" in page_text([new, missed], found)
+    result = recorded(record_text([new, missed], {missed.id: Verdict(MISSED)}))
+    assert result == {new.id: Verdict(NOT_RUN)} | {missed.id: Verdict(MISSED)}
+    assert f"- {missed.id}: MISSED\n" in page_text([new, missed], result)
 
 
 @runs_tests
@@ -261,9 +261,9 @@ def test_mutants_are_drawn(folder: str, monkeypatch: pytest.MonkeyPatch) -> None
     """A seed gives the same mutants each time. Each fits the tree, changes it, and has tests."""
     monkeypatch.setattr(mutants, "ops_of_shaders", dict)  # this takes longer than the rest
     (source,) = (replace(each, folder=folder) for each in mutants.SOURCES if folder.startswith(each.folder))
-    found = mutants.draw(3, "1", [source])
-    assert found == mutants.draw(4, "1", [source])[:3] != mutants.draw(3, "2", [source])
-    for fault in found:
+    result = mutants.draw(3, "1", [source])
+    assert result == mutants.draw(4, "1", [source])[:3] != mutants.draw(3, "2", [source])
+    for fault in result:
         text = (CHECKOUT / fault.file).read_text()
         assert fault.plant(text) != text and fault.file.startswith(f"{folder}/")
         assert fault.tests and all((CHECKOUT / test).exists() for test in fault.tests)
@@ -290,6 +290,6 @@ def test_the_rate_is_of_mutants_that_build_and_can_be_seen() -> None:
 
 
 def test_the_checkout_says_what_the_simulated_device_builds() -> None:
-    found = scratch.sources_of_simulated_device(CHECKOUT)
-    assert CHECKOUT / "csrc/metal/encoder.mm" in found
-    assert not any("csrc/cpu" in str(path) for path in found)
+    result = scratch.sources_of_simulated_device(CHECKOUT)
+    assert CHECKOUT / "csrc/metal/encoder.mm" in result
+    assert not any("csrc/cpu" in str(path) for path in result)

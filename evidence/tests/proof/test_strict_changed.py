@@ -72,9 +72,9 @@ def test_a_shader_counts_before_it_is_committed(repository: Path) -> None:
 
 def test_a_header_counts_for_all_that_include_it(repository: Path) -> None:
     append(repository / "shaders" / "gdn" / "triangle.h")
-    found, why = strict_changed.what_changed("HEAD", SHADERS)
+    result, why = strict_changed.what_changed("HEAD", SHADERS)
     names = ("chunk_fwd_intra", "chunk_fwd_o", "chunk_scaled_dot_kkt", "recompute_w_u", "solve_tril")
-    assert found == {"kda/kda_chunk_fwd_intra.metal", *(f"gdn/{name}.metal" for name in names)}
+    assert result == {"kda/kda_chunk_fwd_intra.metal", *(f"gdn/{name}.metal" for name in names)}
     assert why == f"since HEAD 6 of {len(SHADERS)} kernels changed"
 
 

@@ -49,8 +49,8 @@ kernel void probe(device float* x [[buffer(0)]], {buffers} uint index [[thread_i
 """
     outcome = check_source(source)
     assert outcome.problems == []
-    (found,) = outcome.facts
-    return found
+    (result,) = outcome.facts
+    return result
 
 
 def test_sizes_are_clangs() -> None:
@@ -110,8 +110,8 @@ def test_buffers_are_counted_and_positions_are_not() -> None:
     ],
 )
 def test_the_widest_device_vector(access: str, width: int) -> None:
-    found = facts(f"{access} x[index] = 1.0f;")
-    assert (found.device_vector, found.threadgroup_vector) == (width, 0)
+    result = facts(f"{access} x[index] = 1.0f;")
+    assert (result.device_vector, result.threadgroup_vector) == (width, 0)
 
 
 UNROLL = '_Pragma("clang loop unroll(full)") '
@@ -164,8 +164,8 @@ def test_registers_of_the_model() -> None:
     ],
 )
 def test_bank_passes_of_the_model(place: str, passes: int) -> None:
-    found = facts(f"threadgroup float a[1056]; a[{place}] = 1.0f; x[index] = 0.0f;")
-    assert found.bank_passes == passes
+    result = facts(f"threadgroup float a[1056]; a[{place}] = 1.0f; x[index] = 0.0f;")
+    assert result.bank_passes == passes
 
 
 def test_wide_accesses_are_served_128_bytes_at_a_time() -> None:
@@ -193,6 +193,6 @@ def test_an_unknown_base_keeps_the_distances_between_lanes() -> None:
 )
 def test_what_is_over_a_limit_is_named(field: str, value: int, limit: int) -> None:
     values = {"threadgroup_bytes": 0, "buffers": 1, "thread_bytes": 0} | {field: value}
-    found = Facts("probe", device_vector=0, threadgroup_vector=0, registers=9, bank_passes=1, bank_file="-", **values)
-    (problem,) = found.over_limit()
+    result = Facts("probe", device_vector=0, threadgroup_vector=0, registers=9, bank_passes=1, bank_file="-", **values)
+    (problem,) = result.over_limit()
     assert problem.startswith(f"probe: {value} ") and problem.endswith(f"the limit is {limit}")

@@ -89,8 +89,10 @@ DIFFERENT = {
 
 @pytest.mark.parametrize("what", DIFFERENT)
 def test_barrier_may_not_depend_on(what: str) -> None:
-    found = problems(DIFFERENT[what].replace("{}", f"{{ {BARRIER} }}"))
-    assert len(found) == 1 and "threadgroup_barrier under a condition that differs between threads" in found[0], found
+    result = problems(DIFFERENT[what].replace("{}", f"{{ {BARRIER} }}"))
+    assert len(result) == 1 and "threadgroup_barrier under a condition that differs between threads" in result[0], (
+        result
+    )
 
 
 IN_FUNCTIONS = {

@@ -63,8 +63,8 @@ kernel void probe(device float* x [[buffer(0)]], constant int& n [[buffer(1)]], 
     ],
 )
 def test_a_product_that_32_bits_may_not_hold_is_refused(body: str) -> None:
-    found = problems(body)
-    assert found and all(NARROW in problem for problem in found), found
+    result = problems(body)
+    assert result and all(NARROW in problem for problem in result), result
 
 
 @pytest.mark.parametrize(

@@ -72,9 +72,9 @@ def test_a_compiler_of_cplusplus_14_does_not_warn_of_if_constexpr() -> None:
 @pytest.mark.sweep(1)
 def test_kernels_take_what_they_took(launches: list[Launch], outcome: strict_kernels.Outcome) -> None:
     kernels = {launch.variant.name: launch.variant.kernel for launch in launches}
-    found = strict_caps.by_kernel(outcome.facts, kernels, in_models=kernels)
-    recorded = {kernel: caps.in_models for kernel, caps in strict_caps.recorded().items() if kernel in found}
-    assert {kernel: caps.in_models for kernel, caps in found.items() if kernel in recorded} == recorded
+    result = strict_caps.by_kernel(outcome.facts, kernels, in_models=kernels)
+    recorded = {kernel: caps.in_models for kernel, caps in strict_caps.recorded().items() if kernel in result}
+    assert {kernel: caps.in_models for kernel, caps in result.items() if kernel in recorded} == recorded
 
 
 @pytest.mark.sweep(1)
@@ -138,8 +138,8 @@ def test_a_simdgroup_operation_for_some_lanes_is_found(spoil: Spoil) -> None:
 
 
 def test_a_loop_that_lost_its_unrolling_is_found(spoil: Spoil) -> None:
-    found = spoil(SOLVE, COLUMN_LOOP, COLUMN_LOOP.replace("UNROLL ", ""))
-    assert found and all("indexed by a value that is not known when it is compiled" in each for each in found)
+    result = spoil(SOLVE, COLUMN_LOOP, COLUMN_LOOP.replace("UNROLL ", ""))
+    assert result and all("indexed by a value that is not known when it is compiled" in each for each in result)
 
 
 def test_an_array_over_the_kernels_cap_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,8 +150,8 @@ def test_an_array_over_the_kernels_cap_is_found(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(strict_front_end, "SHADERS", shaders)
     outcome = strict_kernels.check_batch([SOLVE_TRIL])
     assert outcome.problems == []  # fewer than Metal allows
-    found = strict_caps.over_cap(outcome.facts, kernels, caps)
-    assert [problem.split(", the cap")[0] for problem in found] == [
+    result = strict_caps.over_cap(outcome.facts, kernels, caps)
+    assert [problem.split(", the cap")[0] for problem in result] == [
         f"solve_tril_64: {outcome.facts[0].thread_bytes} thread bytes",
         f"solve_tril_64: {outcome.facts[0].registers} registers",
     ]
@@ -173,13 +173,13 @@ def test_an_array_over_the_limit_is_found(spoil: Spoil) -> None:
     ids=["double", "lambda", "static", "return"],
 )
 def test_what_metal_has_not_is_found(spoil: Spoil, new: str, words: str) -> None:
-    found = spoil(SOLVE, "float x[8];", new)
-    assert any(words in problem for problem in found), found
+    result = spoil(SOLVE, "float x[8];", new)
+    assert any(words in problem for problem in result), result
 
 
 def test_a_pointer_into_the_wrong_memory_is_found(spoil: Spoil) -> None:
-    found = spoil(SOLVE, "threadgroup float* block", "device float* block")
-    assert "cannot initialize a variable of type 'device float *thread' with an rvalue" in found[0]
+    result = spoil(SOLVE, "threadgroup float* block", "device float* block")
+    assert "cannot initialize a variable of type 'device float *thread' with an rvalue" in result[0]
 
 
 def test_an_unused_variable_is_found(spoil: Spoil) -> None:

@@ -28,11 +28,11 @@ HOUSES = {"mlx": vocabulary.mlx, "torch": vocabulary.torch}
 @pytest.fixture(params=sorted(HOUSES), scope="module")
 def project(request: pytest.FixtureRequest) -> vocabulary.Project:
     try:
-        found = HOUSES[request.param]()
+        result = HOUSES[request.param]()
     except Unavailable as reason:
         pytest.skip(str(reason))
-    files = (path for path in found.files if any(fnmatch(str(path), part) for part in PARTS[found.name]))
-    return replace(found, files=tuple(files))
+    files = (path for path in result.files if any(fnmatch(str(path), part) for part in PARTS[result.name]))
+    return replace(result, files=tuple(files))
 
 
 def test_is_taken_or_refused_for_a_known_reason(project: vocabulary.Project) -> None:

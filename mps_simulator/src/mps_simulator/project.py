@@ -54,13 +54,13 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _files(where: str, root: Path, patterns: list[str]) -> set[Path]:
-    found: set[Path] = set()
+    result: set[Path] = set()
     for pattern in patterns:
         matches = set(root.glob(pattern))
         if not matches:
             raise ProjectError(f"{where}: no file matches {pattern!r} in {root}")
-        found |= matches
-    return found
+        result |= matches
+    return result
 
 
 def _entry(path: Path, table: Any) -> Entry:

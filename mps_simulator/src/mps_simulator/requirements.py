@@ -66,8 +66,8 @@ def major_version(compiler: str) -> int:
 def gcc_directory() -> Path | None:
     """Returns GCC's newest folder with Objective-C headers, which clang does not search."""
     headers = (header for root in GCC_DIRECTORIES for header in Path(root).glob("*/*/include/objc/objc.h"))
-    found = [header.parents[2] for header in headers]
-    return max(found, key=lambda directory: int(directory.name.split(".")[0]), default=None)
+    result = [header.parents[2] for header in headers]
+    return max(result, key=lambda directory: int(directory.name.split(".")[0]), default=None)
 
 
 def missing_headers() -> list[str]:
@@ -82,14 +82,14 @@ def missing_headers() -> list[str]:
 
 def missing() -> list[str]:
     """Returns the missing requirements, by their names in PACKAGES."""
-    there = {
+    on_device = {
         "c++": shutil.which("g++"),
         "venv": importlib.util.find_spec("ensurepip"),
         "python": Path(sysconfig.get_path("include"), "Python.h").exists(),
         "clang": clang(),
         "objective-c": gcc_directory(),
     }
-    return [kind for kind, found in there.items() if not found] + missing_headers()
+    return [kind for kind, result in on_device.items() if not result] + missing_headers()
 
 
 def install_command(kinds: Iterable[str]) -> str:

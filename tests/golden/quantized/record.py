@@ -75,7 +75,7 @@ def main() -> None:
         "gptq_v2_8": of_gptq_layout(8, True, qlinear_torch.QuantLinear),
         "awq_4": of_awq_layout(),
     }
-    tensors = {f"{layer}.{name}": x.contiguous() for layer, found in layers.items() for name, x in found.items()}
+    tensors = {f"{layer}.{name}": x.contiguous() for layer, result in layers.items() for name, x in result.items()}
     versions = {package: version(package) for package in ("compressed-tensors", "auto-round", "torch")}
     save_file(tensors, Path(__file__).with_name("layers.safetensors"), versions)
 

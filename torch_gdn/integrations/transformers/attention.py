@@ -69,7 +69,7 @@ def attention_calls(kind: Callable[[], Any], is_gated: bool, run: Callable[..., 
 
     Returns its results, what it tells a cache of this kind, and what the cache then holds.
     """
-    x, angles, found = torch.randn(2, 5, 32), torch.randn(2, 5, 4 if is_gated else 8), []
+    x, angles, result = torch.randn(2, 5, 32), torch.randn(2, 5, 4 if is_gated else 8), []
     seen = torch.ones(2, 1, 5, 5).tril().bool()
     seen[1, :, :, :2] = False
     mask = torch.zeros(seen.shape).masked_fill(~seen, -1e9)
@@ -84,15 +84,15 @@ def attention_calls(kind: Callable[[], Any], is_gated: bool, run: Callable[..., 
     for start, end in ((0, 3), (3, 4), (4, 5)):
         of_tokens = {"position_embeddings": tables(angles[:, start:end]), "position_ids": torch.arange(start, end)}
         of_tokens |= {"attention_mask": mask[:, :, start:end, :end], CACHE_NAMES.model: cache}
-        found.append(run(hidden_states=x[:, start:end], **of_tokens))
+        result.append(run(hidden_states=x[:, start:end], **of_tokens))
         layer = cache.layers[0]
-        found.append([told[-1], layer.keys.clone(), layer.values.clone()])
+        result.append([told[-1], layer.keys.clone(), layer.values.clone()])
     ends = torch.tensor([0, 5, 10])
     packed = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": 5, "max_length_k": 5}
     for position_embeddings in (tables(angles.view(1, 10, -1)), *([] if is_gated else [None])):
         of_tokens = {"position_embeddings": position_embeddings, "attention_mask": None}
-        found.append(run(hidden_states=x.view(1, 10, 32), **of_tokens, **packed))
-    return found
+        result.append(run(hidden_states=x.view(1, 10, 32), **of_tokens, **packed))
+    return result
 
 
 def attention_of_trial(
@@ -212,10 +212,10 @@ def run_attention(
 def attention_of(layer: Any) -> Callable[..., Any]:
     """Returns the function that the layer's configuration names."""
     module = modules[type(layer)]
-    found: Callable[..., Any] = getattr(module, INTERFACES).get_interface(
+    result: Callable[..., Any] = getattr(module, INTERFACES).get_interface(
         layer.config._attn_implementation, getattr(module, OWN_ATTENTION)
     )
-    return found
+    return result
 
 
 # ---- the rotation alone ----------------------------------------------------------------------------------------------
@@ -233,8 +233,8 @@ def has_known_rotation(module: ModuleType) -> bool:
         except (RuntimeError, TypeError):  # it may rotate only whole heads
             call = *call[:2], *tables(torch.randn(2, 4, 8))
             expected = rotate(*call)
-        found = run_rotation(*call)
-    return all(torch.allclose(x, y, rtol=1e-5, atol=1e-6) for x, y in zip(found, expected, strict=True))
+        result = run_rotation(*call)
+    return all(torch.allclose(x, y, rtol=1e-5, atol=1e-6) for x, y in zip(result, expected, strict=True))
 
 
 def is_rotation_elsewhere(q: Tensor, k: Tensor | None = None, *others: Any, **options: Any) -> bool:
@@ -258,8 +258,8 @@ def rotation_reason(
 
 def run_rotation(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
     rows, angles = (q.transpose(1, 2), k.transpose(1, 2)), halves((cos, sin), q.shape[0])
-    found: tuple[Tensor, Tensor] = torch.ops.gdn.qk_norm_rope(*rows, *angles, heads_first=True)
-    return found
+    result: tuple[Tensor, Tensor] = torch.ops.gdn.qk_norm_rope(*rows, *angles, heads_first=True)
+    return result
 
 
 FUNCTIONS = {

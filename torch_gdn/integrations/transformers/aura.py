@@ -99,9 +99,9 @@ class AuraCache(Cache):
             for i, layer in enumerate(DynamicCache(config=decoder).layers)
         ]
         if not any(isinstance(layer, AuraLayer) for layer in layers):
-            found = ", ".join(sorted({type(layer).__name__ for layer in layers}))
+            result = ", ".join(sorted({type(layer).__name__ for layer in layers}))
             raise ValueError(
-                f"AuraCache: config: expected a model with layers of full attention or sliding windows, got {found}"
+                f"AuraCache: config: expected a model with layers of full attention or sliding windows, got {result}"
             )
         super().__init__(layers=layers)
 

@@ -51,10 +51,10 @@ class AuraLayer(CacheLayerMixin):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AuraLayer:
         """Copies all but the configuration, because a copy must also read which attention the model has."""
-        found = object.__new__(type(self))
-        memo |= {id(self): found, id(self.config): self.config}
-        found.__dict__ |= copy.deepcopy(self.__dict__, memo)
-        return found
+        result = object.__new__(type(self))
+        memo |= {id(self): result, id(self.config): self.config}
+        result.__dict__ |= copy.deepcopy(self.__dict__, memo)
+        return result
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         if key_states.shape != value_states.shape:

@@ -80,10 +80,10 @@ def problem_of(kind: str, patches: list[Patch]) -> str:
             return f"a small {kind} does not run: {type(error).__name__}: {error}"
         try:
             with applied(patches), known_forms.on_every_device():
-                found = logits_of(model)
+                result = logits_of(model)
         except Exception as error:
             return f"{type(model).__name__} does not run with it: {type(error).__name__}: {error}"
-    if found.shape == expected.shape and torch.allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE):
+    if result.shape == expected.shape and torch.allclose(result, expected, rtol=TOLERANCE, atol=TOLERANCE):
         return ""
     return f"the logits of {type(model).__name__} differ"
 
@@ -148,7 +148,7 @@ def source_of(patches: list[Patch]) -> str:
 
 
 def digest(files: Iterable[Path]) -> str:
-    found = hashlib.sha256()
+    result = hashlib.sha256()
     for file in files:
-        found.update(file.read_bytes())
-    return found.hexdigest()[:12]
+        result.update(file.read_bytes())
+    return result.hexdigest()[:12]

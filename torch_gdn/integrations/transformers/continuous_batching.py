@@ -69,8 +69,8 @@ def groups_without_linear(original: Callable[[Any], Groups]) -> Callable[[Any], 
         if not linear:
             return original(config)
         others = [n for n in range(len(config.layer_types)) if n not in linear]
-        found = original(SimpleNamespace(layer_types=[config.layer_types[n] for n in others]))
-        return {layer_type: [others[n] for n in layers] for layer_type, layers in found.items()}
+        result = original(SimpleNamespace(layer_types=[config.layer_types[n] for n in others]))
+        return {layer_type: [others[n] for n in layers] for layer_type, layers in result.items()}
 
     return group
 
@@ -211,9 +211,9 @@ class HybridCache(paged_cache.PagedAttentionCache):
         tokens, name = self.prefixes.longest(request_id, prompt_ids) if self.use_prefix_sharing else (0, None)
         if name is None:
             return 0
-        found: int = super().search_prefix_match(request_id, prompt_ids[: tokens + 1])  # never its last token
+        result: int = super().search_prefix_match(request_id, prompt_ids[: tokens + 1])  # never its last token
         self.states.hold_copy(request_id, name)
-        return found
+        return result
 
     def mark_complete_blocks(self, state: Any, complete_blocks: dict[str, int]) -> None:
         super().mark_complete_blocks(state, complete_blocks)

@@ -124,12 +124,12 @@ class ConversationCache:
         node = self.longest_prefix(prompt[:-1])  # the last token's logits are needed
         cache, reused = self.restore_cache(node), node.length
         node = self.prefill(node, input_ids, prompt, cache)
-        found = self.model.generate(input_ids, **with_cache(cache), **options)
+        result = self.model.generate(input_ids, **with_cache(cache), **options)
         self.last = Turn(len(prompt), reused, len(prompt) - reused)
-        text = (found if isinstance(found, Tensor) else found.sequences)[0].tolist()
+        text = (result if isinstance(result, Tensor) else result.sequences)[0].tolist()
         if node.length < (seen := cache.get_seq_length()) <= len(text):
             self.add(node, text[node.length : seen], cache)
-        return found
+        return result
 
     def prefill(self, node: Node, input_ids: Tensor, prompt: list[int], cache: DynamicCache) -> Node:
         """Prefills all but the prompt's last token, and keeps a state at each multiple of `every` and at the end."""
@@ -256,9 +256,9 @@ class ConversationCache:
 def identity(model: Any) -> str:
     """Describes the configuration and some numbers of each weight. Further training changes it."""
     config = {k: v for k, v in model.config.to_dict().items() if k not in ("_name_or_path", "transformers_version")}
-    found = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    result = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     for name, parameter in model.named_parameters():
         sample = parameter.detach().flatten()
         sample = torch.cat([sample[:4], sample[-4:]]).float().cpu()
-        found.update(f"{name} {list(parameter.shape)} {parameter.dtype} {sample.tolist()}".encode())
-    return found.hexdigest()[:16]
+        result.update(f"{name} {list(parameter.shape)} {parameter.dtype} {sample.tolist()}".encode())
+    return result.hexdigest()[:16]

@@ -48,8 +48,8 @@ class Part(nn.Module):
 def is_known(owner: type, norm: type) -> bool:
     """Tries a layer with either mixer. Layers of some classes have only one of them."""
     builds = [functools.partial(built, owner, norm, mixer) for mixer in MIXERS]
-    found = [known_forms.has_form(build, calls, FUNCTIONS["decoder_layer"]) for build in builds]
-    return True in found and False not in found
+    result = [known_forms.has_form(build, calls, FUNCTIONS["decoder_layer"]) for build in builds]
+    return True in result and False not in result
 
 
 def calls(run: Any) -> list[Any]:
@@ -115,12 +115,12 @@ def run_layer(
 
 def add_mlp(mlp: Any, x: Tensor, residual: Tensor) -> Tensor:
     """Lets an MLP or a block that torch_gdn computes add the residual. A hook would see the sum."""
-    found: Tensor
+    result: Tensor
     if not plain.change_of(mlp, plain.known) and getattr(type(mlp).forward, "adds_residual", False):
-        found = mlp(x, residual=residual)
-        return found
-    found = residual + known_forms.first(mlp(x))
-    return found
+        result = mlp(x, residual=residual)
+        return result
+    result = residual + known_forms.first(mlp(x))
+    return result
 
 
 FUNCTIONS = {

@@ -96,8 +96,8 @@ def own_binder(function: str) -> Binder:
 def adding_residual(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original, updated=())
     def add(*args: Any, residual: Tensor | None = None, **kwargs: Any) -> Any:
-        found = original(*args, **kwargs)
-        return found if residual is None else residual + first(found)
+        result = original(*args, **kwargs)
+        return result if residual is None else residual + first(result)
 
     return add
 

@@ -96,13 +96,13 @@ def choice_of(model: str, device: torch.device) -> Choice:
 
 def keep(model: str, device: torch.device) -> None:
     """Writes the choice to the tuning cache, if both ways were timed."""
-    found = choice_of(model, device)
-    if len(found.seconds) < 2:
+    result = choice_of(model, device)
+    if len(result.seconds) < 2:
         return
     try:
         if (file := _tuning_file.path()) is not None:
             table = kept()
-            row = {name: value for name, value in asdict(found).items() if name in KEPT}
+            row = {name: value for name, value in asdict(result).items() if name in KEPT}
             table.setdefault(device_name(device), {})[model] = row
             _tuning_file.write_parts(file, {"drafts": table})
     except (ValueError, OSError) as error:

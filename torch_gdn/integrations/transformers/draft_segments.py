@@ -69,12 +69,12 @@ def in_segments(original: Callable[..., Any], models: tuple[type, ...]) -> Calla
             return original(model, input_ids, **options)
         whole = Generation(model, original, options, tokens_in_a_step())
         if drafts == AUTO:
-            found = whole.run(input_ids)
+            result = whole.run(input_ids)
         else:
-            found = whole.segment(input_ids, DRAFTED, whole.end, Stopwatch(whole.streamer))
+            result = whole.segment(input_ids, DRAFTED, whole.end, Stopwatch(whole.streamer))
         if whole.streamer is not None:
             whole.streamer.end()
-        return found
+        return result
 
     return sample
 
@@ -146,24 +146,24 @@ class Generation:
         options = self.options | continued(self.options, text) | own
         if way == PLAIN:
             with hearing(self.model, self.call.heard, HEARD):
-                found: Tensor = self.plain(self.model, text, **options)
-            return found
+                result: Tensor = self.plain(self.model, text, **options)
+            return result
         token = resumed.set(self.call)
         try:
-            found = type(self.model)._assisted_decoding(self.model, text, **options)
+            result = type(self.model)._assisted_decoding(self.model, text, **options)
         finally:
             resumed.reset(token)
         stop_recording(self.cache)
-        return found
+        return result
 
 
 def continued(options: dict[str, Any], text: Tensor) -> dict[str, Any]:
     """Returns the mask and the positions for a text that has grown."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     if (mask := options.get("attention_mask")) is not None:
         more = text.shape[1] - mask.shape[-1]
-        found["attention_mask"] = torch.cat([mask, mask.new_ones(1, more)], 1)
+        result["attention_mask"] = torch.cat([mask, mask.new_ones(1, more)], 1)
     if (positions := options.get("position_ids")) is not None:
         more = torch.arange(1, text.shape[1] - positions.shape[-1] + 1, device=positions.device)
-        found["position_ids"] = torch.cat([positions, positions[..., -1:] + more], -1)
-    return found
+        result["position_ids"] = torch.cat([positions, positions[..., -1:] + more], -1)
+    return result

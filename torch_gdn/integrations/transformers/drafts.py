@@ -122,17 +122,17 @@ def candidate_generator(original: Callable[..., Any]) -> Callable[..., Any]:
         if call is None:
             return original(model, generation_config=generation_config, **options)
         others = (generation_config.assistant_early_exit, generation_config.prompt_lookup_num_tokens)
-        found: Any
+        result: Any
         if generation_config.use_mtp and others == (None, None) and number_of_layers(model) == 1:
             if call.layer is None:
                 call.layer = PredictionDrafts(
                     model, generation_config, options["logits_processor"], call.heard, call.drafts
                 )
-            found = call.layer
+            result = call.layer
         else:
-            found = original(model, generation_config=generation_config, **options)
-        if call.criteria and "get_candidates" not in vars(found):
-            get_candidates = found.get_candidates
+            result = original(model, generation_config=generation_config, **options)
+        if call.criteria and "get_candidates" not in vars(result):
+            get_candidates = result.get_candidates
 
             def before_the_end(input_ids: Tensor, **given: Any) -> tuple[Tensor, Tensor | None]:
                 text, logits = get_candidates(input_ids, **given)
@@ -145,8 +145,8 @@ def candidate_generator(original: Callable[..., Any]) -> Callable[..., Any]:
                 stay = ended.shape[1] - 1
                 return text[:, : input_ids.shape[1] + stay], None if logits is None or not stay else logits[:, :stay]
 
-            found.get_candidates = before_the_end
-        return found
+            result.get_candidates = before_the_end
+        return result
 
     return get_candidate_generator
 

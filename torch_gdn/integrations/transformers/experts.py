@@ -113,10 +113,10 @@ def is_known_function(function: Callable[..., Any]) -> bool:
         given = torch.randn(5, 32), torch.randint(0, 8, (5, 3)), torch.rand(5, 3)
         try:
             expected = function(experts, *given)
-            found = run_experts(experts, *given)
+            result = run_experts(experts, *given)
         except known_forms.ERRORS:
             return False
-    is_known = experts.read <= {*FLAGS, *PARTS_OF_EXPERTS} and known_forms.is_close(found, expected)
+    is_known = experts.read <= {*FLAGS, *PARTS_OF_EXPERTS} and known_forms.is_close(result, expected)
     if is_known:
         known_functions.add(function)
     return is_known

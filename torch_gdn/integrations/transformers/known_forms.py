@@ -114,9 +114,9 @@ def has_form(
     """
     sizes = SIZES | (sizes or {})
     configuration = Options(**sizes)
-    found = agrees(build, configuration, calls, function)
-    if not found:
-        return found
+    result = agrees(build, configuration, calls, function)
+    if not result:
+        return result
     for name, value in changes(configuration):
         if agrees(build, Options(**sizes | {name: value}), calls, function, may_refuse=True) is False:
             return False
@@ -138,12 +138,12 @@ def agrees(
             return None
         torch.set_rng_state(state)
         try:
-            found = calls(replacement(function, layer))
+            result = calls(replacement(function, layer))
         except Refused:
             return may_refuse
         except ERRORS:
             return False
-    return is_close(found, expected)
+    return is_close(result, expected)
 
 
 class Refused(Exception):

@@ -25,10 +25,10 @@ def mlp_classes(module: ModuleType) -> Iterator[type]:
 def is_known(owner: type) -> bool:
     """Draws large inputs too: they show whether a class limits its values."""
     builds = (owner, functools.partial(owner, intermediate_size=24))
-    found = [
+    result = [
         known_forms.has_form(build, lambda run: run(30 * torch.randn(5, 32)), FUNCTIONS["mlp"]) for build in builds
     ]
-    return True in found and False not in found
+    return True in result and False not in result
 
 
 @kept
@@ -46,8 +46,8 @@ def run_mlp(mlp: Any, x: Tensor, /, residual: Tensor | None = None) -> Tensor:
     gate, up, down = mlp.gate_proj(x), mlp.up_proj(x), mlp.down_proj
     hidden = torch.ops.gdn.act_and_mul(gate, up) if are_alike(gate, up) else mlp.act_fn(gate) * up
     if residual is None:
-        found: Tensor = down(hidden)
-        return found
+        result: Tensor = down(hidden)
+        return result
     if not plain.change_of(down, plain.LINEARS) and down.bias is None and are_alike(down.weight, residual, hidden):
         rows = residual.flatten(0, -2), hidden.flatten(0, -2)
         return torch.addmm(*rows, down.weight.mT).view_as(residual)

@@ -33,8 +33,8 @@ class Form:
 
     def apply_to_sum(self, norm: Any, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the norm of x + residual, and that sum."""
-        found: tuple[Tensor, Tensor] = self.run(norm, x, residual, True)
-        return found
+        result: tuple[Tensor, Tensor] = self.run(norm, x, residual, True)
+        return result
 
     def run(self, norm: Any, x: Tensor, residual: Tensor | None, prenorm: bool) -> Any:
         options = {"zero_centered": self.zero_centered, "round_norm": self.round_norm}

@@ -220,17 +220,17 @@ def experts_patches() -> Iterator[Patch]:
     They are those of the class, as for `register`: an entry of the object would hide what a user registers.
     """
     functions: Any = getattr(experts.interface(), "_global_mapping", None)
-    there = [] if functions is None else [name for name in experts.IMPLEMENTATIONS if name in functions]
-    for name in there:
+    known = [] if functions is None else [name for name in experts.IMPLEMENTATIONS if name in functions]
+    for name in known:
         original = functions[name]
         if not experts.is_known_function(original):
             continue
-        found = [EntryPatch(functions, name, original, dispatcher("experts", original, owner=functions))]
+        result = [EntryPatch(functions, name, original, dispatcher("experts", original, owner=functions))]
         if name == "grouped_mm":
             ours = dispatcher("experts", original, everywhere=True, owner=functions)
-            found.append(EntryPatch(functions, experts.NAME, ABSENT, ours))
-        experts.known_functions.update(patch.replacement for patch in found)
-        yield from found
+            result.append(EntryPatch(functions, experts.NAME, ABSENT, ours))
+        experts.known_functions.update(patch.replacement for patch in result)
+        yield from result
 
 
 def in_place_patches(module: ModuleType, functions: list[Patch]) -> Iterator[Patch]:
@@ -269,8 +269,8 @@ def with_checkpoints(owner: type, forward: Callable[..., Any]) -> Callable[..., 
     if not issubclass(owner, base):
         return forward
     wrapper: Any = type(owner.__name__, (base,), {"forward": forward})
-    found: Callable[..., Any] = wrapper.forward
-    return found
+    result: Callable[..., Any] = wrapper.forward
+    return result
 
 
 def rebind(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Patch:

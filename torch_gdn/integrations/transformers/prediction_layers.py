@@ -33,12 +33,12 @@ def prediction_model(model: Any) -> MtpModel:
     if not model.config.name_or_path:
         raise ValueError("generate: use_mtp: expected a model from from_pretrained, whose files have the layer")
     device = next(model.get_decoder().layers[-1].parameters()).device
-    place, found = loaded.get(model, (None, None))
+    place, result = loaded.get(model, (None, None))
     if place != (device, model.dtype):
-        found = MtpModel.from_pretrained(Configured(model), device_map={"": device}).eval().requires_grad_(False)
-        loaded[model] = (device, model.dtype), found
-    found.tie_with_main_model(model)
-    return found
+        result = MtpModel.from_pretrained(Configured(model), device_map={"": device}).eval().requires_grad_(False)
+        loaded[model] = (device, model.dtype), result
+    result.tie_with_main_model(model)
+    return result
 
 
 class Configured:
@@ -107,7 +107,7 @@ class PredictionDrafts(MTPCandidateGenerator):
 
     def draft(self, input_ids: Tensor, hidden: Tensor, positions: Tensor, drafts: int) -> tuple[Tensor, Tensor]:
         """Returns tokens [1, drafts] and the logits that chose them, [1, drafts, vocabulary]."""
-        new, text, found = hidden.shape[1], input_ids, []
+        new, text, result = hidden.shape[1], input_ids, []
         tokens, positions, hidden = input_ids[:, -new:], positions[:, -new:], hidden.to(self.device)
         for _ in range(drafts):
             hidden = self.mtp_model.forward_layer(0, hidden, positions, self.mtp_cache, input_ids=tokens)
@@ -116,11 +116,11 @@ class PredictionDrafts(MTPCandidateGenerator):
                 logits = self.logits_processor(text, logits)
             token = logits.softmax(-1).multinomial(1) if self.do_sample else logits.argmax(-1, keepdim=True)
             text = torch.cat([text, token], 1)
-            found.append(logits)
+            result.append(logits)
             hidden, tokens, positions = hidden[:, -1:], token, positions[:, -1:] + 1
         if drafts > 1:  # the keys of drafts do not come from the model's own hidden states
             self.mtp_cache.crop(1 - drafts)
-        return text[:, input_ids.shape[1] :], torch.stack(found, 1)
+        return text[:, input_ids.shape[1] :], torch.stack(result, 1)
 
 
 def positions_of(model_kwargs: dict[str, Any], input_ids: Tensor) -> Tensor:

@@ -57,11 +57,11 @@ class PrefixStates:
         of tokens.
         """
         spacing = self.step * -(-prompt // (self.step * self.most))
-        found = set(range(start // spacing * spacing + spacing, end + 1, spacing))
+        result = set(range(start // spacing * spacing + spacing, end + 1, spacing))
         for other in ((prompt - 1) // self.step * self.step, self.branches.get(request, 0)):
             if start < other <= end:
-                found.add(other)
-        return sorted(found)
+                result.add(other)
+        return sorted(result)
 
     def part(self, state: Any, remaining: int, budget: int) -> int:
         """Returns how many of the remaining tokens a request's next part has. It takes as many as fit, but stops where

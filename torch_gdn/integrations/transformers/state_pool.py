@@ -194,8 +194,8 @@ class StatePool:
         ]
         if checkpoints:
             none = Checkpoint(0, -1)
-            found = [checkpoints.get(sequence.request, none) for sequence in batch]
-            lists += [[x.tokens for x in found], [x.slot for x in found]]
+            result = [checkpoints.get(sequence.request, none) for sequence in batch]
+            lists += [[x.tokens for x in result], [x.slot for x in result]]
         numbers = torch.tensor(list(itertools.chain(*lists))).to(self.device, non_blocking=True)
         state_indices, has_past, boundaries, of_prefills, *of_checkpoints = numbers.split([len(x) for x in lists])
         self.step = serving.Batch(

@@ -177,26 +177,26 @@ def enable_models(version: str) -> None:
     modules = modules_of(MODELS)
     if not modules:
         raise ImportError(f"enable: expected a transformers that has one of {', '.join(MODELS)}, got {version}")
-    found = {model: list(patches_of(module)) for model, module in modules.items()}
-    for model, of_model in found.items():
+    result = {model: list(patches_of(module)) for model, module in modules.items()}
+    for model, of_model in result.items():
         if not any("gated_delta_rule" in patch.name for patch in of_model):
             warnings.warn(f"transformers {version} has another name for the delta rule of {model}", stacklevel=3)
-    found |= {model: list(kda_patches(module)) for model, module in modules_of(KDA_MODELS).items()}
+    result |= {model: list(kda_patches(module)) for model, module in modules_of(KDA_MODELS).items()}
     others = {model: list(convolution_patches(module)) for model, module in modules_of(CONVOLVING_MODELS).items()}
-    found |= {model: patches for model, patches in others.items() if patches}
+    result |= {model: patches for model, patches in others.items() if patches}
     if of_experts := list(experts_patches()):
-        found["experts"] = of_experts
+        result["experts"] = of_experts
     if of_files := list(gguf_patches()):
-        found["GGUF"] = of_files
+        result["GGUF"] = of_files
     if of_packed := list(packed_patches()):
-        found["quantised weights"] = of_packed
+        result["quantised weights"] = of_packed
     if of_memory := list(memory_patches()):
-        found["memory"] = of_memory
+        result["memory"] = of_memory
     if not versions.is_tested(version):
-        found, differing = comparison.agreeing(found, version)
+        result, differing = comparison.agreeing(result, version)
         left_models.update(differing)
     dispatch.reset_counts()
-    apply(found)
+    apply(result)
 
 
 def enable_feature(feature: str, version: str) -> None:
@@ -204,9 +204,9 @@ def enable_feature(feature: str, version: str) -> None:
         warnings.warn(f"torch_gdn's {feature} {reason}: not enabled", stacklevel=3)
         return
     name, patches = FEATURES[feature]
-    found = getattr(module_of(name), patches)
+    result = getattr(module_of(name), patches)
     modules = modules_of(SERVED_MODELS)
-    apply({feature: list(found(modules))})
+    apply({feature: list(result(modules))})
 
 
 def rolls_back(model: object) -> bool:
@@ -238,8 +238,8 @@ def disable() -> Status:
         status: What `status()` returns. The counts stay until the next `enable()`.
     """
     with lock:
-        for found in reversed(applied.values()):  # because features may wrap each other
-            for patch in reversed(found):
+        for result in reversed(applied.values()):  # because features may wrap each other
+            for patch in reversed(result):
                 if not patch.revert():
                     warnings.warn(
                         f"torch_gdn does not restore {patch}: something else replaced it in the meantime", stacklevel=2
@@ -268,7 +268,7 @@ def status() -> Status:
     return Status(
         enabled=bool(applied),
         transformers=transformers_version(),
-        replaced={model: tuple(map(str, found)) for model, found in applied.items()},
+        replaced={model: tuple(map(str, result)) for model, result in applied.items()},
         taken=dict(dispatch.taken),
         left=reasons,
         wrong=dict(self_test.replaced),
@@ -313,8 +313,8 @@ def model_of(kind: type) -> str:
 
 def unknown_classes() -> dict[str, tuple[str, ...]]:
     modules = {model: module for model, module in modules_of(MODELS).items() if model in applied}
-    found = {model: unknown_to(module, applied[model]) for model, module in modules.items()}
-    return {model: names for model, names in found.items() if names}
+    result = {model: unknown_to(module, applied[model]) for model, module in modules.items()}
+    return {model: names for model, names in result.items() if names}
 
 
 def transformers_version() -> str:

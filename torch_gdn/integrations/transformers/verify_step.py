@@ -36,14 +36,14 @@ class Steps:
     def behind(cls, layer: LinearAttentionLayer, tokens: int) -> Steps:
         """Returns slots for steps of so many tokens, which continue from a cache's layer."""
         state, columns, width = layer.recurrent_states[0], layer.conv_states[0], layer.conv_kernel_size[0]
-        found = cls(
+        result = cls(
             state.new_zeros(tokens, *state.shape[1:]),
             columns.new_zeros(tokens, columns.shape[1], tokens + width - 1),
             width,
         )
-        found.states[:1].copy_(state)
-        found.columns[:1, :, 1:width].copy_(columns[..., 1 - width :])
-        return found
+        result.states[:1].copy_(state)
+        result.columns[:1, :, 1:width].copy_(columns[..., 1 - width :])
+        return result
 
     def keep(self, layer: LinearAttentionLayer, accepted: int) -> None:
         """Gives the cache's layer the state after so many tokens of the last step."""
@@ -58,8 +58,8 @@ class Steps:
 
 def steps_of(layer: LinearAttentionLayer) -> Steps | None:
     """Returns the slots of a cache's layer whose last step was in them."""
-    found: Steps | None = vars(layer).get(STEPS)
-    return found if found is not None and found.is_held_by(layer) else None
+    result: Steps | None = vars(layer).get(STEPS)
+    return result if result is not None and result.is_held_by(layer) else None
 
 
 def take_back(layer: LinearAttentionLayer, steps: Steps, tokens: int) -> None:

@@ -28,10 +28,10 @@ NEW_NAMES = CacheNames("cache", "cache", tells_update=True)
 
 def minor(version: str) -> tuple[int, int]:
     """Returns (5, 24) for "5.24.0" or "5.24.0.dev1"."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    if found is None:
+    result = re.match(r"(\d+)\.(\d+)", version)
+    if result is None:
         raise ValueError(f"transformers: expected a version such as 5.24.0, got {version!r}")
-    return int(found[1]), int(found[2])
+    return int(result[1]), int(result[2])
 
 
 def is_tested(version: str) -> bool:
