@@ -82,7 +82,7 @@ docs: install  ## build the documentation into build/docs, with warnings as erro
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs build/docs
 	@echo 'build/docs/index.html'
 
-PAGES := README.md check/README.md engines/README.md CONTRIBUTING.md CHANGELOG.md SECURITY.md docs mps_simulator/README.md .github/ISSUE_TEMPLATE
+PAGES := README.md check/README.md engines/README.md CODE_OF_CONDUCT.md CONTRIBUTING.md CHANGELOG.md SECURITY.md docs mps_simulator/README.md .github/ISSUE_TEMPLATE
 SOURCES := bench check csrc engines evidence examples mps_simulator/src mps_simulator/tests setup.py shaders tests torch_gdn
 
 lint: install  ## run ruff, mypy, clang-format, codespell for spelling and hard phrases, import-linter, and the budget of lines
