@@ -78,14 +78,14 @@ def test_the_readme_is_short_and_in_order() -> None:
 
 
 FOR_USERS = "install quickstart transformers serve vllm sglang transformers-serving models aura migrate troubleshooting"
-FOR_USERS += " environment tools serving how-it-works why index compare faq gallery"
+FOR_USERS += " environment tools serving how-it-works why index compare faq gallery several-macs finetune"
 
 
 def test_a_user_can_read_all_of_it() -> None:
     texts = [ROOT / "README.md", *(DOCS / f"{name}.md" for name in FOR_USERS.split())]
     # A word has a letter. Programs count, but numbers and the markup of tables do not.
     counts = {text.stem: len(re.findall(r"\S*[A-Za-z]\S*", text.read_text())) for text in texts}
-    assert sum(counts.values()) <= 12_000, counts
+    assert sum(counts.values()) <= 14_200, counts
 
 
 def test_troubleshooting_quotes_messages_that_exist() -> None:
