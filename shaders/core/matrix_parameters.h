@@ -2,7 +2,7 @@
 #include "core/parameters.h"
 
 // The template argument Bits of a matrix of e4m3 numbers, in the place of a number of bits.
-GDN_CONSTANT int kE4M3 = 43;
+enum { kE4M3 = 43 };
 
 // Describes one matrix of weights, or one per expert. Strides are in elements. The last strides are 1.
 struct MatrixParameters {

@@ -131,7 +131,8 @@ struct Codes {
   }
 };
 
-// The vector ends after `left` elements. Only rows of e4m3 numbers end within a word; the other elements are then zeros.
+// The vector ends after `left` elements. Only rows of e4m3 numbers end within a word; the other elements are then
+// zeros.
 template <int Bits, int Width, typename T>
 METAL_FUNC vec<T, 4> load_four(device const T* source, int left) {
   if constexpr (Width == 4) {

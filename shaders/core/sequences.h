@@ -73,7 +73,7 @@ METAL_FUNC Chunk locate_chunk(
   Chunk chunk;
   chunk.batch = batch;
   chunk.row = int64_t(batch) * sequence.chunks + target;
-  chunk.first = target * chunk_size;
+  chunk.first = int(min(int64_t(target) * chunk_size, int64_t(sequence.tokens)));  // a surplus chunk has no tokens
   chunk.tokens = min(chunk_size, sequence.tokens - chunk.first);
   chunk.sequence = batch;
   chunk.offset = chunk.first;

@@ -89,11 +89,9 @@ struct StoredAs<kE4M3> {
 };
 
 // Consecutive rows of a packed matrix.
-template <typename T, int Bits, int Width>
+template <typename T, int Bits, int Width, typename Stored = typename StoredAs<Bits>::type>
 struct Weights {
   GDN_CONSTANT int kColumns = WeightBlock<Bits, Width>::kColumns;  // per load of a lane
-
-  typedef typename StoredAs<Bits>::type Stored;
 
   device const Stored* data;
   device const uchar* scales;  // of e4m3 numbers, of the matrix's first row

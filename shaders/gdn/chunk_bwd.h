@@ -3,9 +3,10 @@
 #pragma once
 #include "core/parameters.h"
 
-GDN_CONSTANT int kBwdChunk = 16;     // tokens
-GDN_CONSTANT int kBwdSlice = 32;     // columns that a threadgroup takes at a time
-GDN_CONSTANT int kBwdThreads = 128;  // of the kernels that multiply tiles
+GDN_CONSTANT int kBwdChunk = 16;  // tokens
+GDN_CONSTANT int kBwdSlice = 32;  // columns that a threadgroup takes at a time
+
+enum { kBwdThreads = 128 };  // of the kernels that multiply tiles
 
 inline constexpr int whole_slices(int columns) { return (columns + kBwdSlice - 1) / kBwdSlice * kBwdSlice; }
 inline constexpr int whole_blocks(int rows) { return (rows + 7) / 8 * 8; }
@@ -26,6 +27,7 @@ struct ChunkBwdParameters {
   StateStrides initial_state, final_gradient, initial_gradient;
   HeadGroups heads;
   int32_t value_heads, key_heads, key_size, value_size;
+  int32_t key_columns, value_columns, key_rows;  // the sizes as whole slices, and K as whole blocks
   int32_t first_row, rows, capacity;  // the segment's chunks of a batch row, and how many the matrices have room for
   int32_t is_last;                    // the last segment
   int32_t has_initial_state, has_final_gradient, has_initial_gradient;

@@ -30,15 +30,14 @@ template <int Threads>
   alignas(16) threadgroup float states[kBwdSlice * kStride];
   alignas(16) threadgroup float state_gradients[kBwdSlice * kStride];
 
-  const int slices = whole_slices(parameters.key_size) / kBwdSlice;
+  const int slices = parameters.key_columns / kBwdSlice;
   const int row = int(group.x) / slices;
   const int slice = int(group.x) % slices * kBwdSlice;
   const int64_t matrices = matrices_of(parameters, int64_t(group.z), row, int64_t(group.y));
   const LanePosition at = lane_position(lane);
-  const int columns = whole_slices(parameters.value_size);
+  const int columns = parameters.value_columns;
   const Chunk chunk = own_chunk(cu_seqlens, parameters, uint(row), group.z, lane);
-  const int rows_there =
-      chunk.tokens > 0 ? whole_blocks(parameters.key_size) - slice : 0;  // a surplus chunk has no states
+  const int rows_there = chunk.tokens > 0 ? parameters.key_rows - slice : 0;  // a surplus chunk has no states
   device const float* beta = betas + matrices * kBwdChunk;
   device const float* planes = values + value_plane(parameters, matrices, 0);
   const int64_t first_state = matrices * state_floats(parameters) + int64_t(slice) * columns;
@@ -87,7 +86,7 @@ template <int Threads>
     channels[channel_plane(parameters, matrices, kBwdDlast) + slice + channel] = last * of_last;
   }
 
-  const int64_t stride = whole_slices(parameters.key_size);
+  const int64_t stride = parameters.key_columns;
   const int64_t own = slice + own_channels;
   UNROLL for (int block = 0; block < kBlocks; ++block) {
     const int64_t place = own + block * 8 * stride;

@@ -19,7 +19,7 @@ template <int Threads>
   alignas(16) threadgroup float tile[kBwdChunk * kStride];
   const int64_t matrices = matrices_of(parameters, int64_t(group.z), int64_t(group.x), int64_t(group.y));
   const LanePosition at = lane_position(lane);
-  const int columns = whole_slices(parameters.value_size);
+  const int columns = parameters.value_columns;
   device const float* d_o = values + value_plane(parameters, matrices, kBwdDo);
   device float* du = values + value_plane(parameters, matrices, kBwdDu);
   stage_square(P, squares + square_plane(matrices, kBwdP), thread_index);

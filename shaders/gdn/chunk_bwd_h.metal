@@ -36,7 +36,7 @@ template <int K>
   const int64_t head = group.y;
   const int column = int(group.x) * kStateColumns;
   const int own_column = column + int(simdgroup) * 8;
-  const int stride = whole_slices(parameters.value_size);
+  const int stride = parameters.value_columns;
   const StateStrides kept = kept_strides(parameters);
   const int64_t carried = (own.batch * parameters.value_heads + head) * kept.head + column;
 
@@ -52,7 +52,7 @@ template <int K>
     load_state<kPadded, kKeys>(state, carried_in + carried, kept, kStateColumns, rows, thread_index, simdgroup, at);
   }
 
-  for (int row = own.from; row < own.to; ++row) {
+  for (int64_t row = own.from; row < own.to; ++row) {
     const int64_t matrices = matrices_of(parameters, own.batch, row, head);
     device const float* k_read = keys + key_plane(parameters, matrices, kBwdKRead);
     device const float* k_write = keys + key_plane(parameters, matrices, kBwdKWrite);

@@ -67,7 +67,7 @@ template <typename T>
   const bool reads_norm = is_there && parameters.is_normalised != 0;
   const int64_t matrices = matrices_of(parameters, int64_t(group.z), row, key_head * parameters.heads.divisor);
   const int64_t stride = parameters.heads.member_stride * key_plane(parameters, 1, 0);
-  const int64_t place = int64_t(i) * whole_slices(parameters.key_size);
+  const int64_t place = int64_t(i) * parameters.key_columns;
   write_gradient(
       dq + index * parameters.key_size,
       q + batch * parameters.q.batch + token * parameters.q.token + key_head * parameters.q.head,

@@ -85,7 +85,7 @@ template <typename T, bool OfChannels = false>
   const int64_t batch = chunk.batch;
   const int64_t first = chunk.first;
   const int64_t matrices = matrices_of(parameters, int64_t(group.z), int64_t(group.x), head);
-  const int64_t columns = whole_slices(parameters.key_size);
+  const int64_t columns = parameters.key_columns;
   device const T* queries = q + batch * parameters.q.batch + first * parameters.q.token + key_head * parameters.q.head;
   device const T* own_keys = k + batch * parameters.k.batch + first * parameters.k.token + key_head * parameters.k.head;
   device const float* gates = g + batch * parameters.g.batch + first * parameters.g.token + head * parameters.g.head;
@@ -141,7 +141,8 @@ template <typename T, bool OfChannels = false>
   const int token = int(lane) % kBwdChunk;
   const float token_beta = token < chunk.tokens ? own_beta[token * parameters.beta.token] : 0.0f;
   if (int(lane) < kBwdChunk) betas[matrices * kBwdChunk + int(lane)] = token_beta;
-  for (int item = int(lane); item < kBwdChunk * kBwdChunk; item += 32) {
+  for (int start = 0; start < kBwdChunk * kBwdChunk; start += 32) {
+    const int item = start + int(lane);
     const int i = item / kBwdChunk;
     const int j = item % kBwdChunk;
     const float row_beta = simd_shuffle(token_beta, ushort(i));
@@ -157,7 +158,7 @@ template <typename T, bool OfChannels = false>
     squares[square_plane(matrices, kBwdInverse) + item] = i >= j ? triangle[triangle_element(i, j)] : 0.0f;
   }
 
-  const int value_columns = whole_slices(parameters.value_size);
+  const int value_columns = parameters.value_columns;
   device float* own_values = values + value_plane(parameters, matrices, kBwdR);
   device float* own_gradients = values + value_plane(parameters, matrices, kBwdDo);
   device const T* inputs = v + batch * parameters.v.batch + first * parameters.v.token + head * parameters.v.head;

@@ -9,11 +9,11 @@ METAL_FUNC int64_t matrices_of(constant ChunkBwdParameters& parameters, int64_t 
 }
 
 METAL_FUNC int64_t key_plane(constant ChunkBwdParameters& parameters, int64_t matrices, int plane) {
-  return (matrices * kBwdKeyPlanes + plane) * kBwdChunk * whole_slices(parameters.key_size);
+  return (matrices * kBwdKeyPlanes + plane) * kBwdChunk * parameters.key_columns;
 }
 
 METAL_FUNC int64_t value_plane(constant ChunkBwdParameters& parameters, int64_t matrices, int plane) {
-  return (matrices * kBwdValuePlanes + plane) * kBwdChunk * whole_slices(parameters.value_size);
+  return (matrices * kBwdValuePlanes + plane) * kBwdChunk * parameters.value_columns;
 }
 
 METAL_FUNC int64_t square_plane(int64_t matrices, int plane) {
@@ -21,19 +21,19 @@ METAL_FUNC int64_t square_plane(int64_t matrices, int plane) {
 }
 
 METAL_FUNC int64_t channel_plane(constant ChunkBwdParameters& parameters, int64_t matrices, int plane) {
-  return (matrices * kBwdChannelPlanes + plane) * whole_slices(parameters.key_size);
+  return (matrices * kBwdChannelPlanes + plane) * parameters.key_columns;
 }
 
 // The states of a segment are [K, V] in whole blocks of rows and whole slices of columns.
 METAL_FUNC int64_t state_floats(constant ChunkBwdParameters& parameters) {
-  return int64_t(whole_blocks(parameters.key_size)) * whole_slices(parameters.value_size);
+  return int64_t(parameters.key_rows) * parameters.value_columns;
 }
 
 METAL_FUNC StateStrides kept_strides(constant ChunkBwdParameters& parameters) {
   StateStrides strides;
   strides.sequence = 0;
   strides.head = state_floats(parameters);
-  strides.key = whole_slices(parameters.value_size);
+  strides.key = parameters.value_columns;
   strides.value = 1;
   return strides;
 }
@@ -47,7 +47,7 @@ own_chunk(device const int* cu_seqlens, constant ChunkBwdParameters& parameters,
 // The rows [from, to) of the segment that are chunks of a sequence. It may go on before and after them.
 struct SequenceRows {
   int64_t batch;
-  int from, to;
+  int64_t from, to;
   bool is_here;  // a sequence without tokens has no rows, but one segment that it is in
   bool starts_here, ends_here;
 };
@@ -56,12 +56,12 @@ METAL_FUNC SequenceRows
 own_rows(device const int* cu_seqlens, constant ChunkBwdParameters& parameters, uint target, uint lane) {
   const Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, int(target), kBwdChunk, lane);
   const bool is_packed = parameters.sequence.boundary_bytes != 0;
-  const int first = (is_packed ? int(sequence.first_chunk) : 0) - parameters.first_row;
-  const int last = first + chunk_count(sequence.last - sequence.first, kBwdChunk);
+  const int64_t first = (is_packed ? sequence.first_chunk : 0) - parameters.first_row;
+  const int64_t last = first + chunk_count(sequence.last - sequence.first, kBwdChunk);
   SequenceRows rows;
   rows.batch = sequence.batch;
-  rows.from = max(first, 0);
-  rows.to = min(last, parameters.rows);
+  rows.from = max(first, int64_t(0));
+  rows.to = min(last, int64_t(parameters.rows));
   rows.starts_here = first >= 0;
   rows.ends_here = last <= parameters.rows;
   const bool is_empty_here = first == last && first >= 0 && (first < parameters.rows || parameters.is_last != 0);

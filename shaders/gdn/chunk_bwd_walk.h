@@ -4,9 +4,7 @@
 #include "gdn/chunk_bwd_segment.h"
 #include "gdn/state_blocks.h"
 
-GDN_CONSTANT int kBlocks = kBwdChunk / 8;
-GDN_CONSTANT int kSquareStride = kBwdChunk + 4;
-GDN_CONSTANT int kSquareFloats = kBwdChunk * kSquareStride;
+enum { kBlocks = kBwdChunk / 8, kSquareStride = kBwdChunk + 4, kSquareFloats = kBwdChunk * kSquareStride };
 static_assert(kBwdThreads == kStateThreads && kBwdSlice == kStateColumns, "a walk owns a slice of V");
 
 METAL_FUNC constexpr int square_block(int row, int column) { return row * 8 * kSquareStride + column * 8; }
@@ -28,7 +26,7 @@ METAL_FUNC void stage_block(
     constant ChunkBwdParameters& parameters,
     int block,
     uint thread_index) {
-  const int64_t stride = whole_slices(parameters.key_size);
+  const int64_t stride = parameters.key_columns;
   threadgroup_barrier(mem_flags::mem_threadgroup);
   stage_rows<8, whole_blocks(K), 4, kBwdThreads>(
       rows, keys + block * 8 * stride, stride, 8, whole_blocks(K), thread_index);

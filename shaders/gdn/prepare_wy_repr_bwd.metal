@@ -32,7 +32,7 @@ template <typename T>
   const int64_t head = group.y;
   const int64_t matrices = matrices_of(parameters, int64_t(group.z), int64_t(group.x), head);
   const LanePosition at = lane_position(lane);
-  const int columns = whole_slices(parameters.value_size);
+  const int columns = parameters.value_columns;
   const int value_size = parameters.value_size;
   const int64_t value_heads = parameters.value_heads;
   const int64_t first = (int64_t(chunk.batch) * parameters.sequence.tokens + chunk.first) * value_heads + head;

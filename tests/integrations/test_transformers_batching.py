@@ -244,7 +244,7 @@ def test_another_version_is_enabled_without_it(monkeypatch: pytest.MonkeyPatch) 
     with pytest.warns(UserWarning, match=f"continuous batching {reason}"):
         status = transformers.enable(continuous_batching=True)
     assert status.enabled
-    assert status.off == dict.fromkeys(("continuous batching", "rollback", "packed weights"), reason)
+    assert status.off == dict.fromkeys(("continuous batching", "rollback", "drafts", "packed weights"), reason)
     assert f"packed weights is off: {reason}" in str(status)
     assert "continuous batching" not in status.replaced
 

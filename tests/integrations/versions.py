@@ -25,7 +25,7 @@ from evidence.proof.mac.wheels import cache_directory
 ROOT = Path(__file__).resolve().parent.parent.parent
 INSTALLED = "5.24.0"
 PREVIOUS = "5.23.0"  # all that INSTALLED has is tested with it too, but for launches and compiled graphs
-WITH_KERNELS = "5.22.0"  # installed beside kernels; the last one whose version of it we could download
+WITH_KERNELS = "5.22.0"  # installed with kernels; the last one whose version of it we could download
 HTTPX = ("httpx<1", "httpcore<2", "h11<1", "anyio<5", "sniffio<2")  # huggingface_hub needs them before version 2
 # These are the packages that each version was released with. The other packages are this environment's.
 PACKAGES: dict[str, tuple[str, ...]] = {

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.devices import DEVICES
-from tests.helpers.entries import WITHOUT_KERNELS, fields_of
+from tests.helpers.entries import fields_of
 from tests.helpers.variations import assert_exact_everywhere, random_of, some
 from tests.properties.test_sizes_that_change_the_plan import algorithms_of
 from torch_gdn_check.registry import REGISTRY
@@ -47,13 +47,13 @@ RULES = [op for op, entry in REGISTRY.items() if {"K", "V"} <= fields_of(entry)]
 
 
 def devices_of(op: str, field: str) -> Sequence[str]:
-    """Returns the CPU alone for sizes of heads, which it takes without compiling, and for ops without Metal kernels."""
-    return ("cpu",) if field in ("K", "V") or op in WITHOUT_KERNELS else DEVICES
+    """Returns the CPU alone for sizes of heads, which it takes without compiling."""
+    return ("cpu",) if field in ("K", "V") else DEVICES
 
 
 def counts_of(op: str, field: str) -> list[int]:
     """Returns the counts that a field may have. Autograd in float64 takes minutes for a thousand tokens."""
-    if field == "tokens" and op not in WITHOUT_KERNELS:
+    if field == "tokens":
         return NEAR + LONG
     of_heads = {"K": 128, "V": 192} if op == "gdn_decode_" else {"K": 256, "V": 256}
     return [n for n in NEAR + LONG[:3] if n <= of_heads[field]] if field in of_heads else NEAR

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from tests.helpers.devices import DEVICES
-from tests.helpers.entries import WITHOUT_KERNELS
 from tests.helpers.pairwise import pairwise
 from tests.helpers.variations import assert_exact_everywhere, plans, random_of, some
 from tests.properties.test_sizes_that_change_the_plan import algorithms_of
@@ -166,7 +165,7 @@ def test_options_of_the_rules(op: str) -> None:
         if call is None:
             continue
         point = replace(small, algorithm=draw.choice(algorithms))
-        devices = ("cpu",) if computed or op in WITHOUT_KERNELS else DEVICES
+        devices = ("cpu",) if computed else DEVICES
         what = f"options {sorted(call.keys() & factors.keys())}"
         computed += assert_exact_everywhere(entry, point, call, what, devices=devices)
     assert computed

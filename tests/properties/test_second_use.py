@@ -122,7 +122,7 @@ def test_serve_leaves_a_variable_that_is_set(engine: str, value: str | None, mon
 def test_serve_leaves_an_argument_that_is_given(given: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(Drain, "install", lambda drain: None)
-    monkeypatch.setattr(transformers_serve, "main", lambda: None)
+    monkeypatch.setattr(transformers_serve, "main", lambda drafts: None)
     serve.main(["--engine", "transformers", "model", *given])
     assert sys.argv[4:] == (given or ["--attn-implementation", "sdpa"])
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers.devices import DEVICES
-from tests.helpers.entries import WITHOUT_KERNELS, fields_of
+from tests.helpers.entries import fields_of
 from tests.helpers.variations import some
 from tests.properties.test_sizes_that_change_the_plan import algorithms_of
 from tests.properties.test_values_at_the_limits_of_dtypes import assert_values, changes_of
@@ -85,7 +85,7 @@ def test_values_of_the_rules(op: str) -> None:
     entry = REGISTRY[op]
     for point in some([*plans(op)], PLANS, "plans", op):
         call = entry.call(point)
-        devices = DEVICES if point.dtype == torch.float32 and op not in WITHOUT_KERNELS else ("cpu",)
+        devices = DEVICES if point.dtype == torch.float32 else ("cpu",)
         for name in names_of(op, call):
             changes = changes_of(call[name].dtype, largest(op, name, call))
             for what in some([*changes], FEW, "values", op, name, point.name):

@@ -49,7 +49,7 @@ def test_the_time_out_may_come_before_or_after_the_model(
     result: list[Any] = []
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(Drain, "install", lambda drain: result.append(drain.seconds))
-    monkeypatch.setattr(transformers_serve, "main", lambda: result.append(sys.argv[-2:]))
+    monkeypatch.setattr(transformers_serve, "main", lambda drafts: result.append(sys.argv[-2:]))
     serve.main(["--engine", "transformers", *given])
     assert result == [seconds, ["--port", "1"]]
 

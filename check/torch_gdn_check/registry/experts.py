@@ -15,7 +15,7 @@ from torch_gdn_check.registry.gdn import LARGE
 from torch_gdn_check.registry.inputs import Call, columns_apart, unaligned
 from torch_gdn_check.registry.invalid import change, put
 from torch_gdn_check.registry.models import DTYPES
-from torch_gdn_check.registry.quantized import draw_e4m3, draw_packed, wrong_e4m3, wrong_scales
+from torch_gdn_check.registry.quantized import draw_e4m3, draw_packed, scales_of, wrong_e4m3, wrong_scales
 from torch_gdn_check.registry.registry import Hostile, Invalid, Named, OpEntry, Point, register
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -46,7 +46,7 @@ class ExpertPoint(Point):
     scale_dtype: torch.dtype | None = None  # None means dtype
     zero_points: bool = False
     e4m3: bool = False  # numbers in place of codes of 8 bits
-    e4m3_scales: tuple[int, int] | None = None  # rows and columns of their scales; None means one for each block
+    e4m3_scales: str = "blocks"  # what has a scale: blocks or all
 
     def weights(self, names: tuple[str, str, str], *rows: int, columns: int, bits: int) -> Call:
         """Returns a matrix, or its codes, scales and biases, or its e4m3 numbers and scales."""
@@ -54,7 +54,7 @@ class ExpertPoint(Point):
             return {names[0]: self.tensor(*rows, columns)}
         dtype = self.scale_dtype or self.dtype
         if self.e4m3:
-            options: Any = {"scales": self.e4m3_scales, "dtype": dtype, "aligned": self.aligned}
+            options: Any = {"scales": scales_of(self.e4m3_scales, rows[-1]), "dtype": dtype, "aligned": self.aligned}
             return dict(zip(names, draw_e4m3(*rows, columns=columns, **options), strict=False))
         tensors = draw_packed(
             *rows,

@@ -49,6 +49,11 @@ def blocks_of(rows: int, columns: int) -> tuple[int, int]:
     return -(-rows // BLOCK), -(-columns // BLOCK)
 
 
+def scales_of(kind: str, rows: int) -> tuple[int, int] | None:
+    """Returns the rows and columns of scales, or None for one of each block."""
+    return {"blocks": None, "rows": (rows, 1), "all": (1, 1)}[kind]
+
+
 def draw_e4m3(
     *rows: int,
     columns: int,
@@ -78,12 +83,12 @@ class QuantizedPoint(Point):
     biased: bool = False
     indexed: bool = False
     e4m3: bool = False  # numbers in place of codes; bits are 8
-    e4m3_scales: tuple[int, int] | None = None  # rows and columns of their scales; None means one for each block
+    e4m3_scales: str = "blocks"  # what has a scale: blocks, rows or all
 
     def draw_weight(self) -> Call:
         dtype = self.scale_dtype or self.dtype
         if self.e4m3:
-            options: Any = {"scales": self.e4m3_scales, "dtype": dtype, "aligned": self.aligned}
+            options: Any = {"scales": scales_of(self.e4m3_scales, self.N), "dtype": dtype, "aligned": self.aligned}
             weight, scales = draw_e4m3(self.N, columns=self.K, **options)
             return {"weight": weight, "scales": scales, "biases": None}
         tensors = draw_packed(
@@ -178,10 +183,10 @@ E4M3 = [
     QuantizedPoint(BF16, M=1, N=260, K=400, bits=8, e4m3=True, scale_dtype=F32),
     QuantizedPoint(F32, M=1, N=70, K=131, bits=8, e4m3=True, biased=True),
     QuantizedPoint(F16, M=5, N=130, K=257, bits=8, e4m3=True, scale_dtype=BF16, aligned=False),
-    QuantizedPoint(BF16, M=8, N=140, K=256, bits=8, e4m3=True, e4m3_scales=(140, 1)),
+    QuantizedPoint(BF16, M=8, N=140, K=256, bits=8, e4m3=True, e4m3_scales="rows"),
     QuantizedPoint(BF16, M=40, N=260, K=400, bits=8, e4m3=True),
     QuantizedPoint(F16, M=9, N=129, K=127, bits=8, e4m3=True, scale_dtype=F32, biased=True),
-    QuantizedPoint(F32, M=33, N=130, K=160, bits=8, e4m3=True, e4m3_scales=(1, 1)),
+    QuantizedPoint(F32, M=33, N=130, K=160, bits=8, e4m3=True, e4m3_scales="all"),
 ]
 # There is each dtype and number of bits with one row, few and many; each group and dtype of scales and biases; and
 # sizes that no tile divides.

@@ -118,6 +118,8 @@ ChunkBwdParameters parameters_of(const ChunkedBackward<int64_t>& op, const Chunk
   parameters.heads = head_groups(s);
   parameters.value_heads = int32_t(s.HV), parameters.key_heads = int32_t(s.H);
   parameters.key_size = int32_t(s.K), parameters.value_size = int32_t(s.V);
+  parameters.key_columns = whole_slices(int(s.K)), parameters.value_columns = whole_slices(int(s.V));
+  parameters.key_rows = whole_blocks(int(s.K));
   parameters.is_normalised = op.use_qk_l2norm;
   parameters.scale = float(scale_or_default(op.scale, s.K));
   if (in.initial_state.has_value()) {
@@ -200,7 +202,7 @@ class Backward {
   Launch dv_local() const {
     return {"chunk_bwd_dv_local",
             "gdn/chunk_bwd_dv_local.metal",
-            {kBwdThreads},
+            {int(kBwdThreads)},
             {scratch_.squares, scratch_.values, Binding::values(parameters_)},
             chunks(),
             kBwdThreads};
@@ -230,7 +232,7 @@ class Backward {
   Launch of_states() const {
     return {"chunk_bwd_dqkwg",
             "gdn/chunk_bwd_dqkwg.metal",
-            {kBwdThreads},
+            {int(kBwdThreads)},
             {scratch_.values, scratch_.h, scratch_.dh, scratch_.betas, in_.cu_seqlens, scratch_.keys, scratch_.channels,
              Binding::values(parameters_)},
             chunks(whole_slices(int(s_.K)) / kBwdSlice),

@@ -36,7 +36,7 @@ def refused(call):
 for each in {arguments}:
     refused(lambda: ServerArgs(**{{"model_path": {path!r}, "device": "mps", **each}}).resolve_once())
 config = PackedConfig(configuration.read({{"quant_method": "gptq", "bits": 4}}))
-config.shapes = {{"lm_head.qweight": (8, 64)}}
+config.shapes = {{"lm_head.qweight": (8, 64), "lm_head.scales": (1, 64)}}
 refused(config.check_that_all_is_loaded)
 refused(lambda: config.get_quant_method(object.__new__(LinearBase), "a.b"))
 """

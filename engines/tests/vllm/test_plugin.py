@@ -232,7 +232,7 @@ def test_quantised_files_are_recognised_on_mps(
 @pytest.mark.parametrize(
     "written, got",
     [
-        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, "fp8"),
+        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, "fp8 of e4m3 with weight_block_size None"),
         ({"quant_method": "mxfp4"}, "mxfp4"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt_fp4"),
         ({"mode": "affine"}, "a quantization_config without a quant_method"),
@@ -289,7 +289,7 @@ def test_tensors_that_a_file_lacks_are_missed(missing: str) -> None:
         torch.set_default_dtype(default)
     assert tensors["scales"].dtype == torch.float32
     for each in packing.tensors:
-        load = method.loading(each, each.name, lambda param, loaded: param.fill_(loaded))
+        load = method.loading(each, each.name, lambda param, loaded: param.fill_(loaded), lambda: 64)
         if each.name != missing:
             load(tensors[each.name], 1)
     with pytest.raises(ValueError, match=rf"^a\.b: expected finite {missing} for all groups, which"):

@@ -267,11 +267,23 @@ def canonical(name: str) -> str:
     return ALIASES.get(name, name)
 
 
+def _literals(tree: Tree) -> dict[str, str]:
+    """Returns the program's constants that are written as a literal, by name."""
+    result: dict[str, str] = {}
+    for node in tree.nodes:
+        constants = children(node) if node["kind"] == "EnumDecl" else [node] if node["kind"] == "VarDecl" else []
+        for constant in constants:
+            values = [each["value"] for each in walk(constant) if each["kind"] == "IntegerLiteral"]
+            result |= {constant.get("name", ""): values[0]} if len(values) == 1 else {}
+    return result
+
+
 class Layout:
     """Sizes and alignments in bytes, as in Metal's specification and in clang. Pointers have 8 bytes."""
 
     def __init__(self, tree: Tree) -> None:
         self._records = tree.records
+        self._constants = _literals(tree)
 
     def size_and_alignment(self, text: str) -> tuple[int, int]:
         name, count = element_and_count(text)
@@ -297,7 +309,10 @@ class Layout:
 
     def _record(self, name: str) -> tuple[int, int]:
         dumped = re.sub(r"\bfalse\b", "0", re.sub(r"\btrue\b", "-1", name))  # clang names records so
+        dumped = re.sub(r"\bk[A-Z]\w*", lambda constant: self._constants.get(constant[0], constant[0]), dumped)
         named = [path for path in self._records if path == dumped or path.endswith(f"::{dumped}")]
+        if not named and dumped.endswith(">"):  # a type's name lacks arguments that are the template's defaults
+            named = [path for path in self._records if re.match(rf"(.*::)?{re.escape(dumped[:-1])}, [^<>]*>$", path)]
         if len(named) != 1:
             raise NotUnderstood(f"the size of the type {metal_terms(name)!r} is not known")
         record = self._records[named[0]]
