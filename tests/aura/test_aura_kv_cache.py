@@ -102,10 +102,10 @@ def test_sinks_of_attend(device: torch.device) -> None:
 
 def test_decoded_is_what_was_appended(device: torch.device) -> None:
     cache, k, v = filled("8v8", device)
-    for x, decoded, coded in zip((k, v), cache.decoded(), (cache.keys, cache.values), strict=True):
-        assert decoded.dtype == torch.float32 and decoded.device == x.device
-        assert_close("decoded", decoded, decoded(coded, 20), 1e-6, head_dim=1)
-        assert_close("decoded", decoded, x.cpu().double(), 0.01, head_dim=1)
+    for x, values, coded in zip((k, v), cache.decoded(), (cache.keys, cache.values), strict=True):
+        assert values.dtype == torch.float32 and values.device == x.device
+        assert_close("decoded", values, decoded(coded, 20), 1e-6, head_dim=1)
+        assert_close("decoded", values, x.cpu().double(), 0.01, head_dim=1)
     assert cache.decoded(torch.float16)[0].dtype == torch.float16
 
 
