@@ -97,13 +97,13 @@ class Staged:
     """A tensor on `mps` and its copy on the CPU.
 
     Attributes:
-        there: the tensor.
-        here: its copy, contiguous and of its dtype.
-        sent: what gloo gets: the bytes of `here`, or its numbers in a dtype that gloo adds.
+        on_device: the tensor.
+        on_cpu: its copy, contiguous and of its dtype.
+        sent: what gloo gets: the bytes of `on_cpu`, or its numbers in a dtype that gloo adds.
     """
 
-    there: Tensor
-    here: Tensor
+    on_device: Tensor
+    on_cpu: Tensor
     sent: Tensor
 
 
@@ -138,8 +138,8 @@ class Reduction:
     def from_gloo(self, staged: Staged) -> None:
         if self.asked == ReduceOp.AVG:
             staged.sent.div_(self.size, rounding_mode=None if staged.sent.is_floating_point() else "trunc")
-        if staged.sent.dtype != staged.here.dtype and not staged.here.is_complex():
-            staged.here.copy_(staged.sent)
+        if staged.sent.dtype != staged.on_cpu.dtype and not staged.on_cpu.is_complex():
+            staged.on_cpu.copy_(staged.sent)
 
 
 def as_bytes(x: Tensor, keep_rows: bool) -> Tensor:
@@ -182,7 +182,7 @@ class Copies:
         if isinstance(value, list):
             return [self.sent(each) for each in value]
         if isinstance(value, Staged):
-            value.sent = self.to_sent(value.here)
+            value.sent = self.to_sent(value.on_cpu)
             return value.sent
         return value
 
@@ -191,11 +191,11 @@ class Copies:
         if not self.written:
             return
         for staged in self.written:
-            staged.there.copy_(staged.here, non_blocking=True)
+            staged.on_device.copy_(staged.on_cpu, non_blocking=True)
         event = Event()
         event.record()
         with self.lock:
-            self.being_read.append((event, [staged.here for staged in self.written]))
+            self.being_read.append((event, [staged.on_cpu for staged in self.written]))
             while self.being_read and self.being_read[0][0].query():
                 self.being_read.popleft()
 
@@ -230,9 +230,7 @@ class Call:
         with self.lock:
             if self.is_done:
                 return
-            with (
-                torch.inference_mode()
-            ):  # in gloo's thread too, in which tensors of that mode may not be written otherwise
+            with torch.inference_mode():  # outside it, a tensor that was made in it may not be written
                 for staged in self.copies.written if self.reduction else ():
                     self.reduction.from_gloo(staged)  # type: ignore[union-attr]
                 self.copies.write_back()
@@ -336,7 +334,7 @@ def kernel_of(name: str) -> Callable[..., Any]:
         work = Work.unbox(result[1] if returns_tensors else result)
         if name == "recv_any_source_":
             return Work.boxed(FromAnySource(call, work))
-        outputs = [staged.there for staged in copies.written]
+        outputs = [staged.on_device for staged in copies.written]
         boxed = Work.boxed(call.to_work(work, outputs))
         return (given[0], boxed) if returns_tensors else boxed
 

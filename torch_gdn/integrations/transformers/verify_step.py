@@ -88,7 +88,7 @@ def verify(
     cu_seq_lens_q: Tensor | None = None,
     seq_idx: Tensor | None = None,
 ) -> Tensor | None:
-    """Returns the layer's output for 2 to 17 tokens of one text behind a cached one, or None if it writes nothing."""
+    """Returns the layer's output for 2 to 17 tokens that follow a cached text, or None if it writes nothing."""
     held, tokens = kv_cache.layers[layer.layer_idx], hidden_states.shape[1]
     others = (attention_mask, cu_seq_lens_q, seq_idx)
     if any(x is not None for x in others) or torch.is_grad_enabled() or decoding.is_elsewhere(layer, hidden_states):
