@@ -5,6 +5,7 @@ On mps torch_gdn's kernels run on the simulated device, under its watch: an acce
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -195,7 +196,10 @@ def test_layers_that_share_keys(device: str, reference: Any) -> None:
     assert result["compiled late"] == []
 
 
-def test_the_same_fails_without_the_plugin(reference: Any) -> None:
+def test_the_same_fails_without_the_plugin(reference: Any, tmp_path: Path) -> None:
+    """Each process declares torchvision's operators by itself, because the plugin does not."""
+    declare = "from torch_gdn_engines import torchvision_operators\ntorchvision_operators.declare()\n"
+    (tmp_path / "sitecustomize.py").write_text(declare)
     path, texts, _, _ = reference("qwen3_next")
     scenario = {
         "model": str(path),
@@ -203,7 +207,7 @@ def test_the_same_fails_without_the_plugin(reference: Any) -> None:
         "rounds": [{"prompts": texts[:2], "tokens": 2}],
     }
     with pytest.raises(EngineFailed, match=r"No Qwen3Next layer found in the model\.layers"):
-        run_engine("off", scenario)
+        run_engine("off", scenario, [tmp_path])
 
 
 def test_a_conversation_reads_its_past_from_the_cache(device: str) -> None:
