@@ -9,6 +9,9 @@ import re
 from dataclasses import dataclass
 
 LANES = 128  # multiply-adds per GPU core and clock in float32 and in float16 (github.com/philipturner/metal-benchmarks)
+# The same of M5's matrix units in float16: measured on an A19, 15 October 2025 (tzakharko.github.io/
+# apple-neural-accelerators-benchmark). Apple's announcement of M5 says more than four times M4's.
+MATRIX_LANES = 512
 FASTEST_CLOCK = 1.6e9  # above the clocks that were reported: M1 1.30, M2 1.40 (github.com/philipturner/applegpuinfo,
 # issues 2 and 10) and M5 1.58 GHz
 
@@ -34,9 +37,10 @@ class Mac:
         return f"{self.chip}, {self.cores} GPU cores"
 
     @property
-    def flops(self) -> float | None:
-        """Float operations per second that no product exceeds, or None for M5, whose matrix units publish no rate."""
-        return None if self.chip.startswith("M5") else 2.0 * LANES * self.cores * FASTEST_CLOCK
+    def flops(self) -> float:
+        """Float operations per second that no product exceeds."""
+        lanes = MATRIX_LANES if self.chip.startswith("M5") else LANES
+        return 2.0 * lanes * self.cores * FASTEST_CLOCK
 
 
 # Apple's technical specifications: support.apple.com/111883 and its like for each Mac; of M5 Pro and Max,

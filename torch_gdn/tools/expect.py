@@ -212,11 +212,9 @@ def prompt(work: Work, tokens: int, macs: Sequence[Mac]) -> Iterator[str]:
     most = max(operations, key=operations.__getitem__)
     yield f"A prompt of {tokens:,} tokens takes {total / 1e12:,.2f} TFLOP, most of it in {most}:"
     yield "  " + ", ".join(f"{name} {each / 1e12:,.2f} ({each / total:.0%})" for name, each in operations.items())
-    timed = [(mac, mac.flops) for mac in macs]
-    if times := [f"{mac.name} {total / flops:.3g} s" for mac, flops in timed if flops]:
-        yield "At 128 multiply-adds a clock and core and 1.6 GHz, it takes at least: " + "; ".join(times) + "."
-    if len(times) < len(timed):
-        yield "M5's matrix units compute products faster than its cores; Apple publishes no rate for them."
+    times = "; ".join(f"{mac.name} {total / mac.flops:.3g} s" for mac in macs)
+    rate = f"{_macs.LANES} multiply-adds a clock and core (M5: {_macs.MATRIX_LANES})"
+    yield f"At 1.6 GHz and {rate}, it takes at least: {times}."
 
 
 def report(model: str, work: Work, tokens: int, mac: Mac | None, memory: int | None) -> Iterator[str]:
@@ -226,8 +224,8 @@ def report(model: str, work: Work, tokens: int, mac: Mac | None, memory: int | N
     yield ""
     yield from on_one_mac(work, tokens, mac, memory) if mac else on_all_macs(work, tokens)
     yield ""
-    shown = [mac] if mac else [max(_macs.variants(chip), key=lambda each: each.cores) for chip in ("M1", "M4 Max")]
-    yield from prompt(work, tokens, shown)
+    chips = [mac] if mac else [_macs.find(chip)[0] for chip in ("M1", "M4 Max", "M5 Max")]
+    yield from prompt(work, tokens, chips)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
