@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 TIMEOUT = 300  # seconds, for all pages
+LEAST_CONTRAST = 4.5  # of text with what is behind it (WCAG 2.2, level AA)
 
 # Runs before a page's own scripts: keeps what fails to load, what a script raises and what it writes as an error.
 FIRST = """<script>
@@ -41,6 +42,42 @@ function text_outside(picture) {
   return found;
 }
 
+// Red, green, blue and opacity of a colour as getComputedStyle gives it.
+const parts_of = (colour) => [...colour.match(/[\\d.]+/g).map(Number), 1].slice(0, 4);
+
+// The colour behind an element: backgrounds up to the page's, the nearer ones over the others.
+function background_of(element, inside) {
+  if (!element) return [255, 255, 255];
+  const [r, g, b, opacity] = parts_of(inside.getComputedStyle(element).backgroundColor);
+  if (opacity === 1) return [r, g, b];
+  const behind = background_of(element.parentElement, inside);
+  return [r, g, b].map((x, i) => opacity * x + (1 - opacity) * behind[i]);
+}
+
+// The contrast of two colours by WCAG 2.2, from 1 to 21.
+function contrast(...colours) {
+  const linear = (x) => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => 0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255);
+  const [dark, bright] = colours.map(light).sort((x, y) => x - y);
+  return (bright + 0.05) / (dark + 0.05);
+}
+
+// Text that is hard to read in the theme for light or for dark.
+function faint_text(inside) {
+  const found = [], all = [...inside.document.querySelectorAll("article *")];
+  const has_text = (x) => [...x.childNodes].some((y) => y.nodeType === 3 && y.data.trim());
+  const texts = all.filter((x) => has_text(x) && x.getClientRects().length);
+  for (const theme of ["light", "dark"]) {
+    inside.document.body.dataset.theme = theme;
+    for (const text of texts) {
+      const ratio = contrast(parts_of(inside.getComputedStyle(text).color), background_of(text, inside));
+      const where = `${theme}: ${text.textContent.slice(0, 60)}`;
+      if (ratio < LEAST_CONTRAST) found.push(`contrast ${ratio.toFixed(1)}, ${where}`);
+    }
+  }
+  return found;
+}
+
 function faults_of(page, inside, width) {
   const found = [...inside.faults || []];
   const root = inside.document.documentElement;
@@ -56,7 +93,7 @@ function faults_of(page, inside, width) {
     if (box.scrollWidth > box.clientWidth + 1 && inside.getComputedStyle(box).display !== "inline")
       found.push("text leaves its box: " + box.textContent.slice(0, 60));
   }
-  return found;
+  return found.concat(faint_text(inside));
 }
 
 (async () => {
@@ -93,6 +130,7 @@ def faults(folder: Path, pages: Sequence[str], widths: Sequence[int]) -> dict[st
     """
     answers: Queue[dict[str, list[str]]] = Queue()
     driver = DRIVER.replace("PAGES", json.dumps(list(pages))).replace("WIDTHS", json.dumps(list(widths)))
+    driver = driver.replace("LEAST_CONTRAST", str(LEAST_CONTRAST))
 
     class Handler(SimpleHTTPRequestHandler):
         def __init__(self, *arguments: Any) -> None:

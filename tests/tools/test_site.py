@@ -97,7 +97,7 @@ def need_a_browser() -> None:
 
 
 def test_pages_look_right_in_a_browser(site: Path) -> None:
-    """On a phone and on a screen: no error on the console, no broken picture, no missing anchor, nothing too wide."""
+    """On a phone and on a screen, light and dark: no error, broken picture or missing anchor; all can be read."""
     need_a_browser()
     pages = [str(page.relative_to(site)) for page in sorted(site.rglob("*.html")) if page.name != "search.html"]
     assert len(pages) > 30
@@ -119,6 +119,9 @@ BAD = {
     "broken image": '<img src="missing.png">',
     "missing anchor": '<a href="#missing">x</a>',
     "wide page": '<div style="width: 2000px">x</div>',
+    "faint text": '<article><p style="color: #999; background: #fff">grey on white</p></article>',
+    "faint text in the dark": "<style>[data-theme=dark] p { color: #333; background: #000 }</style>"
+    "<article><p>x</p></article>",
     "text in a card": '<article><p style="width: 20px; white-space: nowrap">text that is wider</p></article>',
 }
 BOX = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 200 50"><rect rx="5" x="20" y="5" width="60" height="40"/>'
