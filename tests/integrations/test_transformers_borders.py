@@ -24,10 +24,10 @@ from tests.helpers.devices import ready
 from tests.integrations import models
 from tests.integrations.models import distance, random_model
 from tests.sweeps import share_of
-from torch_gdn.integrations import transformers
+from torch_gdn.integrations import plain, transformers
 
 CPU = torch.device("cpu")
-KINDS = [kind for kind in models.KINDS if models.there(kind)]
+KINDS = [kind for kind in (*models.KINDS, "kimi_linear", "bailing_hybrid") if models.there(kind)]
 METHODS = ("_norm", "_apply_gate", "fix_query_key_value_ordering")  # that a class's forward calls
 Changes = Iterator[None]
 
@@ -106,6 +106,17 @@ def its_own_forward(model: nn.Module, name: str) -> Changes:
         yield
     finally:
         del module.forward
+
+
+@contextmanager
+def a_compiled_call(model: nn.Module, name: str) -> Changes:
+    """Does to the module what `module.compile()` does, with another function."""
+    module: Any = model.get_submodule(name)
+    module._compiled_call_impl = lambda *args, **kwargs: changed(module._call_impl(*args, **kwargs))
+    try:
+        yield
+    finally:
+        del module._compiled_call_impl
 
 
 class Wrapper(nn.Module):
@@ -248,6 +259,7 @@ CHANGES: dict[str, Any] = {
     "another class's method": another_method,
     "its own method": its_own_method,
     "its own forward": its_own_forward,
+    "a compiled call": a_compiled_call,
     "a wrapper": a_wrapper,
     **{f"local {name}": local_hook(f"register_{kind}", *rest[:1], **rest[1]) for name, (kind, *rest) in HOOKS.items()},
     **{
@@ -322,6 +334,21 @@ def test_each_module_that_was_changed(kind: str, change: str) -> None:
     with models.torch_gdn_enabled():
         off = [(group, distance(logits(on_device, ready("mps"), make, group), exact)) for group, exact in sample]
     assert not [(group, error) for group, error in off if not error < 2e-5]
+
+
+REGISTER = ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook")
+
+
+@pytest.mark.parametrize("register", REGISTER)
+def test_a_module_with_any_hook_is_called(register: str) -> None:
+    """Those that only a backward pass calls too."""
+    linear = nn.Linear(2, 2)
+    hooked = (getattr(linear, f"register_{register}"), getattr(global_hooks, f"register_module_{register}"))
+    for add in hooked:
+        handle = add(lambda *_: None)
+        assert "hook" in plain.change_of(linear, plain.LINEARS)
+        handle.remove()
+    assert plain.change_of(linear, plain.LINEARS) == ""
 
 
 # ---- other changes ---------------------------------------------------------------------------------------------------
