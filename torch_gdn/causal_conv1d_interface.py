@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_gdn.ops.arguments import check_tensor
 from torch_gdn.ops.convolutions import convolve
 
 
@@ -48,6 +49,7 @@ def causal_conv1d_fn(
         >>> y.shape, y.transpose(1, 2).is_contiguous()
         (torch.Size([1, 2, 5]), True)
     """
+    check_tensor("causal_conv1d_fn", "x", x)
     if x.dim() != 3:
         raise ValueError(
             f"causal_conv1d_fn: x: expected 3 dimensions [B, D, T], got {x.dim()} of shape {list(x.shape)}"
@@ -102,6 +104,7 @@ def causal_conv1d_update(
         raise ValueError(
             "causal_conv1d_update: cache_seqlens: expected None (circular states are not supported), got a tensor"
         )
+    check_tensor("causal_conv1d_update", "x", x)
     if x.dim() not in (2, 3):
         raise ValueError(f"causal_conv1d_update: x: expected shape [B, D] or [B, D, T], got {list(x.shape)}")
     rows = x[:, None] if x.dim() == 2 else x.transpose(1, 2)

@@ -200,6 +200,18 @@ def test_an_unknown_keyword_is_an_error_that_names_it(function: Callable[..., ob
         function(use_gate_in_kernal=True)
 
 
+TAKE_TENSORS = [f for f in PUBLIC_FUNCTIONS if "Tensor" in str(inspect.signature(f))]
+
+
+@pytest.mark.parametrize("function", TAKE_TENSORS, ids=lambda function: function.__name__)
+def test_an_array_is_an_error_that_names_the_argument(function: Callable[..., object]) -> None:
+    parameters = inspect.signature(function).parameters.values()
+    names = [x.name for x in parameters if x.default is x.empty or x.name == "weight"]
+    name = f"({'|'.join(names)})"
+    with pytest.raises((TypeError, RuntimeError), match=f"{name}: .*got ndarray|'{name}' but instead found .*ndarray"):
+        function(**dict.fromkeys(names, np.zeros((1, 4, 2, 8), np.float32)))
+
+
 def test_an_op_without_a_kernel_for_the_device_says_so() -> None:
     with pytest.raises(NotImplementedError, match="gdn::solve_tril"):
         torch.ops.gdn.solve_tril(torch.zeros(1, 16, 1, 16).to_sparse())

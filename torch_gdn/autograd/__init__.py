@@ -14,7 +14,7 @@ from torch.autograd import Function
 
 def needs_grad(*tensors: Tensor | None) -> bool:
     """Returns whether grad mode is on and one of the tensors requires grad."""
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in tensors)
 
 
 def differentiate(op: str, *args: Any) -> Any:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torch_gdn.autograd import needs_grad
 from torch_gdn.autograd.layers import CausalConv1d
-from torch_gdn.ops.arguments import check_cu_seqlens
+from torch_gdn.ops.arguments import check_cu_seqlens, check_tensor
 
 __all__ = [
     "causal_conv1d",
@@ -67,6 +67,7 @@ def causal_conv1d(
         >>> y[0, :, 0], state.shape
         (tensor([1., 2., 3.]), torch.Size([1, 2, 4]))
     """
+    check_tensor("causal_conv1d", "x", x)
     check_cu_seqlens("causal_conv1d", cu_seqlens)
     if x.dim() > 3 and residual is not None:
         residual = residual.flatten(2)
@@ -120,6 +121,7 @@ def causal_conv1d_update(
     """
     if weight is None:
         raise ValueError("causal_conv1d_update: weight: expected a tensor of shape [D, W], got None")
+    check_tensor("causal_conv1d_update", "x", x)
     if x.dim() not in (2, 3) or (x.dim() == 3 and 1 not in x.shape[:2]):
         raise ValueError(f"causal_conv1d_update: x: expected shape [N, D], [1, N, D] or [N, 1, D], got {list(x.shape)}")
     if residual is not None and residual.shape != x.shape:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torch_gdn.ops.arguments import check_cu_seqlens
+from torch_gdn.ops.arguments import check_cu_seqlens, check_tensor
 
 __all__ = [
     "chunk_fwd_h",
@@ -134,6 +134,7 @@ def chunk_scaled_dot_kkt(
                 [4., 0., 0.],
                 [4., 4., 0.]])
     """
+    check_tensor("chunk_scaled_dot_kkt", "k", k)
     check_cu_seqlens("chunk_scaled_dot_kkt", cu_seqlens)
     if beta is None:
         beta = k.new_ones(k.shape[:3] if g is None else g.shape)
@@ -203,6 +204,7 @@ def recompute_w_u(
         >>> w.shape, u.shape
         (torch.Size([1, 70, 4, 64]), torch.Size([1, 70, 4, 32]))
     """
+    check_tensor("recompute_w_u", "beta", beta)
     check_cu_seqlens("recompute_w_u", cu_seqlens)
     if g is None:
         g = torch.zeros_like(beta, dtype=torch.float32)
