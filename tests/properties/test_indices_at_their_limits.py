@@ -118,14 +118,11 @@ def assert_devices_agree(entry: OpEntry[Any], point: Any, call: Call, what: str)
         assert not difference(x, cpu[name], bound), f"{entry.name}: {what}: {name}"
 
 
-# A query sees the keys from its start on, which may be any number. These chunks follow from cu_seqlens, a block of this
-# table is only multiplied, and this mapping is the result.
-WITHOUT_LIMITS = {op: {"starts", "exact_starts"} for op in REGISTRY}
-WITHOUT_LIMITS |= {
-    "chunk_gated_delta_rule_": {"chunk_indices"},
-    "compute_slot_mapping_": {"block_table", "slot_mapping"},
-}
-INDEXED = [op for op, entry in REGISTRY.items() if any(indices_in(call) for _, call in [(0, entry.smallest())])]
+# A query sees the keys from its start on, which may be any number. Chunks follow from cu_seqlens, a block of this table
+# is only multiplied, and this mapping is the result.
+WITHOUT_LIMITS = {op: {"starts", "exact_starts", "chunk_indices"} for op in REGISTRY}
+WITHOUT_LIMITS |= {"compute_slot_mapping_": {"block_table", "slot_mapping"}}
+INDEXED = [op for op, entry in REGISTRY.items() if entry.packable or indices_in(entry.smallest())]
 
 
 @pytest.mark.sweep(1)
