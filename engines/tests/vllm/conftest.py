@@ -28,7 +28,7 @@ def pytest_report_header() -> str:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Engines take minutes: a run starts one in six, and `make proof` all. Files that start none, or one, run whole."""
-    if item.path.name not in ("test_plugin.py", "test_stored_layers.py"):
+    if item.path.name not in ("test_borders.py", "test_plugin.py", "test_stored_layers.py"):
         item.add_marker(pytest.mark.sweep(6, among="engine"))
 
 

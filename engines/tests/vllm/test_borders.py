@@ -1,4 +1,4 @@
-"""Tests what the plugin's classes do with rows that are padding, and with configurations that lack what they need."""
+"""Tests what the plugin's classes do with rows of padding, layers that were changed, and incomplete configurations."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+
+from tests.helpers.small_models import config_of
+from torch_gdn.integrations import plain
 
 
 def test_attention_clears_the_rows_of_padding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,3 +30,42 @@ def test_a_configuration_of_mlx_without_its_sizes_is_refused(lacking: str) -> No
     del config[lacking]
     with pytest.raises(ValueError, match=f"^quantization: expected .*, got MLX's configuration without {lacking}$"):
         PackedMLXConfig.from_config(config)
+
+
+def derive(module: Any) -> None:
+    module.__class__ = type("Norm", (type(module),), {})
+
+
+CHANGED = {
+    "nothing": lambda layer: None,
+    "a hook of a norm": lambda layer: layer.k_norm.register_forward_hook(lambda *_: None),
+    "another class of a norm": lambda layer: setattr(
+        layer.q_norm, "__class__", type("Norm", (type(layer.q_norm),), {})
+    ),
+    "a hook of the rotation": lambda layer: layer.rotary_emb.register_forward_pre_hook(lambda *_: None),
+    "another rotation": lambda layer: setattr(layer, "rotary_emb", torch.nn.Identity()),
+    "another eps": lambda layer: setattr(layer.k_norm, "variance_epsilon", 1e-3),
+    "no gate": lambda layer: setattr(layer, "attn_output_gate", False),
+}
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_an_attention_that_was_changed_is_vllms(change: str) -> None:
+    from vllm.config import CompilationConfig, VllmConfig, set_current_vllm_config
+
+    from torch_gdn_engines.vllm import layers, rotary
+
+    def made(owner: Any, *arguments: Any) -> Any:
+        plain.learn(owner)
+        result = object.__new__(owner)  # vLLM's own __new__ would choose the class
+        owner.__init__(result, *arguments)
+        return result
+
+    config = VllmConfig(compilation_config=CompilationConfig(mode=0, custom_ops=["all"]))
+    config.model_config = SimpleNamespace(hf_text_config=config_of("qwen3_5"))
+    with set_current_vllm_config(config):
+        norms = [made(layers.TorchGdnGemmaRMSNorm, 32) for _ in range(2)]
+        rotation = made(rotary.TorchGdnRotaryEmbedding, 32, 16, 64, 10000.0, True, torch.float32)
+    layer = SimpleNamespace(q_norm=norms[0], k_norm=norms[1], rotary_emb=rotation, attn_output_gate=True)
+    CHANGED[change](layer)
+    assert rotary.is_taken(layer, torch.arange(3)) == (change == "nothing")
