@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import http.client
 import json
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.integrations.models import VOCABULARY
+from torch_gdn.integrations.draining import Drain
+from torch_gdn.tools.serve import main
 
 PATIENCE = 300  # seconds after which something is taken to hang
 
 
 def save(model: Any, folder: Path) -> Path:
-    """Saves a model with a tokenizer whose text is the tokens' numbers, so that answers compare token by token."""
+    """Saves a model with a tokenizer."""
+    model.save_pretrained(folder)
+    return add_tokenizer(folder)
+
+
+def add_tokenizer(folder: Path) -> Path:
+    """Adds a tokenizer whose text is the tokens' numbers, so that answers compare token by token."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -26,7 +35,6 @@ def save(model: Any, folder: Path) -> Path:
 
     words = Tokenizer(WordLevel({str(n): n for n in range(VOCABULARY)}, unk_token="0"))
     words.pre_tokenizer = WhitespaceSplit()
-    model.save_pretrained(folder)
     PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
     return folder
 
@@ -108,17 +116,40 @@ def serving(model: Path, device: str, monkeypatch: Any, **options: Any) -> Itera
         non_blocking=True,
         **options,
     )
+    with running(server, model) as served:
+        watch_scheduler(Scheduler, served, monkeypatch)
+        yield served
+
+
+@contextmanager
+def running(server: Any, model: Path) -> Iterator[Served]:
+    """Yields a server that starts in a thread, and ends it."""
     try:
         while not server.server.started:
             assert server._thread.is_alive(), "the server ended"
             server._thread.join(0.01)
-        served = Served(model, server.server.servers[0].sockets[0].getsockname()[1], server)
-        watch_scheduler(Scheduler, served, monkeypatch)
-        yield served
+        yield Served(model, server.server.servers[0].sockets[0].getsockname()[1], server)
     finally:
         server.kill_server()
         server._thread.join(PATIENCE)
         assert not server._thread.is_alive()
+
+
+@contextmanager
+def command_running(model: Path, monkeypatch: Any, *options: str) -> Iterator[Served]:
+    """Runs `python -m torch_gdn serve --engine transformers` in this process."""
+    from transformers.cli.serve import Serve
+
+    servers: list[Any] = []
+    start = Serve.start_server
+    monkeypatch.setattr(Serve, "start_server", lambda server: (servers.append(server), start(server)))
+    monkeypatch.setattr(Drain, "install", lambda drain: None)  # which would stay in uvicorn's classes
+    monkeypatch.setattr(sys, "argv", [])
+    place = ["--host", "127.0.0.1", "--port", "0", "--log-level", "error", "--non-blocking"]
+    with suppress(SystemExit):
+        main(["--engine", "transformers", *options, str(model), "--device", "cpu", *place])
+    with running(servers[0], model) as served:
+        yield served
 
 
 def watch_scheduler(scheduler: Any, served: Served, monkeypatch: Any) -> None:

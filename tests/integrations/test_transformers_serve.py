@@ -19,7 +19,8 @@ import torch
 
 from tests.helpers.devices import kernels_run, ready
 from tests.helpers.streams import PATIENCE, assert_ended_by_sigterm, begun, events, wait_until_refused
-from tests.integrations.http_serving import all_at_once, save, serving, text_of
+from tests.integrations.drafted import Steps, files, loaded
+from tests.integrations.http_serving import add_tokenizer, all_at_once, command_running, save, serving, text_of
 from tests.integrations.models import random_model
 from tests.integrations.serving import alone, assert_nothing_is_held, other_version, prompts_of
 from torch_gdn.integrations import transformers
@@ -91,6 +92,22 @@ def test_a_stream_ends_after_sigterm(tmp_path: Path) -> None:
             assert_ended_by_sigterm(server.wait(PATIENCE), log.read_text())
         finally:
             server.kill()
+
+
+def test_drafts_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answers are those without drafts, from fewer steps of the model."""
+    folder, (prompt,) = add_tokenizer(files(tmp_path, "qwen3_5", "sometimes")), prompts_of(20)
+    with torch.no_grad():
+        [expected] = alone(loaded(folder), [prompt], 12)
+    with command_running(folder, monkeypatch, "--drafts", "2") as served:
+        assert served.completed(prompt, 1) == expected[:1]
+        (manager,) = served.server._model_manager.loaded_models.values()
+        steps = Steps(manager.model)
+        assert served.completed(prompt, 12) == expected
+        assert 4 <= steps.taken < 12 and len(set(expected)) > 4
+        stream = events(served.post(prompt, 12, stream=True).getresponse())
+    parts = [json.loads(event)["choices"] for event in stream if event != "[DONE]"]
+    assert "".join(part[0]["text"] for part in parts if part) == text_of(expected)
 
 
 def test_the_command_line_is_transformers_own_on_torch_gdn(monkeypatch: pytest.MonkeyPatch) -> None:
