@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import string
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -377,6 +379,50 @@ def test_sampled_tokens_have_the_models_probabilities(tmp_path: Path) -> None:
     assert statistic < freedom + 4 * (2 * freedom) ** 0.5, (statistic, freedom)
     by_rank = [x.gather(1, kept).sum(0) for x in (counts, expected)]
     assert float(((by_rank[0] - by_rank[1]) ** 2 / by_rank[1]).sum()) < 13.8, by_rank  # 1 in 1,000, for two degrees
+
+
+class Chain:
+    """A prediction model whose logits depend on the last token alone."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+    def forward_layer(self, _: int, hidden: Tensor, *others: Any, input_ids: Tensor) -> Tensor:
+        return self.logits[input_ids]
+
+    def _project_to_logits(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+
+def never(text: Tensor, _: Any) -> Tensor:
+    return torch.zeros(len(text), dtype=torch.bool)
+
+
+def test_accepted_drafts_have_the_models_probabilities() -> None:
+    """Any draw, accepted or from the residual, follows the token before it as the model says."""
+    from transformers.generation import utils
+
+    transformers.enable(rollback=True)
+    drafted, model = (2 * torch.randn(4, 4, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    layer = object.__new__(PredictionDrafts)
+    vars(layer).update(mtp_model=Chain(drafted), device=torch.device("cpu"), do_sample=True, logits_processor=None)
+    layer.mtp_cache = SimpleNamespace(crop=lambda tokens: None)
+    counts, accepted, draws = torch.zeros(4, 4, dtype=torch.float64), [0, 0, 0], 1000
+    token = current.set(Call(2, criteria=[never]))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        start = torch.zeros(draws, 1, dtype=torch.long)
+        tokens, logits = layer.draft(start, torch.zeros(draws, 1, 4), torch.zeros(draws, 1), 2)
+        for row, text in enumerate(torch.cat([start, tokens], 1)[:, None]):
+            new, matches = utils._speculative_sampling(text, logits[row, None], 2, model[text])
+            accepted[matches] += 1
+            for before, after in itertools.pairwise([0, *new[0].tolist()]):
+                counts[before, after] += 1
+    current.reset(token)
+    expected = model.double().softmax(1) * counts.sum(1, keepdim=True)
+    statistic = ((counts - expected) ** 2 / expected).sum(1)
+    assert statistic.max() < 21.1, statistic  # 1 in 10,000, for three degrees
+    assert min(accepted) > draws / 10, accepted
 
 
 def test_a_model_that_moves_takes_its_layer_with_it(folders: Any) -> None:
