@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torch_gdn.integrations.transformers import small_models
-from torch_gdn.integrations.transformers.patches import MODELS, SERVED_MODELS, modeling_module
+from torch_gdn.integrations.transformers.patches import DRAFTED_MODELS, MODELS, SERVED_MODELS, modeling_module
 from torch_gdn.integrations.transformers.small_models import DELTA_NETS, SIZES, VOCABULARY
 from torch_gdn.integrations.transformers.versions import cache_in, with_cache
 
@@ -26,16 +26,19 @@ def there(kind: str) -> bool:
     return modeling_module(kind) is not None
 
 
+DRAFTED_KINDS = tuple(filter(there, DRAFTED_MODELS))
+
+
 def random_model(kind: str, dtype: torch.dtype = torch.float32, seed: int = 0, **special: Any) -> Any:
     """Makes a model in f32 or another dtype. Its weights are bf16 numbers in any case, so they do not depend on the
     dtype.
     """
     model = small_models.make(kind, seed, **special)
     for module in model.modules():
-        if type(module).__name__.endswith("GatedDeltaNet"):
+        if type(module).__name__.endswith(("GatedDeltaNet", "ForgetGate")):
             # The initial gate forgets everything within a token. Trained heads remember: here 10 to 1,000 tokens.
             module.A_log.data.zero_()
-            module.dt_bias.data.copy_(torch.logspace(-3, -1, module.num_v_heads).expm1().log())
+            module.dt_bias.data.copy_(torch.logspace(-3, -1, module.dt_bias.numel()).expm1().log())
     return model.to(torch.bfloat16).to(dtype)
 
 

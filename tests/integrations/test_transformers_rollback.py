@@ -9,7 +9,7 @@ import torch
 
 from tests.helpers.devices import kernels_run, ready
 from tests.integrations import models
-from tests.integrations.models import SERVED_KINDS, distance, random_model, random_tokens
+from tests.integrations.models import DRAFTED_KINDS, distance, random_model, random_tokens
 from tests.integrations.serving import (
     DRAFTS,
     GREEDY_TOKENS,
@@ -19,12 +19,13 @@ from tests.integrations.serving import (
 )
 from tests.integrations.test_transformers import BAR
 from torch_gdn.integrations import transformers
+from torch_gdn.integrations.transformers.patches import DELTA_LAYERS
 from torch_gdn.integrations.transformers.versions import with_cache
 
 if reason := other_version("rollback"):
     pytest.skip(reason, allow_module_level=True)
 
-each_kind = pytest.mark.parametrize("kind", SERVED_KINDS)
+each_kind = pytest.mark.parametrize("kind", DRAFTED_KINDS)
 pytestmark = pytest.mark.usefixtures("serving")
 
 
@@ -38,16 +39,20 @@ def test_any_number_of_drafts_is_taken_back(kind: str, accepted: int) -> None:
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("prompt", [1, 2, 63, 70, 71, 200], ids=lambda tokens: f"{tokens} tokens")
-def test_drafts_behind_prompts_of_any_length(prompt: int) -> None:
+@pytest.mark.parametrize("kind", ["qwen3_5", "kimi_linear"])
+def test_drafts_behind_prompts_of_any_length(kind: str, prompt: int) -> None:
     """A prompt may be shorter than the convolution. The drafts' call may include it, so that only its end is taken
     back.
     """
-    assert_drafts_change_nothing(random_model("qwen3_5"), random_tokens(1, prompt), [0, 3, 8, 1])
+    assert_drafts_change_nothing(random_model(kind), random_tokens(1, prompt), [0, 3, 8, 1])
 
 
-def test_prompt_lookup() -> None:
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("device_name", ["cpu", "mps"])
+@each_kind
+def test_prompt_lookup(kind: str, device_name: str) -> None:
     prompt = random_tokens(1, 12).repeat(1, 3)
-    assert_drafts_change_nothing(random_model("qwen3_next"), prompt, prompt_lookup_num_tokens=5)
+    assert_drafts_change_nothing(random_model(kind), prompt, device=ready(device_name), prompt_lookup_num_tokens=5)
 
 
 @pytest.mark.sweep(2)
@@ -159,8 +164,8 @@ def test_disable_refuses_again() -> None:
 def classes() -> list[type]:
     from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
-    endings = ("GatedDeltaNet", "PreTrainedModel")
+    endings = (*DELTA_LAYERS, "PreTrainedModel")
     result = [
-        y for kind in SERVED_KINDS for name, y in vars(models.modeling_module(kind)).items() if name.endswith(endings)
+        y for kind in DRAFTED_KINDS for name, y in vars(models.modeling_module(kind)).items() if name.endswith(endings)
     ]
     return [LinearAttentionCacheLayerMixin, *result]

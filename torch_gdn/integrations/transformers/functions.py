@@ -197,8 +197,13 @@ def run_kda(
     use_qk_l2norm_in_kernel: bool = False,
     cu_seq_lens_q: Tensor | None = None,
     seq_idx: Tensor | None = None,  # of the same sequences
+    layer_states: Any = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Runs the rule. The models pass on the boundaries of packed sequences as they got them."""
+    norm: dict[str, Any] = {"use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel}
+    if layer_states is not None:
+        kept: tuple[Tensor, Tensor | None] = layer_states.delta_rule(query, key, value, g, beta, initial_state, **norm)
+        return kept
     rule: Callable[..., tuple[Tensor, Tensor | None]] = getattr(torch_gdn, function)
     return rule(
         query,
@@ -208,8 +213,8 @@ def run_kda(
         beta,
         initial_state=initial_state,
         output_final_state=output_final_state,
-        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
         cu_seqlens=cu_seq_lens_q,
+        **norm,
     )
 
 

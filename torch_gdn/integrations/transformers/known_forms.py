@@ -56,7 +56,7 @@ def learn_silu() -> None:
         SILU.add(owner)
 
 
-def classes(module: ModuleType, ending: str) -> list[Any]:
+def classes(module: ModuleType, ending: str | tuple[str, ...]) -> list[Any]:
     """Returns the classes that the module itself defines. Imported ones belong to another library."""
     own = [x for x in vars(module).values() if isinstance(x, type) and x.__module__ == module.__name__]
     return [x for x in own if x.__name__.endswith(ending)]

@@ -34,9 +34,10 @@ from torch_gdn.integrations.transformers.functions import gated_norms
 from torch_gdn.integrations.transformers.layers_run import noting_layer
 
 MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen4_exp", "lara_mini", "olmo_hybrid")
-SERVED_MODELS = tuple(model for model in MODELS if model != "qwen4_exp")  # with continuous batching and rollback
+SERVED_MODELS = tuple(model for model in MODELS if model != "qwen4_exp")  # with continuous batching
 # These models have Kimi Delta Attention. They exist since 5.23.
 KDA_MODELS = ("kimi_linear", "bailing_hybrid", "glm5_next")
+DRAFTED_MODELS = (*SERVED_MODELS, *KDA_MODELS)  # with rollback
 # These models have other rules, with short convolutions of the same form. They exist since 5.16.
 CONVOLVING_MODELS = (
     "bamba",
@@ -178,7 +179,7 @@ def kda_patches(module: ModuleType) -> Iterator[Patch]:
     for name, function in KDA_IN_THE_MODULE.items():
         if name in vars(module):
             yield patch(module, name, function)
-    for layer in (each for ending in DELTA_LAYERS for each in known_forms.classes(module, ending)):
+    for layer in known_forms.classes(module, DELTA_LAYERS):
         yield rebind(layer, "forward", noting_layer)
     yield from norm_patches(module)
     yield from layer_patches(module)

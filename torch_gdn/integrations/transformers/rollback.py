@@ -1,4 +1,4 @@
-"""Enables assisted generation with Gated DeltaNet layers: `crop` takes their states back too.
+"""Enables assisted generation with Gated DeltaNet and Kimi Delta Attention layers: `crop` takes their states back too.
 
 transformers' caches can record: `crop` then removes tokens from keys, values and convolutions' columns, but cannot
 remove them from the states. Here a recording layer keeps its state of the last `crop` and the rule's inputs since
@@ -18,7 +18,8 @@ from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 import torch_gdn
 from torch_gdn.integrations.transformers import drafts, known_forms
-from torch_gdn.integrations.transformers.patches import Patch, rebind
+from torch_gdn.integrations.transformers.functions import DELTA_RULES, KDA_FUNCTIONS
+from torch_gdn.integrations.transformers.patches import DELTA_LAYERS, Patch, rebind
 from torch_gdn.integrations.transformers.verify_step import STEPS, steps_of, take_back, verifier
 from torch_gdn.integrations.transformers.versions import CACHE_NAMES
 
@@ -36,8 +37,9 @@ def rollback_patches(modules: dict[str, ModuleType]) -> Iterator[Patch]:
     for model in known_forms.models_of(modules):
         yield Patch(model, "_is_stateful", vars(model)["_is_stateful"], False)
     for module in modules.values():
-        for layer in known_forms.classes(module, "GatedDeltaNet"):
-            yield rebind(layer, "forward", forward_with_history)
+        for layer in known_forms.classes(module, DELTA_LAYERS):
+            gated = layer.__name__.endswith("GatedDeltaNet")
+            yield rebind(layer, "forward", forward_with_history if gated else forward_of_kda)
     yield from drafts.draft_patches(modules)
 
 
@@ -51,10 +53,9 @@ class History:
 
     def run(self, inputs: Iterable[Tensor], state: Tensor | None, chunked: bool = False) -> tuple[Tensor, Tensor]:
         """Runs few tokens as in decoding, with the bits of one token at a time. `inputs` are q, k, v, g and beta."""
-        rule: Callable[..., tuple[Any, Any]] = (
-            torch_gdn.chunk_gated_delta_rule if chunked else torch_gdn.fused_recurrent_gated_delta_rule
-        )
         q, k, v, g, beta = inputs
+        names = KDA_FUNCTIONS if g.dim() == 4 else DELTA_RULES
+        rule: Callable[..., tuple[Any, Any]] = getattr(torch_gdn, names[0 if chunked else 1])
         return rule(q, k, v, g=g, beta=beta, initial_state=state, output_final_state=True, **self.options)
 
     def before(self, tokens: int, latest: Tensor) -> Tensor:
@@ -120,6 +121,32 @@ def forward_with_history(original: Callable[..., Any]) -> Callable[..., Any]:
                     vars(cache.layers[layer.layer_idx])[HISTORY] = History(None, [], {})
                     return y
             kwargs["layer_states"] = Recorder(cache.layers[layer.layer_idx])
+        return original(layer, *args, **kwargs)
+
+    return forward
+
+
+class WithoutColumns:
+    """Takes the place of a recording cache in one call of a Kimi Delta Attention layer.
+
+    With columns, the layer would decode a single token in place, and the cache would not see its column.
+    """
+
+    def __init__(self, cache: Any) -> None:
+        self.cache = cache
+
+    def get_conv_state(self, *_: Any, **__: Any) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cache, name)
+
+
+def forward_of_kda(original: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        cache = kwargs.get(CACHE_NAMES.delta_net)
+        if cache is not None and cache.is_recording_past(layer.layer_idx):
+            kwargs["layer_states"] = Recorder(cache.layers[layer.layer_idx])
+            kwargs[CACHE_NAMES.delta_net] = WithoutColumns(cache)
         return original(layer, *args, **kwargs)
 
     return forward

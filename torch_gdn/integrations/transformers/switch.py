@@ -24,6 +24,7 @@ from torch_gdn.integrations.transformers.packed_patches import packed_patches
 from torch_gdn.integrations.transformers.patches import (
     CONVOLVING_MODELS,
     DELTA_LAYERS,
+    DRAFTED_MODELS,
     KDA_MODELS,
     MODELS,
     SERVED_MODELS,
@@ -205,13 +206,13 @@ def enable_feature(feature: str, version: str) -> None:
         return
     name, patches = FEATURES[feature]
     result = getattr(module_of(name), patches)
-    modules = modules_of(SERVED_MODELS)
+    modules = modules_of(SERVED_MODELS if feature == "continuous batching" else DRAFTED_MODELS)
     apply({feature: list(result(modules))})
 
 
 def rolls_back(model: object) -> bool:
     """Returns whether assisted generation of this model takes its states back, and continues from a filled cache."""
-    return "rollback" in applied and isinstance(model, known_forms.models_of(modules_of(SERVED_MODELS)))
+    return "rollback" in applied and isinstance(model, known_forms.models_of(modules_of(DRAFTED_MODELS)))
 
 
 def module_of(name: str) -> ModuleType:
