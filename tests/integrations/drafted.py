@@ -47,9 +47,11 @@ def add_layer(
     tensors: dict[str, Tensor] | None = None,
     sign: float = 1.0,
     noise: float = 0.0,
-    block: float = 0.01,
+    block: float | None = 0.01,
 ) -> None:
-    """Adds a prediction layer to a model's files. `tensors` are the model's own, unless they have changed since."""
+    """Adds a prediction layer to a model's files. `tensors` are the model's own, unless they have changed since. If
+    `block` is None, the layer is a copy of the last one, packed or not.
+    """
     file = folder / "model.safetensors"
     own = layer_of(model, model.state_dict() if tensors is None else tensors, sign, noise, block)
     save_file(load_file(file) | own, file, metadata={"format": "pt"})
@@ -58,12 +60,14 @@ def add_layer(
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
-def layer_of(model: Any, tensors: dict[str, Tensor], sign: float, noise: float, block: float) -> dict[str, Tensor]:
+def layer_of(
+    model: Any, tensors: dict[str, Tensor], sign: float, noise: float, block: float | None
+) -> dict[str, Tensor]:
     """Returns the tensors of the prediction layer, as Qwen names them."""
     last, size = f"model.layers.{model.config.num_hidden_layers - 1}.", model.config.hidden_size
     result = {f"mtp.layers.0.{name.removeprefix(last)}": x.clone() for name, x in tensors.items() if last in name}
     for name in result:
-        if name.endswith(ADDING):
+        if name.endswith(ADDING) and block is not None:
             result[name] *= block
     both = torch.cat([sign * torch.eye(size), torch.zeros(size, size)], 1)
     both += noise * torch.randn(both.shape, generator=torch.Generator().manual_seed(0))

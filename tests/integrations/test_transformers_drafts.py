@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.helpers.devices import kernels_run, profiled, ready
 from tests.integrations.drafted import ADDING, Steps, add_layer, files, loaded, written
 from tests.integrations.models import distance, random_model, random_tokens
+from tests.integrations.quantized_files import FORMATS, write
 from tests.integrations.serving import GREEDY_TOKENS, greedy, other_version
 from tests.integrations.test_transformers import BAR
 from torch_gdn.integrations import transformers
@@ -29,6 +31,7 @@ from transformers import DynamicCache
 
 from torch_gdn.integrations.transformers import drafts
 from torch_gdn.integrations.transformers.drafts import Call, current
+from torch_gdn.integrations.transformers.packed_layers import packed_layers
 from torch_gdn.integrations.transformers.prediction_layers import PredictionDrafts, prediction_model
 
 pytestmark = pytest.mark.usefixtures("serving")
@@ -238,8 +241,6 @@ def test_the_embedding_and_the_head_are_the_models(folders: Any) -> None:
 @pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_next"])
 def test_packed_weights(kind: str, tmp_path: Path) -> None:
     """The file leaves the prediction layer as it is, and the head that it shares with the model too."""
-    from tests.integrations.quantized_files import write
-
     device = ready("mps")
     transformers.enable(rollback=True)
     model = random_model(kind, intermediate_size=64)
@@ -256,6 +257,30 @@ def test_packed_weights(kind: str, tmp_path: Path) -> None:
     assert result == tokens
     assert distance(found_logits, logits) < BAR
     assert steps.taken < 2 * GREEDY_TOKENS
+
+
+@pytest.mark.sweep(5)
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_next"])
+def test_a_packed_prediction_layer(kind: str, form: str, tmp_path: Path) -> None:
+    """It is a copy of the last layer, packed as the file has that one."""
+    device = ready("mps")
+    transformers.enable(rollback=True)
+    (dense_files := tmp_path / "dense").mkdir()
+    model = random_model(kind, intermediate_size=64)
+    write(model, tmp_path, form).save_pretrained(dense_files)
+    for folder in (tmp_path, dense_files):
+        tensors = load_file(folder / "model.safetensors")
+        add_layer(folder, model, tensors, block=None)
+    packed, dense = loaded(tmp_path, device_map=str(device)), loaded(dense_files)
+    assert len(list(packed_layers(prediction_model(packed)))) >= 5
+    tokens, hidden = random_tokens(1, 9), torch.randn(1, 9, 64, generator=torch.Generator().manual_seed(0))
+    result, exact = (
+        layer.forward_layer(0, hidden.to(where), torch.arange(9, device=where)[None], None, tokens.to(where))
+        for layer, where in ((prediction_model(packed), device), (prediction_model(dense), "cpu"))
+    )
+    assert distance(result, exact) < BAR
+    assert greedy(packed, tokens, use_mtp=True)[0] == greedy(packed, tokens)[0]
 
 
 @contextmanager
@@ -442,11 +467,18 @@ def test_no_hook_stays(folders: Any) -> None:
     assert not [name for name, module in model.named_modules() if module._forward_hooks]
 
 
-def test_files_without_the_layer_are_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["qwen3_5", "olmo_hybrid"])
+def test_files_without_the_layer_are_an_error(kind: str, tmp_path: Path) -> None:
     transformers.enable(rollback=True)
-    random_model("qwen3_5").save_pretrained(tmp_path)
+    random_model(kind).save_pretrained(tmp_path)
     with pytest.raises(RuntimeError, match="weights are missing from"):
         greedy(loaded(tmp_path), random_tokens(1, 5), use_mtp=True)
+
+
+def test_a_model_without_the_layer_is_an_error() -> None:
+    transformers.enable(rollback=True)
+    with pytest.raises(ValueError, match="This model probably has no associated mtp weights"):
+        greedy(random_model("kimi_linear"), random_tokens(1, 5), use_mtp=True)
 
 
 def test_a_model_without_files_is_an_error() -> None:

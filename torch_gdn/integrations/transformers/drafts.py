@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import modeling_layers
 from transformers.generation import utils
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from torch_gdn.integrations.transformers import known_forms
 from torch_gdn.integrations.transformers.patches import Patch, rebind
-from torch_gdn.integrations.transformers.prediction_layers import PredictionDrafts, number_of_layers
+from torch_gdn.integrations.transformers.prediction_layers import PredictionDrafts, number_of_layers, with_quantizer
 from torch_gdn.integrations.transformers.versions import CACHE_NAMES
 
 AUTO = "auto"
@@ -62,6 +63,7 @@ def draft_patches(modules: dict[str, ModuleType]) -> Iterator[Patch]:
     yield rebind(mixin, "_get_candidate_generator", candidate_generator)
     yield rebind(mixin, "prepare_inputs_for_generation", behind_the_cached)
     yield rebind(utils, "_speculative_sampling", ended_sample)
+    yield rebind(modeling_layers, "convert_and_load_state_dict_in_model", with_quantizer)
 
 
 def in_a_call(original: Callable[..., Any], models: tuple[type, ...]) -> Callable[..., Any]:

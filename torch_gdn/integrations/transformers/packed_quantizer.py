@@ -64,6 +64,7 @@ class PackedQuantizer(HfQuantizer):
         self.packings: dict[str, Packing] = {}  # by parameter
         self.dense: set[str] = set()  # parameters that are dequantised when loaded
         self.norms_are_shifted = False
+        self.files: list[str] = []
 
     # ---- before loading --------------------------------------------------------------------------------------------
 
@@ -74,12 +75,17 @@ class PackedQuantizer(HfQuantizer):
         self, model: Any, dtype: Any = None, checkpoint_files: Any = None, **unused: Any
     ) -> None:
         self.dtype = dtype if isinstance(dtype, torch.dtype) else torch.get_default_dtype()
-        shapes = shapes_in(checkpoint_files)
+        shapes, self.files = shapes_in(checkpoint_files), checkpoint_files
         needed = bytes_when_loaded(checkpoint_files, self.dtype)
         check_memory(f"the weights of {type(model).__name__}", needed, torch.device("mps"))
         if self.format.method == "mlx":
             self.expect_mlx_model(model, shapes)
-        targets = self.targets(model, shapes)
+        self.replace_all(model, shapes, get_model_conversion_mapping(model, None, self))
+        self.tie(model)
+
+    def replace_all(self, model: Any, shapes: dict[str, Sizes], conversions: list[Any]) -> None:
+        """Puts packed layers where the files have packed tensors, given what loading does with names."""
+        targets = self.targets(model, shapes, conversions)
         names = dict(model.named_parameters(remove_duplicate=False))
         for name, sources in targets.items():
             if name not in names:
@@ -90,14 +96,12 @@ class PackedQuantizer(HfQuantizer):
             self.packings[name] = self.packing(name, sources, shape)
             if len(shape) == 3:
                 self.expect_experts(name, sources, shape[0])
-        for name in list(self.packings):
+        for name in (x for x in targets if x in self.packings):
             self.replace(model, name)
-        self.tie(model)
         packed_models.add(model)
 
-    def targets(self, model: Any, shapes: dict[str, Sizes]) -> dict[str, Sources]:
+    def targets(self, model: Any, shapes: dict[str, Sizes], conversions: list[Any]) -> dict[str, Sources]:
         """Returns the parameters that the files have packed, by name."""
-        conversions = get_model_conversion_mapping(model, None, self)
         renamings = [x for x in conversions if isinstance(x, WeightRenaming)]
         converters = [x for x in conversions if isinstance(x, WeightConverter)]
         state, prefix = model.state_dict(), model.base_model_prefix

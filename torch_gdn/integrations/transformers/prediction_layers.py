@@ -7,14 +7,19 @@ otherwise. Here the layer is read once for each model, and not in each call. It 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from transformers import modeling_layers
 from transformers.cache_utils import MtpCache
 from transformers.generation.candidate_generator import MTPCandidateGenerator
-from transformers.modeling_layers import MtpModel
+
+from torch_gdn.integrations.transformers.packed_quantizer import PackedQuantizer
+from torch_gdn.quantized.formats import shapes_in
 
 # The number of layers in a configuration: transformers' name, Qwen3.5's, and DeepSeek's.
 NAMES = ("num_mtp_layers", "mtp_num_hidden_layers", "num_nextn_predict_layers")
@@ -34,11 +39,45 @@ def prediction_model(model: Any) -> MtpModel:
         raise ValueError("generate: use_mtp: expected a model from from_pretrained, whose files have the layer")
     device = next(model.get_decoder().layers[-1].parameters()).device
     place, result = loaded.get(model, (None, None))
-    if place != (device, model.dtype):
-        result = MtpModel.from_pretrained(Configured(model), device_map={"": device}).eval().requires_grad_(False)
+    if result is None or place != (device, model.dtype):
+        new: MtpModel = MtpModel.from_pretrained(Configured(model), device_map={"": device}).eval()
+        result = new
         loaded[model] = (device, model.dtype), result
+        result.requires_grad_(False)
     result.tie_with_main_model(model)
     return result
+
+
+class MtpModel(modeling_layers.MtpModel):
+    """Prediction layers whose weights stay packed if those of the model do."""
+
+    quantizer: PackedQuantizer | None = None
+
+    @classmethod
+    def is_custom_code(cls) -> bool:
+        """Returns False, so that transformers renames the tensors as for its own class of this name."""
+        return False
+
+    def get_weight_conversions(self, main_model: Any) -> list[Any]:
+        result: list[Any] = super().get_weight_conversions(main_model)
+        quantizer = getattr(main_model, "hf_quantizer", None)
+        if isinstance(quantizer, PackedQuantizer):
+            self.quantizer = quantizer
+            own = self.get_mtp_weights_regex(main_model)
+            shapes = {name: shape for name, shape in shapes_in(quantizer.files).items() if own.search(name)}
+            quantizer.replace_all(self, shapes, result)
+        return result
+
+
+def with_quantizer(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Loads prediction layers with the quantizer of the model, which transformers leaves out."""
+
+    def load(model: Any, state_dict: Any, load_config: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(model, MtpModel):
+            load_config = replace(load_config, hf_quantizer=model.quantizer)
+        return original(model, state_dict, load_config, *args, **options)
+
+    return load
 
 
 class Configured:
