@@ -15,7 +15,10 @@ from tests.integrations.models import random_model
 # How much the layers add to an embedding, and what the prediction layer makes of it. It continues the last token's
 # embedding, so that it is right wherever the layers do not change the most likely token.
 KINDS = {"always": (0.005, 1.0), "sometimes": (0.1, 1.0), "never": (0.005, -1.0)}
-ADDING = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
+ADDING = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "dense.weight")
+# Prefixes of the block and of the rest, the matrix before it, three norms, and what makes a norm's weight 1.
+QWEN = ("mtp.layers.0.", "mtp.", "fc", ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"), 0.0)
+BAILING = ("model.layers.2.", "model.layers.2.", "eh_proj", ("final_layernorm", "enorm", "hnorm"), 1.0)
 
 
 def files(folder: Path, kind: str, right: str, **options: Any) -> Path:
@@ -63,16 +66,18 @@ def add_layer(
 def layer_of(
     model: Any, tensors: dict[str, Tensor], sign: float, noise: float, block: float | None
 ) -> dict[str, Tensor]:
-    """Returns the tensors of the prediction layer, as Qwen names them."""
+    """Returns the tensors of the prediction layer, with the names in the model's files."""
+    own, rest, matrix, norms, one = BAILING if model.config.model_type == "bailing_hybrid" else QWEN
     last, size = f"model.layers.{model.config.num_hidden_layers - 1}.", model.config.hidden_size
-    result = {f"mtp.layers.0.{name.removeprefix(last)}": x.clone() for name, x in tensors.items() if last in name}
+    result = {f"{own}{name.removeprefix(last)}": x.clone() for name, x in tensors.items() if last in name}
     for name in result:
         if name.endswith(ADDING) and block is not None:
             result[name] *= block
     both = torch.cat([sign * torch.eye(size), torch.zeros(size, size)], 1)
     both += noise * torch.randn(both.shape, generator=torch.Generator().manual_seed(0))
-    norms = ("mtp.norm", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden")
-    return result | {"mtp.fc.weight": both} | {f"{name}.weight": torch.zeros(size) for name in norms}
+    return (
+        result | {f"{rest}{matrix}.weight": both} | {f"{rest}{name}.weight": torch.full((size,), one) for name in norms}
+    )
 
 
 def loaded(folder: Path, **options: Any) -> Any:

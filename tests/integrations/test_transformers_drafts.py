@@ -68,7 +68,7 @@ def assert_same(folder: Path, device: str | torch.device = "cpu", prompt: int = 
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("right", ["always", "sometimes", "never"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "bailing_hybrid"])
 def test_tokens_are_those_without_drafts(folders: Any, kind: str, right: str) -> None:
     steps = assert_same(folders(kind, right))
     most, fewest = GREEDY_TOKENS, 1 + -(-(GREEDY_TOKENS - 1) // 2)
@@ -108,7 +108,7 @@ def test_the_first_draft_does_not_depend_on_how_many_follow(tmp_path: Path) -> N
         torch.testing.assert_close(many.draft(*given, 3)[1][:, :1], few.draft(*given, 1)[1], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "bailing_hybrid"])
 def test_on_mps(folders: Any, kind: str) -> None:
     device = ready("mps")
     with kernels_run(device, "fused_recurrent_gated_delta_rule", "causal_conv1d"):
@@ -366,10 +366,10 @@ def test_a_conversation(folders: Any, options: dict[str, Any], device_name: str)
         prompt = torch.cat([answer, random_tokens(1, 7, seed=turn).to(device)], 1)
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 4])
-def test_drafts_of_calls_that_do_not_ask(folders: Any, tokens: int) -> None:
+@pytest.mark.parametrize(("kind", "tokens"), [("qwen3_5", 1), ("qwen3_5", 2), ("qwen3_5", 4), ("bailing_hybrid", 2)])
+def test_drafts_of_calls_that_do_not_ask(folders: Any, kind: str, tokens: int) -> None:
     transformers.disable()
-    model, prompt = loaded(folders()), random_tokens(1, PROMPT)
+    model, prompt = loaded(folders(kind)), random_tokens(1, PROMPT)
     given = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": GREEDY_TOKENS}
     expected = model.generate(prompt, **given)
     transformers.enable(drafts=tokens)
@@ -467,7 +467,7 @@ def test_no_hook_stays(folders: Any) -> None:
     assert not [name for name, module in model.named_modules() if module._forward_hooks]
 
 
-@pytest.mark.parametrize("kind", ["qwen3_5", "olmo_hybrid"])
+@pytest.mark.parametrize("kind", ["qwen3_5", "olmo_hybrid", "bailing_hybrid"])
 def test_files_without_the_layer_are_an_error(kind: str, tmp_path: Path) -> None:
     transformers.enable(rollback=True)
     random_model(kind).save_pretrained(tmp_path)

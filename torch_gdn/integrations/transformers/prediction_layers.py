@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import modeling_layers
 from transformers.cache_utils import MtpCache
+from transformers.core_model_loading import WeightRenaming
 from transformers.generation.candidate_generator import MTPCandidateGenerator
 
 from torch_gdn.integrations.transformers.packed_quantizer import PackedQuantizer
@@ -60,6 +61,7 @@ class MtpModel(modeling_layers.MtpModel):
 
     def get_weight_conversions(self, main_model: Any) -> list[Any]:
         result: list[Any] = super().get_weight_conversions(main_model)
+        result.append(WeightRenaming(r"\.mtp_block\.final_layernorm\.", ".post_norm."))  # Bailing-Hybrid's name
         quantizer = getattr(main_model, "hf_quantizer", None)
         if isinstance(quantizer, PackedQuantizer):
             self.quantizer = quantizer
@@ -91,6 +93,9 @@ class Configured:
         text.num_mtp_layers = number_of_layers(model)
         if getattr(text, "layer_types", None) is not None and getattr(text, "mtp_layer_types", None) is None:
             text.mtp_layer_types = ["full_attention"] * text.num_mtp_layers
+        blocks = getattr(text, "mlp_layer_types", None)
+        if blocks is not None and getattr(text, "mtp_mlp_layer_types", None) is None:
+            text.mtp_mlp_layer_types = blocks[-1:] * text.num_mtp_layers  # those of the last layer
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
