@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
@@ -25,6 +25,7 @@ from torch_gdn.integrations.transformers.prediction_layers import PredictionDraf
 from torch_gdn.integrations.transformers.versions import CACHE_NAMES
 
 AUTO = "auto"
+IMAGES = ("pixel_values", "pixel_values_videos", "mm_encoder_outputs")  # arguments of a model
 HANDLED = (EosTokenCriteria, MaxLengthCriteria)  # transformers itself ends accepted drafts there
 
 
@@ -133,7 +134,8 @@ def candidate_generator(original: Callable[..., Any]) -> Callable[..., Any]:
             result = call.layer
         else:
             result = original(model, generation_config=generation_config, **options)
-        if call.criteria and "get_candidates" not in vars(result):
+        ending = replace(call, criteria=[*call.criteria, *before_images(model, options["model_kwargs"])])
+        if ending.criteria and "get_candidates" not in vars(result):
             get_candidates = result.get_candidates
 
             def before_the_end(input_ids: Tensor, **given: Any) -> tuple[Tensor, Tensor | None]:
@@ -141,8 +143,8 @@ def candidate_generator(original: Callable[..., Any]) -> Callable[..., Any]:
                 drafts = text[:, input_ids.shape[1] :]
                 if (generation_config.do_sample and logits is not None) or not drafts.numel():
                     return text, logits
-                ended = call.ended(input_ids, drafts)
-                if ended.shape == drafts.shape and not call.stops(text):
+                ended = ending.ended(input_ids, drafts)
+                if ended.shape == drafts.shape and not ending.stops(text):
                     return text, logits
                 stay = ended.shape[1] - 1
                 return text[:, : input_ids.shape[1] + stay], None if logits is None or not stay else logits[:, :stay]
@@ -151,6 +153,14 @@ def candidate_generator(original: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return get_candidate_generator
+
+
+def before_images(model: Any, given: dict[str, Any]) -> Iterator[Callable[..., Tensor]]:
+    """Yields a criterion for drafts in a call with images: the model expects as many of their tokens as it gets."""
+    if any(given.get(name) is not None for name in IMAGES):
+        names = ("image_token_id", "video_token_id")
+        tokens = torch.tensor([getattr(model.config, name, None) or -1 for name in names], device=model.device)
+        yield lambda text, _: torch.isin(text[:, -1], tokens)
 
 
 def behind_the_cached(original: Callable[..., Any]) -> Callable[..., Any]:
