@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from torch_gdn_check.registry.experts import ExpertPoint, draw_down, draw_gate_u
 from torch_gdn_check.registry.inputs import bytes_of, to_device
 
 pytestmark = pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")
+E4M3 = 43
 
 
 def counted(point: ExpertPoint) -> tuple[int, int, int, list[str]]:
@@ -49,11 +52,15 @@ def counted(point: ExpertPoint) -> tuple[int, int, int, list[str]]:
         (8, 8, 0, 1.14),  # 4 tokens per expert
         (1, 16, 4, 1.17),
         (8, 8, 4, 1.85),
+        (1, 16, E4M3, 1.12),
+        (8, 8, E4M3, 1.5),
     ],
 )
 def test_a_step_reads_the_weights_of_active_experts_once(T: int, E: int, bits: int, most: float) -> None:
-    """`most` bounds all bytes, including the inputs'."""
-    point = ExpertPoint(torch.bfloat16, T=T, E=E, k=4, D=1024, I=256, IS=256, bits=bits, shared_bits=bits, group=64)
+    """`most` bounds all bytes, including the inputs'. Each row of e4m3 numbers reads the scales of its blocks again."""
+    codes: dict[str, Any] = {"e4m3": True, "scale_dtype": torch.float32} if bits == E4M3 else {"group": 64}
+    codes["bits"] = codes["shared_bits"] = min(bits, 8)
+    point = ExpertPoint(torch.bfloat16, T=T, E=E, k=4, D=1024, I=256, IS=256, **codes)
     issued, weights, inputs, kernels = counted(point)
     assert 1.0 <= (issued - inputs) / weights <= 1.05
     assert issued / weights <= most
