@@ -61,8 +61,9 @@ def config_of(family: str) -> Any:
         return transformers.Qwen3_5TextConfig(**COMMON, **LINEAR, head_dim=64, tie_word_embeddings=True)
     if family == "qwen3_next_moe":
         return transformers.Qwen3NextConfig(**COMMON, **LINEAR, **EXPERTS, head_dim=64)
-    if family == "qwen3_5_moe":
-        return transformers.Qwen3_5MoeTextConfig(**COMMON, **LINEAR, **EXPERTS, head_dim=64)
+    if family.startswith("qwen3_5_moe"):
+        wider = {"moe_intermediate_size": 128} if family.endswith("_wide") else {}
+        return transformers.Qwen3_5MoeTextConfig(**COMMON, **LINEAR, **(EXPERTS | wider), head_dim=64)
     if family == "qwen3_next_mtp":
         return transformers.Qwen3NextConfig(**COMMON, **LINEAR, **EXPERTS, head_dim=64, num_nextn_predict_layers=1)
     if family == "qwen3_5_mtp":

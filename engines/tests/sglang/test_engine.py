@@ -144,6 +144,23 @@ def test_small_pools_retract_requests_and_evict_states(packed: Any) -> None:
     assert result["compiled late"] == []
 
 
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe_wide"])
+def test_fp8(family: str, packed: Any) -> None:
+    """Qwen's files, of a dense model and of a mixture, whose experts, shared expert and other layers are FP8 in blocks.
+    SGLang refuses experts of other widths than multiples of 128.
+    """
+    path, numbers = packed(family, Format("fp8", wrapped=True))
+    texts = prompts(12, 130)
+    tokens, _ = generated(numbers, texts, GREEDY_TOKENS)
+    rounds = [{"prompts": texts, "tokens": GREEDY_TOKENS}]
+    result = run_engine({"model": str(path), "options": {"dtype": "float32", **CHUNKS}, "rounds": rounds})
+    assert [each["tokens"] for each in result["rounds"]] == [tokens]
+    launched = ["quantized_linear", *(["moe_gate_up", "moe_down"] if "moe" in family else [])]
+    assert [name for name in launched if not any(each.startswith(name) for each in result["launched"])] == []
+    assert holds_nothing(result)
+    assert result["compiled late"] == []
+
+
 @pytest.mark.parametrize("family", ["qwen3_5", "qwen3_next_moe", "qwen3_5_moe"])
 def test_bfloat16_is_nearly_as_exact_as_transformers(family: str, reference: Any) -> None:
     """The log probabilities of SGLang's tokens are compared with those in float32."""
