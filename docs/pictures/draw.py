@@ -121,17 +121,17 @@ def fits() -> Picture:
     from torch_gdn.tools import fits
 
     title = "Memory that each model needs, by the format of its weights"
-    picture = Picture(820, 394, title, "Memory in GB for one request of 32,768 tokens: weights, states and cache")
+    picture = Picture(820, 482, title, "Memory in GB for one request of 32,768 tokens: weights, states and cache")
     left, pixels = 210, 3.294  # the x at which bars start, and pixels per GB
     picture.text(204, 47, "fits on a Mac of", size=11, anchor="end", fill=RED)
     for mac in (16, 32, 64, 96, 128):
         x = left + pixels * fits.recommended(mac) / 1e9
-        picture.shapes.append(f'<path d="M{x:.1f} 52V360" stroke="{RED}" stroke-dasharray="4 4"/>')
+        picture.shapes.append(f'<path d="M{x:.1f} 52V448" stroke="{RED}" stroke-dasharray="4 4"/>')
         picture.text(round(x, 1), 47, str(mac), size=11, anchor="middle", fill=RED)
     y = 60
     for model in command_line.KNOWN_MODELS:
         needs = fits.needs_of(fits.configuration_of(model))
-        for form, fill in (("bf16", "#7fa8d1"), ("8 bits", "#a9c6e3"), ("4 bits", OURS)):
+        for form, fill in (("bf16", "#7fa8d1"), ("FP8", "#94b7d7"), ("8 bits", "#a9c6e3"), ("4 bits", OURS)):
             needed = next(needs.total(name) for name in needs.weights if name.split(",")[0] == form)
             width = round(pixels * needed / 1e9, 1)
             picture.text(204, y + 13, f"{model}, {form}", anchor="end")
@@ -142,7 +142,7 @@ def fits() -> Picture:
             picture.text(left + width + 5, y + 13, fits.gigabytes(needed), size=11, **outline)
             y += 22
         y += 10
-    picture.text(20, 382, "python -m torch_gdn fits --table", size=11, fill=GREY)
+    picture.text(20, 470, "python -m torch_gdn fits --table", size=11, fill=GREY)
     return picture
 
 
