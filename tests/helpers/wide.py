@@ -22,6 +22,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": True, "desc_act": False},
     "awq": {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"},
     "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    "fp8, fused": {"quant_method": "fp8", "weight_block_size": [128, 128]},  # a layer's experts are one tensor
     "mlx": {"bits": 4, "group_size": GROUP},
 }
 
@@ -39,9 +40,9 @@ def packed(form: str, *sizes: int) -> dict[str, Tensor]:
     if form == "mlx":
         parts = {name: scales(*E, N, K // GROUP) for name in ("scales", "biases")}
         return {"weight": words(*E, N, K // 8).view(torch.uint32), **parts}
-    if form == "fp8":
-        weight = torch.randint(0, 0x7E, (N, K)).byte().view(torch.float8_e4m3fn)
-        return {"weight": weight, "weight_scale_inv": torch.rand(-(-N // 128), -(-K // 128)) / 4096}
+    if form.startswith("fp8"):
+        weight = torch.randint(0, 0x7E, sizes).byte().view(torch.float8_e4m3fn)
+        return {"weight": weight, "weight_scale_inv": torch.rand(*E, -(-N // 128), -(-K // 128)) / 4096}
     weight = words(K // 8, N) if form == "gptq" else words(K, N // 8)
     return {"qweight": weight, "qzeros": words(K // GROUP, N // 8), "scales": scales(K // GROUP, N)}
 
@@ -51,6 +52,8 @@ def tensors_of(form: str, name: str, shape: torch.Size) -> dict[str, Tensor]:
     module = name.removesuffix(".weight")
     if ".experts." in name:
         stem, _, which = name.rpartition(".experts.")
+        if form == "fp8, fused":
+            return {f"{name}{ending.removeprefix('weight')}": x for ending, x in packed(form, *shape).items()}
         E, N, K = shape
         parts = {"gate_proj": N // 2, "up_proj": N // 2} if which == "gate_up_proj" else {"down_proj": N}
         if form == "mlx":
@@ -83,6 +86,18 @@ def write_wide_model(folder: Path, kind: str, form: str, layers: int) -> int:
     folder.mkdir(parents=True)
     config.save_pretrained(folder)
     content = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(content | {"quantization_config": CONFIGURATIONS[form]}))
+    more = {"quantization_config": CONFIGURATIONS[form], "full_attention_interval": 2}  # as released files have it
+    (folder / "config.json").write_text(json.dumps(content | more))
     save_file(stored, folder / "model.safetensors", {"format": "pt"})
     return sum(x.nbytes for x in stored.values())
+
+
+def assert_experts_are_those_of_the_file(folder: Path, loaded: Path) -> None:
+    """Compares an engine's parameters of the first layer's experts with the file's tensors of all experts."""
+    from safetensors.torch import load_file
+
+    tensors, parameters = load_file(folder / "model.safetensors"), load_file(loaded)
+    for own, name in {"w13": "gate_up_proj", "w2": "down_proj"}.items():
+        stem = f"model.layers.0.mlp.experts.{name}"
+        assert torch.equal(parameters[f"{own}_weight"], tensors[stem].view(torch.uint8))
+        assert torch.equal(parameters[f"{own}_scales"], tensors[f"{stem}_scale_inv"])

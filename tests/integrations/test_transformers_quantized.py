@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 import torch_gdn
+from tests.helpers.decoded import Decoded
 from tests.helpers.devices import kernels_run, ready
 from tests.helpers.errors import assert_close
 from tests.helpers.packed_models import float8
@@ -296,11 +297,13 @@ def test_loading_holds_little_more_than_the_file(kind: str, form: str, tmp_path:
     with torch_gdn_enabled():
         before = torch.mps.current_allocated_memory()
         torch.accelerator.reset_peak_memory_stats()
-        model = load(tmp_path / "model", torch.bfloat16)
+        with Decoded() as decoded:
+            model = load(tmp_path / "model", torch.bfloat16)
         held, most = torch.mps.current_allocated_memory(), torch.accelerator.max_memory_allocated()
     assert any(isinstance(x, PackedLinear) for x in model.modules())
     assert 0.99 <= (held - before) / stored <= 1.01
     assert (most - before) / stored <= 1.15
+    assert decoded.numbers == 0
 
 
 def test_a_base_model_needs_no_head(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from tests.helpers.packed_models import float8
 from torch_gdn.quantized import (
     PackedWeight,
+    configuration,
     from_auto_round,
     from_awq,
     from_compressed_tensors,
@@ -29,6 +30,7 @@ RECORDED = (
     Path(__file__).parents[1] / "golden" / "quantized" / "layers.safetensors"
 )  # record.py in that folder writes it
 N, K, GROUP = 32, 64, 32
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 
 
 @pytest.fixture(scope="module")
@@ -189,6 +191,28 @@ def test_float8_matrices_under_each_other(rows: int, scale_rows: int) -> None:
     both = combined([from_float8(**tensors) for tensors, _ in made], torch.cat)
     assert both.scales.shape == (scale_rows, 2)
     assert torch.equal(both.dequantize(torch.float64), torch.cat([numbers_in_float64(tensors) for tensors, _ in made]))
+
+
+FUSED = "model.layers.0.mlp.experts.gate_up_proj"
+
+
+@pytest.mark.parametrize(("rows", "scales"), [(256, 2), (200, 200)], ids=["blocks", "rows"])
+def test_an_engine_cuts_fused_experts(rows: int, scales: int) -> None:
+    shapes = configuration.read(FP8).by_expert({FUSED: (4, rows, 130), f"{FUSED}_scale_inv": (4, scales, 2)})
+    for part in ("gate_proj", "up_proj"):
+        name = FUSED.replace("gate_up_proj", f"0.{part}")
+        assert shapes[f"{name}.weight"] == (rows // 2, 130)
+        assert shapes[f"{name}.weight_scale_inv"] == (scales // 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("codes", "scales"),
+    [((4, 448, 128), (4, 4, 1)), ((4, 384, 128), (4, 3, 1)), ((4, 256, 128), (4, 1, 1)), ((4, 256, 128), (4,))],
+    ids=["a block of both", "odd blocks", "one for both", "one for all"],
+)
+def test_fused_experts_that_an_engine_would_cut_wrongly_are_refused(codes: Any, scales: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^{FUSED}_scale_inv: expected .* of rows, or of blocks of 128 rows of gate"):
+        configuration.read(FP8).by_expert({FUSED: codes, f"{FUSED}_scale_inv": scales})
 
 
 def test_stack_of_unlike_scales_is_float32(layers: dict[str, dict[str, Tensor]]) -> None:

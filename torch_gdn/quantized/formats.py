@@ -16,8 +16,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from torch_gdn.quantized.packed_weight import PackedWeight
+from torch_gdn.quantized.packed_weight import BLOCK, PackedWeight
 
+EXPERTS = {
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "down_proj": ("down_proj",),
+}  # experts' tensors: their matrices
 Sizes = tuple[int, ...]
 SUPPORTED = (
     "weights of bfloat16, float16, float32, of FP8 as fp8 (in blocks of 128 x 128), ModelOpt and compressed-tensors "
@@ -188,9 +192,38 @@ class Format:
                 f"{name}: expected the tensors {', '.join(required)} in the files, got no {', '.join(missing)}"
             )
 
+    def by_expert(self, shapes: Mapping[str, Sizes]) -> dict[str, Sizes]:
+        """Returns the shapes, and those of the first expert's matrices where FP8 files have a layer's experts, gate
+        above up, in one tensor. Engines cut its rows, and those of its scales, into halves.
+
+        Raises:
+            ValueError: scales that cannot be cut so.
+        """
+        added: dict[str, Sizes] = {}
+        weight, scale = (each.name for each in self.tensors[:2])
+        for fused, parts in EXPERTS.items() if self.has_float8 else ():
+            ending = f".experts.{fused}"
+            for name in (name for name in shapes if name.endswith(ending + scale.removeprefix(weight))):
+                layer = name[: name.rindex(ending)]
+                codes, scales = shapes.get(f"{layer}{ending}", ()), shapes[name]
+                if not are_cut_alike(codes, scales, len(parts)):
+                    expected = f"scales [experts, rows, columns] of rows, or of blocks of {BLOCK} rows of gate or of up"
+                    raise ValueError(f"{name}: expected {expected}, got {list(scales)} for {list(codes)}")
+                for part in parts:
+                    added[f"{layer}.experts.0.{part}.{weight}"] = (codes[1] // len(parts), codes[2])
+                    added[f"{layer}.experts.0.{part}.{scale}"] = (scales[1] // len(parts), scales[2])
+        return {**shapes, **added}
+
     def say_what_is_left_out(self) -> None:
         if self.left_out:
             warnings.warn(f"torch_gdn: the weights stay in FP8; {self.left_out} are left out", stacklevel=3)
+
+
+def are_cut_alike(codes: Sizes, scales: Sizes, parts: int) -> bool:
+    """Returns whether parts of the rows of FP8 numbers have their own rows of scales."""
+    if len(codes) != 3 or len(scales) != 3 or scales[1] % parts or codes[1] % parts:
+        return False
+    return parts == 1 or scales[1] == codes[1] or codes[1] // parts % BLOCK == 0
 
 
 def unlike(layer: str, got: object) -> ValueError:

@@ -1,6 +1,7 @@
-"""Loads the model in a folder, the argument, into a worker without an engine.
+"""Loads the model in a folder, the first argument, into a worker without an engine.
 
-A line of the output has the bytes of mps that the model holds, and the most that were held while it was loaded.
+A line of the output has the bytes of mps that the model holds, the most that were held while it was loaded, and the
+numbers that were made of packed bytes. A file, the second argument, gets the parameters of the first layer's experts.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from tests.helpers.decoded import Decoded
 
-def load(model: str) -> tuple[int, int]:
+
+def load(model: str, experts: str) -> list[int]:
     import torch
+    from safetensors.torch import save_file
     from vllm.config import set_current_vllm_config
     from vllm.engine.arg_utils import EngineArgs
 
@@ -28,10 +32,14 @@ def load(model: str) -> tuple[int, int]:
         worker.init_device()
         before = torch.mps.current_allocated_memory()
         torch.accelerator.reset_peak_memory_stats()
-        worker.load_model()
+        with Decoded() as decoded:
+            worker.load_model()
         held, most = torch.mps.current_allocated_memory(), torch.accelerator.max_memory_allocated()
-    return held - before, most - before
+        parameters = worker.get_model().named_parameters()
+        found = {name: x.data.cpu() for name, x in parameters if "layers.0." in name and ".experts." in name}
+        save_file({name.rpartition(".")[2]: x for name, x in found.items()}, experts)
+    return [held - before, most - before, decoded.numbers]
 
 
 if __name__ == "__main__":
-    print(json.dumps(load(sys.argv[1])))
+    print(json.dumps(load(*sys.argv[1:])))

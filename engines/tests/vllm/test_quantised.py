@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from engines.tests.vllm.conftest import GREEDY_TOKENS, HERE, assert_tokens_agree, environment, run_engines
 from tests.helpers.packed_models import PLAIN, Format, packed_model
 from tests.helpers.small_models import adapter_of, generated, model_of, prompts
-from tests.helpers.wide import write_wide_model
+from tests.helpers.wide import assert_experts_are_those_of_the_file, write_wide_model
 
 CHUNKS = {"dtype": "float32", "max_num_batched_tokens": 64}
 ALIGNED = {
@@ -113,12 +115,17 @@ def test_bfloat16_differs_only_where_two_tokens_are_close(folder: Path) -> None:
     assert result["compiled late"] == []
 
 
-def test_loading_holds_little_more_than_the_file(folder: Path) -> None:
-    """Layers have published widths. A worker loads them without an engine."""
-    stored = write_wide_model(folder / "wide", "qwen3_5_moe", "awq", layers=4)
-    command = [sys.executable, str(HERE / "loading.py"), str(folder / "wide")]
+@pytest.mark.parametrize("form", ["awq", "fp8, fused"])
+def test_loading_holds_little_more_than_the_file(form: str, folder: Path) -> None:
+    """Layers have published widths. A worker loads them without an engine. Experts in one tensor are cut into each."""
+    path, experts = folder / f"wide {form}", folder / f"{form}.safetensors"
+    stored = write_wide_model(path, "qwen3_5_moe", form, layers=4)
+    command = [sys.executable, str(HERE / "loading.py"), str(path), str(experts)]
     done = subprocess.run(command, env=environment("mps"), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    held, most = json.loads(done.stdout.splitlines()[-1])
+    held, most, numbers = json.loads(done.stdout.splitlines()[-1])
     assert 0.99 <= held / stored <= 1.05  # tables of angles too
     assert most / stored <= 1.15
+    assert numbers == 0
+    if form == "fp8, fused":
+        assert_experts_are_those_of_the_file(path, experts)

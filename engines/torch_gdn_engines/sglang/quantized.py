@@ -131,7 +131,7 @@ def with_shapes(original: Callable[..., Any], model_config: Any, load_config: An
     """Wraps _get_quantization_config: adds the shapes of the files' tensors."""
     config = original(model_config, load_config)
     if isinstance(config, PackedConfig):
-        config.shapes = shapes_of(model_config, load_config)
+        config.shapes = config.format.by_expert(shapes_of(model_config, load_config))
         model_config.torch_gdn_packed = config
     return config
 

@@ -24,7 +24,8 @@ class PackedConfig(packed_methods.Config, QuantizationConfig):
 
     def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
         stored = get_safetensors_params_metadata(model_name, revision=revision)
-        self.shapes = {name: tuple(tensor["shape"]) for name, tensor in stored.items() if "shape" in tensor}
+        shapes = {name: tuple(tensor["shape"]) for name, tensor in stored.items() if "shape" in tensor}
+        self.shapes = self.format.by_expert(shapes)
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: WeightsMapper) -> None:
         self.shapes = hf_to_vllm_mapper.apply_dict(self.shapes)

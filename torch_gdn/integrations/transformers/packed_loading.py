@@ -12,10 +12,8 @@ from transformers.core_model_loading import Concatenate, ConversionOps, MergeMod
 
 from torch_gdn.integrations.transformers.packed_layers import PARTS, PackedLinear, tensors_of
 from torch_gdn.quantized import PackedWeight, stack
-from torch_gdn.quantized.formats import Format
+from torch_gdn.quantized.formats import EXPERTS, Format
 from torch_gdn.quantized.packed_weight import combined
-
-EXPERTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
 def first(tensors: Any) -> Tensor:

@@ -29,10 +29,10 @@ from torch_gdn.integrations.transformers.packed_layers import (
     packed_layers,
     packed_models,
 )
-from torch_gdn.integrations.transformers.packed_loading import EXPERTS, converters_of, ending_of, is_experts, others_of
+from torch_gdn.integrations.transformers.packed_loading import converters_of, ending_of, is_experts, others_of
 from torch_gdn.integrations.transformers.packed_patches import packed_format, quantization_of
 from torch_gdn.memory import bytes_when_loaded, check_memory
-from torch_gdn.quantized.formats import Format, Packing, Sizes, shapes_in
+from torch_gdn.quantized.formats import EXPERTS, Format, Packing, Sizes, shapes_in
 from torch_gdn.quantized.mlx import NORMS_PLUS_ONE, VISION, shifts_norms
 from torch_gdn.quantized.packed_weight import fitting_group
 
