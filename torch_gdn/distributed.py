@@ -405,6 +405,50 @@ def check_agreement(what: str, own: str) -> None:
             )
 
 
+class Ring:
+    """Tells a program when another process of the default group ends, whether or not it is in a collective.
+
+    Each process waits for a byte from the one before it. That one sends it when it ends in order, and if it dies or its
+    machine is out of reach, the connection breaks. A program that is told ends too, and so the next process is told.
+
+    Args:
+        tell: gets one line that says what happened, in a thread of its own, unless this process has called `leave`.
+    """
+
+    PROBES: ClassVar[dict[str, int]] = {"TCP_KEEPIDLE": 10, "TCP_KEEPALIVE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
+
+    def __init__(self, tell: Callable[[str], None]):
+        rank, size = dist.get_rank(), dist.get_world_size()
+        self.tell, self.has_left, self.last = tell, False, f"rank {(rank - 1) % size} of the processes"
+        address = address_towards(host_of(dist.distributed_c10d._get_default_store()))
+        addresses: list[Any] = [None] * size
+        with socket.create_server((address, 0), family=socket.getaddrinfo(address, 0)[0][0]) as listener:
+            dist.all_gather_object(addresses, listener.getsockname()[:2])
+            self.after = socket.create_connection(addresses[(rank + 1) % size])
+            self.before, _ = listener.accept()
+        self.before.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, seconds in self.PROBES.items():
+            if hasattr(socket, name):  # macOS and Linux name the first one differently
+                self.before.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
+        threading.Thread(target=self.wait, name="torch_gdn ring", daemon=True).start()
+
+    def wait(self) -> None:
+        try:
+            said = f"{self.last} has ended" if self.before.recv(1) else f"{self.last}: the connection is lost"
+        except OSError as error:
+            said = f"{self.last}: the connection is lost ({error})"
+        if not self.has_left:
+            self.tell(said)
+
+    def leave(self) -> None:
+        """Says that this process ends in order."""
+        self.has_left = True
+        with contextlib.suppress(OSError):  # the other may have ended
+            self.after.sendall(b"0")
+        with contextlib.suppress(OSError):
+            self.before.shutdown(socket.SHUT_RD)  # ends the thread
+
+
 def create(store: Store, rank: int, size: int, timeout: timedelta) -> Backend:
     """Returns gloo on the interface that GLOO_SOCKET_IFNAME names, or else on the one that reaches the store."""
     check_versions(store, rank, size, timeout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import sys
 import time
 from datetime import timedelta
@@ -32,6 +33,19 @@ def listening() -> list[str]:
     return result
 
 
+def idle_in_a_ring(rank: int, fault: str) -> None:
+    """Raises what rank 0 is told when rank 1 dies or leaves, after more than the group's time-out without a call."""
+    told: queue.Queue[str] = queue.Queue()
+    ring = distributed.Ring(told.put)
+    dist.barrier()
+    time.sleep(1.5 * SECONDS)
+    if rank == 0:
+        raise RuntimeError(told.get(timeout=60))
+    if fault == "killed idle":
+        os.kill(os.getpid(), 9)
+    ring.leave()
+
+
 def main(own: str, address: str, fault: str) -> None:
     rank = int(own)
     if fault == "version" and rank == 1:
@@ -49,6 +63,8 @@ def main(own: str, address: str, fault: str) -> None:
         dist.all_reduce(x)
         if fault == "addresses":
             print("LISTENING", *listening())
+        if fault in ("killed idle", "left"):
+            return idle_in_a_ring(rank, fault)
         if fault in ("killed", "stopped") and rank == 1:
             if fault == "killed":
                 os.kill(os.getpid(), 9)

@@ -54,6 +54,20 @@ def test_a_process_that_dies() -> None:
     assert line.startswith("all_reduce: rank 0 of 2: the connection to another process is lost (gloo: "), line
 
 
+@pytest.mark.parametrize(
+    ("fault", "status", "expected"),
+    [
+        ("killed idle", -9, "rank 1 of the processes: the connection is lost"),
+        ("left", 0, "rank 1 of the processes has ended"),
+    ],
+)
+def test_an_idle_process_is_told(fault: str, status: int, expected: str) -> None:
+    first, second = run(fault)
+    assert second.status == status, second
+    _, line = said(first)
+    assert line.startswith(expected), line
+
+
 def test_a_process_that_is_too_slow() -> None:
     first, second = run("stopped")
     assert second.status == 0
