@@ -1,8 +1,9 @@
-"""DistributedDataParallel on mps: two processes lose what one loses."""
+"""DistributedDataParallel and FSDP2 on mps: two processes lose what one loses."""
 
 from __future__ import annotations
 
 import json
+from functools import cache
 
 import pytest
 
@@ -11,6 +12,7 @@ from tests.helpers.processes import free_port, run_together
 pytestmark = pytest.mark.xdist_group("distributed")
 
 
+@cache
 def losses(way: str, size: int) -> list[list[float]]:
     address = f"127.0.0.1:{free_port()}"
     commands = [["tests/distributed/training.py", str(rank), str(size), address, way] for rank in range(size)]
@@ -21,9 +23,10 @@ def losses(way: str, size: int) -> list[list[float]]:
     return result
 
 
-def test_two_processes_lose_what_one_does() -> None:
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_two_processes_lose_what_one_does(way: str) -> None:
     (alone,) = losses("one", 1)
-    first, second = losses("ddp", 2)
+    first, second = losses(way, 2)
     assert first == second
     assert alone[2] < alone[0] - 0.5  # it learns, so that wrong gradients would change the later losses
     for result, expected in zip(first, alone, strict=True):

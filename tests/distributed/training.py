@@ -1,6 +1,6 @@
 """Trains a small model with Gated DeltaNet layers: python training.py RANK SIZE ADDRESS WAY
 
-WAY is one or ddp. Prints the losses of three steps over the whole batch as JSON.
+WAY is one, ddp or fsdp. Prints the losses of three steps over the whole batch as JSON.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy, silu
 
 import torch_gdn
 import torch_gdn.distributed
+import torch_gdn.fsdp
 
 H, HV, K, V, HIDDEN, WORDS, TOKENS, BATCH = 1, 2, 16, 16, 32, 64, 24, 4
 
@@ -67,6 +70,10 @@ def main(own: str, size: str, address: str, way: str) -> None:
         )
     if way == "ddp":
         net = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.01)
+    if way == "fsdp":
+        for module in [*net, net]:
+            fully_shard(module, mesh=init_device_mesh("mps", (processes,)))
+        assert net[0].weight.to_local().numel() == WORDS * HIDDEN // processes
     words = torch.randint(WORDS, (BATCH, TOKENS + 1), generator=torch.Generator().manual_seed(1))
     own_words = words.chunk(processes)[rank].to("mps")
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)

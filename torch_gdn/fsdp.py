@@ -1,0 +1,65 @@
+"""FSDP2 on `mps`: after importing this module, `torch.distributed.fsdp.fully_shard` runs there.
+
+>>> import torch_gdn.fsdp
+>>> from torch.distributed.fsdp import fully_shard
+
+It adds what PyTorch lacks, unless PyTorch has it: kernels of FSDP's ops, which are PyTorch's own functions, streams, of
+which `mps` has one, and the collectives of torch_gdn.distributed. FSDP frees a gathered parameter by
+`UntypedStorage.resize_`, which PyTorch refuses on `mps`. So gathered parameters stay in memory; gradients and the
+optimizer's state are divided.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param
+
+import torch_gdn.distributed  # noqa: F401 (registers the back end)
+
+KERNELS = {
+    "all_gather_copy_in": _fsdp_collectives.all_gather_copy_in_cuda,
+    "split_with_sizes_copy": _fsdp_collectives.split_with_sizes_copy,
+    "chunk_cat": _fsdp_collectives.chunk_cat,
+}
+
+
+class Stream:
+    """The one stream of `mps`, which runs everything in order."""
+
+    def __init__(self, priority: int = 0):
+        pass
+
+    def wait_stream(self, stream: Any) -> None:
+        pass
+
+    def wait_event(self, event: Any) -> None:
+        pass
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or torch.mps.event.Event()
+
+
+def register() -> torch.library.Library | None:
+    if torch._C._dispatch_has_kernel_for_dispatch_key("fsdp::chunk_cat", "MPS"):
+        return None
+    for name, value in {"Stream": Stream, "current_stream": Stream, "stream": contextlib.nullcontext}.items():
+        if not hasattr(torch.mps, name):
+            setattr(torch.mps, name, value)
+    free = _fsdp_param.free_storage
+
+    def free_storage(tensor: Tensor) -> None:
+        if tensor.device.type != "mps":
+            free(tensor)
+
+    _fsdp_param.free_storage = free_storage
+    kernels = torch.library.Library("fsdp", "IMPL", "MPS")
+    for name, kernel in KERNELS.items():
+        kernels.impl(name, kernel)
+    return kernels
+
+
+_KERNELS = register()
