@@ -76,6 +76,18 @@ def test_a_process_that_is_too_slow() -> None:
     assert line.startswith("all_reduce: rank 0 of 2: another process did not answer in time (gloo: "), line
 
 
+def test_a_back_end_of_pytorch_itself_is_left_alone() -> None:
+    process = run_together([["tests/distributed/own_back_end.py"]], seconds=120)[0]
+    assert process.status == 0, process
+    assert "KERNELS allreduce_" in process.output.splitlines()
+    assert re.search(
+        r"^REFUSED init_process_group: PyTorch \S+ has collectives for mps itself: use its own back end, 'metal', "
+        r"instead of 'torch_gdn'$",
+        process.output,
+        re.M,
+    ), process.output
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's table of sockets")
 @pytest.mark.parametrize("interface", ["", "lo"])
 def test_nothing_listens_on_other_addresses(interface: str) -> None:
