@@ -193,12 +193,6 @@ class Recording {
   torch_gdn::Recording recording_{recorder_};
 };
 
-// Lets the thread's launches run inside a recording or a tracing.
-class Pause : public torch_gdn::Recording {
- public:
-  Pause() : torch_gdn::Recording(nullptr) {}
-};
-
 class Tracing : public torch_gdn::Recording {
  public:
   Tracing(const py::function& before, const py::function& after, bool runs)
@@ -251,6 +245,16 @@ class ForcedPrefill : public torch_gdn::ForcedPrefill {
 py::object forced_prefill_algorithm() {
   const auto choice = torch_gdn::forced_prefill_algorithm();
   return choice.has_value() ? py::object(named(*choice)) : py::none();
+}
+
+template <typename Setting>
+py::class_<Setting> block(py::module_& m, const char* name, const char* documentation) {
+  const auto end = [](Setting& open, const py::args&) { open.end(); };
+  return py::class_<Setting>(m, name, documentation)
+      .def("start", &Setting::start)
+      .def("stop", &Setting::end)
+      .def("__enter__", &Setting::start)
+      .def("__exit__", end);
 }
 
 using Rows = std::vector<std::tuple<int64_t, int64_t, int64_t, bool, std::string, int64_t>>;
@@ -348,14 +352,7 @@ PYBIND11_MODULE(_C, m) {
       .def("stop", &Recording::stop,
            "Returns the launches since start(): a list of dicts with kernel, file, arguments, bindings (how many), "
            "overlaps (pairs of bindings that share bytes), threadgroups and threads (per threadgroup).");
-  py::class_<Pause>(m, "Pause", "Runs the launches of the thread that starts it, whatever records them.")
-      .def(py::init<>())
-      .def("start", &Pause::start)
-      .def("stop", &Pause::end);
-  py::class_<Trusted>(m, "Trusted", "Keeps the self-test from the launches of the thread that starts it.")
-      .def(py::init<>())
-      .def("start", &Trusted::start)
-      .def("stop", &Trusted::end);
+  block<Trusted>(m, "Trusted", "Keeps the self-test from the launches of the thread that starts it.").def(py::init<>());
   m.def("set_self_test", &set_self_test, py::arg("test"),
         "Sets what is called with an op's name before the op first launches a kernel variant. It returns whether the "
         "op gdn_self_test::<name> takes the call. None turns the self-test off.");
@@ -363,21 +360,15 @@ PYBIND11_MODULE(_C, m) {
         "Lets an op launch these kernel variants, by their names, without a self-test. If they have not passed, it "
         "takes each call that would launch them, even in a recording.");
   m.def("clear_tested", &torch_gdn::clear_tested, "Forgets what set_tested() was told.");
-  py::class_<Tracing>(m, "Tracing",
-                      "Calls before(launch) and after(launch) around each launch of the thread that starts it.")
+  block<Tracing>(m, "Tracing",
+                 "Calls before(launch) and after(launch) around each launch of the thread that starts it.")
       .def(py::init<const py::function&, const py::function&, bool>(), py::arg("before"), py::arg("after"),
-           py::arg("runs"))
-      .def("start", &Tracing::start)
-      .def("stop", &Tracing::end);
-  py::class_<ForcedPrefill>(m, "ForcedPrefill",
-                            "Forces this algorithm on every prefill of the thread that starts it. None lets the tuning "
-                            "cache or the heuristic "
-                            "decide again. chunk_size applies to fused_chunk, if it fits threadgroup memory; "
-                            "fused_chunk_size() chooses it if "
-                            "you pass 0.")
-      .def(py::init<const std::optional<std::string>&, int64_t>(), py::arg("algorithm"), py::arg("chunk_size") = 0)
-      .def("start", &ForcedPrefill::start)
-      .def("stop", &ForcedPrefill::end);
+           py::arg("runs"));
+  block<ForcedPrefill>(m, "ForcedPrefill",
+                       "Forces this algorithm on every prefill of the thread that starts it. None lets the tuning "
+                       "cache or the heuristic decide again. chunk_size applies to fused_chunk, if it fits threadgroup "
+                       "memory; fused_chunk_size() chooses it if you pass 0.")
+      .def(py::init<const std::optional<std::string>&, int64_t>(), py::arg("algorithm"), py::arg("chunk_size") = 0);
   m.def("shader_source", &shader_source, py::arg("kernel"), py::arg("file"), py::arg("arguments"),
         "Returns the Metal source of a kernel variant.");
   m.def("prefill_algorithms", &torch_gdn::prefill_algorithms, "Returns the names of the prefill algorithms on Metal.");

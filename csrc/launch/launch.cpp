@@ -12,12 +12,6 @@ namespace torch_gdn {
 namespace {
 Launcher* registered_launcher = nullptr;
 std::string registered_directory;
-
-// Returns nullptr if the calling thread's launches run.
-Launcher* recorder_of_thread() {
-  const auto* recorder = Recording::innermost();
-  return recorder == nullptr ? nullptr : recorder->get();
-}
 }  // namespace
 
 TemplateArgument::TemplateArgument(at::ScalarType dtype) {
@@ -96,8 +90,8 @@ Variant Launch::variant_of(const char* kernel, const char* file, const TemplateA
 }
 
 Launcher& launcher() {
-  auto* recorder = recorder_of_thread();
-  return recorder ? *recorder : device_launcher();
+  const auto* recorder = Recording::innermost();
+  return recorder ? **recorder : device_launcher();
 }
 
 Launcher& device_launcher() {
@@ -115,8 +109,8 @@ void set_launcher(Launcher* launcher) { registered_launcher = launcher; }
 
 // A tracer does not count: its launches run and write their outputs.
 bool is_recording() {
-  const auto* recorder = recorder_of_thread();
-  return recorder && !dynamic_cast<const Tracer*>(recorder);
+  const auto* recorder = Recording::innermost();
+  return recorder && !dynamic_cast<const Tracer*>(recorder->get());
 }
 
 const std::string& shader_directory() { return registered_directory; }

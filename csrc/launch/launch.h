@@ -204,7 +204,7 @@ int64_t busy_threadgroups();
 
 void set_launcher(Launcher* launcher);
 
-// Takes the launches of the thread that starts it (recorder.h). nullptr lets them run, even inside a recording.
+// Takes the launches of the thread that starts it (recorder.h).
 using Recording = Block<std::shared_ptr<Launcher>>;
 bool is_recording();
 

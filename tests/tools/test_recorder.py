@@ -18,7 +18,7 @@ import torch
 import torch_gdn
 from tests.helpers.devices import on_a_mac, profiled, ready
 from torch_gdn import _C
-from torch_gdn._recorder import KernelVariant, launching
+from torch_gdn._recorder import KernelVariant
 
 SIZE = 44  # no other test has rows of this size
 
@@ -182,17 +182,6 @@ def test_blocks_may_end_in_any_order(order: tuple[int, ...]) -> None:
     assert_launches()
 
 
-def test_a_pause_may_end_on_another_thread() -> None:
-    x = torch.ones(3, 64, device=ready("mps"))
-    with torch_gdn.recording() as recorded:
-        pause = launching()
-        pause.__enter__()
-        assert_launches()
-        on_another_thread(lambda: pause.__exit__(None, None, None))
-        torch_gdn.l2norm(x)
-    assert len(recorded.launches) == 1
-
-
 def test_a_tracing_may_end_in_its_own_callback() -> None:
     x = torch.ones(3, 64, device=ready("mps"))
     tracings: list[Any] = []
@@ -211,7 +200,7 @@ def test_a_tracing_may_end_in_its_own_callback() -> None:
 
 
 def test_blocks_that_nobody_ends_end_with_their_objects() -> None:
-    for block in (_C.Recording(), _C.Pause(), _C.Tracing(print, print, False)):
+    for block in (_C.Recording(), _C.Tracing(print, print, False)):
         block.start()
         with pytest.raises(RuntimeError, match="expected a block that has not started, got one that has"):
             block.start()

@@ -27,9 +27,5 @@ def prefill_algorithm(algorithm: str | None, chunk_size: int = 0) -> Iterator[No
         >>> with torch_gdn.prefill_algorithm("recurrent"):
         ...     pass
     """
-    forced = _C.ForcedPrefill(*(algorithm, chunk_size) if algorithm else (algorithm,))
-    forced.start()
-    try:
+    with _C.ForcedPrefill(*(algorithm, chunk_size) if algorithm else (algorithm,)):
         yield
-    finally:
-        forced.stop()

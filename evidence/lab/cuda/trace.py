@@ -57,12 +57,8 @@ class Trace:
         return self._numbers[at]
 
     def call(self, run: Callable[[], Any]) -> Any:
-        tracing = _C.Tracing(self._before, self._after, self._runs)
-        tracing.start()
-        try:
+        with _C.Tracing(self._before, self._after, self._runs):
             return run()
-        finally:
-            tracing.stop()
 
     def add_outputs(self, outputs: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> None:
         for name, tensor in outputs.items():
