@@ -164,17 +164,6 @@ torch_gdn::Tracer::Callback tracing_callback(const py::function& function) {
   };
 }
 
-void set_self_test(const std::optional<py::function>& function) {
-  torch_gdn::SelfTest test;
-  if (function.has_value()) {
-    test = [function = shared(*function)](const std::string& op) {
-      const py::gil_scoped_acquire held;
-      return (*function)(op).cast<bool>();
-    };
-  }
-  torch_gdn::set_self_test(std::move(test));
-}
-
 class Trusted : public torch_gdn::Trusted {
  public:
   Trusted() : torch_gdn::Trusted(torch_gdn::Trust()) {}
@@ -353,12 +342,11 @@ PYBIND11_MODULE(_C, m) {
            "Returns the launches since start(): a list of dicts with kernel, file, arguments, bindings (how many), "
            "overlaps (pairs of bindings that share bytes), threadgroups and threads (per threadgroup).");
   block<Trusted>(m, "Trusted", "Keeps the self-test from the launches of the thread that starts it.").def(py::init<>());
-  m.def("set_self_test", &set_self_test, py::arg("test"),
-        "Sets what is called with an op's name before the op first launches a kernel variant. It returns whether the "
-        "op gdn_self_test::<name> takes the call. None turns the self-test off.");
-  m.def("set_tested", &torch_gdn::set_tested, py::arg("op"), py::arg("variants"), py::arg("passed"),
-        "Lets an op launch these kernel variants, by their names, without a self-test. If they have not passed, it "
-        "takes each call that would launch them, even in a recording.");
+  m.def("set_self_test", &torch_gdn::set_self_test, py::arg("is_on"),
+        "Says whether the op gdn_self_test::<name> takes an op's calls that first launch a kernel variant.");
+  m.def("set_tested", &torch_gdn::set_tested, py::arg("names"), py::arg("passed"),
+        "Lets ops launch kernel variants, named 'op variant', without a self-test. If they have not passed, it takes "
+        "each call that would launch them, even in a recording.");
   m.def("clear_tested", &torch_gdn::clear_tested, "Forgets what set_tested() was told.");
   block<Tracing>(m, "Tracing",
                  "Calls before(launch) and after(launch) around each launch of the thread that starts it.")

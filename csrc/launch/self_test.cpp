@@ -1,12 +1,9 @@
 #include "launch/self_test.h"
 
 #include <atomic>
-#include <map>
-#include <memory>
 #include <mutex>
 #include <unordered_map>
 #include <unordered_set>
-#include <utility>
 
 #include "launch/launch_key.h"
 #include "ops/op.h"
@@ -17,8 +14,7 @@ namespace {
 
 struct Verdicts {
   std::mutex mutex;
-  std::shared_ptr<const SelfTest> test;
-  std::map<std::pair<std::string, std::string>, bool> passed;  // by op and variant
+  std::unordered_map<std::string, bool> passed;  // by op and variant
   // Those that passed, by address, once they were launched.
   std::unordered_map<const char*, std::unordered_set<LaunchKey, LaunchKeyHash>> launched;
 };
@@ -42,7 +38,7 @@ bool are_tested(Launches launches, bool unless_failed) {
   for (const auto& launch : launches) {
     const LaunchKey key{launch.kernel, launch.arguments};
     if (launch.is_empty() || launched.contains(key)) continue;
-    const auto verdict = known.passed.find({op, launch.variant().name()});
+    const auto verdict = known.passed.find(std::string(op) + " " + launch.variant().name());
     if (verdict == known.passed.end() && unless_failed) continue;
     if (verdict == known.passed.end() || !verdict->second) return false;
     launched.insert(key);
@@ -50,15 +46,11 @@ bool are_tested(Launches launches, bool unless_failed) {
   return true;
 }
 
-void set_self_test(SelfTest test) {
-  const std::lock_guard<std::mutex> guard(verdicts().mutex);
-  is_on = bool(test);
-  verdicts().test = std::make_shared<const SelfTest>(std::move(test));
-}
+void set_self_test(bool on) { is_on = on; }
 
-void set_tested(const std::string& op, const std::vector<std::string>& variants, bool passed) {
+void set_tested(const std::vector<std::string>& names, bool passed) {
   const std::lock_guard<std::mutex> guard(verdicts().mutex);
-  for (const auto& each : variants) verdicts().passed[{op, each}] = passed;
+  for (const auto& name : names) verdicts().passed[name] = passed;
 }
 
 void clear_tested() {
@@ -67,16 +59,12 @@ void clear_tested() {
   verdicts().launched.clear();
 }
 
-bool run_self_test(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  std::shared_ptr<const SelfTest> test;
-  {
-    const std::lock_guard<std::mutex> guard(verdicts().mutex);
-    test = verdicts().test;
-  }
+void run_self_test(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto name = op.schema().name().substr(op.schema().name().rfind(':') + 1);
-  if (!test || !*test || !(*test)(name)) return false;
-  c10::Dispatcher::singleton().findSchemaOrThrow(("gdn_self_test::" + name).c_str(), "").callBoxed(stack);
-  return true;
+  auto& dispatcher = c10::Dispatcher::singleton();
+  torch::jit::Stack argument{name};
+  dispatcher.findSchemaOrThrow("gdn_self_test::define", "").callBoxed(argument);
+  dispatcher.findSchemaOrThrow(("gdn_self_test::" + name).c_str(), "").callBoxed(stack);
 }
 
 }  // namespace torch_gdn

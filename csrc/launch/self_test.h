@@ -3,7 +3,6 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -23,15 +22,13 @@ bool are_tested(Launches launches, bool unless_failed = false);
 struct Trust {};
 using Trusted = Block<Trust>;
 
-// Called with an op's name. Returns whether the op gdn_self_test::<name> exists, which then takes the call.
-using SelfTest = std::function<bool(const std::string& op)>;
-void set_self_test(SelfTest test);  // an empty function turns the self-test off
+void set_self_test(bool on);
 
-// Gives an op's variants, by their names, a verdict.
-void set_tested(const std::string& op, const std::vector<std::string>& variants, bool passed);
+// Gives variants of ops a verdict. Names them by the op and the variant, with a space between.
+void set_tested(const std::vector<std::string>& names, bool passed);
 void clear_tested();
 
-// Passes the call to the self-test. Returns false if the op's own kernel is to run, in a Trusted block.
-bool run_self_test(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+// Passes the call to the op gdn_self_test::<name>, after gdn_self_test::define(name). Both are in Python.
+void run_self_test(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 }  // namespace torch_gdn

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 Call = dict[str, Any]
-Named = dict[str, Tensor]
+Compared = tuple[str, Tensor, Tensor, Tensor | None]  # name, the device's value, the CPU's, and that before the call
 PAGES = ("key_cache", "value_cache")
 # Arguments that name rows of pools, and the pools.
 POOLS = {
@@ -58,32 +58,37 @@ class Copies:
 
     Attributes:
         call: The same call on the CPU.
-        written: The copies of the arguments that the op writes.
+        written: The copies of the arguments that the op writes, as they are before the call.
     """
 
     def __init__(self, overload: Any, call: Call) -> None:
         self.overload, self.original = overload, call
         self.device = next(x.device for x in call.values() if isinstance(x, Tensor) and x.device.type != "cpu")
         names = [each.name for each in overload._schema.arguments if each.alias_info and each.alias_info.is_write]
-        self.call, self.rows = dict(with_needed_pages(call)), Named()
+        self.call, self.rows = dict(with_needed_pages(call)), dict[str, Tensor]()
         for indices, pools in pools_of(self.call):
             self.call, kept = with_rows(self.call, indices, pools)
             self.rows |= dict.fromkeys(pools, kept.to(self.device))
         self.call |= {name: self.copied(name, x) for name, x in self.call.items() if isinstance(x, Tensor)}
-        self.written: Named = {name: self.call[name] for name in names if self.call.get(name) is not None}
-        self.call |= {name: x.clone() for name, x in self.written.items()}  # `written` keeps what was there before
+        self.written: dict[str, Tensor] = {name: self.call[name] for name in names if self.call.get(name) is not None}
+        self.call |= {name: x.clone() for name, x in self.written.items()}
 
     def copied(self, name: str, x: Tensor) -> Tensor:
         return (x.index_select(0, self.rows[name]) if name in self.rows else x).cpu()
 
-    def run(self) -> Any:
-        return self.overload(**self.call)
+    def run(self) -> None:
+        self.results = self.overload(**self.call)
 
-    def now(self) -> Named:
-        """Returns what the device has of the written arguments."""
-        return {name: self.copied(name, self.original[name]) for name in self.written}
+    def compared(self, results: Any) -> list[Compared]:
+        """Returns all results, and arguments that the op writes, that have elements."""
+        returns = [each.name or "result" for each in self.overload._schema.returns]
+        triples = zip(returns, tree_leaves(results), tree_leaves(self.results), strict=False)
+        compared: list[Compared] = [(name, x.cpu(), own, None) for name, x, own in triples]
+        for name, before in self.written.items():
+            compared.append((name, self.copied(name, self.original[name]), self.call[name], before))
+        return [each for each in compared if each[1].numel()]
 
-    def write_back(self, results: Any) -> Any:
+    def write_back(self) -> Any:
         """Writes what the CPU's kernel wrote, and returns its results on the device."""
         for name in self.written:
             x, value = self.original[name], self.call[name].to(self.device)
@@ -91,7 +96,7 @@ class Copies:
                 x.index_copy_(0, self.rows[name], value)
             else:
                 x.copy_(value)
-        return tree_map_only(Tensor, lambda x: x.to(self.device), results)
+        return tree_map_only(Tensor, lambda x: x.to(self.device), self.results)
 
 
 def with_rows(call: Call, indices: list[str], pools: list[str]) -> tuple[Call, Tensor]:
@@ -115,4 +120,5 @@ def with_rows(call: Call, indices: list[str], pools: list[str]) -> tuple[Call, T
 def on_the_cpu(overload: Any, call: Call) -> Any:
     """Runs the op's CPU kernel on copies of the arguments. Returns its results, and writes what it wrote."""
     copies = Copies(overload, call)
-    return copies.write_back(copies.run())
+    copies.run()
+    return copies.write_back()

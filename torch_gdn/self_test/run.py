@@ -1,27 +1,25 @@
 """Runs the first call of each kernel variant on the CPU as well, and compares the results.
 
-The launcher asks before an op launches a variant for the first time. The op gdn_self_test::<op>, which runs in the
-place of the op's kernel then, keeps other threads' first launches waiting, and waits for the device twice.
+The op gdn_self_test::<op>, which takes the op's first calls, keeps other threads' first launches waiting, and waits for
+the device twice.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from threading import RLock
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from torch_gdn import _C
 from torch_gdn._recorder import recording
-from torch_gdn.self_test import compare, verdicts
-from torch_gdn.self_test.copies import Call, Copies, Named, copied_bytes
+from torch_gdn.self_test import verdicts
+from torch_gdn.self_test.compare import problem_of
+from torch_gdn.self_test.copies import Call, Copies, copied_bytes
 from torch_gdn.self_test.replace import replace_failed, replaced, run_instead, short
 from torch_gdn.self_test.verdicts import Verdict, Verdicts
 
@@ -55,26 +53,27 @@ def install() -> None:
     for each in (_known, _untested, _warned):
         each.clear()
     replace_failed(())
+    library()
     _C.clear_tested()
-    _C.set_self_test(asked)
-
-
-def asked(op: str) -> bool:
-    """The launcher asks before an op launches a variant that has no verdict. Returns whether to test the call."""
-    if mode() == "off":
-        _C.set_self_test(None)
-        return False
-    define(op)
-    return True
+    _C.set_self_test(True)
 
 
 @cache
 def library() -> torch.library.Library:
-    return torch.library.Library("gdn_self_test", "DEF")
+    """Returns the ops that the launcher calls instead of an op that would launch a variant without a verdict."""
+    ops = torch.library.Library("gdn_self_test", "DEF")
+    ops.define("define(str op) -> ()")
+    ops.impl("define", define, "CompositeExplicitAutograd")
+    return ops
+
+
+def define(op: str) -> None:
+    with _lock:
+        define_once(op)
 
 
 @cache
-def define(op: str) -> None:
+def define_once(op: str) -> None:
     schema = str(getattr(torch.ops.gdn, op).default._schema)
     library().define(schema.replace("gdn::", "", 1))
     library().impl(op, partial(run, op), "CompositeExplicitAutograd")
@@ -90,8 +89,7 @@ def load() -> bool:
         if mode() == "auto":
             _known.update(verdicts.settled(_machine))
         for name, each in _known.items():
-            op, variant = name.split(" ")
-            _C.set_tested(op, [variant], not each.problem)
+            _C.set_tested([name], not each.problem)
         replace_and_warn()
         return True
 
@@ -101,56 +99,48 @@ def run(op: str, *args: Any, **kwargs: Any) -> Any:
     overload = getattr(torch.ops.gdn, op).default
     call: Call = dict(zip((each.name for each in overload._schema.arguments), args, strict=False)) | kwargs
     with _lock:
+        if mode() == "off":
+            _C.set_self_test(False)
+            return overload(**call)
         if load():
             return overload(**call)
-        with trusting(), recording() as recorded:
+        with _C.Trusted(), recording() as recorded:
             overload(**call)
-        variants = [each.name for each in recorded.variants]
-        known = [_known[f"{op} {each}"] for each in variants if f"{op} {each}" in _known]
+        names = [f"{op} {each.name}" for each in recorded.variants]
+        known = [_known[name] for name in names if name in _known]
         if any(each.problem for each in known):
             return run_instead(op, call)
-        if len(known) == len(variants):  # another thread has tested them
+        if len(known) == len(names):  # another thread has tested them
             return trusted(op, call)
         if copied_bytes(call) <= MOST_BYTES:
             copies = Copies(overload, call)
             try:
-                expected = copies.run()
+                copies.run()
             except Exception:  # a wrong index, which the device reports later, or an op without a CPU kernel
-                return untested(op, variants, call)
-            return tested(op, variants, copies, expected)
-        return untested(op, variants, call)
-
-
-@contextmanager
-def trusting() -> Iterator[None]:
-    """Lets this thread launch anything."""
-    trust = _C.Trusted()
-    trust.start()
-    try:
-        yield
-    finally:
-        trust.stop()
+                return untested(op, names, call)
+            return tested(op, names, copies)
+        return untested(op, names, call)
 
 
 def trusted(op: str, call: Call) -> Any:
-    with trusting():
+    with _C.Trusted():
         return getattr(torch.ops.gdn, op)(**call)
 
 
-def untested(op: str, variants: list[str], call: Call) -> Any:
+def untested(op: str, names: list[str], call: Call) -> Any:
     _untested[op] = _untested.get(op, 0) + 1
     if _untested[op] > MOST_UNTESTED:
-        _C.set_tested(op, variants, True)
+        _C.set_tested(names, True)
     return trusted(op, call)
 
 
-def tested(op: str, variants: list[str], copies: Copies, expected: Any) -> Any:
+def tested(op: str, names: list[str], copies: Copies) -> Any:
     """Runs the op's own kernels too. Returns their results, or if they are wrong, those of the CPU's kernel."""
-    names = [name for each in variants if (name := f"{op} {each}") not in _known]
-    verdict = Verdict(op, verdicts.algorithm_of(op, variants))
+    verdict = Verdict(op, verdicts.algorithm_of(op, names))
+    names = [name for name in names if name not in _known]
     store(names, replace(verdict, running=os.getpid()))
     try:
-        results, problem = run_and_compare(op, copies, expected)
+        results, problem = run_and_compare(op, copies)
     except BaseException:  # interrupted, or no memory
         store(names, None)
         raise
@@ -160,38 +150,24 @@ def tested(op: str, variants: list[str], copies: Copies, expected: Any) -> Any:
     verdict = replace(verdict, problem=short(problem))
     store(names, verdict)
     _known.update(dict.fromkeys(names, verdict))
-    _C.set_tested(op, [name.removeprefix(f"{op} ") for name in names], not problem)
+    _C.set_tested(names, not problem)
     if not problem:
         return results
-    results = copies.write_back(expected)
+    results = copies.write_back()
     replace_and_warn()
     return results
 
 
-def run_and_compare(op: str, copies: Copies, expected: Any) -> tuple[Any, str | None]:
+def run_and_compare(op: str, copies: Copies) -> tuple[Any, str | None]:
     """Returns the results and what is wrong with them: "" if nothing is, None if the CPU's cannot tell."""
     try:
         results = trusted(op, copies.original)
-        result, written = outputs(op, results, cpu=True), copies.now()
+        compared = copies.compared(results)
     except RuntimeError as error:
         if "out of memory" in str(error):
             raise
         return None, f"{type(error).__name__}: {error}"
-    pairs: list[tuple[str, Tensor, Tensor, Tensor | None]]
-    pairs = [(name, result[name], x, None) for name, x in outputs(op, expected).items()]
-    pairs += [(name, x, copies.call[name], copies.written[name]) for name, x in written.items()]
-    try:
-        return results, next(filter(None, (compare.problem_of(*each) for each in pairs if each[1].numel())), "")
-    except compare.NotComparable:
-        return results, None
-
-
-def outputs(op: str, results: Any, cpu: bool = False) -> Named:
-    """Returns an op's results by name."""
-    returns = getattr(torch.ops.gdn, op).default._schema.returns
-    tensors = results if isinstance(results, tuple | list) else [results] if returns else []
-    names = [each.name or "result" for each in returns]
-    return {name: x.cpu() if cpu else x for name, x in zip(names, tensors, strict=True)}
+    return results, next((problem for each in compared if (problem := problem_of(*each)) != ""), "")
 
 
 def store(names: list[str], verdict: Verdict | None) -> None:
