@@ -26,7 +26,7 @@ from torch_gdn_engines.packed_methods import as_parameter
 
 if not versions.is_served(versions.installed()):
     pytest.skip("this transformers loads quantised files in another way", allow_module_level=True)
-from torch_gdn.integrations.transformers.packed_layers import PackedLinear, PackedSizes
+from torch_gdn.integrations.transformers.packed_layers import PackedLinear
 from torch_gdn.integrations.transformers.packed_loading import PackLayer
 
 ENGINES = ("transformers", "vllm", "sglang")
@@ -120,8 +120,7 @@ def read_by_transformers(form: Any, tensors: Tensors) -> Tensor:
     matrices = []
     for part in tensors.values():
         packing = form.packing("a.weight", {ending: tuple(x.shape) for ending, x in part.items()}, K, N)
-        sizes = PackedSizes(packing.bits, 32, packing.is_e4m3)
-        model = nn.ModuleDict({"a": PackedLinear(nn.Linear(K, N, bias=False, device="meta"), sizes)})
+        model = nn.ModuleDict({"a": PackedLinear(nn.Linear(K, N, bias=False, device="meta"), packing)})
         quantizer = SimpleNamespace(format=form, packings={"a.weight": packing}, dense=())
         result = PackLayer(quantizer).convert({f"a.{ending}": [x] for ending, x in part.items()}, "a.weight", model)
         order: Any = model["a"].order

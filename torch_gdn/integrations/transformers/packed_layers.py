@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -12,34 +12,33 @@ from torch.nn import Module, Parameter
 
 import torch_gdn
 from torch_gdn.quantized import PackedWeight
+from torch_gdn.quantized.formats import Packing
+from torch_gdn.quantized.packed_weight import fitting_group
 
 PARTS = ("weight", "scales", "biases")
 packed_models: WeakSet[Module] = WeakSet()  # models loaded with packed layers
-
-
-class PackedSizes(NamedTuple):
-    """How a weight is packed, as the ops take it."""
-
-    bits: int
-    group: int
-    is_e4m3: bool = False
 
 
 def parameter(x: Tensor) -> Parameter:
     return Parameter(x, requires_grad=False)
 
 
-def add_parameters(module: Module, names: tuple[str, str, str], shape: tuple[int, ...], packing: PackedSizes) -> None:
+def names_of(name: str) -> tuple[str, str, str]:
+    """Returns the names of a packed weight's tensors in a layer, by that of the weight."""
+    return PARTS if name == "weight" else (name, f"{name}_scales", f"{name}_biases")
+
+
+def add_parameters(module: Module, name: str, shape: tuple[int, ...], packing: Packing) -> None:
     """Adds the parameters of a packed weight on the meta device; a file will fill them."""
     *rows, K = shape
-    bits, group, is_e4m3 = packing
-    if is_e4m3:
+    names = names_of(name)
+    if packing.is_e4m3:
         module.register_parameter(names[0], parameter(torch.empty(shape, dtype=torch.uint8, device="meta")))
         module.register_parameter(names[1], parameter(torch.empty(*rows, 1, device="meta")))
         module.register_parameter(names[2], None)
         return
-    words = torch.empty(*rows, K * bits // 32, dtype=torch.int32, device="meta")
-    scales = torch.empty(*rows, K // group, device="meta")
+    words = torch.empty(*rows, K // packing.per_word, dtype=torch.int32, device="meta")
+    scales = torch.empty(*rows, K // fitting_group("group size", packing.group_size), device="meta")
     for name, x in zip(names, (words, scales, scales.clone()), strict=True):
         module.register_parameter(name, parameter(x))
 
@@ -53,10 +52,10 @@ class PackedLinear(Module):
     bias: torch.nn.Parameter | None
     order: Tensor | None  # gathers x if columns were sorted by group
 
-    def __init__(self, linear: torch.nn.Linear, packing: PackedSizes) -> None:
+    def __init__(self, linear: torch.nn.Linear, packing: Packing) -> None:
         super().__init__()
         self.in_features, self.out_features, self.bits = linear.in_features, linear.out_features, packing.bits
-        add_parameters(self, PARTS, (self.out_features, self.in_features), packing)
+        add_parameters(self, "weight", (self.out_features, self.in_features), packing)
         if linear.bias is not None:
             linear.bias.requires_grad_(False)
         self.register_parameter("bias", linear.bias)
@@ -79,11 +78,11 @@ class PackedEmbedding(Module):
     scales: Tensor
     biases: Tensor | None
 
-    def __init__(self, embedding: torch.nn.Embedding, packing: PackedSizes) -> None:
+    def __init__(self, embedding: torch.nn.Embedding, packing: Packing) -> None:
         super().__init__()
         self.num_embeddings, self.embedding_dim = embedding.num_embeddings, embedding.embedding_dim
         self.bits = packing.bits
-        add_parameters(self, PARTS, (self.num_embeddings, self.embedding_dim), packing)
+        add_parameters(self, "weight", (self.num_embeddings, self.embedding_dim), packing)
 
     def compute_in(self, dtype: torch.dtype) -> None:
         """Sets the dtype of rows once the layer is loaded.
@@ -112,13 +111,12 @@ class PackedExperts(Module):
     down_proj_scales: Tensor
     down_proj_biases: Tensor | None
 
-    def __init__(self, experts: Any, packings: dict[str, PackedSizes]) -> None:
+    def __init__(self, experts: Any, packings: Mapping[str, Packing]) -> None:
         """`packings` has those of gate_up_proj and down_proj."""
         super().__init__()
         self.num_experts, self.config, self.act_fn = experts.num_experts, experts.config, experts.act_fn
         for name in ("gate_up_proj", "down_proj"):
-            names = (name, f"{name}_scales", f"{name}_biases")
-            add_parameters(self, names, tuple(getattr(experts, name).shape), packings[name])
+            add_parameters(self, name, tuple(getattr(experts, name).shape), packings[name])
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         hidden, _ = torch.ops.gdn.moe_gate_up(
@@ -139,10 +137,11 @@ class PackedExperts(Module):
         return y
 
 
-def tensors_of(weight: PackedWeight, names: tuple[str, str, str]) -> dict[str, Parameter]:
-    """Returns the parameters of a packed weight by these names, without biases if it has none."""
-    tensors = zip(names, (weight.weight, weight.scales, weight.biases), strict=True)
-    return {name: parameter(x) for name, x in tensors if x is not None}
+def tensors_of(weight: PackedWeight, name: str) -> dict[str, Parameter]:
+    """Returns the parameters of a packed weight by their names in the model, without biases if it has none."""
+    layer, _, own = name.rpartition(".")
+    tensors = zip(names_of(own), (weight.weight, weight.scales, weight.biases), strict=True)
+    return {f"{layer}.{each}": parameter(x) for each, x in tensors if x is not None}
 
 
 def packed_layers(model: Module) -> Iterator[Module]:

@@ -10,70 +10,73 @@ import torch
 from torch import Tensor, nn
 from transformers.core_model_loading import Concatenate, ConversionOps, MergeModulelist, WeightConverter
 
-from torch_gdn.integrations.transformers.packed_layers import PARTS, PackedLinear, tensors_of
+from torch_gdn.integrations.transformers.packed_layers import PackedLinear, tensors_of
 from torch_gdn.quantized import PackedWeight, stack
 from torch_gdn.quantized.formats import EXPERTS, Format
 from torch_gdn.quantized.packed_weight import combined
 
 
-def first(tensors: Any) -> Tensor:
-    tensor: Tensor = tensors[0] if isinstance(tensors, list) else tensors
-    return tensor
-
-
-class PackLayer(ConversionOps):
-    """Keeps a layer's codes packed, or dequantises them if the model's layer is not; unquantised weights stay so."""
+class Pack(ConversionOps):
+    """Makes the parameters of a packed weight, or dequantises it if the model's layer is not packed. A weight that the
+    files have unquantised stays so.
+    """
 
     def __init__(self, quantizer: Any) -> None:
         self.quantizer = quantizer
 
-    def __deepcopy__(self, memo: Any) -> PackLayer:
+    def __deepcopy__(self, memo: Any) -> Pack:
         return self  # transformers copies converters for each parameter
 
     @torch.no_grad()
     def convert(
         self, input_dict: dict[str, Any], full_layer_name: str = "", model: Any = None, **unused: Any
     ) -> dict[str, Any]:
-        tensors = {source.rpartition(".")[2]: first(x) for source, x in input_dict.items()}
-        layer, _, _ = full_layer_name.rpartition(".")
         packing = self.quantizer.packings.get(full_layer_name)
         if packing is None:
-            return {full_layer_name: self.quantizer.unquantized(full_layer_name, tensors["weight"], model)}
-        weight = self.quantizer.format.convert(**tensors, bits=packing.bits)
-        module = model.get_submodule(layer)
+            x = self.unquantized(input_dict)
+            return {full_layer_name: self.quantizer.unquantized(full_layer_name, x, model)}
+        weight = self.packed(input_dict, packing.bits)
         if full_layer_name in self.quantizer.dense:
-            return {full_layer_name: weight.dequantize(module.weight.dtype)}
+            return {full_layer_name: weight.dequantize(model.get_parameter(full_layer_name).dtype)}
+        layer, _, _ = full_layer_name.rpartition(".")
+        module = model.get_submodule(layer)
         if isinstance(module, PackedLinear):
             module.order = weight.order
         elif weight.order is not None:
             raise ValueError(f"{layer}: expected an embedding without act-order (desc_act), got sorted columns")
-        return {f"{layer}.{name}": x for name, x in tensors_of(weight, PARTS).items()}
+        return tensors_of(weight, full_layer_name)
+
+    def unquantized(self, input_dict: dict[str, Any]) -> Tensor:
+        raise NotImplementedError
+
+    def packed(self, input_dict: dict[str, Any], bits: int) -> PackedWeight:
+        raise NotImplementedError
 
 
-class PackExperts(ConversionOps):
-    """Stacks the packed tensors of a layer's experts, unless the file has them stacked."""
+class PackLayer(Pack):
+    """Takes the tensors of a matrix, or of a layer's experts, gate above up, as the file has them in one."""
+
+    def unquantized(self, input_dict: dict[str, Any]) -> Tensor:
+        return by_ending(input_dict)["weight"]
+
+    def packed(self, input_dict: dict[str, Any], bits: int) -> PackedWeight:
+        weight: PackedWeight = self.quantizer.format.convert(**by_ending(input_dict), bits=bits)
+        return weight
+
+
+class PackExperts(Pack):
+    """Stacks the tensors of a layer's experts, unless the file has them stacked."""
 
     def __init__(self, quantizer: Any, projections: Sequence[str]) -> None:
         """`projections` are the prefixes of the tensors' names, gate before up."""
-        self.quantizer, self.projections = quantizer, projections
+        super().__init__(quantizer)
+        self.projections = projections
 
-    def __deepcopy__(self, memo: Any) -> PackExperts:
-        return self
+    def unquantized(self, input_dict: dict[str, Any]) -> Tensor:
+        return torch.cat([torch.stack(input_dict.pop(f"{projection}.weight")) for projection in self.projections], 1)
 
-    @torch.no_grad()
-    def convert(
-        self, input_dict: dict[str, Any], full_layer_name: str = "", model: Any = None, **unused: Any
-    ) -> dict[str, Any]:
-        layer, _, name = full_layer_name.rpartition(".")
-        packing = self.quantizer.packings.get(full_layer_name)
-        if packing is None:  # experts that an FP8 file has unquantised
-            parts = [torch.stack(input_dict.pop(f"{projection}.weight")) for projection in self.projections]
-            return {full_layer_name: self.quantizer.unquantized(full_layer_name, torch.cat(parts, 1), model)}
-        bits = packing.bits
-        weights = [self.projection(input_dict, projection, bits) for projection in self.projections]
-        weight = joined(weights)
-        names = (name, f"{name}_scales", f"{name}_biases")
-        return {f"{layer}.{each}": x for each, x in tensors_of(weight, names).items()}
+    def packed(self, input_dict: dict[str, Any], bits: int) -> PackedWeight:
+        return joined([self.projection(input_dict, projection, bits) for projection in self.projections])
 
     def projection(self, input_dict: dict[str, Any], projection: str, bits: int) -> PackedWeight:
         """Takes the projection's tensors out of `input_dict`, so that they are freed."""
@@ -86,27 +89,8 @@ class PackExperts(ConversionOps):
         return experts[0] if form.experts_are_stacked else stack(experts)
 
 
-class PackFusedExperts(ConversionOps):
-    """Takes the tensors of all experts of a layer, gate above up, as the file has them in one."""
-
-    def __init__(self, quantizer: Any) -> None:
-        self.quantizer = quantizer
-
-    def __deepcopy__(self, memo: Any) -> PackFusedExperts:
-        return self
-
-    @torch.no_grad()
-    def convert(
-        self, input_dict: dict[str, Any], full_layer_name: str = "", model: Any = None, **unused: Any
-    ) -> dict[str, Any]:
-        tensors = {ending_of(source): first(x) for source, x in input_dict.items()}
-        packing = self.quantizer.packings.get(full_layer_name)
-        if packing is None:
-            return {full_layer_name: self.quantizer.unquantized(full_layer_name, tensors["weight"], model)}
-        layer, _, name = full_layer_name.rpartition(".")
-        weight = self.quantizer.format.convert(**tensors, bits=packing.bits)
-        names = (name, f"{name}_scales", f"{name}_biases")
-        return {f"{layer}.{each}": x for each, x in tensors_of(weight, names).items()}
+def by_ending(input_dict: dict[str, Any]) -> dict[str, Tensor]:
+    return {ending_of(source): x[0] if isinstance(x, list) else x for source, x in input_dict.items()}
 
 
 def ending_of(source: str) -> str:
@@ -144,7 +128,7 @@ def converters_of(quantizer: Any, conversions: list[Any]) -> Iterator[WeightConv
             yield WeightConverter(sources, f"mlp.experts.{name}", [PackExperts(quantizer, projections)], **on_cpu)
         if form.has_float8:
             fused = [f"mlp.experts.{name}{each.name.removeprefix('weight')}" for each in reversed(form.tensors)]
-            yield WeightConverter(fused, f"mlp.experts.{name}", [PackFusedExperts(quantizer)], **on_cpu)
+            yield WeightConverter(fused, f"mlp.experts.{name}", [PackLayer(quantizer)], **on_cpu)
     yield WeightConverter(endings, "weight", [PackLayer(quantizer)], **on_cpu)
 
 

@@ -25,7 +25,6 @@ from torch_gdn.integrations.transformers.packed_layers import (
     PackedEmbedding,
     PackedExperts,
     PackedLinear,
-    PackedSizes,
     packed_layers,
     packed_models,
 )
@@ -34,7 +33,6 @@ from torch_gdn.integrations.transformers.packed_patches import packed_format, qu
 from torch_gdn.memory import bytes_when_loaded, check_memory
 from torch_gdn.quantized.formats import EXPERTS, Format, Packing, Sizes, shapes_in
 from torch_gdn.quantized.mlx import NORMS_PLUS_ONE, VISION, shifts_norms
-from torch_gdn.quantized.packed_weight import fitting_group
 
 # For these models, the changes that mlx-lm makes to names and weights are undone.
 MLX_MODELS = ("llama", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe")
@@ -136,9 +134,9 @@ class PackedQuantizer(HfQuantizer):
         if parameter in EXPERTS and is_experts(layer):
             model.set_submodule(path, self.packed_experts(path, layer))
         elif type(layer) is nn.Linear:
-            model.set_submodule(path, PackedLinear(layer, sizes_of(packing)))
+            model.set_submodule(path, PackedLinear(layer, packing))
         elif type(layer) is nn.Embedding:
-            model.set_submodule(path, PackedEmbedding(layer, sizes_of(packing)))
+            model.set_submodule(path, PackedEmbedding(layer, packing))
         elif parameter == "weight" and layer.weight.dim() == 2:
             self.dense.add(name)  # a router
         else:
@@ -147,10 +145,9 @@ class PackedQuantizer(HfQuantizer):
     def packed_experts(self, path: str, experts: Any) -> PackedExperts:
         if reason := form_reason(experts):
             raise ValueError(f"{path}: {reason}")
-        packings = {name: self.packings.get(f"{path}.{name}") for name in EXPERTS}
-        if missing := [name for name, packing in packings.items() if packing is None]:
+        if missing := [name for name in EXPERTS if f"{path}.{name}" not in self.packings]:
             raise ValueError(f"{path}: expected both expert weights to be quantised; {missing[0]} is not")
-        return PackedExperts(experts, {name: sizes_of(x) for name, x in packings.items() if x is not None})
+        return PackedExperts(experts, {name: self.packings[f"{path}.{name}"] for name in EXPERTS})
 
     def tie(self, model: Any) -> None:
         """Packs a head that is tied to a packed embedding, and lets transformers tie scales and biases too."""
@@ -161,7 +158,7 @@ class PackedQuantizer(HfQuantizer):
             layer = model.get_submodule(path)
             if type(layer) is not nn.Linear or not embedding.endswith(".weight"):
                 raise ValueError(f"{head}: expected a linear layer tied to the packed {embedding}")
-            model.set_submodule(path, PackedLinear(layer, sizes_of(packing)))
+            model.set_submodule(path, PackedLinear(layer, packing))
             source = embedding.rpartition(".")[0]
             model.all_tied_weights_keys |= {f"{path}.{part}": f"{source}.{part}" for part in PARTS}
 
@@ -227,12 +224,6 @@ class PackedQuantizer(HfQuantizer):
 def are_fused(sources: Sources) -> bool:
     """Returns whether the file has the experts of a layer, gate above up, in one tensor."""
     return any(source.endswith(tuple(EXPERTS)) for source in sources)
-
-
-def sizes_of(packing: Packing) -> PackedSizes:
-    if packing.is_e4m3:
-        return PackedSizes(packing.bits, packing.group_size, is_e4m3=True)
-    return PackedSizes(packing.bits, fitting_group("group size", packing.group_size))
 
 
 def is_unused(model: Any, name: str) -> bool:
