@@ -1,6 +1,6 @@
 // Computes the gradients of q_read, k_read, k_write and last, as FLA's chunk_bwd_dqkwg those of q, k, w and g. They
-// replace q_read, k_read and k_write. A threadgroup owns 32 channels of one chunk of one value head, and takes 32
-// columns of V at a time. Each of its 4 simdgroups owns 8 channels. 4 threads share the sum of a channel of last.
+// replace q_read, k_read and k_write. A threadgroup owns 32 or 64 channels of one chunk of one value head, and takes 32
+// columns of V at a time. Each simdgroup owns 8 channels. 4 threads share the sum of a channel of last.
 // Registers: three results of those channels. Threadgroup memory: 32 columns of d_o, du, r, S and dS.
 // Layout: values, keys, channels, betas, h and dh as in chunk_bwd.h.
 //     dq_read = d_o S^T;  dk_read = -(beta du) S^T;  dk_write = (beta r) dS^T;  dlast = last sum_v S dS
@@ -21,18 +21,19 @@ template <int Threads>
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  static_assert(Threads == kBwdThreads, "each of 4 simdgroups owns 8 channels of a slice");
+  static_assert(Threads % kBwdThreads == 0, "a simdgroup owns 8 channels, and the threadgroup whole slices");
   constexpr int kStride = tile_stride<float>(kBwdSlice);
-  constexpr int kLanes = Threads / kBwdSlice;  // of a channel
+  constexpr int kChannels = Threads / 4;
+  constexpr int kLanes = 4;  // of a channel
   alignas(16) threadgroup float outer[kBwdChunk * kStride];
   alignas(16) threadgroup float gradients[kBwdChunk * kStride];
   alignas(16) threadgroup float residuals[kBwdChunk * kStride];
-  alignas(16) threadgroup float states[kBwdSlice * kStride];
-  alignas(16) threadgroup float state_gradients[kBwdSlice * kStride];
+  alignas(16) threadgroup float states[kChannels * kStride];
+  alignas(16) threadgroup float state_gradients[kChannels * kStride];
 
-  const int slices = parameters.key_columns / kBwdSlice;
+  const int slices = parameters.key_columns / kChannels;
   const int row = int(group.x) / slices;
-  const int slice = int(group.x) % slices * kBwdSlice;
+  const int slice = int(group.x) % slices * kChannels;
   const int64_t matrices = matrices_of(parameters, int64_t(group.z), row, int64_t(group.y));
   const LanePosition at = lane_position(lane);
   const int columns = parameters.value_columns;
@@ -60,9 +61,9 @@ template <int Threads>
         gradients, source + kBwdDu * plane, columns, kBwdChunk, kBwdSlice, thread_index);
     stage_rows<kBwdChunk, kBwdSlice, 4, Threads>(
         residuals, source + kBwdR * plane, columns, kBwdChunk, kBwdSlice, thread_index);
-    stage_rows<kBwdSlice, kBwdSlice, 4, Threads>(
+    stage_rows<kChannels, kBwdSlice, 4, Threads>(
         states, h + first_state + column, columns, rows_there, kBwdSlice, thread_index);
-    stage_rows<kBwdSlice, kBwdSlice, 4, Threads>(
+    stage_rows<kChannels, kBwdSlice, 4, Threads>(
         state_gradients, dh + first_state + column, columns, rows_there, kBwdSlice, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     UNROLL for (int depth = 0; depth < kBwdSlice; depth += 8) {

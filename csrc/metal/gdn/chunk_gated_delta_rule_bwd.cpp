@@ -230,13 +230,15 @@ class Backward {
   }
 
   Launch of_states() const {
+    const int64_t slices = whole_slices(int(s_.K)) / kBwdSlice, slices_at_once = slices % 2 == 0 ? 2 : 1;
+    const int64_t threads = slices_at_once * kBwdThreads;
     return {"chunk_bwd_dqkwg",
             "gdn/chunk_bwd_dqkwg.metal",
-            {int(kBwdThreads)},
+            {threads},
             {scratch_.values, scratch_.h, scratch_.dh, scratch_.betas, in_.cu_seqlens, scratch_.keys, scratch_.channels,
              Binding::values(parameters_)},
-            chunks(whole_slices(int(s_.K)) / kBwdSlice),
-            kBwdThreads};
+            chunks(slices / slices_at_once),
+            size_t(threads)};
   }
 
   Launch intra() const {
