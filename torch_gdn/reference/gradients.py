@@ -5,6 +5,7 @@ With the decays of a chunk in q_read, k_read and k_write, and S the state before
     r = v - k_read S - L u,  u = beta r,  o = q_read S + P u,  S <- last S + k_write^T u
 
 where L is strictly lower triangular and P lower triangular. Decays are [..., 1] of a head or [..., K] of its channels.
+A stage has the name of its kernel.
 """
 
 from __future__ import annotations
@@ -130,6 +131,58 @@ def decay_gradients(parts: Parts, dP: Tensor, dL: Tensor, reads: Tensor, writes:
     return (before * after).sum(0) + reads.flip(0).cumsum(0).flip(0) + earlier + last
 
 
+class FormGradients(NamedTuple):
+    """The gradients of a chunk's matrix form. `reads` and `writes` are those of q, k and k with their decays."""
+
+    L: Tensor
+    P: Tensor
+    q_reads: Tensor
+    k_reads: Tensor
+    writes: Tensor
+    last: Tensor
+
+
+def chunk_bwd_dv_local(parts: Parts, do: Tensor) -> Tensor:
+    """Returns the part of du that comes from the outputs of the same chunk."""
+    return torch.einsum("ijh,ihv->jhv", parts.P, do)
+
+
+def chunk_gated_delta_rule_bwd_dhu(
+    parts: Parts, inverse: Tensor, do: Tensor, du: Tensor, dstate: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Completes du, and returns the gradient of the state before the chunk with it."""
+    du = torch.einsum("hij,ihv->jhv", inverse, du + torch.einsum("jhk,hkv->jhv", parts.k * parts.write, dstate))
+    dstate = parts.last[..., None] * dstate + torch.einsum("ihk,ihv->hkv", parts.q * parts.read, do)
+    return du, dstate - torch.einsum("ihk,ihv->hkv", parts.k * parts.read, parts.beta * du)
+
+
+def prepare_wy_repr_bwd(parts: Parts, r: Tensor, do: Tensor, du: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Returns dv, dbeta, dL and dP."""
+    dv, u = parts.beta * du, parts.beta * r
+    dP = torch.einsum("ihv,jhv->hij", do, u).tril().permute(1, 2, 0)
+    dL = -torch.einsum("ihv,jhv->hij", dv, u).tril(-1).permute(1, 2, 0)
+    return dv, (du * r).sum(-1), dL, dP
+
+
+def chunk_bwd_dqkwg(
+    parts: Parts, r: Tensor, do: Tensor, du: Tensor, state: Tensor, dstate: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Returns the gradients of q and k as they read the state, of k as it writes it, and of `last`."""
+    of_q = torch.einsum("ihv,hkv->ihk", do, state)
+    of_k = -torch.einsum("ihv,hkv->ihk", parts.beta * du, state)
+    return of_q, of_k, torch.einsum("ihv,hkv->ihk", parts.beta * r, dstate), (state * dstate).sum(-1)
+
+
+def chunk_bwd_intra(parts: Parts, form: FormGradients) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns dq, dk and dg of each value head."""
+    q_reads, k_reads, writes = form.q_reads * parts.read, form.k_reads * parts.read, form.writes * parts.write
+    dq = q_reads + sums(form.P, parts.k, parts.pairs, over="j")
+    dk = k_reads + writes + sums(form.L, parts.k, parts.pairs, over="j")
+    dk = dk + sums(form.L, parts.k, parts.pairs, over="i") + sums(form.P, parts.q, parts.pairs, over="i")
+    reads, last = parts.q * q_reads + parts.k * k_reads, parts.last * form.last
+    return dq, dk, decay_gradients(parts, form.P, form.L, reads, parts.k * writes, last)
+
+
 def key_gradients(x: Tensor, dx: Tensor, options: Options) -> Tensor:
     """Sums gradients [tokens, HV, K] over the value heads of each key head, and takes the norm back."""
     heads = x.shape[1]
@@ -148,25 +201,13 @@ def chunk_gradients(
     x: Inputs, options: Options, r: Tensor, inverse: Tensor, state: Tensor, dstate: Tensor
 ) -> tuple[list[Tensor], Tensor]:
     """Returns dq, dk, dv, dg and dbeta of a chunk, and the gradient of the state before it."""
-    parts = parts_of(x, options)
-    do, u, k_write = x.do.to(state.dtype), parts.beta * r, parts.k * parts.write
-    du = torch.einsum("ijh,ihv->jhv", parts.P, do) + torch.einsum("jhk,hkv->jhv", k_write, dstate)
-    du = torch.einsum("hij,ihv->jhv", inverse, du)
-    dr = parts.beta * du
-    dP = torch.einsum("ihv,jhv->hij", do, u).tril().permute(1, 2, 0)
-    dL = -torch.einsum("ihv,jhv->hij", dr, u).tril(-1).permute(1, 2, 0)
-    dq_read = torch.einsum("ihv,hkv->ihk", do, state) * parts.read
-    dk_read = -torch.einsum("ihv,hkv->ihk", dr, state) * parts.read
-    dk_write = torch.einsum("ihv,hkv->ihk", u, dstate) * parts.write
-    dq = dq_read + sums(dP, parts.k, parts.pairs, over="j")
-    dk = dk_read + dk_write + sums(dL, parts.k, parts.pairs, over="j")
-    dk = dk + sums(dL, parts.k, parts.pairs, over="i") + sums(dP, parts.q, parts.pairs, over="i")
-    last = parts.last * (state * dstate).sum(-1)
-    dg = decay_gradients(parts, dP, dL, parts.q * dq_read + parts.k * dk_read, parts.k * dk_write, last)
-    dstate = parts.last[..., None] * dstate + torch.einsum("ihk,ihv->hkv", parts.q * parts.read, do)
-    dstate = dstate - torch.einsum("ihk,ihv->hkv", parts.k * parts.read, dr)
+    parts, do = parts_of(x, options), x.do.to(state.dtype)
+    du, before = chunk_gated_delta_rule_bwd_dhu(parts, inverse, do, chunk_bwd_dv_local(parts, do), dstate)
+    dv, dbeta, dL, dP = prepare_wy_repr_bwd(parts, r, do, du)
+    form = FormGradients(dL, dP, *chunk_bwd_dqkwg(parts, r, do, du, state, dstate))
+    dq, dk, dg = chunk_bwd_intra(parts, form)
     dq, dk = key_gradients(x.q, options.scale * dq, options), key_gradients(x.k, dk, options)
-    return [dq, dk, dr, dg, (du * r).sum(-1)], dstate
+    return [dq, dk, dv, dg, dbeta], before
 
 
 def sequence_gradients(
