@@ -415,7 +415,7 @@ def check_a_wait_ends_in_time() -> None:
 
 
 def check_compiled() -> None:
-    @torch.compile(backend="aot_eager", fullgraph=True)
+    @torch.compile(fullgraph=True)
     def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         world = dist.group.WORLD
         total = functional.all_reduce(x * 2, "sum", world)
