@@ -112,6 +112,7 @@ def register() -> None:
     if is_mps:
         from torch_gdn_engines.vllm import quantized, rotary
 
+        compat.replace_message_reads()
         quantized.register()
         rotary.register()
     selector.register()

@@ -6,6 +6,8 @@ layers, attention, Triton kernels).
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping
 from functools import cache
 from types import SimpleNamespace
@@ -16,6 +18,8 @@ from torch import Tensor
 
 import torch_gdn
 from torch_gdn.distributed import SCHEME
+
+MESSAGE_POLL = 1000  # milliseconds
 
 # Streams and events: mps has one stream, in which everything is in order. V1's runner makes torch.cuda's, in its
 # constructor and in each step.
@@ -92,6 +96,22 @@ def replace_rendezvous() -> None:
     from vllm.utils.network_utils import get_distributed_init_method
 
     parallel_state.get_distributed_init_method = lambda ip, port: on_one_address(get_distributed_init_method(ip, port))
+
+
+def replace_message_reads() -> None:
+    """Lets a shutdown of vLLM end the wait for a message from another machine, as it ends that for shared memory."""
+    from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+
+    dequeue = MessageQueue.dequeue
+
+    def dequeue_or_end(self: Any, timeout: float | None = None, indefinite: bool = False) -> Any:
+        end = time.monotonic() + (math.inf if timeout is None else timeout)
+        while self._is_remote_reader and not self.remote_socket.poll(MESSAGE_POLL) and time.monotonic() < end:
+            if self.shutting_down:
+                raise RuntimeError("a process of this engine has ended")
+        return dequeue(self, None if timeout is None else max(0.0, end - time.monotonic()), indefinite)
+
+    MessageQueue.dequeue = dequeue_or_end
 
 
 def replace_copies() -> None:

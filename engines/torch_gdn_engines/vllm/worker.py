@@ -7,6 +7,8 @@ import contextlib
 import hashlib
 import json
 import os
+import signal
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +23,7 @@ from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environmen
 from vllm.v1.worker.worker_base import CompilationTimes
 
 from torch_gdn import _C
-from torch_gdn.distributed import check_agreement  # its module registers the platform's back end
+from torch_gdn.distributed import Ring, check_agreement  # its module registers the platform's back end
 from torch_gdn.memory import bytes_when_loaded, check_memory
 from torch_gdn_engines.vllm import compat, ring_buffers
 from torch_gdn_engines.vllm.model_runner import MpsModelRunner
@@ -32,6 +34,7 @@ logger = init_logger(__name__)
 
 SMALL_MEMORY = 24 << 30  # bytes; below, vLLM's default share leaves too little for macOS and other programs
 SHARE_OF_SMALL_MEMORY = 0.7
+SECONDS_TO_END = 10
 
 
 def share_of_memory(asked: float) -> float:
@@ -59,7 +62,17 @@ def description_of(model_config: Any) -> str:
     return f"{folder.name} ({hashlib.sha256(facts.encode()).hexdigest()[:12]})"
 
 
+def end_process(why: str) -> None:
+    """Ends this worker, in order if it can. The process of vLLM that started it sees that, and ends."""
+    logger.error("%s; this process ends too", why)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(SECONDS_TO_END)
+    os._exit(1)
+
+
 class MpsWorker(Worker):
+    ring: Ring | None = None
+
     def _maybe_get_memory_pool_context(self, tag: str) -> Any:
         return contextlib.nullcontext()
 
@@ -88,6 +101,7 @@ class MpsWorker(Worker):
         )
         if self.parallel_config.world_size > 1:
             check_agreement("model", description_of(self.model_config))
+            self.ring = Ring(end_process)
         set_random_seed(self.model_config.seed)
         self._init_workspace_and_model_runner()
 
@@ -126,6 +140,11 @@ class MpsWorker(Worker):
         seconds = compile_kernels(self.model_runner)
         set_random_seed(self.model_config.seed)
         return CompilationTimes(language_model=seconds, encoder=0.0)
+
+    def shutdown(self) -> None:
+        if self.ring:
+            self.ring.leave()
+        super().shutdown()
 
     # vLLM pauses its scheduler before it calls these methods. An error would leave the scheduler paused.
 
