@@ -416,6 +416,16 @@ def test_the_default_share_of_a_small_memory(
     assert worker.share_of_memory(asked) == share
 
 
+def test_drafts_in_a_pipeline_are_refused(mps: Any) -> None:
+    from vllm.config import VllmConfig
+
+    config = VllmConfig()
+    config.parallel_config.world_size = config.parallel_config.pipeline_parallel_size = 2
+    config.speculative_config = SimpleNamespace(method="mtp")
+    with pytest.raises(ValueError, match="speculative_config: expected none with pipeline_parallel_size 2 on mps, got"):
+        mps.check_and_update_config(config)
+
+
 def test_pools_fit_into_buffers() -> None:
     """12 linear and 4 full layers share 4 tensors."""
     from torch_gdn_engines.vllm.worker import pools_in_buffers

@@ -135,8 +135,15 @@ class MpsPlatform(Platform):
         quantized.verify(quant)
 
     @classmethod
-    def check_network(cls, parallel: Any) -> None:
-        """Names the interface that gloo uses, which would otherwise be that of the host's name."""
+    def check_processes(cls, parallel: Any, drafts: Any) -> None:
+        """Names the interface that gloo uses, which would otherwise be that of the host's name. Refuses drafts in a
+        pipeline: vLLM 0.32 looks for a drafter in each process, but only the last one has it.
+        """
+        if drafts is not None and parallel.pipeline_parallel_size > 1:
+            raise ValueError(
+                f"speculative_config: expected none with pipeline_parallel_size {parallel.pipeline_parallel_size} on "
+                f"mps, got {drafts.method}"
+            )
         if parallel.nnodes > 1 and not os.environ.get(INTERFACE):
             raise ValueError(
                 f"{INTERFACE}: expected the interface of the private network between the machines, such as bridge0, "
@@ -164,7 +171,7 @@ class MpsPlatform(Platform):
             cls.verify_quantization("a quantization_config without a quant_method")
         parallel = vllm_config.parallel_config
         if parallel.world_size > 1:
-            cls.check_network(parallel)
+            cls.check_processes(parallel, vllm_config.speculative_config)
         if parallel.worker_cls == "auto":
             parallel.worker_cls = f"{HERE}.worker.MpsWorker"
         parallel.disable_custom_all_reduce = True
