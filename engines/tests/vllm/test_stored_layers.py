@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -113,3 +114,12 @@ def test_the_files_decide_whatever_the_lists_of_compressed_tensors_say(monkeypat
         config = configuration(COMPRESSED | {"ignore": ignore}, shapes, monkeypatch)
         assert method_of(config, ReplicatedLinear, f"{ours}.mlp.down_proj").group_size == 64
         assert method_of(config, ReplicatedLinear, f"{ours}.linear_attn.out_proj") == "UnquantizedLinearMethod"
+
+
+def test_vllm_can_send_a_configuration_to_its_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in quantized.CONFIGURATIONS.values():
+        assert pickle.loads(pickle.dumps(kind)) is kind
+    for written in (GPTQ, COMPRESSED):
+        config = configuration(written, of_gptq("lm_head", 256, 128), monkeypatch)
+        sent = pickle.loads(pickle.dumps(config))
+        assert (sent.shapes, type(sent.format)) == (config.shapes, type(config.format))

@@ -28,9 +28,11 @@ class PackedAutoRoundConfig(PackedConfig):
 
 
 def packed_config(method: str, name: str) -> type[PackedConfig]:
-    """Makes the class of the format `name`, which vLLM calls `method`."""
+    """Makes the class of the format `name`, which vLLM calls `method`. vLLM's processes pickle it by its name here."""
     attributes = {"method": method, "read": configuration.READERS[name], "__module__": __name__}
-    return type("PackedConfig", (PackedConfig,), attributes)
+    own = f"PackedConfig {name}"
+    globals()[own] = result = type(own, (PackedConfig,), attributes)
+    return result
 
 
 GPTQ, AWQ = packed_config("auto_gptq", "gptq"), packed_config("auto_awq", "awq")
