@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import json
+import os
+import signal
+import sys
+import urllib.request
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from engines.tests.vllm.conftest import GREEDY_TOKENS, EngineFailed, run_engine
+from engines.tests.vllm.test_server import Server, free_port
+from tests.helpers.small_models import with_tokenizer
+from tests.helpers.streams import PATIENCE, begun
 
 
 @pytest.mark.parametrize(
@@ -41,6 +53,40 @@ def test_two_processes_on_mps(kind: str, family: str, reference: Any, monkeypatc
         "mps", {"model": str(path), "options": options, "rounds": [{"prompts": texts, "tokens": GREEDY_TOKENS}]}
     )
     assert result["rounds"][0]["tokens"] == tokens
+
+
+@pytest.mark.parametrize(("dies", "kind"), [(1, "--pipeline-parallel-size"), (0, "--tensor-parallel-size")])
+def test_two_machines_of_which_one_dies(dies: int, kind: str, reference: Any, tmp_path: Path) -> None:
+    """vLLM's launch over two machines gives one process's tokens. When all of one's processes die in the middle of a
+    request, the other's end by themselves and say why.
+    """
+    path, texts, tokens, _ = reference("qwen3_5")
+    model, master = with_tokenizer(path, tmp_path), str(free_port())
+    machines = [kind, "2", "--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", master, "--node-rank"]
+    network = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo", "VLLM_HOST_IP": "127.0.0.1"}
+    second = Server("mps", model, tmp_path / "1", *machines, "1", "--headless", **network)
+    first = Server("mps", model, tmp_path / "0", *machines, "0", **network)
+    try:
+        first.wait()
+        body = {"model": str(model), "temperature": 0, "ignore_eos": True}
+        asked = {**body, "prompt": texts, "max_tokens": GREEDY_TOKENS, "return_token_ids": True}
+        url, kind_of_body = f"http://127.0.0.1:{first.port}/v1/completions", {"Content-Type": "application/json"}
+        request = urllib.request.Request(url, json.dumps(asked).encode(), kind_of_body)
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            choices = sorted(json.load(answer)["choices"], key=lambda choice: choice["index"])
+        stream = begun(first.port, "/v1/completions", {**body, "prompt": texts[0], "max_tokens": 400, "stream": True})
+        end, other = (first, second)[dies], (second, first)[dies]
+        family = other.family()
+        os.killpg(end.process.pid, signal.SIGKILL)
+        _, left = psutil.wait_procs(family, timeout=90)
+        with contextlib.suppress(http.client.IncompleteRead, ConnectionError):
+            assert b'"error"' in stream.read()
+    finally:
+        for each in (first, second):
+            each.stop(signal.SIGTERM)
+    assert [choice["token_ids"] for choice in choices] == tokens
+    assert left == []
+    assert other.log.read_text().count(f"rank {dies} of the processes: the connection is lost") == 1
 
 
 def test_several_machines_name_their_network(reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,11 +33,11 @@ def free_port() -> int:
 
 
 class Server:
-    def __init__(self, device: str, model: Path, log: Path) -> None:
+    def __init__(self, device: str, model: Path, log: Path, *more: str, **environ: str) -> None:
         self.port, self.log = free_port(), log
         options = ["--dtype", "float32", "--max-model-len", "512", "--max-num-batched-tokens", "64", "--enforce-eager"]
         pools = ["--kv-cache-memory-bytes", str(1 << 28), "--max-num-seqs", "16", "--no-enable-prefix-caching"]
-        variables = {**environment(device), "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+        variables = {**environment(device), "VLLM_ENABLE_V1_MULTIPROCESSING": "1", **environ}
         command = [
             sys.executable,
             "-m",
@@ -48,6 +48,7 @@ class Server:
             str(self.port),
             *options,
             *pools,
+            *more,
         ]
         with log.open("w") as file:
             self.process = subprocess.Popen(command, env=variables, stdout=file, stderr=file, start_new_session=True)
@@ -63,11 +64,15 @@ class Server:
                 time.sleep(1)
         raise AssertionError(f"the server does not answer\n{self.log.read_text()[-6000:]}")
 
+    def family(self) -> list[psutil.Process]:
+        server = psutil.Process(self.process.pid)
+        return [server, *server.children(recursive=True)]
+
     def stop(self, by: signal.Signals) -> list[psutil.Process]:
         """SIGINT comes to all of its processes, as from a terminal; the processes that are left."""
         if self.process.poll() is not None:
             return []
-        family = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
+        family = self.family()
         if by == signal.SIGINT:
             os.killpg(self.process.pid, by)
         else:
