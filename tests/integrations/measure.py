@@ -28,7 +28,7 @@ def measure(kind: str, device: str) -> dict[str, float]:
     exact, rounded = answers(exact_model, "cpu"), answers(rounded_model, "cpu")
     with torch_gdn_enabled() as transformers:
         result, found_rounded = answers(exact_model, device), answers(rounded_model, device)
-        assert not transformers.status().left, transformers.status()
+        assert not transformers.status().fallbacks, transformers.status()
     ratios = {x: distance(found_rounded[x], exact[x]) / distance(rounded[x], exact[x]) for x in result}
     return {"f32": max(distance(result[x], exact[x]) for x in result), "bf16": max(ratios.values())}
 
@@ -37,7 +37,7 @@ def measure(kind: str, device: str) -> dict[str, float]:
 def main() -> None:
     import transformers
 
-    kinds = [kind for kind in KINDS if models.there(kind)]
+    kinds = [kind for kind in KINDS if models.available(kind)]
     measured = {kind: {device: measure(kind, device) for device in QUESTIONS_OF} for kind in kinds}
     print(json.dumps({"transformers": transformers.__version__, "measured": measured}))
 

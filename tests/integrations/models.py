@@ -22,7 +22,7 @@ assert tuple(DELTA_NETS) == MODELS
 SERVED_KINDS = {kind: KINDS[kind] for kind in SERVED_MODELS if kind in KINDS}
 
 
-def there(kind: str) -> bool:
+def available(kind: str) -> bool:
     return modeling_module(kind) is not None
 
 
@@ -118,7 +118,7 @@ QUESTIONS = {
 }
 
 
-def distance(found: Tensor, expected: Tensor) -> float:
-    """Returns ||found - expected|| / ||expected||."""
-    found, expected = found.cpu().double(), expected.cpu().double()
-    return float((found - expected).norm() / expected.norm())
+def distance(result: Tensor, expected: Tensor) -> float:
+    """Returns ||result - expected|| / ||expected||."""
+    result, expected = result.cpu().double(), expected.cpu().double()
+    return float((result - expected).norm() / expected.norm())

@@ -77,7 +77,7 @@ def served(
     """Serves all prompts at once. Cancels those whose numbers are in `cancelled` after their first token."""
     given_up = {f"request {n}" for n in cancelled}
     expected = len(prompts) * sequences - len(given_up)
-    found: dict[str, list[int]] = {}
+    tokens: dict[str, list[int]] = {}
     with managed(model, sequences, **options) as manager:
         cache = manager.batch_processor.cache
         for number, prompt in enumerate(prompts):
@@ -87,10 +87,10 @@ def served(
                 manager.cancel_request(result.request_id)
                 given_up.remove(result.request_id)
             elif result.is_finished():
-                found[result.request_id] = result.generated_tokens
-            if len(found) == expected and not given_up:
+                tokens[result.request_id] = result.generated_tokens
+            if len(tokens) == expected and not given_up:
                 break
-    return Served(found, cache)
+    return Served(tokens, cache)
 
 
 class Passed:
@@ -168,7 +168,7 @@ def assert_drafts_change_nothing(
     result, found_logits = greedy(model, prompt, **options)
     assert result == tokens
     assert distance(found_logits, logits) < BAR
-    assert transformers.status().left.keys() <= {"experts"}  # those of GLM-5 Next have a gate of their own
+    assert transformers.status().fallbacks.keys() <= {"experts"}  # those of GLM-5 Next have a gate of their own
     return drafter.calls
 
 

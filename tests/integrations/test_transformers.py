@@ -38,7 +38,7 @@ def _no_gradients() -> Any:
 
 
 def model_or_skip(kind: str, *args: Any, **special: Any) -> Any:
-    if not models.there(kind):
+    if not models.available(kind):
         import transformers
 
         pytest.skip(f"transformers {transformers.__version__} has no {kind}")
@@ -66,8 +66,8 @@ def on_torch_gdn(question: str, model: Any, device: torch.device = CPU) -> torch
         calls |= {"short_convolution": 3 * (prompts + steps)}  # q, k and v each have one
     else:
         calls |= {"causal_conv1d_fn": prompts, "causal_conv1d_update": steps}
-    assert status.taken == {function: number for function, number in calls.items() if number}
-    assert status.left == {}
+    assert status.ran == {function: number for function, number in calls.items() if number}
+    assert status.fallbacks == {}
     return answer
 
 
@@ -95,9 +95,9 @@ def test_greedy_generation_gives_the_tokens_of_the_fallback(kind: str) -> None:
     expected = models.generated(model, CPU)
     with torch_gdn_enabled() as transformers:
         tokens = models.generated(model, CPU)
-        taken = transformers.status().taken
-    assert taken["chunk_gated_delta_rule"] == 1
-    assert taken["fused_recurrent_gated_delta_rule"] == tokens.shape[1] - 20 - 1
+        ran = transformers.status().ran
+    assert ran["chunk_gated_delta_rule"] == 1
+    assert ran["fused_recurrent_gated_delta_rule"] == tokens.shape[1] - 20 - 1
     assert tokens.tolist() == expected.tolist()
 
 
@@ -127,7 +127,7 @@ def test_on_mps_prefill_and_decode_run_the_kernels(kind: str) -> None:
     model = copy.deepcopy(model).to(device)
     with torch_gdn_enabled() as transformers, kernels_run(device, *KERNELS):
         result = models.decode(model, device, prompt=17, steps=(1,))
-        assert transformers.status().left == {}
+        assert transformers.status().fallbacks == {}
     assert distance(result, expected) < BAR
 
 
@@ -170,7 +170,7 @@ def test_on_mps_the_algorithm_as_shipped(kind: str, prompts: str) -> None:
     model = copy.deepcopy(model).to(device)
     with torch_gdn_enabled() as transformers, kernels_run(device, *shipped(kind, prompts), "rms_norm_gated"):
         result = models.padded(model, device, PROMPTS[prompts])
-        assert transformers.status().left == {}
+        assert transformers.status().fallbacks == {}
     assert distance(result, expected) < BAR
 
 
@@ -247,7 +247,7 @@ def test_packed_sequences_do_not_see_each_other() -> None:
     with torch_gdn_enabled() as transformers:
         packed = layer(hidden, cu_seq_lens_q=cu_seqlens, seq_idx=numbers)
         apart = torch.cat([layer(hidden[:, :66]), layer(hidden[:, 66:])], 1)
-        assert transformers.status().left == {}
+        assert transformers.status().fallbacks == {}
     assert distance(packed, apart) < BAR
 
 

@@ -111,7 +111,7 @@ def test_each_replaced_callable_leaves_an_unknown_argument_to_transformers(funct
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert dispatched(*[given for _ in names], another=1) == "theirs"
-    assert dispatch.left == {(function, "torch_gdn does not know its argument another"): 2}
+    assert dispatch.fallbacks == {(function, "torch_gdn does not know its argument another"): 2}
     if not passes_on:
         with pytest.warns(UserWarning, match="does not know its argument softcap"):
             assert dispatched(*[given for _ in names], softcap=30.0) == "theirs"
@@ -127,9 +127,9 @@ def test_a_layer_with_an_unknown_argument_is_not_decoded_in_place() -> None:
         cache = versions.cache_in(model(random_tokens(1, 5), use_cache=True))
         given = {versions.CACHE_NAMES.delta_net: cache}
         layer(x, **given, position_ids=torch.zeros(1, 1))  # as models do
-        assert transformers.status().taken["gdn_decode"] == 1
+        assert transformers.status().ran["gdn_decode"] == 1
         layer(x, **given, another=1)
-        left = transformers.status().left
-        assert left.pop("gdn_decode") == {"torch_gdn does not know its argument another": 1}
-        assert left == {"fused_recurrent_gated_delta_rule": {"torch_gdn does not know its argument another": 1}}
-        assert transformers.status().taken["gdn_decode"] == 1
+        fallbacks = transformers.status().fallbacks
+        assert fallbacks.pop("gdn_decode") == {"torch_gdn does not know its argument another": 1}
+        assert fallbacks == {"fused_recurrent_gated_delta_rule": {"torch_gdn does not know its argument another": 1}}
+        assert transformers.status().ran["gdn_decode"] == 1

@@ -38,8 +38,8 @@ pytestmark = pytest.mark.usefixtures("serving")
 
 def assert_all_taken() -> None:
     status = transformers.status()
-    assert status.taken["causal_conv1d_fn"] == status.taken["chunk_gated_delta_rule"] > 0
-    assert status.left == {}
+    assert status.ran["causal_conv1d_fn"] == status.ran["chunk_gated_delta_rule"] > 0
+    assert status.fallbacks == {}
 
 
 @each_kind

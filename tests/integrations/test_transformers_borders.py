@@ -27,7 +27,7 @@ from tests.sweeps import share_of
 from torch_gdn.integrations import plain, transformers
 
 CPU = torch.device("cpu")
-KINDS = [kind for kind in (*models.KINDS, "kimi_linear", "bailing_hybrid") if models.there(kind)]
+KINDS = [kind for kind in (*models.KINDS, "kimi_linear", "bailing_hybrid") if models.available(kind)]
 METHODS = ("_norm", "_apply_gate", "fix_query_key_value_ordering")  # that a class's forward calls
 Changes = Iterator[None]
 
@@ -425,10 +425,10 @@ def test_autocast(kind: str, device: str) -> None:
         expected = models.decode(model, torch.device(device), prompt=5, steps=(1, 1))
         with models.torch_gdn_enabled():
             result = models.decode(model, torch.device(device), prompt=5, steps=(1, 1))
-            left = transformers.status().left
+            fallbacks = transformers.status().fallbacks
     assert torch.equal(result, expected)
-    assert all("autocast is on" in reason for reasons in left.values() for reason in reasons)
-    assert left
+    assert all("autocast is on" in reason for reasons in fallbacks.values() for reason in reasons)
+    assert fallbacks
 
 
 @torch.no_grad()
@@ -440,8 +440,8 @@ def test_modules_that_accelerate_hooked_while_enabled_are_transformers_own_after
         for module in on_device.modules():
             hooks.add_hook_to_module(module, hooks.ModelHook())
     expected = models.decode(on_device, ready("mps"), prompt=5, steps=(1, 1))
-    taken, status = transformers.status().taken, transformers.status()
-    assert not taken and not status.left and status.running == 0
+    ran, status = transformers.status().ran, transformers.status()
+    assert not ran and not status.fallbacks and status.running == 0
     hooks.remove_hook_from_submodules(on_device)
     assert torch.equal(models.decode(on_device, ready("mps"), prompt=5, steps=(1, 1)), expected)
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.integrations.models import KINDS, there
+from tests.integrations.models import KINDS, available
 from torch_gdn.integrations import transformers
 from torch_gdn.integrations.transformers import known_forms, small_models
 from torch_gdn.integrations.transformers.patches import KDA_MODELS, MODELS
 
-TRAINED = [kind for kind in (*KINDS, *KDA_MODELS) if there(kind) and kind in {*MODELS, *small_models.OTHERS}]
+TRAINED = [kind for kind in (*KINDS, *KDA_MODELS) if available(kind) and kind in {*MODELS, *small_models.OTHERS}]
 
 
 def step(kind: str, **options: Any) -> tuple[Counter[str], dict[str, Tensor]]:
@@ -43,9 +43,9 @@ def test_layers_run_again_for_the_backward(
     request.addfinalizer(transformers.disable)
     with where():
         result, found_gradients = step(kind, **options)
-    taken = Counter(transformers.status().taken)
+    ran = Counter(transformers.status().ran)
     mixers = [name for name in once if name.endswith(("linear_attn", "self_attn"))]
-    assert taken["chunk_gated_delta_rule"] + taken["chunk_kda"] == 2, "the layer with states ran twice on torch_gdn"
+    assert ran["chunk_gated_delta_rule"] + ran["chunk_kda"] == 2, "the layer with states ran twice on torch_gdn"
     assert mixers and all(expected[name] == 2 * once[name] for name in mixers)
     assert result == expected
     torch.testing.assert_close(found_gradients, gradients)

@@ -46,8 +46,8 @@ def test_logits_are_those_of_the_fallback(kind: str) -> None:
     assert expected.std() > 0.01
     assert ((result - expected).norm() / expected.norm()).item() < 2e-6
     rule = KDA_IN_THE_MODULE if kind in KDA_MODELS else {}
-    assert set(status.taken) == {"causal_conv1d_fn", "causal_conv1d_update", *rule.values()} and not status.left
-    assert status.taken["causal_conv1d_update"] == 3 * status.taken["causal_conv1d_fn"]
+    assert set(status.ran) == {"causal_conv1d_fn", "causal_conv1d_update", *rule.values()} and not status.fallbacks
+    assert status.ran["causal_conv1d_update"] == 3 * status.ran["causal_conv1d_fn"]
     others = tuple(f"{ending}.forward" for ending in ("RMSNorm", "MLP", *DELTA_LAYERS))
     functions = {name for name in status.replaced[kind] if not name.endswith(others)}
     blocks = {BLOCKS[kind]} if kind in BLOCKS else set()
@@ -63,8 +63,8 @@ def test_a_longer_convolution_is_left_with_a_reason(kind: str) -> None:
     with torch_gdn_enabled() as transformers, pytest.warns(UserWarning, match=reason):
         result, status = logits(model), transformers.status()
     assert torch.equal(result, expected)
-    assert status.left == {"causal_conv1d_fn": {reason: 1}, "causal_conv1d_update": {reason: 3}} and not status.taken
-    assert f"causal_conv1d_update: 3 calls left: {reason}" in str(status)
+    assert status.fallbacks == {"causal_conv1d_fn": {reason: 1}, "causal_conv1d_update": {reason: 3}} and not status.ran
+    assert f"causal_conv1d_update: 3 calls went to transformers: {reason}" in str(status)
 
 
 LATENT_QUERIES = {"q_lora_rank": 16, "num_mtp_layers": 1}  # the larger Ling 3, since transformers 5.24
@@ -78,7 +78,7 @@ def test_a_model_with_latent_queries() -> None:
     with torch_gdn_enabled() as transformers:
         result, status = logits(model), transformers.status()
     assert ((result - expected).norm() / expected.norm()).item() < 2e-6
-    assert {*KDA_IN_THE_MODULE.values()} < set(status.taken) and not status.left
+    assert {*KDA_IN_THE_MODULE.values()} < set(status.ran) and not status.fallbacks
 
 
 @pytest.mark.skipif(versions.minor(versions.installed()) < (5, 24), reason="earlier versions keep the model's dtype")
@@ -94,5 +94,5 @@ def test_gates_and_routers_in_float32(kind: str) -> None:
     expected = logits(model)
     with torch_gdn_enabled() as transformers:
         result, status = logits(model), transformers.status()
-    assert {*KDA_IN_THE_MODULE.values()} < set(status.taken) and not status.left
+    assert {*KDA_IN_THE_MODULE.values()} < set(status.ran) and not status.fallbacks
     assert 0 < ((result - expected).norm() / expected.norm()).item() < 2e-2

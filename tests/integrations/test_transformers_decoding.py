@@ -21,7 +21,7 @@ if reason := other_version("decoding of whole layers"):
     pytest.skip(reason, allow_module_level=True)
 
 CPU = torch.device("cpu")
-KINDS = [kind for kind in ("qwen3_next", "qwen3_5", "qwen4_exp", "olmo_hybrid") if models.there(kind)]
+KINDS = [kind for kind in ("qwen3_next", "qwen3_5", "qwen4_exp", "olmo_hybrid") if models.available(kind)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -33,12 +33,12 @@ def test_logits_and_tokens_are_those_of_the_fallback(kind: str) -> None:
     on_device = copy.deepcopy(model).to(ready("mps"))
     with torch_gdn_enabled() as transformers:
         result = models.decode(on_device, ready("mps"), batch=2)
-        assert transformers.status().taken["gdn_decode"] == 3
+        assert transformers.status().ran["gdn_decode"] == 3
         assert models.generated(on_device, ready("mps")).tolist() == tokens
         status = transformers.status()
     assert distance(result, expected) < 4e-6
-    assert status.taken["gdn_decode"] == 3 + 5 and not status.left
-    assert "fused_recurrent_gated_delta_rule" not in status.taken
+    assert status.ran["gdn_decode"] == 3 + 5 and not status.fallbacks
+    assert "fused_recurrent_gated_delta_rule" not in status.ran
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -93,7 +93,7 @@ def test_other_calls_are_decoded_function_by_function(how: str) -> None:
         cache, _ = prompted(model)
         other = copy.deepcopy(cache)
         expected, options = layer(x, **{CACHE_NAMES.delta_net: other}), {}
-        assert transformers.status().taken["gdn_decode"] == 1
+        assert transformers.status().ran["gdn_decode"] == 1
         if how == "a hook":
             layer.norm.register_forward_hook(lambda *args: calls.append(1))
         elif how == "a mask":
@@ -101,5 +101,5 @@ def test_other_calls_are_decoded_function_by_function(how: str) -> None:
         else:
             cache.layers[0].record_past = True
         result = layer(x, **{CACHE_NAMES.delta_net: cache}, **options)
-        assert transformers.status().taken["gdn_decode"] == 1
+        assert transformers.status().ran["gdn_decode"] == 1
     assert distance(result, expected) < 2e-6 and len(calls) == (how == "a hook")

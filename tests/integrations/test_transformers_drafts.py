@@ -62,7 +62,7 @@ def assert_same(folder: Path, device: str | torch.device = "cpu", prompt: int = 
     result, found_logits = greedy(model, random_tokens(1, prompt), use_mtp=True, **options)
     assert result == tokens
     assert distance(found_logits, logits) < BAR
-    assert transformers.status().left == {}
+    assert transformers.status().fallbacks == {}
     return steps.taken
 
 

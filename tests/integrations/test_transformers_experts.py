@@ -18,7 +18,7 @@ from torch_gdn.integrations.transformers import experts, supports
 from torch_gdn.integrations.transformers.small_models import make as convolving_model
 
 SPARSE = {"num_experts": 8, "num_experts_per_tok": 2}
-KINDS = [kind for kind in ("qwen3_next", "qwen3_5_moe") if models.there(kind)]
+KINDS = [kind for kind in ("qwen3_next", "qwen3_5_moe") if models.available(kind)]
 pytestmark = pytest.mark.skipif(experts.interface() is None, reason="this transformers has no experts functions")
 
 
@@ -41,7 +41,7 @@ def test_tokens_are_transformers_own_without_histc(kind: str, options: dict[str,
         assert generate(model, device, **options) == expected
     status = transformers.status()
     layers = model.config.num_hidden_layers
-    assert status.taken["moe_block"] == 5 * layers and not status.left
+    assert status.ran["moe_block"] == 5 * layers and not status.fallbacks
     assert not counted.calls.keys() & {"histc", "_grouped_mm"}
     assert counted.calls["moe_down"] == 5 * layers
 
@@ -82,9 +82,9 @@ def test_experts_by_each_name(device: torch.device, name: str) -> None:
     with torch_gdn_enabled() as transformers:
         module.config._experts_implementation = name
         result = module(*call)
-        taken = transformers.status().taken.get("experts", 0)
+        ran = transformers.status().ran.get("experts", 0)
     assert_close(name, result.cpu(), exact, 1e-6, head_dim=None)
-    assert taken == (device.type == "mps" or name == experts.NAME)
+    assert ran == (device.type == "mps" or name == experts.NAME)
 
 
 def test_a_model_chooses_the_implementation_and_disable_forgets_it() -> None:
@@ -94,7 +94,7 @@ def test_a_model_chooses_the_implementation_and_disable_forgets_it() -> None:
         model.set_experts_implementation(experts.NAME)
         with torch.no_grad():
             models.prefill(model, torch.device("cpu"))
-        assert transformers.status().taken["moe_block"] == 2
+        assert transformers.status().ran["moe_block"] == 2
         assert "experts: grouped_mm, torch_gdn, batched_mm" in transformers.status().details()
     assert dict(experts.interface().items()) == before
 
@@ -115,15 +115,15 @@ def test_a_users_own_function_of_experts_is_called(monkeypatch: pytest.MonkeyPat
         models.prefill(model.to(device), device)
         layers = model.config.num_hidden_layers
         assert len(calls) == layers
-        assert transformers.status().left["moe_block"] == {f"the experts function {name} was replaced": layers}
+        assert transformers.status().fallbacks["moe_block"] == {f"the experts function {name} was replaced": layers}
         monkeypatch.undo()
         models.prefill(model, device)
-        assert transformers.status().taken["moe_block"] == layers
+        assert transformers.status().ran["moe_block"] == layers
 
 
 GROUPS = {"num_local_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}
 GROUPS |= {"routed_scaling_factor": 2.5, "num_hidden_layers": 2, "first_k_dense_replace": 0, "n_shared_experts": 2}
-GROUPED_KINDS = [kind for kind in ("kimi_linear", "bailing_hybrid") if models.there(kind)]
+GROUPED_KINDS = [kind for kind in ("kimi_linear", "bailing_hybrid") if models.available(kind)]
 
 
 def grouped_block(kind: str, dtype: torch.dtype = torch.float32) -> Any:
@@ -147,11 +147,11 @@ def test_blocks_with_groups_a_bias_and_a_shared_expert(kind: str, dtype: torch.d
     with torch_gdn_enabled() as transformers, CountedOperations() as counted:
         result = block(x.to(device))
     assert_close("block", result.cpu(), expected, most, head_dim=None)
-    assert transformers.status().taken == {"moe_block": 1}
+    assert transformers.status().ran == {"moe_block": 1}
     assert sum(counted.calls.values()) == 4, counted.calls  # no float32 copy, though the router uses float32
 
 
-@pytest.mark.skipif(not models.there("glm5_next"), reason="this transformers has no such model")
+@pytest.mark.skipif(not models.available("glm5_next"), reason="this transformers has no such model")
 @torch.no_grad()
 def test_a_block_with_a_limit_stays_transformers_and_status_says_so() -> None:
     from transformers.models.glm5_next.configuration_glm5_next import Glm5NextTextConfig
@@ -168,7 +168,7 @@ def test_a_block_with_a_limit_stays_transformers_and_status_says_so() -> None:
     block.to(device)
     with torch_gdn_enabled() as transformers, pytest.warns(UserWarning, match="leaves experts to transformers"):
         assert_close("block", block(x.to(device)).cpu(), expected.double(), 1e-5, head_dim=None)
-    assert "experts: 1 calls left: Glm5NextTextExperts has its own gate" in str(transformers.status())
+    assert "experts: 1 calls went to transformers: Glm5NextTextExperts has its own gate" in str(transformers.status())
 
 
 LEFT = {

@@ -20,7 +20,7 @@ from tests.integrations import models
 from tests.integrations.models import distance, random_model
 from torch_gdn.integrations import transformers
 
-KINDS = [kind for kind in ("qwen3_5", "qwen3_5_moe") if models.there(kind)]
+KINDS = [kind for kind in ("qwen3_5", "qwen3_5_moe") if models.available(kind)]
 GRAFTS = "transformers.integrations.gguf.kernels"
 
 
@@ -88,11 +88,11 @@ def test_ggmls_layer_is_not_put_into_an_enabled_model(gguf: ModuleType, kind: st
     with kernels_run(device, "fused_chunk_gated_delta_rule", "gdn_decode", "causal_conv1d"):
         result = models.decode(model, device, prompt=17, steps=(1,))
     assert distance(result, expected) < 4e-6
-    taken = transformers.status().taken
-    assert taken["chunk_gated_delta_rule"] == taken["gdn_decode"] > 0
+    ran = transformers.status().ran
+    assert ran["chunk_gated_delta_rule"] == ran["gdn_decode"] > 0
     transformers.disable()
     models.decode(model, device, prompt=17, steps=(1,))
-    assert transformers.status().taken == taken
+    assert transformers.status().ran == ran
 
 
 @pytest.mark.parametrize("kind", KINDS)

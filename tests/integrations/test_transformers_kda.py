@@ -50,7 +50,7 @@ def taken(module: ModuleType, function: str, arguments: dict[str, Any]) -> tuple
     """Returns the function's results. Asserts that torch_gdn computed them."""
     with torch_gdn_enabled() as transformers:
         result = getattr(module, function)(**arguments)
-        assert transformers.status().taken == {KDA_IN_THE_MODULE[function]: 1}
+        assert transformers.status().ran == {KDA_IN_THE_MODULE[function]: 1}
     assert isinstance(result, tuple)
     return result
 
@@ -101,7 +101,7 @@ def test_on_mps_prefill_and_decode_run_the_kernels() -> None:
         result = logits(model)
         status = transformers.status()
     assert distance(result, expected) < 4e-6
-    assert [status.taken[name] for name in KDA_FUNCTIONS] == [1, 3] and not status.left
+    assert [status.ran[name] for name in KDA_FUNCTIONS] == [1, 3] and not status.fallbacks
 
 
 def test_training_leaves_the_recurrence_to_transformers() -> None:
@@ -109,7 +109,7 @@ def test_training_leaves_the_recurrence_to_transformers() -> None:
     arguments["query"] = arguments["query"].clone().requires_grad_()
     with torch.enable_grad(), torch_gdn_enabled() as transformers, pytest.warns(UserWarning, match="requires grad"):
         module.recurrent_kimi_delta_attention(**arguments)[0].sum().backward()
-        assert not transformers.status().taken
+        assert not transformers.status().ran
     assert arguments["query"].grad is not None
 
 

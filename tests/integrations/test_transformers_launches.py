@@ -29,10 +29,10 @@ def operators(parts: Sequence[Part]) -> dict[str, dict[str, int]]:
     return {str(part): dict(sorted(part.counts.launches.items())) for part in parts}
 
 
-def differences(found: dict[str, dict[str, int]], expected: dict[str, dict[str, int]]) -> list[str]:
+def differences(counted: dict[str, dict[str, int]], expected: dict[str, dict[str, int]]) -> list[str]:
     lines = []
-    for part in sorted(found.keys() | expected.keys()):
-        now, before = Counter(found.get(part, {})), Counter(expected.get(part, {}))
+    for part in sorted(counted.keys() | expected.keys()):
+        now, before = Counter(counted.get(part, {})), Counter(expected.get(part, {}))
         if now != before:
             changes = f"in addition {dict(now - before)}, missing {dict(before - now)}"
             lines.append(f"{part}: {now.total()} launches instead of {before.total()}: {changes}")

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from tests.helpers.devices import ready
 from tests.helpers.errors import assert_close
 from tests.helpers.operations import CountedOperations
-from tests.integrations.models import distance, random_model, random_tokens, there, torch_gdn_enabled
+from tests.integrations.models import available, distance, random_model, random_tokens, torch_gdn_enabled
 from torch_gdn.integrations.transformers import attention, mlp, supports
 from torch_gdn.integrations.transformers.patches import modeling_module
 
-KINDS = [kind for kind in ("qwen3_next", "qwen3_5", "olmo_hybrid", "lara_mini") if there(kind)]
+KINDS = [kind for kind in ("qwen3_next", "qwen3_5", "olmo_hybrid", "lara_mini") if available(kind)]
 GATED = [kind for kind in KINDS if kind in ("qwen3_next", "qwen3_5")]
 LAYERS = dict.fromkeys(("qwen3_next", "lara_mini"), "model.layers.1.mlp.shared_expert")
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
@@ -74,9 +74,9 @@ def test_an_mlp(device: torch.device, kind: str, dtype: torch.dtype) -> None:
     exact = copy.deepcopy(layer).double()(x.double())
     counted, status = compared(layer, (x,), exact, device)
     if device.type == "mps":
-        assert counted.calls["act_and_mul"] == status.taken["mlp"] == 1 and sum(counted.calls.values()) == 4
+        assert counted.calls["act_and_mul"] == status.ran["mlp"] == 1 and sum(counted.calls.values()) == 4
     else:
-        assert not status.taken
+        assert not status.ran
 
 
 @pytest.mark.sweep(2)
@@ -89,21 +89,21 @@ def test_an_attention_layer(device: torch.device, kind: str, dtype: torch.dtype)
     counted, status = compared(layer, call, exact, device)
     function = "rotation" if kind == "olmo_hybrid" else "attention"
     if device.type == "mps":
-        assert status.taken[function] == counted.calls["qk_norm_rope"] == 1
+        assert status.ran[function] == counted.calls["qk_norm_rope"] == 1
         assert counted.calls["act_and_mul"] == (kind in GATED)
         assert not counted.calls.keys() & {"sigmoid", "cos", "neg", "rsqrt"}
     else:
-        assert not status.taken
+        assert not status.ran
 
 
-@pytest.mark.skipif(not there("lara_mini"), reason="this transformers has no lara_mini")
+@pytest.mark.skipif(not available("lara_mini"), reason="this transformers has no lara_mini")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_attention_without_a_rotation(dtype: torch.dtype) -> None:
     """Lara's full attention gets no tables. The norms of q and k are one launch nevertheless."""
     layer, call = attention_call("lara_mini", dtype, index=2, rotates=False)
     exact = copy.deepcopy(layer).double()(call[0].double(), None, None)[0]
     counted, status = compared(layer, call, exact, ready("mps"))
-    assert status.taken["attention"] == counted.calls["qk_norm_rope"] == 1
+    assert status.ran["attention"] == counted.calls["qk_norm_rope"] == 1
     assert not counted.calls.keys() & {"sigmoid", "cos", "neg", "rsqrt", "rms_norm"}
 
 
@@ -124,7 +124,7 @@ def test_every_rotation_of_a_model(kind: str, rope: dict[str, Any]) -> None:
     model.to(device)
     with torch_gdn_enabled() as transformers:
         result = model(input_ids=tokens.to(device), **(call | {"position_ids": call["position_ids"].to(device)})).logits
-    assert transformers.status().taken["attention"] == 1
+    assert transformers.status().ran["attention"] == 1
     assert_close("logits", result.cpu(), expected.double(), 2e-5, head_dim=None)
 
 
@@ -147,7 +147,7 @@ def test_a_decoder_layer_is_no_further_from_float32(kind: str, index: int) -> No
         hook.remove()
         ((given, y),) = seen
         assert torch.equal(first(layer.mlp(given)), y)  # without adding the residual
-    assert transformers.status().taken["decoder_layer"] == 2
+    assert transformers.status().ran["decoder_layer"] == 2
     assert distance(apart, exact) <= 1.05 * own
     assert 0 < distance(result, exact) <= 1.05 * own
     layer.post_attention_layernorm.register_forward_hook(lambda *_: None)
@@ -186,7 +186,7 @@ def test_compiled_graphs_stay_with_transformers() -> None:
     with torch_gdn_enabled() as transformers:
         for module, given in ((layer, call), (block, (x,))):
             torch.compile(module.to(device), fullgraph=True, backend="eager")(*moved(given, device))
-        assert not transformers.status().taken
+        assert not transformers.status().ran
 
 
 def test_a_class_of_another_form_is_left_and_named(monkeypatch: pytest.MonkeyPatch) -> None:

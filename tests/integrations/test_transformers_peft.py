@@ -21,7 +21,7 @@ from tests.integrations.models import decode, random_model, random_tokens, torch
 
 peft = pytest.importorskip("peft", reason="PEFT is not installed: pip install 'peft>=0.21'")
 
-KINDS = [kind for kind in ("qwen3_next", "qwen3_5_moe") if models.there(kind)]
+KINDS = [kind for kind in ("qwen3_next", "qwen3_5_moe") if models.available(kind)]
 NEAR = 2e-5  # relative error that another order of float32 sums causes
 PROJECTIONS = ["in_proj_qkvz", "in_proj_qkv", "in_proj_z", "in_proj_ba", "in_proj_b", "in_proj_a", "out_proj"]
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -81,9 +81,9 @@ def test_an_adapter_changes_what_it_changes_without_torch_gdn(kind: str, config:
     with torch_gdn_enabled() as transformers, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         result, gradients = logits(on_device, device), loss_gradients(on_device, device)
-        taken = transformers.status().taken
+        ran = transformers.status().ran
     assert relative_error(result, expected.double()) < NEAR
     assert gradients.keys() == expected_gradients.keys() and gradients
     for name, x in gradients.items():
         assert relative_error(x, expected_gradients[name].double()) < NEAR, name
-    assert taken["chunk_gated_delta_rule"] > 0
+    assert ran["chunk_gated_delta_rule"] > 0

@@ -120,9 +120,9 @@ def test_another_name_of_the_cache_in_a_class_that_was_taken(plant: Plant, monke
     with pytest.warns(UserWarning, match="torch_gdn does not know its argument kept_states"):
         result, expected = compared()
     assert torch.equal(result, expected)
-    left = transformers.status().left
-    assert left.keys() == {"decoder_layer", "attention"}
-    assert sum(left["decoder_layer"].values()) == 2 * sum(left["attention"].values()) == 10
+    fallbacks = transformers.status().fallbacks
+    assert fallbacks.keys() == {"decoder_layer", "attention"}
+    assert sum(fallbacks["decoder_layer"].values()) == 2 * sum(fallbacks["attention"].values()) == 10
 
 
 def test_an_argument_with_another_meaning(plant: Plant) -> None:
@@ -137,7 +137,7 @@ def test_an_argument_with_another_meaning(plant: Plant) -> None:
     result, expected = compared()
     assert torch.equal(result, expected)
     status = transformers.status()
-    assert "Qwen3NextAttention" in status.unknown[KIND] and "attention" not in status.taken
+    assert "Qwen3NextAttention" in status.unknown[KIND] and "attention" not in status.ran
 
 
 def test_a_layer_with_one_more_output(plant: Plant) -> None:
@@ -203,10 +203,10 @@ def test_a_cache_that_holds_states_otherwise(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(LinearAttentionLayer, "update_recurrent_state", negated)
     monkeypatch.setattr(cache_utils.Cache, "get_recurrent_state", read_negated)
-    monkeypatch.setattr(in_place, "THEIRS", in_place.theirs())
+    monkeypatch.setattr(in_place, "ORIGINALS", in_place.originals())
     result, expected = compared()
     assert torch.equal(result, expected)
-    assert "gdn_decode" not in transformers.status().taken
+    assert "gdn_decode" not in transformers.status().ran
 
 
 def test_a_small_model_leaves_the_random_numbers_as_they_are() -> None:
@@ -224,9 +224,9 @@ def test_a_newer_version_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> No
     expected = tokens_of(model)
     status = transformers.enable()
     assert KIND in status.replaced and f"transformers {NEWER} is not tested" in str(status)
-    assert not status.taken  # what the comparison called is not counted
+    assert not status.ran  # what the comparison called is not counted
     assert torch.equal(tokens_of(model.to(device)), expected)
-    assert transformers.status().taken["attention"] and not transformers.status().left
+    assert transformers.status().ran["attention"] and not transformers.status().fallbacks
     transformers.disable()
     monkeypatch.setattr(comparison, "problem_of", lambda *_: "this is not asked again")
     assert KIND in transformers.enable().replaced
@@ -266,7 +266,7 @@ def test_the_comparison_runs_what_runs_on_mps() -> None:
     assert module is not None
     patches.learn(module)
     assert comparison.problem_of(KIND, list(patches.patches_of(module))) == ""
-    assert set(dispatch.taken) == {
+    assert set(dispatch.ran) == {
         "attention",
         "causal_conv1d_fn",
         "chunk_gated_delta_rule",

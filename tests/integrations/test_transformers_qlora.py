@@ -78,8 +78,8 @@ def test_adapters_of_packed_layers_learn_as_those_of_the_numbers(form: str, tmp_
         before = {name: [x.clone() for x in layer.parameters()] for name, layer in packed.items()}
         with kernels_run(device, "quantized_linear", "dequantize"):
             result = list(steps(model, device))
-        taken = transformers.status().taken
-    assert len(packed) > 5 and taken["chunk_gated_delta_rule"] == STEPS
+        ran = transformers.status().ran
+    assert len(packed) > 5 and ran["chunk_gated_delta_rule"] == STEPS
     assert result[0][1].keys() == expected[0][1].keys() and len(result[0][1]) > 10
     for (loss, gradients), (exact_loss, exact_gradients) in zip(result, expected, strict=True):
         assert abs(loss - exact_loss) < 1e-5

@@ -119,7 +119,7 @@ def assert_layers(model: Any, status: Any, form: str) -> None:
     assert f"{len(packed)} layers with packed weights" in str(status)
     mixtures = sum(isinstance(x, PackedExperts) for x in model.modules())
     assert mixtures == (0 if model.config.model_type == "qwen3_5_text" else 2)
-    assert status.taken.get("moe_block", 0) == mixtures * 6 and not status.left
+    assert status.ran.get("moe_block", 0) == mixtures * 6 and not status.fallbacks
 
 
 EMBEDDING = {"model.embed_tokens"}
@@ -234,7 +234,7 @@ def test_bfloat16(kind: str, form: str, tmp_path: Path) -> None:
     with torch_gdn_enabled() as transformers:
         model = load(tmp_path, torch.bfloat16)
         result = logits(model, "mps")
-        assert not transformers.status().left
+        assert not transformers.status().fallbacks
     assert result.dtype == model.dtype == torch.bfloat16
     assert {x.scales.dtype for x in model.modules() if isinstance(x, PackedLinear)} == {torch.float16}
     assert_close("logits", result.float(), exact_logits(twin), 3e-2, head_dim=None)

@@ -64,7 +64,7 @@ def test_32_clients(device_name: str, tmp_path: Path, monkeypatch: pytest.Monkey
         assert_nothing_is_held(cache)
     assert result == expected
     assert len(served.cancelled) == GIVEN_UP
-    assert transformers.status().left == {}
+    assert transformers.status().fallbacks == {}
 
 
 def test_a_stream_ends_after_sigterm(tmp_path: Path) -> None:

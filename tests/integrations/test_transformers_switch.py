@@ -26,7 +26,7 @@ from torch_gdn.integrations.transformers.functions import FUNCTIONS
 from torch_gdn.integrations.transformers.patches import CONVOLVING_MODELS, KDA_MODELS
 
 CPU = torch.device("cpu")
-EVERYWHERE = [kind for kind in KINDS if models.there(kind)]
+EVERYWHERE = [kind for kind in KINDS if models.available(kind)]
 OTHERS = ("GGUF", "experts", "quantised weights", "memory")  # status() says that these are replaced
 
 
@@ -154,7 +154,7 @@ def test_a_model_whose_rule_was_left_is_not_counted(why: str) -> None:
         models.prefill(model, CPU)
     status = transformers.status()
     assert status.running == 0
-    assert str(status).startswith("0 of ") and "chunk_gated_delta_rule: 1 calls left" in str(status)
+    assert str(status).startswith("0 of ") and "chunk_gated_delta_rule: 1 calls went to transformers: " in str(status)
 
 
 @pytest.mark.sweep(2)
@@ -163,13 +163,13 @@ def test_a_model_whose_rule_was_left_is_not_counted(why: str) -> None:
 def test_a_model_built_while_enabled_is_transformers_own_afterwards(kind: str) -> None:
     transformers.enable()
     built_enabled = random_model(kind)
-    assert transformers.status().taken == {}
+    assert transformers.status().ran == {}
     models.decode(built_enabled, CPU)
-    taken = transformers.status().taken
-    assert taken["chunk_gated_delta_rule"] == 1
+    ran = transformers.status().ran
+    assert ran["chunk_gated_delta_rule"] == 1
     transformers.disable()
     result = models.decode(built_enabled, CPU)
-    assert transformers.status().taken == taken
+    assert transformers.status().ran == ran
     assert torch.equal(result, models.decode(random_model(kind), CPU))
 
 
@@ -178,8 +178,8 @@ def test_counts_start_anew_at_enable_and_stay_after_disable() -> None:
     model = random_model("qwen3_next")
     transformers.enable()
     models.prefill(model, CPU)
-    assert transformers.disable().taken["chunk_gated_delta_rule"] == 1
-    assert transformers.enable().taken == {}
+    assert transformers.disable().ran["chunk_gated_delta_rule"] == 1
+    assert transformers.enable().ran == {}
 
 
 def test_a_name_that_was_rebound_since_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,8 +217,8 @@ def test_training_is_taken() -> None:
     assert torch.equal(again, result)
     assert not [x for x in warned if "torch_gdn" in str(x.message)]
     status = transformers.status()
-    assert status.taken.keys() == {"causal_conv1d_fn", "chunk_gated_delta_rule", "rms_norm_gated"}
-    assert not status.left
+    assert status.ran.keys() == {"causal_conv1d_fn", "chunk_gated_delta_rule", "rms_norm_gated"}
+    assert not status.fallbacks
 
 
 def test_a_frozen_model_under_grad_mode_is_taken() -> None:
@@ -226,8 +226,8 @@ def test_a_frozen_model_under_grad_mode_is_taken() -> None:
     transformers.enable()
     models.prefill(model, CPU)
     status = transformers.status()
-    assert status.taken["chunk_gated_delta_rule"] == 1
-    assert not status.left
+    assert status.ran["chunk_gated_delta_rule"] == 1
+    assert not status.fallbacks
 
 
 @torch.no_grad()
@@ -462,7 +462,7 @@ def test_a_compiled_layer_is_one_graph() -> None:
     torch.compiler.reset()
     result = torch.compile(layer, fullgraph=True, backend="aot_eager")(hidden)
     assert distance(result, expected) < 4e-6
-    assert not transformers.status().taken  # a graph does not count
+    assert not transformers.status().ran  # a graph does not count
 
 
 @pytest.mark.skipif(

@@ -12,7 +12,7 @@ from tests.integrations import models
 from tests.integrations.models import distance, random_model, torch_gdn_enabled
 from torch_gdn.integrations import transformers
 
-SOME = [kind for kind in ("qwen3_5", "olmo_hybrid") if models.there(kind)]  # experts have no tangent in PyTorch
+SOME = [kind for kind in ("qwen3_5", "olmo_hybrid") if models.available(kind)]  # experts have no tangent in PyTorch
 
 
 def of_inputs(model: torch.nn.Module) -> tuple[Tensor, Tensor]:

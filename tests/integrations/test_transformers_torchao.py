@@ -17,7 +17,7 @@ quantization = pytest.importorskip(
     "torchao.quantization", reason="torchao is not installed: pip install 'torchao>=0.18'"
 )
 
-KINDS = [kind for kind in ("qwen3_next", "qwen3_5", "qwen3_5_moe") if models.there(kind)]
+KINDS = [kind for kind in ("qwen3_next", "qwen3_5", "qwen3_5_moe") if models.available(kind)]
 
 
 @pytest.mark.sweep(2)
@@ -33,6 +33,6 @@ def test_int8_weights(kind: str) -> None:
     with torch.no_grad(), torch_gdn_enabled() as transformers, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         result = decode(copy.deepcopy(model).to(device), device)
-        taken = transformers.status().taken
+        ran = transformers.status().ran
     assert distance(result, expected) < 5e-6
-    assert taken["chunk_gated_delta_rule"] > 0 and "moe_block" not in taken
+    assert ran["chunk_gated_delta_rule"] > 0 and "moe_block" not in ran

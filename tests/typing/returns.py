@@ -26,6 +26,6 @@ def wrong_names_are_found(x: Tensor) -> None:
 
 def imported_when_first_used() -> None:
     assert_type(torch_gdn.enable(rollback=True).enabled, bool)
-    assert_type(torch_gdn.disable().taken, dict[str, int])
+    assert_type(torch_gdn.disable().ran, dict[str, int])
     assert_type(torch_gdn.status().transformers, str)
     assert_type(torch_gdn.tools.tune.main([]), int)

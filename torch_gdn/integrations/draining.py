@@ -43,12 +43,12 @@ class Drain:
         server: Any = uvicorn.Server
         os.environ[INHERITED] = "1"
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn repeats the signal at its end
-        server.startup = self.noting(server.startup)
+        server.startup = self.registering(server.startup)
         server.handle_exit = self.telling(server.handle_exit)
         for loop in classes_of_loops():
             loop.add_signal_handler = self.delaying(loop.add_signal_handler)
 
-    def noting(self, startup: Callable[..., Any]) -> Callable[..., Any]:
+    def registering(self, startup: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(startup)
         async def start(server: Any, sockets: Any = None) -> None:
             server.config.timeout_graceful_shutdown = self.seconds

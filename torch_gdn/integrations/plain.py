@@ -85,10 +85,10 @@ def change_of(module: Any, owners: Container[type]) -> str:
     `owners` are the classes whose work the path does.
     """
     kind = type(module)
-    of_kind = known.get(kind)
-    if of_kind is None or kind not in owners:
+    recorded = known.get(kind)
+    if recorded is None or kind not in owners:
         return f"torch_gdn does not know {kind.__name__} at this place"
-    if kind.forward not in of_kind.forwards or kind.__call__ is not CALL:
+    if kind.forward not in recorded.forwards or kind.__call__ is not CALL:
         return f"{kind.__name__} was given another forward"
     own = vars(module)
     if "forward" in own or "_compiled_call_impl" in own:
@@ -108,11 +108,11 @@ def change_of_itself(module: Any, owner: type) -> str:
     kind = type(module)
     if kind is not owner:
         return f"{kind.__name__} is not exactly {owner.__name__}"
-    of_kind = known[owner]
-    for name, function in of_kind.helpers:
+    recorded = known[owner]
+    for name, function in recorded.helpers:
         if getattr(kind, name) is not function:
             return f"{kind.__name__}.{name} was replaced"
-    if of_kind.shadows and not of_kind.shadows.isdisjoint(vars(module)):
+    if recorded.shadows and not recorded.shadows.isdisjoint(vars(module)):
         return f"a {kind.__name__} has its own method"
     return ""
 

@@ -257,8 +257,8 @@ def window_of(mask_function: Callable[..., Any]) -> int | None:
     if getattr(mask_function, "__code__", None) is not model.__code__:
         return None
     overlay, *others = inspect.getclosurevars(mask_function).nonlocals["mask_functions"]
-    of_model, *_ = inspect.getclosurevars(model).nonlocals["mask_functions"]
-    if others != [causal_mask_function] or getattr(overlay, "__code__", None) is not of_model.__code__:
+    own_mask, *_ = inspect.getclosurevars(model).nonlocals["mask_functions"]
+    if others != [causal_mask_function] or getattr(overlay, "__code__", None) is not own_mask.__code__:
         return None
     window: int = inspect.getclosurevars(overlay).nonlocals["sliding_window"]
     return window

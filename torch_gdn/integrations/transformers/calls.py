@@ -91,13 +91,13 @@ class Binder:
         self.defaults = {x.name: x.default for x in theirs if x.kind not in VARIABLE}
         self.ignored = {name for name in ignored if name in self.defaults} | (PASSED_BY_MODELS - self.defaults.keys())
         self.places = [x.name for x in theirs if x.kind in BY_PLACE]
-        of_ours = {x.name: x.default for x in by_name}
+        own_defaults = {x.name: x.default for x in by_name}
         self.filled = {  # where the original has another default than `run`
             own: default
             for name, default in self.defaults.items()
             if (own := self.own_names.get(name))
             and default is not Parameter.empty
-            and not is_same(default, of_ours[own])
+            and not is_same(default, own_defaults[own])
         }
 
     def bind(self, args: tuple[Any, ...], given: Mapping[str, Any]) -> Bound:

@@ -33,15 +33,15 @@ COMPARED_IN = {"experts": "qwen3_next"}
 Patches = dict[str, list[Patch]]
 
 
-def agreeing(found: Patches, version: str) -> tuple[Patches, dict[str, str]]:
+def agreeing(candidates: Patches, version: str) -> tuple[Patches, dict[str, str]]:
     """Returns the patches without those of models whose results would change, and what changes in these."""
     key = key_of(version)
     known = {} if self_test.mode() == "again" else verdicts.read(key)
-    kept, left, new = {}, {}, dict(known)
-    for name, patches in found.items():
+    kept, skipped, new = {}, {}, dict(known)
+    for name, patches in candidates.items():
         verdict = verdict_of(name, patches, known, new)
         if verdict.problem:
-            left[name] = f"transformers {version} is not tested, and {verdict.problem}"
+            skipped[name] = f"transformers {version} is not tested, and {verdict.problem}"
             warnings.warn(
                 f"torch_gdn leaves {name} to transformers {version}, because {verdict.problem}. It is tested with "
                 f"transformers {versions.tested()}",
@@ -51,7 +51,7 @@ def agreeing(found: Patches, version: str) -> tuple[Patches, dict[str, str]]:
             kept[name] = patches
     if new != known:
         verdicts.write(key, new)
-    return kept, left
+    return kept, skipped
 
 
 def verdict_of(name: str, patches: list[Patch], known: dict[str, Verdict], new: dict[str, Verdict]) -> Verdict:

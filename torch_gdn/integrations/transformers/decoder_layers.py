@@ -102,8 +102,8 @@ def run_layer(
     if hasattr(layer, "linear_attn"):
         mixed = layer.linear_attn(**{CACHE_NAMES.delta_net: kv_cache}, **options)
     else:
-        of_keys = {"position_embeddings": position_embeddings, "position_ids": position_ids}
-        mixed, _ = layer.self_attn(**{CACHE_NAMES.model: kv_cache}, **of_keys, **options)
+        positions = {"position_embeddings": position_embeddings, "position_ids": position_ids}
+        mixed, _ = layer.self_attn(**{CACHE_NAMES.model: kv_cache}, **positions, **options)
     norm = layer.post_attention_layernorm
     if are_alike(mixed, hidden_states) and mixed.shape == hidden_states.shape:
         y, residual = norms.form_of(norm).apply_to_sum(norm, mixed, hidden_states)
@@ -124,5 +124,5 @@ def add_mlp(mlp: Any, x: Tensor, residual: Tensor) -> Tensor:
 
 
 FUNCTIONS = {
-    "decoder_layer": Function(layer_reason, run_layer, known_forms.is_elsewhere, ignored=IGNORED, cache_of="model")
+    "decoder_layer": Function(layer_reason, run_layer, known_forms.is_skipped, ignored=IGNORED, cache_of="model")
 }

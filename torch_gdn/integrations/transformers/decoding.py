@@ -55,7 +55,7 @@ def form_of(layer: Any) -> Form | None:
     return forms.get(kind)
 
 
-def is_elsewhere(layer: Any, hidden_states: Tensor, *others: Any) -> bool:
+def is_skipped(layer: Any, hidden_states: Tensor, *others: Any) -> bool:
     """Returns whether the layer's functions are called one by one."""
     return known_forms.runs_elsewhere(hidden_states.device) or form_of(layer) is None
 
@@ -173,4 +173,4 @@ def in_order(projected: list[Tensor]) -> tuple[Tensor, Tensor | None, Tensor, Te
     return qkv[0] if len(qkv) == 1 else torch.cat(qkv, -1), z, b, a
 
 
-FUNCTIONS = {NAME: Function(decode_reason, run_decode, is_elsewhere)}
+FUNCTIONS = {NAME: Function(decode_reason, run_decode, is_skipped)}

@@ -32,8 +32,8 @@ FUNCTIONS |= attention.FUNCTIONS | decoder_layers.FUNCTIONS | decoding.FUNCTIONS
 HINT = ". Ignore transformers' hint to install flash-linear-attention: it needs Triton"  # shown with each fallback
 RULES = (*DELTA_RULES, *KDA_FUNCTIONS)  # of which every layer's forward calls one
 enabled = False  # between enable() and disable()
-taken: Counter[str] = Counter()  # by function
-left: Counter[tuple[str, str]] = Counter()  # by function and reason
+ran: Counter[str] = Counter()  # by function
+fallbacks: Counter[tuple[str, str]] = Counter()  # by function and reason
 
 
 def reason_for(reason_of: Callable[..., str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -53,13 +53,13 @@ def dispatcher(
 ) -> Callable[..., Any]:
     """Replaces `original`. Each call goes to torch_gdn or, also if it has an unknown argument, to the original.
 
-    `everywhere`: counts all calls, even those that `is_elsewhere` would skip. `owner`: the class, module or dictionary
+    `everywhere`: counts all calls, even those that `is_skipped` would skip. `owner`: the class, module or dictionary
     that has the original while torch_gdn is disabled. Whoever has kept the replacement then gets the original too.
     `binder`: of calls of the original.
     """
-    of_class = isinstance(owner, type)
+    is_class = isinstance(owner, type)
     reason_of, run = FUNCTIONS[function].reason, FUNCTIONS[function].run
-    is_elsewhere = None if everywhere else FUNCTIONS[function].is_elsewhere
+    is_skipped = None if everywhere else FUNCTIONS[function].is_skipped
     bind = (binder or binder_of(FUNCTIONS[function], original)).bind
     if FUNCTIONS[function].adds_residual:
         original = adding_residual(original)
@@ -69,11 +69,11 @@ def dispatcher(
         if owner is not None and not enabled:
             kwargs.pop(CACHED_STATE, None)
             return original(*args, **kwargs)
-        if is_elsewhere is not None and is_elsewhere(*args, **kwargs):
+        if is_skipped is not None and is_skipped(*args, **kwargs):
             return original(*args, **kwargs)
         is_eager = not torch.compiler.is_compiling()
         given, options, unknown = bind(args, kwargs)
-        reason = unknown or (change_of_itself(args[0], owner) if of_class else "")
+        reason = unknown or (change_of_itself(args[0], owner) if is_class else "")
         reason = reason or reason_for(reason_of, given, options)
         if reason and "layer_states" in kwargs:  # the original would lose them
             raise ValueError(f"{function} with states that torch_gdn holds: {reason}")
@@ -104,18 +104,18 @@ def adding_residual(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def count(function: str, reason: str) -> None:
     if not reason:
-        taken[function] += 1
+        ran[function] += 1
         if function in RULES:
             layers_run.add()
         return
-    if not known_forms.is_forced() and not any(reason == known for _, known in left):
+    if not known_forms.is_forced() and not any(reason == known for _, known in fallbacks):
         hint = "" if torch.cuda.is_available() else HINT
         warnings.warn(f"torch_gdn leaves {function} to transformers: {reason}{hint}", stacklevel=4)
-    left[function, reason] += 1
+    fallbacks[function, reason] += 1
 
 
 def reset_counts() -> None:
     """Resets the counts. Each reason warns again."""
-    taken.clear()
-    left.clear()
+    ran.clear()
+    fallbacks.clear()
     layers_run.reset()

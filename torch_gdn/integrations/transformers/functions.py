@@ -43,7 +43,7 @@ KDA_FUNCTIONS = ("chunk_kda", "fused_recurrent_kda")
 class Function:
     reason: Callable[..., str]
     run: Callable[..., Any]
-    is_elsewhere: Callable[..., bool] | None = None  # whether a call goes to the original without being counted
+    is_skipped: Callable[..., bool] | None = None  # whether a call goes to the original without being counted
     adds_residual: bool = False  # whether a decoder layer may give `run` a `residual`, which is added to the result
     names: Mapping[str, str] = field(default_factory=dict)  # transformers' names of what `run` calls otherwise
     ignored: tuple[str, ...] = ()  # arguments of the original that a trial shows to be without effect

@@ -21,7 +21,7 @@ from torch_gdn.integrations.transformers.versions import CACHE_NAMES
 METHODS = ("get_conv_state", "get_recurrent_state", "update_conv_state", "update_recurrent_state")
 
 
-def theirs() -> dict[type, dict[str, Any]]:
+def originals() -> dict[type, dict[str, Any]]:
     """Returns transformers' own methods, or none if they do not copy new states over the old ones."""
     owners = (Cache, LinearAttentionLayer) if copies_over() else ()
     return {owner: {name: vars(owner)[name] for name in METHODS if name in vars(owner)} for owner in owners}
@@ -43,7 +43,7 @@ def copies_over() -> bool:
     return layer.recurrent_states[0] is held and given is held and torch.equal(held, states[1])
 
 
-THEIRS = theirs()
+ORIGINALS = originals()
 
 
 def forward_with_cached_state(original: Callable[..., Any], rule: Any, functions: Sequence[Any]) -> Callable[..., Any]:
@@ -64,7 +64,7 @@ def forward_with_cached_state(original: Callable[..., Any], rule: Any, functions
                 y = decode(*given, state=state, **options) if is_usual else None
                 if y is not None:
                     return y
-                if unknown and not torch.compiler.is_compiling() and not decoding.is_elsewhere(layer, hidden_states):
+                if unknown and not torch.compiler.is_compiling() and not decoding.is_skipped(layer, hidden_states):
                     dispatch.count(decoding.NAME, unknown)
                 kwargs[CACHED_STATE] = state
         return original(layer, hidden_states, *args, **kwargs)
@@ -86,7 +86,7 @@ def decode(
     """Runs the whole layer at once, with both states in place, or returns None to call its functions one by one."""
     if attention_mask is not None or cu_seq_lens_q is not None or seq_idx is not None:
         return None
-    if decoding.is_elsewhere(layer, hidden_states):
+    if decoding.is_skipped(layer, hidden_states):
         return None
     conv_state = kv_cache.layers[layer.layer_idx].conv_states[0]
     if type(conv_state) is not Tensor or conv_state.shape[0] != hidden_states.shape[0]:
@@ -115,7 +115,7 @@ def overwritten_state(cache: Any, layer_idx: int) -> Tensor | None:
 
 def uses_their_code(holder: Any, owner: type) -> bool:
     """Returns whether transformers' own code returns and writes the states, which copies over the old ones."""
-    return owner in THEIRS and all(
-        getattr(type(holder), name, None) is theirs and name not in vars(holder)
-        for name, theirs in THEIRS[owner].items()
+    return owner in ORIGINALS and all(
+        getattr(type(holder), name, None) is original and name not in vars(holder)
+        for name, original in ORIGINALS[owner].items()
     )

@@ -163,15 +163,15 @@ def replacement(function: Function, layer: Any) -> Layer:
     return call
 
 
-def is_close(found: Any, expected: Any) -> bool:
+def is_close(result: Any, expected: Any) -> bool:
     """Compares results of the same structure."""
     if isinstance(expected, Tensor):
-        same = isinstance(found, Tensor) and found.shape == expected.shape and found.dtype == expected.dtype
-        return same and torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
+        same = isinstance(result, Tensor) and result.shape == expected.shape and result.dtype == expected.dtype
+        return same and torch.allclose(result, expected, rtol=1e-5, atol=1e-5)
     if isinstance(expected, (tuple, list)):
-        same = isinstance(found, type(expected)) and len(found) == len(expected)
-        return same and all(map(is_close, found, expected))
-    return bool(found == expected)
+        same = isinstance(result, type(expected)) and len(result) == len(expected)
+        return same and all(map(is_close, result, expected))
+    return bool(result == expected)
 
 
 def number_of(options: dict[str, Any]) -> float:
@@ -213,6 +213,6 @@ def is_on_another_device(layer: Any, *args: Any, **kwargs: Any) -> bool:
     return x is None or runs_elsewhere(x.device)
 
 
-def is_elsewhere(layer: Any, *args: Any, **kwargs: Any) -> bool:
+def is_skipped(layer: Any, *args: Any, **kwargs: Any) -> bool:
     """Returns whether it does so, or is in a compiled graph, where Inductor fuses the layer."""
     return is_on_another_device(layer, *args, **kwargs) or torch.compiler.is_compiling()

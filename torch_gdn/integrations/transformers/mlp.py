@@ -54,4 +54,4 @@ def run_mlp(mlp: Any, x: Tensor, /, residual: Tensor | None = None) -> Tensor:
     return residual + down(hidden)
 
 
-FUNCTIONS = {"mlp": Function(mlp_reason, run_mlp, known_forms.is_elsewhere, adds_residual=True)}
+FUNCTIONS = {"mlp": Function(mlp_reason, run_mlp, known_forms.is_skipped, adds_residual=True)}

@@ -143,12 +143,12 @@ def rms_norm_refusal(row: tuple[int, ...], dtype: torch.dtype, weight: tuple[tup
     return refused("rms_norm", x=meta(row, dtype), weight=meta(*weight))
 
 
-def is_elsewhere(norm: Any, *args: Any, **kwargs: Any) -> bool:
+def is_skipped(norm: Any, *args: Any, **kwargs: Any) -> bool:
     """Returns whether the call silently goes to transformers' own norm.
 
     Inductor fuses a norm in a compiled graph, and Qwen4-Exp has norms of groups of channels.
     """
-    return known_forms.is_elsewhere(norm, *args, **kwargs) or is_grouped(norm)
+    return known_forms.is_skipped(norm, *args, **kwargs) or is_grouped(norm)
 
 
 def is_grouped(norm: Any) -> bool:
@@ -166,4 +166,4 @@ def run_norm(norm: Any, hidden_states: Tensor, /) -> Tensor:
     return form_of(norm).apply(norm, hidden_states)
 
 
-FUNCTIONS = {"rms_norm": Function(norm_reason, run_norm, is_elsewhere)}
+FUNCTIONS = {"rms_norm": Function(norm_reason, run_norm, is_skipped)}

@@ -193,9 +193,9 @@ def norm_patches(module: ModuleType) -> Iterator[Patch]:
         yield patch(owner, "forward", "rms_norm")
 
 
-def unknown_to(module: ModuleType, found: list[Patch]) -> tuple[str, ...]:
+def unknown_to(module: ModuleType, patches: list[Patch]) -> tuple[str, ...]:
     """Names the classes of the language model that are usually replaced, but not in this version."""
-    replaced = [each.owner for each in found]
+    replaced = [each.owner for each in patches]
     owners = [owner for ending in REPLACED for owner in known_forms.classes(module, ending)]
     return tuple(owner.__name__ for owner in owners if "Vision" not in owner.__name__ and owner not in replaced)
 

@@ -124,17 +124,17 @@ def experts_refusal(
     down, and `router` [E] and groups.
     """
     (row, dtype), (chosen, ids_dtype, weights_dtype) = x, choice
-    w_gate_up, w_down, *of_shared = (
-        torch.empty_strided(sizes, strides, dtype=of_weight, device="meta")
-        for sizes, strides, of_weight in (gate_up, down, *shared)
+    w_gate_up, w_down, *shared_weights = (
+        torch.empty_strided(sizes, strides, dtype=weight_dtype, device="meta")
+        for sizes, strides, weight_dtype in (gate_up, down, *shared)
     )
     call: dict[str, Any] = {"topk_ids": meta((1, *chosen), ids_dtype)}
-    of_down = {"hidden": meta((1, *chosen, *down[0][2:]), dtype), "topk_weights": meta((1, *chosen), weights_dtype)}
-    if of_shared:
-        of_down |= {"shared_hidden": meta((1, *shared[2][0][1:]), dtype), "shared_down_proj": of_shared[2]}
-    given = dict(zip(("shared_gate_proj", "shared_up_proj"), of_shared, strict=False))
+    down_call = {"hidden": meta((1, *chosen, *down[0][2:]), dtype), "topk_weights": meta((1, *chosen), weights_dtype)}
+    if shared_weights:
+        down_call |= {"shared_hidden": meta((1, *shared[2][0][1:]), dtype), "shared_down_proj": shared_weights[2]}
+    given = dict(zip(("shared_gate_proj", "shared_up_proj"), shared_weights, strict=False))
     refusal = refused("moe_gate_up", x=meta((1, *row), dtype), w_gate_up=w_gate_up, **call, **given)
-    refusal = refusal or refused("moe_down", w_down=w_down, **call, **of_down)
+    refusal = refusal or refused("moe_down", w_down=w_down, **call, **down_call)
     if refusal or router is None:
         return refusal
     row, dtype, n_group, topk_group = router

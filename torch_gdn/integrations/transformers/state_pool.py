@@ -197,9 +197,9 @@ class StatePool:
             result = [checkpoints.get(sequence.request, none) for sequence in batch]
             lists += [[x.tokens for x in result], [x.slot for x in result]]
         numbers = torch.tensor(list(itertools.chain(*lists))).to(self.device, non_blocking=True)
-        state_indices, has_past, boundaries, of_prefills, *of_checkpoints = numbers.split([len(x) for x in lists])
+        state_indices, has_past, boundaries, prefill_boundaries, *checkpoints = numbers.split([len(x) for x in lists])
         self.step = serving.Batch(
-            state_indices, len(batch), decodes, -1, has_past.bool(), boundaries, of_prefills, *of_checkpoints
+            state_indices, len(batch), decodes, -1, has_past.bool(), boundaries, prefill_boundaries, *checkpoints
         )
 
     def current(self) -> serving.Batch:

@@ -56,8 +56,8 @@ class Status:
     enabled: bool
     transformers: str  # its version
     replaced: dict[str, tuple[str, ...]]  # by model or feature: the names that are torch_gdn's
-    taken: dict[str, int]  # by function: calls that torch_gdn took since enable(), without compiled graphs
-    left: dict[str, dict[str, int]]  # by function and reason: calls that went to the original
+    ran: dict[str, int]  # by function: calls that ran on torch_gdn since enable(), without compiled graphs
+    fallbacks: dict[str, dict[str, int]]  # by function and reason: calls that went to the original
     wrong: dict[str, str]  # by op: what the self-test found, and what runs instead
     packed: int  # layers whose weights are packed, in all models that exist
     unknown: dict[str, tuple[str, ...]]  # by model: classes that compute something else and stay unchanged
@@ -81,7 +81,7 @@ class Status:
         lines += [f"torch_gdn is {'enabled' if self.enabled else 'disabled'} for transformers {self.transformers}"]
         lines += [f"{model}: {', '.join(names)}" for model, names in self.replaced.items()]
         lines += [f"{model}: {', '.join(names)}: left to transformers" for model, names in self.unknown.items()]
-        lines += [f"{function}: {calls} calls taken" for function, calls in self.taken.items()]
+        lines += [f"{function}: {calls} calls ran on torch_gdn" for function, calls in self.ran.items()]
         return "\n".join([*lines, *self._problems()])
 
     def _first_line(self) -> str:
@@ -91,7 +91,7 @@ class Status:
         layers = f"{self.layers} Gated DeltaNet layers"
         if not self.enabled:
             return f"torch_gdn is disabled, and {layers} run on transformers' own code: call torch_gdn.enable()"
-        calls = sum(sum(reasons.values()) for reasons in self.left.values())
+        calls = sum(sum(reasons.values()) for reasons in self.fallbacks.values())
         if not (calls or self.running):
             return f"torch_gdn is enabled, and none of {layers} has run since, except in compiled graphs"
         return f"{self.running} of {layers} ran on torch_gdn; {calls} calls went to transformers"
@@ -99,8 +99,8 @@ class Status:
     def _problems(self) -> list[str]:
         """Lists problems, and the number of packed layers."""
         lines = [
-            f"{function}: {calls} calls left: {reason}"
-            for function, reasons in self.left.items()
+            f"{function}: {calls} calls went to transformers: {reason}"
+            for function, reasons in self.fallbacks.items()
             for reason, calls in reasons.items()
         ]
         lines += [f"{self.packed} layers with packed weights"] * bool(self.packed)
@@ -179,20 +179,19 @@ def enable_models(version: str) -> None:
     if not modules:
         raise ImportError(f"enable: expected a transformers that has one of {', '.join(MODELS)}, got {version}")
     result = {model: list(patches_of(module)) for model, module in modules.items()}
-    for model, of_model in result.items():
-        if not any("gated_delta_rule" in patch.name for patch in of_model):
+    for model, patches in result.items():
+        if not any("gated_delta_rule" in patch.name for patch in patches):
             warnings.warn(f"transformers {version} has another name for the delta rule of {model}", stacklevel=3)
     result |= {model: list(kda_patches(module)) for model, module in modules_of(KDA_MODELS).items()}
     others = {model: list(convolution_patches(module)) for model, module in modules_of(CONVOLVING_MODELS).items()}
     result |= {model: patches for model, patches in others.items() if patches}
-    if of_experts := list(experts_patches()):
-        result["experts"] = of_experts
-    if of_files := list(gguf_patches()):
-        result["GGUF"] = of_files
-    if of_packed := list(packed_patches()):
-        result["quantised weights"] = of_packed
-    if of_memory := list(memory_patches()):
-        result["memory"] = of_memory
+    features = {
+        "experts": experts_patches(),
+        "GGUF": gguf_patches(),
+        "quantised weights": packed_patches(),
+        "memory": memory_patches(),
+    }
+    result |= {name: listed for name, patches in features.items() if (listed := list(patches))}
     if not versions.is_tested(version):
         result, differing = comparison.agreeing(result, version)
         left_models.update(differing)
@@ -225,10 +224,10 @@ def modules_of(models: tuple[str, ...]) -> dict[str, ModuleType]:
     return {model: module for model in models if (module := modeling_module(model)) is not None}
 
 
-def apply(found: dict[str, list[Patch]]) -> None:
-    applied.update(found)
+def apply(patches: dict[str, list[Patch]]) -> None:
+    applied.update(patches)
     dispatch.enabled = True
-    for patch in (patch for of_model in found.values() for patch in of_model):
+    for patch in (patch for own in patches.values() for patch in own):
         patch.apply()
 
 
@@ -264,14 +263,14 @@ def status() -> Status:
         ImportError: If transformers is not installed.
     """
     reasons: dict[str, dict[str, int]] = {}
-    for (function, reason), calls in dispatch.left.items():
+    for (function, reason), calls in dispatch.fallbacks.items():
         reasons.setdefault(function, {})[reason] = calls
     return Status(
         enabled=bool(applied),
         transformers=transformers_version(),
         replaced={model: tuple(map(str, result)) for model, result in applied.items()},
-        taken=dict(dispatch.taken),
-        left=reasons,
+        ran=dict(dispatch.ran),
+        fallbacks=reasons,
         wrong=dict(self_test.replaced),
         packed=layers_packed(),
         unknown=unknown_classes(),

@@ -91,7 +91,7 @@ def verify(
     """Returns the layer's output for 2 to 17 tokens that follow a cached text, or None if it writes nothing."""
     held, tokens = kv_cache.layers[layer.layer_idx], hidden_states.shape[1]
     others = (attention_mask, cu_seq_lens_q, seq_idx)
-    if any(x is not None for x in others) or torch.is_grad_enabled() or decoding.is_elsewhere(layer, hidden_states):
+    if any(x is not None for x in others) or torch.is_grad_enabled() or decoding.is_skipped(layer, hidden_states):
         return None
     if hidden_states.shape[0] != 1 or not 2 <= tokens <= MOST or not held.has_previous_state[0]:
         return None
