@@ -63,6 +63,18 @@ def test_a_compiled_step_gives_the_same_bits(rule: str, call: Call) -> None:
 
 
 @each_rule
+def test_a_compiled_step_without_a_final_state(rule: str, call: Call) -> None:
+    """torch.compile then passes zeros as the gradient of a state that nobody asked for."""
+
+    def o_of(_: str, call: Call, leaves: dict[str, Tensor]) -> Tensor:
+        return RULES[rule][0](**(call | leaves))[0].sum()  # type: ignore[no-any-return]
+
+    torch._dynamo.reset()
+    compiled = torch.compile(partial(o_of, rule), fullgraph=True, backend="aot_eager")
+    assert_same(gradients(rule, call, lambda _, *args: compiled(*args)), gradients(rule, call, o_of))
+
+
+@each_rule
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_checkpoint(rule: str, call: Call, use_reentrant: bool) -> None:
     def how(rule: str, call: Call, leaves: dict[str, Tensor]) -> Tensor:
@@ -179,6 +191,19 @@ def test_what_the_chunked_rule_lacks_is_refused(argument: str, x: Tensor | None)
     call["q"].requires_grad_()
     with pytest.raises(RuntimeError, match=f"fused_recurrent_gated_delta_rule: {argument}: expected"):
         torch_gdn.fused_recurrent_gated_delta_rule(**call)
+
+
+def test_a_recurrent_call_without_gates(device: torch.device) -> None:
+    """No decay, and a beta of one."""
+    call = to_device(draw_call("chunk_gated_delta_rule", 20, same_keys=True), device)
+    outer = draw_outer(call)
+    gates = {"g": torch.zeros_like(call["g"]), "beta": torch.ones_like(call["beta"])}
+    expected = gradients_of(torch_gdn.chunk_gated_delta_rule, call | gates, *outer, device)
+    del call["g"], call["beta"]
+    assert_same(
+        gradients_of(torch_gdn.fused_recurrent_gated_delta_rule, call, *outer, device),
+        {name: x for name, x in expected.items() if name not in gates},
+    )
 
 
 BYTES_PER_TOKEN = 115_000  # FLA's, with 32 heads of 128 x 128 in bfloat16

@@ -82,18 +82,19 @@ conv_bwd: dict[str, Any] = {"kernel": "causal_conv1d_bwd"}
 gate_bwd: dict[str, Any] = {"kernel": "fused_kda_gate_bwd"}
 CASES = {
     "l2norm": Case(torch_gdn.l2norm, reference.l2norm, {"x": (2, 21, 3, 40)}),
+    "l2norm with an eps": Case(torch_gdn.l2norm, reference.l2norm, {"x": (2, 21, 3, 40)}, {"eps": 0.5}),
     "rms_norm": Case(torch_gdn.rms_norm, exact_rms_norm, ROWS),
     "rms_norm with a residual": Case(
         torch_gdn.rms_norm,
         exact_rms_norm,
         ROWS | {"residual": (2, 21, 3, 40)},
-        {"prenorm": True, "zero_centered": True},
+        {"prenorm": True, "zero_centered": True, "eps": 0.5},
         rounds_between=2,
     ),
     "rms_norm of long rows": Case(torch_gdn.rms_norm, exact_rms_norm, {"x": (3, 9001), "weight": (9001,)}),
     "rms_norm_gated": Case(torch_gdn.rms_norm_gated, reference.rms_norm_gated, GATED),
     "rms_norm_gated with a sigmoid": Case(
-        torch_gdn.rms_norm_gated, reference.rms_norm_gated, GATED, {"activation": "sigmoid"}
+        torch_gdn.rms_norm_gated, reference.rms_norm_gated, GATED, {"activation": "sigmoid", "eps": 0.5}
     ),
     "gdn_gating": Case(torch_gdn.gdn_gating, reference.gdn_gating, GATES, {"allow_neg_eigval": True}, **gate_bwd),
     "fused_gdn_gate": Case(
@@ -361,6 +362,15 @@ def test_vjp_checkpoint_hooks_and_retained_graphs(device: torch.device, name: st
             for x, y in zip(result, expected, strict=True):
                 assert_same_bits("gradient", x, y)
     assert len(seen) == 4
+
+
+def test_the_sum_alone_has_gradients(device: torch.device) -> None:
+    """Nobody used the normalised rows, only what rms_norm added up."""
+    x, residual = (torch.randn(3, 40, device=device).requires_grad_() for _ in range(2))
+    _, h = torch_gdn.rms_norm(x, torch.ones(40, device=device), residual=residual, prenorm=True)
+    dh = torch.randn(3, 40, device=device)
+    for leaf in torch.autograd.grad(h, [x, residual], dh):
+        assert_same_bits("dh", leaf, dh)
 
 
 def test_autocast_changes_nothing(device: torch.device) -> None:
