@@ -50,7 +50,7 @@ def test_dflash(device_name: str, tmp_path: Path) -> None:
     assert result == tokens
     assert distance(found_logits, logits) < BAR
     assert 5 <= steps.taken < GREEDY_TOKENS
-    assert transformers.status().left == {}
+    assert transformers.status().fallbacks == {}
 
 
 def model_of_images(folder: Path) -> Any:
@@ -94,4 +94,4 @@ def test_drafts_behind_an_image(device_name: str, tmp_path: Path) -> None:
         result, found_logits = greedy(model, prompt, **given, **options)
         assert result == tokens, options
         assert distance(found_logits, logits) < BAR, options
-    assert transformers.status().left == {}
+    assert transformers.status().fallbacks == {}
