@@ -26,7 +26,7 @@ def available(kind: str) -> bool:
     return modeling_module(kind) is not None
 
 
-DRAFTED_KINDS = tuple(filter(there, DRAFTED_MODELS))
+DRAFTED_KINDS = tuple(filter(available, DRAFTED_MODELS))
 
 
 def random_model(kind: str, dtype: torch.dtype = torch.float32, seed: int = 0, **special: Any) -> Any:
