@@ -93,9 +93,9 @@ class LaunchCounter(TorchDispatchMode):
         counts.bytes += self.bytes_of([*tensors((args, kwargs)), *tensors(result)])
         return func(*args, **kwargs) if self.runs else result
 
-    def count(self, func: Any, args: Any, kwargs: Any, found: list[Tensor]) -> None:
+    def count(self, func: Any, args: Any, kwargs: Any, results: list[Tensor]) -> None:
         name, given = func.overloadpacket.__name__, list(tensors((args, kwargs)))
-        devices = {x.device.type for x in (*given, *found)}
+        devices = {x.device.type for x in (*given, *results)}
         if "mps" not in devices or name in FACTORIES:
             return
         counts = self.here()
@@ -106,9 +106,9 @@ class LaunchCounter(TorchDispatchMode):
             counts.copies["to the device" if source.device.type == "cpu" else "to the host"] += 1
             is_waited_for = source.device.type == "mps" and not (kwargs.get("non_blocking") or args[2:3] == (True,))
             counts.waits.update([name] * is_waited_for)
-        elif name != "_local_scalar_dense" and not is_view(func, given, found) and any(x.numel() for x in found):
+        elif name != "_local_scalar_dense" and not is_view(func, given, results) and any(x.numel() for x in results):
             counts.launches[name] += 1
-            counts.bytes += self.bytes_of([*given, *found])
+            counts.bytes += self.bytes_of([*given, *results])
 
     def bytes_of(self, used: Iterable[Tensor]) -> int:
         each = {(x.data_ptr(), x.numel()): x for x in used if x.device.type == "mps"}
@@ -141,12 +141,12 @@ def tensors(tree: Any) -> Iterator[Tensor]:
     return (x for x in tree_leaves(tree) if isinstance(x, Tensor))
 
 
-def is_view(func: Any, given: list[Tensor], found: list[Tensor]) -> bool:
+def is_view(func: Any, given: list[Tensor], results: list[Tensor]) -> bool:
     """Returns whether nothing is written and every result is memory of an argument."""
     if func._schema.is_mutable:
         return False
     storages = {x.untyped_storage().data_ptr() for x in given}
-    return all(x.untyped_storage().data_ptr() in storages for x in found)
+    return all(x.untyped_storage().data_ptr() in storages for x in results)
 
 
 @contextmanager
@@ -163,7 +163,7 @@ def counting(
 
     with ExitStack() as hooks:
         hooks.callback(model.register_forward_pre_hook(start, with_kwargs=True).remove)
-        hooks.enter_context(noting(dict(places(model)), counter))
+        hooks.enter_context(tracking_place(dict(places(model)), counter))
         hooks.enter_context(AttentionAsOne(counter))
         hooks.enter_context(counter)
         yield counter
@@ -180,7 +180,7 @@ def places(model: nn.Module) -> Iterator[tuple[nn.Module, Place]]:
 
 
 @contextmanager
-def noting(places: dict[nn.Module, Place], counter: LaunchCounter) -> Iterator[None]:
+def tracking_place(places: dict[nn.Module, Place], counter: LaunchCounter) -> Iterator[None]:
     """Tells the counter which part runs. No hook does, because enable() replaces nothing that a hook must see."""
     call: Any = nn.Module._call_impl
 

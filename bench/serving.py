@@ -213,10 +213,10 @@ def warm_up(name: str) -> None:
     server_of(name).ask({"prompts": prompts(4), "clients": 2, "tokens": 4})
 
 
-def fill(row: Row, found: Measured) -> None:
-    row.seconds = found.seconds / found.requests
-    row.latencies = found.latencies
-    row.rate = found.tokens / found.seconds
+def fill(row: Row, measured: Measured) -> None:
+    row.seconds = measured.seconds / measured.requests
+    row.latencies = measured.latencies
+    row.rate = measured.tokens / measured.seconds
 
 
 def tables(rows: Sequence[Row]) -> list[str]:

@@ -101,10 +101,10 @@ def over_requests(requests: int) -> dict[str, list[int]]:
     return result
 
 
-def draw(found: dict[str, list[int]], path: Path) -> None:
+def draw(bytes_by_name: dict[str, list[int]], path: Path) -> None:
     figure, axis = plt.subplots(figsize=(7, 4))
-    for name, taken in found.items():
-        axis.plot(range(EVERY, EVERY * len(taken) + 1, EVERY), [x / 2**20 for x in taken], label=name)
+    for name, sizes in bytes_by_name.items():
+        axis.plot(range(EVERY, EVERY * len(sizes) + 1, EVERY), [x / 2**20 for x in sizes], label=name)
     axis.set(xlabel="requests", ylabel="MiB of tensors without the model", ylim=0)
     axis.grid(alpha=0.3)
     axis.legend()

@@ -18,8 +18,8 @@ Variants = list[KernelVariant]
 def by_source(variants: Iterable[KernelVariant]) -> list[Variants]:
     """Groups the variants by file, with at most MOST_OF_SOURCE in a group."""
     groups: list[Variants] = []
-    for _, of_file in itertools.groupby(sorted(variants, key=lambda each: each.file), key=lambda each: each.file):
-        rest = list(of_file)
+    for _, in_file in itertools.groupby(sorted(variants, key=lambda each: each.file), key=lambda each: each.file):
+        rest = list(in_file)
         groups += [rest[i : i + MOST_OF_SOURCE] for i in range(0, len(rest), MOST_OF_SOURCE)]
     return groups
 

@@ -88,15 +88,15 @@ def random(*sizes: int) -> Tensor:
     return torch.randn(*sizes, generator=torch.Generator().manual_seed(0))
 
 
-def differing(found: Tensor, expected: Tensor) -> list[int]:
+def differing(result: Tensor, expected: Tensor) -> list[int]:
     """Returns at most 8 flat positions at which two tensors differ. Two NaN are equal."""
-    found, expected = found.flatten().cpu(), expected.flatten()
-    same = (found == expected) | (found.isnan() & expected.isnan())
+    result, expected = result.flatten().cpu(), expected.flatten()
+    same = (result == expected) | (result.isnan() & expected.isnan())
     return [int(each) for each in (~same).nonzero().flatten()[:8]]
 
 
-def positions(found: Tensor, expected: Tensor, what: str) -> str:
-    wrong = differing(found, expected)
+def positions(result: Tensor, expected: Tensor, what: str) -> str:
+    wrong = differing(result, expected)
     return f"{what} differs at {wrong}" if wrong else ""
 
 
@@ -171,11 +171,11 @@ def shuffles(device: torch.device) -> Measured:
 MOST_ULPS = {"exp": 4.0, "gate_exp": 1.0, "log": 4.0, "rsqrt": 0.5, "sqrt": 0.5, "reciprocal": 0.5}
 
 
-def ulps(found: Tensor, exact: Tensor) -> float:
+def ulps(result: Tensor, exact: Tensor) -> float:
     """Returns the largest distance, in units of the last place of the exact value in f32."""
     _, exponent = torch.frexp(exact)
     unit = torch.ldexp(torch.ones_like(exact), (exponent - 24).clamp(min=-149))
-    return float(((found.double() - exact).abs() / unit).max())
+    return float(((result.double() - exact).abs() / unit).max())
 
 
 def function_inputs() -> Tensor:

@@ -167,12 +167,12 @@ def grouped_messages(results: Iterable[Result]) -> list[tuple[str, str]]:
         plain = result.message.replace(result.case, "...") if result.case else result.message
         key = (result.section, result.group, plain) if result.status == FAIL else ("", "", plain)
         groups.setdefault(key, []).append(result)
-    found = []
+    grouped = []
     for members in groups.values():
         first = members[0]
         more = f" and {len(members) - 1} more" if len(members) > 1 else ""
-        found.append((f"{first.section} {first.group} {first.case}".rstrip() + more, first.message))
-    return found
+        grouped.append((f"{first.section} {first.group} {first.case}".rstrip() + more, first.message))
+    return grouped
 
 
 def indented(text: str) -> str:

@@ -62,7 +62,7 @@ def schedule(
     return [(request, chance.choice([1, 1, 1, 2, 4, 9, 60])) for request in batch]
 
 
-def found(layout: Layout, slot: int, start: int, sink_slot: int, pool: Tensor, first: int) -> dict[int, float]:
+def rows_in_slots(layout: Layout, slot: int, start: int, sink_slot: int, pool: Tensor, first: int) -> dict[int, float]:
     """What attention reads, by position: rows as the docstring of `aura_paged_attention` says."""
     sinks = range(min(first, layout.sinks) if sink_slot >= 0 else 0)
     tail = range(max(start, first - layout.tail, layout.sinks), first if slot >= 0 else 0)
@@ -82,7 +82,7 @@ def test_a_slot_holds_what_was_accepted_last(device: torch.device, drafts: int) 
         slots.begin_step([Scheduled(each.name, each.first, count, each.block) for each, count in batch])
         places = slots.numbers[: 3 * len(batch)].view(3, -1).t().tolist()
         for place, (request, _) in zip(places, batch, strict=True):
-            rows = found(layout, *place, pool.cpu(), request.first)
+            rows = rows_in_slots(layout, *place, pool.cpu(), request.first)
             assert rows == {p: request.accepted[p] for p in rows}
             read[0] += sum(p < LAYOUT.sinks for p in rows)
             read[1] += sum(p >= LAYOUT.sinks for p in rows)

@@ -212,11 +212,11 @@ class Experts(Method):
         ):
             packing = self.packings[matrix] = self.packing_of(parts, columns)
             check_rows(self.name, packing, [rows // len(parts)])
-            of_one = functools.partial(rows_of_expert, rows // len(parts))
+            rows_of_one = functools.partial(rows_of_expert, rows // len(parts))
             for each in packing.tensors:
                 name, load = f"{matrix}_{each.name}", functools.partial(self.load, int(each.transposed))
                 data = empty(each, num_experts, *each.shape(rows, columns, packing))
-                layer.register_parameter(name, as_parameter(data, self.loading(each, name, load, of_one)))
+                layer.register_parameter(name, as_parameter(data, self.loading(each, name, load, rows_of_one)))
             for name, check in self.checks.items():
                 layer.register_parameter(f"{matrix}_{name}", as_parameter(torch.zeros(0), check))
 

@@ -52,10 +52,10 @@ def numbers(of: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.tensor(NUMBERS[of]).to(dtype)
 
 
-def same(found: torch.Tensor, expected: Any) -> None:
-    assert found.device.type == "mps", found.device
-    expected = torch.as_tensor(expected).to(found.dtype)
-    assert found.shape == expected.shape and torch.equal(found.cpu(), expected), (found.cpu(), expected)
+def same(result: torch.Tensor, expected: Any) -> None:
+    assert result.device.type == "mps", result.device
+    expected = torch.as_tensor(expected).to(result.dtype)
+    assert result.shape == expected.shape and torch.equal(result.cpu(), expected), (result.cpu(), expected)
 
 
 def apart(*shape: int) -> torch.Tensor:

@@ -41,9 +41,9 @@ def gradients(rule: str, call: Call, how: Callable[..., Tensor] = loss_of) -> di
     return {name: x.grad for name, x in leaves.items() if x.grad is not None}
 
 
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, x in found.items():
+def assert_same(result: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert result.keys() == expected.keys()
+    for name, x in result.items():
         assert_same_bits(name, x, expected[name])
 
 

@@ -80,9 +80,9 @@ def largest_g_cumsum(call: Call) -> float:
     return reference.chunk_local_cumsum(g.flatten(2), 64, call.get("cu_seqlens")).abs().max().item()
 
 
-def assert_exact_gradients(found: dict[str, Tensor], exact: dict[str, Tensor], g_cumsum: float = 64.0) -> None:
+def assert_exact_gradients(result: dict[str, Tensor], exact: dict[str, Tensor], g_cumsum: float = 64.0) -> None:
     """Compares each gradient, and each of its heads. `g_cumsum` is the largest one in a chunk."""
-    for name, x in found.items():
+    for name, x in result.items():
         bound = max(chunk_f32(g_cumsum), ROUNDING[x.dtype])
         assert_close(f"d{name}", x, exact[name], bound, HEADS.get(name, 2))
 

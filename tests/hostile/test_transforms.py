@@ -92,9 +92,9 @@ def plain(entry: OpEntry[Any], device: torch.device | str = "cpu") -> Named:
     return entry.outputs(call, entry.run(call))
 
 
-def assert_same(found: Named, expected: Named) -> None:
-    assert found.keys() == expected.keys()
-    for name, x in found.items():
+def assert_same(result: Named, expected: Named) -> None:
+    assert result.keys() == expected.keys()
+    for name, x in result.items():
         assert torch.equal(unwrapped(x).as_subclass(Tensor), expected[name]), name
 
 

@@ -39,14 +39,14 @@ def process_of(dtype: torch.dtype) -> Iterator[None]:
     assert torch.equal(torch.default_generator.get_state(), before)
 
 
-def assert_same_call(found: Call, expected: Call) -> None:
-    assert found.keys() == expected.keys()
+def assert_same_call(call: Call, expected: Call) -> None:
+    assert call.keys() == expected.keys()
     for name, x in expected.items():
         if isinstance(x, Tensor):
-            assert found[name].dtype == x.dtype, name
-            assert_same_bits(name, found[name], x)
+            assert call[name].dtype == x.dtype, name
+            assert_same_bits(name, call[name], x)
         else:
-            assert found[name] == x, name
+            assert call[name] == x, name
 
 
 @each_op

@@ -26,9 +26,9 @@ def run(device: torch.device, op: str, call: Call, kernel: str | None = None) ->
     return launched(device, kernel or op, getattr(torch.ops.gdn, op), **to_device(call, device))
 
 
-def assert_exact(op: str, call: Call, found: Tensor, bound: float) -> None:
+def assert_exact(op: str, call: Call, result: Tensor, bound: float) -> None:
     exact = getattr(reference, op)(**{name: doubled(x) for name, x in call.items() if name != "dtype"})
-    assert_close(op, found.cpu(), exact, bound, head_dim=None)
+    assert_close(op, result.cpu(), exact, bound, head_dim=None)
 
 
 def kernel_of(M: int) -> str:

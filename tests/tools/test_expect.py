@@ -102,15 +102,15 @@ SOME = Work({"bf16": 10**9, "x": 4}, {"bf16": 10**9, "x": 4}, 0, 0, 100, 1, 1, 1
 
 
 @pytest.mark.parametrize(
-    ("name", "launches", "found"),
+    ("name", "launches", "expected"),
     [("bf16", 100, (1 / 546, "memory")), ("x", 100, (500e-6, "launches")), ("bf16", None, (1 / 546, "memory"))],
 )
 def test_the_longer_of_memory_and_launches_is_the_bound(
-    name: str, launches: int | None, found: tuple[float, str]
+    name: str, launches: int | None, expected: tuple[float, str]
 ) -> None:
     mac, _ = _macs.find("M4 Max")
     seconds, what = expect.least_seconds(replace(SOME, launches=launches), name, 0, mac)
-    assert (seconds, what) == (pytest.approx(found[0], rel=1e-9), found[1])
+    assert (seconds, what) == (pytest.approx(expected[0], rel=1e-9), expected[1])
 
 
 @pytest.mark.parametrize(

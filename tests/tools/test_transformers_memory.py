@@ -37,9 +37,9 @@ def run(plot: Path) -> dict[str, list[int]]:
     measured = {}
     original = transformers_memory.draw
 
-    def draw(found: dict[str, list[int]], path: Path) -> None:
-        measured.update(found)
-        original(found, path)
+    def draw(bytes_by_name: dict[str, list[int]], path: Path) -> None:
+        measured.update(bytes_by_name)
+        original(bytes_by_name, path)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transformers_memory, "draw", draw)

@@ -46,8 +46,8 @@ class CodedTensor:
         words = (signs.shape[0] * bits + 31) // 32
         self.codes = torch.zeros(*shape, words, dtype=torch.int32, device=device)
         self.norms = torch.zeros(shape, dtype=torch.float16, device=device)
-        of_tiles = (*shape[:2], entries("tile_means", shape[2]), signs.shape[0])
-        self.tile_means = torch.zeros(of_tiles, dtype=torch.float16, device=device) if tile_means else None
+        tiles_shape = (*shape[:2], entries("tile_means", shape[2]), signs.shape[0])
+        self.tile_means = torch.zeros(tiles_shape, dtype=torch.float16, device=device) if tile_means else None
 
     def filled(self, length: int) -> tuple[Tensor, Tensor]:
         """Returns the first `length` tokens. An index of slices would take twice as long as `narrow`."""

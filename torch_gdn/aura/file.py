@@ -116,8 +116,8 @@ def described(metadata: dict[str, str], tensors: dict[str, Tensor]) -> Content:
     if has_tile_means(tail) and metadata.get("tile_means") != "True":
         assert norms is not None and signs is not None  # they were required above
         batch, heads, tokens = norms.shape
-        of_tiles = (batch, heads, entries("tile_means", tokens), signs.shape[0])
-        tensors = tensors | {"key.tile_means": torch.zeros(of_tiles, dtype=torch.float16)}
+        tiles_shape = (batch, heads, entries("tile_means", tokens), signs.shape[0])
+        tensors = tensors | {"key.tile_means": torch.zeros(tiles_shape, dtype=torch.float16)}
     return Content(scheme, int(seed), NAMES[dtype], tail, sinks, tensors)
 
 

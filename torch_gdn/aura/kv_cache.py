@@ -89,9 +89,9 @@ class KVCache:
             signs = aura_signs(head_dim, its_seed).to(device)
             return CodedTensor(bits, signs, centroids.to(device), shape, tile_means)
 
-        of_keys, of_values = self.scheme.codebooks(head_dim)
-        self.keys = coded(self.scheme.key_bits, of_keys, 2 * seed, has_tile_means(tail))
-        self.values = coded(self.scheme.value_bits, of_values, 2 * seed + 1)
+        key_codebook, value_codebook = self.scheme.codebooks(head_dim)
+        self.keys = coded(self.scheme.key_bits, key_codebook, 2 * seed, has_tile_means(tail))
+        self.values = coded(self.scheme.value_bits, value_codebook, 2 * seed + 1)
         like = torch.empty(batch, kv_heads, 0, head_dim, dtype=dtype, device=device)
         self.exact = ExactRows(like, sinks, tail, capacity)
         self.slots = self._new_slots()
@@ -117,17 +117,17 @@ class KVCache:
     @property
     def bytes_used(self) -> int:
         """Returns the bytes of the tokens in the cache: codes and exact rows."""
-        of_codes = self.coded * self.scheme.bytes_per_token(self.head_dim)
+        code_bytes = self.coded * self.scheme.bytes_per_token(self.head_dim)
         if self.keys.tile_means is not None:
-            of_codes += entries("tile_means", self.coded) * self.head_dim * self.keys.tile_means.itemsize
-        of_rows = self._exact_length * 2 * self.head_dim * self.dtype.itemsize
-        return self.batch * self.kv_heads * (of_codes + of_rows)
+            code_bytes += entries("tile_means", self.coded) * self.head_dim * self.keys.tile_means.itemsize
+        row_bytes = self._exact_length * 2 * self.head_dim * self.dtype.itemsize
+        return self.batch * self.kv_heads * (code_bytes + row_bytes)
 
     @property
     def bytes_reserved(self) -> int:
         """Returns the bytes of memory that the cache has taken for `capacity` tokens."""
-        of_codes = sum(x.nbytes for coded in (self.keys, self.values) for x in coded.of_tokens().values())
-        return of_codes + self.exact.keys.nbytes + self.exact.values.nbytes
+        code_bytes = sum(x.nbytes for coded in (self.keys, self.values) for x in coded.of_tokens().values())
+        return code_bytes + self.exact.keys.nbytes + self.exact.values.nbytes
 
     @property
     def _exact_length(self) -> int:
@@ -162,19 +162,19 @@ class KVCache:
         that stay exact.
         """
         held = self._exact_length
-        of_rows = min(surplus, max(0, held - self.sinks))
-        of_sinks = max(0, min(k.shape[2], self.sinks - held))
-        if of_sinks > 0:
-            self._write(k[:, :, :of_sinks], v[:, :, :of_sinks])
-        coded = of_sinks + surplus - of_rows
-        result = (k[:, :, of_sinks:coded], v[:, :, of_sinks:coded])
-        if of_rows > 0:
-            rows = self.exact.rows(self.sinks, self.sinks + of_rows)
+        moved = min(surplus, max(0, held - self.sinks))
+        new_sinks = max(0, min(k.shape[2], self.sinks - held))
+        if new_sinks > 0:
+            self._write(k[:, :, :new_sinks], v[:, :, :new_sinks])
+        coded = new_sinks + surplus - moved
+        result = (k[:, :, new_sinks:coded], v[:, :, new_sinks:coded])
+        if moved > 0:
+            rows = self.exact.rows(self.sinks, self.sinks + moved)
             result = rows if coded == 0 else (torch.cat((rows[0], result[0]), 2), torch.cat((rows[1], result[1]), 2))
         self._encode(*result)
-        self.length += coded - of_sinks
-        if of_rows > 0:
-            self.exact.drop_oldest(of_rows, held)
+        self.length += coded - new_sinks
+        if moved > 0:
+            self.exact.drop_oldest(moved, held)
         return k[:, :, coded:], v[:, :, coded:]
 
     def _write(self, k: Tensor, v: Tensor) -> None:
@@ -255,10 +255,10 @@ class KVCache:
             most = min(self.length, capacity)
             raise ValueError(f"keep_last: tokens: expected from 0 to {most}, got {tokens}")
         held = self._exact_length
-        of_rows = min(held, tokens)
-        of_codes = self.kept_by(tokens) - of_rows
-        self._resize(max(capacity, of_rows + of_codes), self.coded - of_codes, self.coded, held - of_rows, held)
-        self.length, self.coded = of_rows + of_codes, of_codes
+        exact = min(held, tokens)
+        coded = self.kept_by(tokens) - exact
+        self._resize(max(capacity, exact + coded), self.coded - coded, self.coded, held - exact, held)
+        self.length, self.coded = exact + coded, coded
 
     def kept_by(self, tokens: int) -> int:
         """Returns how many tokens `keep_last` keeps."""

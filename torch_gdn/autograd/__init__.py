@@ -35,7 +35,7 @@ class Once(Function):
         ctx.op = inputs[0]
 
     @staticmethod
-    def backward(ctx: Any, *of_outputs: Any) -> Any:
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
         raise RuntimeError(
             f"gdn::{ctx.op}: expected one derivative, got a gradient of a gradient, which it does not have"
         )

@@ -128,16 +128,16 @@ def aura_decode(
     computed = torch.promote_types(result, torch.promote_types(norms.dtype, torch.float32))
     D = signs.shape[0]
     y = norms.to(computed)[..., None] * codebook.to(computed).flatten()[entries(codes, codebook, D)]
-    mean = y.new_zeros(D) if tile_means is None else of_tokens(tile_means, y.shape[-2]).to(computed)
+    mean = y.new_zeros(D) if tile_means is None else means_of_tokens(tile_means, y.shape[-2]).to(computed)
     if rotated:
         return (y + aura_rotate(mean, signs)).to(result)
     return (aura_rotate(y, signs, inverse=True) + mean).to(result)
 
 
-def of_tokens(of_tiles: Tensor, tokens: int) -> Tensor:
+def means_of_tokens(tile_means: Tensor, tokens: int) -> Tensor:
     """Expands one value per tile, [B, H, tiles, ..], to one per token, [B, H, tokens, ..]. Tile i has slots 128 i to
     128 i + 127."""
-    return of_tiles.repeat_interleave(TILE, 2)[:, :, :tokens]
+    return tile_means.repeat_interleave(TILE, 2)[:, :, :tokens]
 
 
 def entries(codes: Tensor, codebook: Tensor, D: int) -> Tensor:
@@ -174,7 +174,7 @@ def aura_attention(
     ratio = HQ // key_codes.shape[1]
     keys = aura_decode(key_codes, key_norms, key_codebook, key_signs, dtype=dtype)[:, :, :length]
     if key_tile_means is not None:
-        keys = keys + of_tokens(key_tile_means, keys.shape[2]).to(dtype)
+        keys = keys + means_of_tokens(key_tile_means, keys.shape[2]).to(dtype)
     values = aura_decode(value_codes, value_norms, value_codebook, value_signs, dtype=dtype)[:, :, :length]
     if exact_keys is not None and exact_values is not None:
         keys, values = (

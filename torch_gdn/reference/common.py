@@ -80,14 +80,14 @@ def key_first(state: Tensor, state_v_first: bool) -> Tensor:
 
 
 def gradients(
-    function: Callable[..., Any], inputs: Sequence[Tensor | None], of_outputs: Sequence[Tensor | None]
+    function: Callable[..., Any], inputs: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
     """Returns the gradients of the inputs, by autograd through `function`, for those of its outputs."""
     with torch.inference_mode(False), torch.enable_grad():
         leaves = [None if x is None else x.detach().clone().requires_grad_() for x in inputs]
         results = function(*leaves)
         results = results if isinstance(results, tuple) else (results,)
-        pairs = [(y, dy) for y, dy in zip(results, of_outputs, strict=True) if dy is not None]
+        pairs = [(y, dy) for y, dy in zip(results, grad_outputs, strict=True) if dy is not None]
         given = [x for x in leaves if x is not None]
         result = iter(
             torch.autograd.grad(

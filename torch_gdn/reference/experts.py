@@ -83,8 +83,8 @@ def moe_down(
     for t, j in (topk_ids >= 0).nonzero().tolist():
         y[t] += topk_weights[t, j].to(dtype) * (weights[topk_ids[t, j]] @ hidden[t, j].to(dtype))
     if shared_hidden is not None and shared_down_proj is not None:
-        of_shared = matrix(shared_down_proj, shared_scales, shared_biases, shared_hidden.shape[-1], dtype)
-        shared = shared_hidden.to(dtype) @ of_shared.mT
+        shared_down = matrix(shared_down_proj, shared_scales, shared_biases, shared_hidden.shape[-1], dtype)
+        shared = shared_hidden.to(dtype) @ shared_down.mT
         y += shared if shared_gate is None else shared * shared_gate.to(dtype).sigmoid()
     if residual is not None:
         y += residual.to(dtype)

@@ -33,9 +33,9 @@ def window_bits(table: Tensor) -> int:
     return table.numel().bit_length() - 1
 
 
-def pack(found: Tensor, bits: int) -> Tensor:
+def pack(states: Tensor, bits: int) -> Tensor:
     """Returns the stream [N, bytes] of windows [N, n], which consists of the lowest bits of each."""
-    ones = (found[..., None] >> torch.arange(bits) & 1).flatten(1).unflatten(1, (-1, 8))
+    ones = (states[..., None] >> torch.arange(bits) & 1).flatten(1).unflatten(1, (-1, 8))
     return (ones << torch.arange(8)).sum(-1).to(torch.uint8)
 
 

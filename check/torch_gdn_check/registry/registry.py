@@ -148,17 +148,17 @@ class OpEntry(Generic[P]):
         with on_the_cpu():
             return self.outputs(wide, self.exact(wide) if self.exact else getattr(reference, self.name)(**wide))
 
-    def compared(self, point: P, call: Call, found: Named, exact: Named | None = None) -> list[bounds.Part]:
+    def compared(self, point: P, call: Call, outputs: Named, exact: Named | None = None) -> list[bounds.Part]:
         """Compares the outputs of a call with the exact ones. The inputs of `call` must be as drawn, on the CPU.
 
         `exact` is what exact_outputs() returned for the call; by default it is called.
         """
         exact = self.exact_outputs(call) if exact is None else exact
-        if exact.keys() != found.keys():
-            raise AssertionError(f"{self.name}: outputs {sorted(found)}, expected {sorted(exact)}")
+        if exact.keys() != outputs.keys():
+            raise AssertionError(f"{self.name}: outputs {sorted(outputs)}, expected {sorted(exact)}")
         allowed = self.bound(point, call, exact)
         parts = []
-        for name, x in found.items():
+        for name, x in outputs.items():
             bound = allowed.get(name, bounds.ROUNDING.get(x.dtype, 0.0))
             if not x.is_floating_point():
                 parts.append(bounds.differing(name, x, exact[name], bound))

@@ -93,10 +93,10 @@ class EngineFailed(Exception):
 
 
 def assert_tokens_agree(
-    found: list[list[int]], tokens: list[list[int]], margins: list[list[float]], most: float
+    generated: list[list[int]], tokens: list[list[int]], margins: list[list[float]], most: float
 ) -> None:
     """Each sequence is the reference's, up to a place where the reference's two best tokens are closer than `most`."""
-    for got, want, margin in zip(found, tokens, margins, strict=True):
+    for got, want, margin in zip(generated, tokens, margins, strict=True):
         first = next((i for i, (x, y) in enumerate(zip(got, want, strict=True)) if x != y), None)
         assert first is None or margin[first] < most, (first, margin)
 

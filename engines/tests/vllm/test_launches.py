@@ -61,9 +61,9 @@ def steps_of(name: str, folder: Path, batches: tuple[int, ...], **options: Any) 
     return result
 
 
-def total_of(name: str, found: dict[str, Counter[str]]) -> int:
+def total_of(name: str, counts: dict[str, Counter[str]]) -> int:
     kinds = Counter(kind.split("_")[0] for kind in launches.configuration(name).layer_types)
-    return found["once"].total() + sum(n * found[kind].total() for kind, n in kinds.items())
+    return counts["once"].total() + sum(n * counts[kind].total() for kind, n in kinds.items())
 
 
 @pytest.mark.parametrize("name", TOTALS)

@@ -17,8 +17,8 @@ current_platform.register_triton_kernel_overrides()  # as each worker does first
 from vllm.v1.sample.sampler import Sampler
 with torch.inference_mode():
     logprobs = torch.tensor([[0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1]]).log()
-    found = Sampler.gather_logprobs(logprobs, 2, torch.tensor([2, 3]))
-print(found.selected_token_ranks.tolist(), counters["stats"]["unique_graphs"])
+    result = Sampler.gather_logprobs(logprobs, 2, torch.tensor([2, 3]))
+print(result.selected_token_ranks.tolist(), counters["stats"]["unique_graphs"])
 """
 
 

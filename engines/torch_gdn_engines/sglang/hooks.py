@@ -165,7 +165,7 @@ def register() -> None:
     quantized.register()
     kinds = {HookType.REPLACE: replacements(), HookType.AROUND: wrappers()}
     targets = {target: hook for hooks in kinds.values() for target, hook in hooks.items()}
-    originals = {target: found(target) for target in targets}
+    originals = {target: resolved(target) for target in targets}
     for kind, hooks in kinds.items():
         for target, hook in hooks.items():
             HookRegistry.register(target, hook, kind)
@@ -183,7 +183,7 @@ def register() -> None:
     HookRegistry.apply_hooks = classmethod(apply_hooks)
 
 
-def found(target: str) -> Any:
+def resolved(target: str) -> Any:
     """Returns the function or method that a target names, or None if it does not exist."""
     try:
         value = pkgutil.resolve_name(target)
@@ -196,7 +196,7 @@ def fault(registry: Any, kinds: Any, target: str, original: Any) -> str | None:
     """Returns why the hook of a target did not take effect, or None if it did."""
     if original is None:
         return "does not exist"
-    if found(target) is original:
+    if resolved(target) is original:
         return "is still SGLang's"
     replacing = [source for kind, _, source in registry._hooks[target] if kind is kinds.REPLACE]
     if replacing and getattr(replacing[-1], "plugin_name", "torch_gdn") != "torch_gdn":

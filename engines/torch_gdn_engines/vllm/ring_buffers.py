@@ -282,9 +282,9 @@ def allocate(vllm_config: Any, device: torch.device) -> Slots | None:
             sizes_without_means.add(block_size)
     for block_size in sizes_without_means:
         logger.warning("aura: keys have no means in blocks of %d tokens: a multiple of 128 has them", block_size)
-    of_names = vllm_config.compilation_config.static_forward_context
+    layers_by_name = vllm_config.compilation_config.static_forward_context
     for each in coded_layers(vllm_config, shared=True):
-        each.impl.tile_means = of_names[each.impl.kv_sharing_target_layer_name].impl.tile_means
+        each.impl.tile_means = layers_by_name[each.impl.kv_sharing_target_layer_name].impl.tile_means
     return slots
 
 
@@ -302,8 +302,8 @@ def group_with_first_blocks(vllm_config: Any, kv_cache_config: Any) -> int | Non
     layers = vllm_config.compilation_config.static_forward_context
     coded = coded_layers(vllm_config)
     for i, group in enumerate(kv_cache_config.kv_cache_groups):
-        of_group = [layers.get(name) for name in group.layer_names]
-        if any(each in coded and each.impl.window == 0 for each in of_group):
+        grouped = [layers.get(name) for name in group.layer_names]
+        if any(each in coded and each.impl.window == 0 for each in grouped):
             return i
     return None
 
