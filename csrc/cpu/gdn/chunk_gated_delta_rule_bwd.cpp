@@ -45,6 +45,8 @@ class BackwardCore {
         starts_(floats(ceil_div(std::ssize(records_), kSegment) * K_ * V_)),
         states_(floats((kSegment + 1) * K_ * V_)),
         dstate_(floats(K_ * V_)),
+        q_(floats(std::ssize(records_) * cpu::kTokens * K_)),
+        k_(floats(std::ssize(records_) * cpu::kTokens * K_)),
         dq_(floats(longest * K_)),
         dk_(floats(longest * K_)) {
     tiles_->K = K_, tiles_->V = V_;
@@ -55,6 +57,8 @@ class BackwardCore {
     std::tie(batch_, first_, length_) =
         std::tuple(sequences_[sequence_].batch, sequences_[sequence_].first, sequences_[sequence_].length);
     chunks_ = ceil_div(length_, cpu::kTokens);
+    read_keys(in_.q, in_.scale, q_.get());
+    read_keys(in_.k, 1.0f, k_.get());
     std::fill_n(dq_.get(), length_ * K_, 0.0f);
     std::fill_n(dk_.get(), length_ * K_, 0.0f);
     const int64_t group = s_.HV / s_.H;
@@ -84,6 +88,10 @@ class BackwardCore {
     });
   }
 
+  void read_keys(const cpu::Rows& x, float scale, float* out) const {
+    kernels_.read_keys(x.head(batch_, first_, key_head_, 0), length_, s_.K, in_.normalise, scale, K_, out);
+  }
+
   void write_keys(const cpu::Rows& x, float scale, float* gradients, const cpu::Rows& out) const {
     kernels_.write_keys(x.head(batch_, first_, key_head_, 0), length_, s_.K, in_.normalise, scale, gradients, K_,
                         out.head(batch_, first_, key_head_, 0));
@@ -95,8 +103,8 @@ class BackwardCore {
 
   void make_tiles(int64_t chunk, cpu::ChunkRecord* record) {
     tiles_->tokens = std::min(cpu::kTokens, length_ - chunk * cpu::kTokens);
-    kernels_.read_keys(in_.q.head(batch_, token(chunk), key_head_, 0), in_.k.head(batch_, token(chunk), key_head_, 0),
-                       s_.K, in_.normalise, in_.scale, *tiles_);
+    tiles_->q = q_.get() + chunk * cpu::kTokens * K_;
+    tiles_->k = k_.get() + chunk * cpu::kTokens * K_;
     for (int64_t i = 0; i < cpu::kTokens; ++i) {
       tiles_->beta[i] = i < tiles_->tokens ? in_.beta.value(batch_, token(chunk) + i, head_) : 0.0f;
     }
@@ -159,7 +167,7 @@ class BackwardCore {
   std::vector<cpu::ChunkRecord> records_;  // these two hold every chunk of the longest sequence
   decltype(floats(0)) r_;
   decltype(floats(0)) starts_;  // the state before each segment
-  decltype(floats(0)) states_, dstate_, dq_, dk_;
+  decltype(floats(0)) states_, dstate_, q_, k_, dq_, dk_;
   int64_t sequence_, key_head_, head_, batch_, first_, length_, chunks_;
 };
 

@@ -21,7 +21,7 @@ struct ChunkRecord {
 // V / 32 panels of [K, 32].
 struct BackwardTiles {
   int64_t tokens, K, V;
-  alignas(64) float q[kTokens * kLargestK], k[kTokens * kLargestK];  // normalised if requested; q is scaled
+  const float *q, *k;  // rows that read_keys wrote; q is scaled
   alignas(64) float q_read[kTokens * kLargestK], k_read[kTokens * kLargestK], k_write[kTokens * kLargestK];
   alignas(64) float decays[kTokens * kLargestK], left[kTokens * kLargestK];  // of channels; exp(g), and to the end
   alignas(64) float last[kLargestK];
@@ -40,8 +40,9 @@ struct BackwardTiles {
 };
 
 struct BackwardKernels {
-  void (*read_keys)(const HeadRows& q, const HeadRows& k, int64_t width, bool normalise, float scale,
-                    BackwardTiles& tiles);
+  // Writes tokens in f32 as whole chunks of rows of K floats, normalised if requested.
+  void (*read_keys)(const HeadRows& x, int64_t tokens, int64_t width, bool normalise, float scale, int64_t K,
+                    float* out);
   // These two make the parts of a chunk. `g` has one f32 per token, or `width` log decays. L and P are only made if
   // there is a record.
   void (*decay_head)(const HeadRows& g, int64_t width, BackwardTiles& tiles, ChunkRecord* record);

@@ -2,17 +2,19 @@
 #include "cpu/simd/chunk.h"
 
 enum class Into { kSet, kAdd, kSubtract };
+enum class Zeros { kNone, kAbove, kBelow };  // of a, apart from the blocks on its diagonal
 
 // Computes out = a b, out += a b or out -= a b, where a(i, p) is a[i * row + p * step]. `rows` is a multiple of 8 and
 // `columns` of 32.
-template <Into into>
+template <Into into, Zeros zeros = Zeros::kNone>
 void multiply(int64_t rows, int64_t columns, int64_t count, const float* a, int64_t row, int64_t step, const float* b,
               int64_t b_row, float* out, int64_t out_row) {
   for (int64_t j = 0; j < columns; j += kTileColumns) {
     for (int64_t i = 0; i < rows; i += kRows) {
       Tile sums{};
-      const float *left = a + i * row, *right = b + j;
-      for (int64_t p = 0; p < count; ++p, left += step, right += b_row) {
+      const int64_t first = zeros == Zeros::kBelow ? i : 0, last = zeros == Zeros::kAbove ? i + kRows : count;
+      const float *left = a + i * row + first * step, *right = b + j + first * b_row;
+      for (int64_t p = first; p < last; ++p, left += step, right += b_row) {
 #pragma GCC unroll 8
         for (int64_t r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
@@ -59,17 +61,12 @@ TORCH_GDN_INLINE void scale_row(const float* x, float factor, int64_t count, flo
   for (int64_t i = 0; i < count; i += kLanes) store(out + i, factor * load(x + i));
 }
 
-void read_keys_backward(const HeadRows& q, const HeadRows& k, int64_t width, bool normalise, float scale,
-                        BackwardTiles& tiles) {
-  upcast_rows(q, tiles.tokens, kTokens, width, tiles.q, tiles.K);
-  upcast_rows(k, tiles.tokens, kTokens, width, tiles.k, tiles.K);
-  for (int64_t i = 0; i < tiles.tokens; ++i) {
-    float *q_row = tiles.q + i * tiles.K, *k_row = tiles.k + i * tiles.K;
-    if (normalise) {
-      normalise_row(q_row, tiles.K, kNormEps);
-      normalise_row(k_row, tiles.K, kNormEps);
-    }
-    scale_row(q_row, scale, tiles.K, q_row);
+void read_keys_backward(const HeadRows& x, int64_t tokens, int64_t width, bool normalise, float scale, int64_t K,
+                        float* out) {
+  upcast_rows(x, tokens, ceil_div(tokens, kTokens) * kTokens, width, out, K);
+  for (int64_t i = 0; i < tokens; ++i, out += K) {
+    if (normalise) normalise_row(out, K, kNormEps);
+    scale_row(out, scale, K, out);
   }
 }
 
@@ -180,8 +177,8 @@ void solve(const HeadRows& v, int64_t columns, const ChunkRecord& record, const 
     multiply<Into::kSubtract>(kTokens, kColumns, K, tiles.k_read, K, 1, state + j * K, kColumns, r + j, V);
   }
   for (int64_t i = 0; i < kTokens; ++i) scale_row(r + i * V, tiles.beta[i], V, tiles.work + i * V);
-  multiply<Into::kSet>(kTokens, V, kTokens, record.inverse, kTokens, 1, tiles.work, V, tiles.u, V);
-  multiply<Into::kSubtract>(kTokens, V, kTokens, record.L, kTokens, 1, tiles.u, V, r, V);
+  multiply<Into::kSet, Zeros::kAbove>(kTokens, V, kTokens, record.inverse, kTokens, 1, tiles.work, V, tiles.u, V);
+  multiply<Into::kSubtract, Zeros::kAbove>(kTokens, V, kTokens, record.L, kTokens, 1, tiles.u, V, r, V);
 }
 
 void advance_state(const float* r, const float* from, float* to, BackwardTiles& tiles) {
@@ -211,11 +208,11 @@ TORCH_GDN_INLINE void multiply_by_state(const float* state, const float* x_acros
 TORCH_GDN_INLINE void retreat_values(const ChunkRecord& record, const float* r, const float* dstate,
                                      BackwardTiles& tiles) {
   const int64_t K = tiles.K, V = tiles.V;
-  multiply<Into::kSet>(kTokens, V, kTokens, record.P, 1, kTokens, tiles.d_o, V, tiles.work, V);
+  multiply<Into::kSet, Zeros::kBelow>(kTokens, V, kTokens, record.P, 1, kTokens, tiles.d_o, V, tiles.work, V);
   for (int64_t j = 0; j < V; j += kColumns) {
     multiply<Into::kAdd>(kTokens, kColumns, K, tiles.k_write, K, 1, dstate + j * K, kColumns, tiles.work + j, V);
   }
-  multiply<Into::kSet>(kTokens, V, kTokens, record.inverse, 1, kTokens, tiles.work, V, tiles.du, V);
+  multiply<Into::kSet, Zeros::kBelow>(kTokens, V, kTokens, record.inverse, 1, kTokens, tiles.work, V, tiles.du, V);
   for (int64_t i = 0; i < kTokens; ++i) {
     tiles.dbeta[i] = dot(tiles.du + i * V, r + i * V, V);
     scale_row(r + i * V, tiles.beta[i], V, tiles.u + i * V);
@@ -226,13 +223,14 @@ TORCH_GDN_INLINE void retreat_values(const ChunkRecord& record, const float* r, 
 TORCH_GDN_INLINE void retreat_state(const float* state, float* dstate, BackwardTiles& tiles) {
   const int64_t K = tiles.K, V = tiles.V;
   for (int64_t d = 0; d < K; ++d) {
-    float sum = 0;
+    Floats sum{};
     for (int64_t j = 0; j < V; j += kColumns) {
+      const float* before = state + j * K + d * kColumns;
       float* row = dstate + j * K + d * kColumns;
-      sum += dot(state + j * K + d * kColumns, row, kColumns);
+      for (int64_t c = 0; c < kColumns; c += kLanes) sum += load(before + c) * load(row + c);
       scale_row(row, tiles.last[d], kColumns, row);
     }
-    tiles.dlast[d] = tiles.last[d] * sum;
+    tiles.dlast[d] = tiles.last[d] * sum_of_lanes(sum);
   }
   for (int64_t j = 0; j < V; j += kColumns) {
     float* panel = dstate + j * K;
@@ -306,10 +304,10 @@ void leave_head(const ChunkRecord& record, BackwardTiles& tiles) {
       store(tiles.dk + d, read[i] * load(tiles.dk_read + d) + write[i] * load(tiles.dk_write + d));
     }
   }
-  multiply<Into::kAdd>(kTokens, K, kTokens, tiles.dP, kTokens, 1, tiles.k, K, tiles.dq, K);
-  multiply<Into::kAdd>(kTokens, K, kTokens, tiles.dP, 1, kTokens, tiles.q, K, tiles.dk, K);
-  multiply<Into::kAdd>(kTokens, K, kTokens, tiles.dL, kTokens, 1, tiles.k, K, tiles.dk, K);
-  multiply<Into::kAdd>(kTokens, K, kTokens, tiles.dL, 1, kTokens, tiles.k, K, tiles.dk, K);
+  multiply<Into::kAdd, Zeros::kAbove>(kTokens, K, kTokens, tiles.dP, kTokens, 1, tiles.k, K, tiles.dq, K);
+  multiply<Into::kAdd, Zeros::kBelow>(kTokens, K, kTokens, tiles.dP, 1, kTokens, tiles.q, K, tiles.dk, K);
+  multiply<Into::kAdd, Zeros::kAbove>(kTokens, K, kTokens, tiles.dL, kTokens, 1, tiles.k, K, tiles.dk, K);
+  multiply<Into::kAdd, Zeros::kBelow>(kTokens, K, kTokens, tiles.dL, 1, kTokens, tiles.k, K, tiles.dk, K);
 }
 
 // The products of one vector of channels with those of earlier tokens.
