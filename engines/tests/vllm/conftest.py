@@ -106,6 +106,19 @@ def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture
+def mps(monkeypatch: pytest.MonkeyPatch) -> Any:
+    import torch
+    import vllm.platforms
+
+    from torch_gdn_engines.vllm.mps_platform import MpsPlatform
+
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    platform = MpsPlatform()
+    monkeypatch.setattr(vllm.platforms, "_current_platform", platform)
+    return platform
+
+
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")

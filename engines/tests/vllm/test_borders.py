@@ -1,7 +1,8 @@
-"""Tests what the plugin's classes do with rows of padding, layers that were changed, and incomplete configurations."""
+"""Tests what the plugin's classes do with rows of padding, changed layers, and configurations that are refused."""
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,3 +70,32 @@ def test_an_attention_that_was_changed_is_vllms(change: str) -> None:
     layer = SimpleNamespace(q_norm=norms[0], k_norm=norms[1], rotary_emb=rotation, attn_output_gate=True)
     CHANGED[change](layer)
     assert rotary.is_taken(layer, torch.arange(3)) == (change == "nothing")
+
+
+PIPELINE = "with pipeline_parallel_size 2 on mps, got"
+
+
+def in_a_pipeline() -> Any:
+    from vllm.config import VllmConfig
+
+    config: Any = VllmConfig()
+    config.parallel_config.world_size = config.parallel_config.pipeline_parallel_size = 2
+    return config
+
+
+def test_drafts_in_a_pipeline_are_refused(mps: Any) -> None:
+    config = in_a_pipeline()
+    config.speculative_config = SimpleNamespace(method="mtp")
+    with pytest.raises(ValueError, match=f"^speculative_config: expected none {PIPELINE} mtp$"):
+        mps.check_and_update_config(config)
+
+
+@pytest.mark.parametrize("is_hybrid", [True, False])
+def test_cached_prefixes_of_hybrids_in_a_pipeline_are_refused(is_hybrid: bool, mps: Any) -> None:
+    config = in_a_pipeline()
+    config.model_config = SimpleNamespace(is_hybrid=is_hybrid)
+    expected = pytest.raises(ValueError, match=f"^enable_prefix_caching: expected False for a hybrid {PIPELINE} True")
+    with expected if is_hybrid else contextlib.nullcontext():
+        mps.check_pipeline(config)
+    config.cache_config.enable_prefix_caching = False
+    mps.check_pipeline(config)

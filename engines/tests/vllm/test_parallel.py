@@ -62,7 +62,8 @@ def test_two_machines_of_which_one_dies(dies: int, kind: str, reference: Any, tm
     """
     path, texts, tokens, _ = reference("qwen3_5")
     model, master = with_tokenizer(path, tmp_path), str(free_port())
-    machines = [kind, "2", "--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", master, "--node-rank"]
+    machines = [kind, "2", "--no-enable-prefix-caching", "--nnodes", "2"]
+    machines += ["--master-addr", "127.0.0.1", "--master-port", master, "--node-rank"]
     network = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo", "VLLM_HOST_IP": "127.0.0.1"}
     second = Server("mps", model, tmp_path / "1", *machines, "1", "--headless", **network)
     first = Server("mps", model, tmp_path / "0", *machines, "0", **network)
@@ -91,7 +92,7 @@ def test_two_machines_of_which_one_dies(dies: int, kind: str, reference: Any, tm
 
 def test_several_machines_name_their_network(reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     path, texts, _, _ = reference("qwen3_next")
-    options = {"dtype": "float32", "pipeline_parallel_size": 2, "nnodes": 2, "node_rank": 0}
+    options = {"dtype": "float32", "tensor_parallel_size": 2, "nnodes": 2, "node_rank": 0}
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     with pytest.raises(EngineFailed, match="GLOO_SOCKET_IFNAME: expected the interface of the private network"):
         run_engine("mps", {"model": str(path), "options": options, "rounds": [{"prompts": texts[:1], "tokens": 1}]})

@@ -36,18 +36,6 @@ def registered() -> None:
     register()  # vLLM may load its plugins again in a process
 
 
-@pytest.fixture
-def mps(monkeypatch: pytest.MonkeyPatch) -> Any:
-    import vllm.platforms
-
-    from torch_gdn_engines.vllm.mps_platform import MpsPlatform
-
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    platform = MpsPlatform()
-    monkeypatch.setattr(vllm.platforms, "_current_platform", platform)
-    return platform
-
-
 def resolved(
     monkeypatch: pytest.MonkeyPatch, mode: str, has_mps: bool, version: str = "0.32.0", plugins: tuple[str, ...] = ()
 ) -> str:
@@ -414,16 +402,6 @@ def test_the_default_share_of_a_small_memory(
     sizes = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": int(gibibytes * 2**18)}
     monkeypatch.setattr(worker.os, "sysconf", sizes.__getitem__)
     assert worker.share_of_memory(asked) == share
-
-
-def test_drafts_in_a_pipeline_are_refused(mps: Any) -> None:
-    from vllm.config import VllmConfig
-
-    config = VllmConfig()
-    config.parallel_config.world_size = config.parallel_config.pipeline_parallel_size = 2
-    config.speculative_config = SimpleNamespace(method="mtp")
-    with pytest.raises(ValueError, match="speculative_config: expected none with pipeline_parallel_size 2 on mps, got"):
-        mps.check_and_update_config(config)
 
 
 def test_pools_fit_into_buffers() -> None:

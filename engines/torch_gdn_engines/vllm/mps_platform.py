@@ -135,15 +135,24 @@ class MpsPlatform(Platform):
         quantized.verify(quant)
 
     @classmethod
-    def check_processes(cls, parallel: Any, drafts: Any) -> None:
-        """Names the interface that gloo uses, which would otherwise be that of the host's name. Refuses drafts in a
-        pipeline: vLLM 0.32 looks for a drafter in each process, but only the last one has it.
+    def check_pipeline(cls, config: Any) -> None:
+        """Refuses drafts in a pipeline: vLLM 0.32 looks for a drafter in each process, but only the last one has it.
+        Refuses cached prefixes of hybrids: with two batches under way they gave wrong tokens.
         """
-        if drafts is not None and parallel.pipeline_parallel_size > 1:
+        size = config.parallel_config.pipeline_parallel_size
+        if size > 1 and config.speculative_config is not None:
+            got = config.speculative_config.method
+            raise ValueError(f"speculative_config: expected none with pipeline_parallel_size {size} on mps, got {got}")
+        model = config.model_config
+        if size > 1 and config.cache_config.enable_prefix_caching and model is not None and model.is_hybrid:
             raise ValueError(
-                f"speculative_config: expected none with pipeline_parallel_size {parallel.pipeline_parallel_size} on "
-                f"mps, got {drafts.method}"
+                f"enable_prefix_caching: expected False for a hybrid with pipeline_parallel_size {size} on mps, got "
+                "True, which is vLLM's default: add --no-enable-prefix-caching"
             )
+
+    @classmethod
+    def check_processes(cls, parallel: Any) -> None:
+        """Names the interface that gloo uses, which would otherwise be that of the host's name."""
         if parallel.nnodes > 1 and not os.environ.get(INTERFACE):
             raise ValueError(
                 f"{INTERFACE}: expected the interface of the private network between the machines, such as bridge0, "
@@ -171,7 +180,8 @@ class MpsPlatform(Platform):
             cls.verify_quantization("a quantization_config without a quant_method")
         parallel = vllm_config.parallel_config
         if parallel.world_size > 1:
-            cls.check_processes(parallel, vllm_config.speculative_config)
+            cls.check_pipeline(vllm_config)
+            cls.check_processes(parallel)
         if parallel.worker_cls == "auto":
             parallel.worker_cls = f"{HERE}.worker.MpsWorker"
         parallel.disable_custom_all_reduce = True
