@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 TUNING_VARIABLE = "TORCH_GDN_TUNING_CACHE"  # names the tuning cache's file
@@ -14,6 +17,16 @@ def write_whole(file: Path, text: str) -> None:
     unfinished = file.with_name(f"{file.name}.{os.getpid()}")
     unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(file)
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Keeps other processes from a file that this one reads and then writes, unless there is no place for a lock."""
+    with ExitStack() as stack:
+        with suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            fcntl.flock(stack.enter_context(file.with_suffix(".lock").open("w")), fcntl.LOCK_EX)
+        yield
 
 
 def tuning_file() -> Path | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -279,6 +280,26 @@ def test_a_test_that_ended_its_process_failed(on_mps: torch.device) -> None:
     verdicts.path(key).write_text("{")
     forget()
     assert warned(NORM) == "" and stored() == {name: ""}
+
+
+def test_two_processes_that_store_at_once_keep_both_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise one writes what it read before the other's test ended, and the other seems to have crashed."""
+    monkeypatch.setenv(tuning_cache.VARIABLE, str(tmp_path / "table.json"))
+    read, key = verdicts.read, "a machine"
+    others: list[threading.Thread] = []
+
+    def slow(key: str) -> verdicts.Verdicts:
+        result = read(key)
+        if not others:
+            others.append(threading.Thread(target=verdicts.change, args=(key, {"b": verdicts.Verdict("b", None)})))
+            others[0].start()
+            others[0].join(0.5)
+        return result
+
+    monkeypatch.setattr(verdicts, "read", slow)
+    verdicts.change(key, {"a": verdicts.Verdict("a", None)})
+    others[0].join()
+    assert read(key).keys() == {"a", "b"}
 
 
 def test_a_running_test_is_in_the_file(on_mps: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,9 +171,7 @@ def run_and_compare(op: str, copies: Copies) -> tuple[Any, str | None]:
 
 
 def store(names: list[str], verdict: Verdict | None) -> None:
-    """Stores a verdict. Reads the file again first, since another process may have written it."""
-    stored = {name: each for name, each in verdicts.read(_machine).items() if name not in names}
-    verdicts.write(_machine, stored if verdict is None else stored | dict.fromkeys(names, verdict))
+    verdicts.change(_machine, dict.fromkeys(names, verdict))
 
 
 def replace_and_warn() -> None:

@@ -7,13 +7,14 @@ import json
 import os
 import platform
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
 from torch_gdn import _C
-from torch_gdn._files import folder, tuning_file, write_whole
+from torch_gdn._files import folder, locked, tuning_file, write_whole
 from torch_gdn._mps import command_output
 from torch_gdn._version import __version__
 
@@ -87,6 +88,12 @@ def write(key: str, verdicts: Verdicts) -> None:
         write_whole(path(key), json.dumps(content, indent=1) + "\n")
     except (OSError, ValueError, RuntimeError):
         return
+
+
+def change(key: str, news: dict[str, Verdict | None]) -> None:
+    """Writes these verdicts, and deletes those that are None. Other processes' stay as they are."""
+    with suppress(RuntimeError, ValueError), locked(path(key)):  # a user without a home has no file
+        write(key, {name: x for name, x in (read(key) | news).items() if x is not None})
 
 
 def is_left_behind(verdict: Verdict) -> bool:
