@@ -65,19 +65,27 @@ def test_lengths_around_a_segment(rule: str) -> None:
 @each_rule
 def test_segments_on_mps(rule: str) -> None:
     """With 64 heads, a segment of the 8 cores has 3 chunks of 16 tokens. Sequences end at its border and go on over it,
-    and one without tokens is at the border.
+    one of them over three, and one without tokens is at the border.
     """
     device = ready("mps")
-    call = draw_call(rule, 120, 16, 16, B=1, H=32, HV=64, cu_seqlens=[0, 48, 48, 110, 120])
+    call = draw_call(rule, 180, 16, 16, B=1, H=32, HV=64, cu_seqlens=[0, 48, 48, 170, 180])
     do, dht = draw_outer(call)
     with profiled() as profile:
         result = gradients_of(RULES[rule][0], call, do, dht, device)
-    assert profile.launched("chunk_bwd_dqkwg_128") == 4, profile  # of 12 rows of chunks
+    assert profile.launched("chunk_bwd_dqkwg_128") == 6, profile  # of 16 rows of chunks
     assert_exact_gradients(result, exact_of(rule, call, do, dht))
-    alone = {name: x[:, 48:110] if name in ("q", "k", "v", "g", "beta") else x for name, x in call.items()}
-    alone |= {"initial_state": call["initial_state"][2:3], "cu_seqlens": torch.tensor([0, 62])}
-    for name, x in gradients_of(RULES[rule][0], alone, do[:, 48:110], dht[2:3], device).items():
-        assert_same_bits(name, x, result[name][2:3] if name == "initial_state" else result[name][:, 48:110])
+    alone = {name: x[:, 48:170] if name in ("q", "k", "v", "g", "beta") else x for name, x in call.items()}
+    alone |= {"initial_state": call["initial_state"][2:3], "cu_seqlens": torch.tensor([0, 122])}
+    for name, x in gradients_of(RULES[rule][0], alone, do[:, 48:170], dht[2:3], device).items():
+        assert_same_bits(name, x, result[name][2:3] if name == "initial_state" else result[name][:, 48:170])
+
+
+@each_rule
+def test_without_tokens_the_states_gradient_passes(device: torch.device, rule: str) -> None:
+    call = draw_call(rule, 0)
+    do, dht = draw_outer(call)
+    result = gradients_of(RULES[rule][0], call, do, dht, device)
+    assert_same_bits("initial_state", result["initial_state"], dht.to(device))
 
 
 @each_rule
