@@ -372,13 +372,21 @@ def check_versions(store: Store, rank: int, size: int, timeout: timedelta) -> No
             f"init_process_group: expected {size} processes, got none of rank {', '.join(absent)} "
             f"within {timeout.total_seconds():g} s"
         ) from error
-    for each, key in enumerate(keys):
-        theirs, _, host = store.get(key).decode().partition("\n")
+    for each, (theirs, _, host) in enumerate(store.get(key).decode().partition("\n") for key in keys):
         if theirs != own:
+            wait_for_readers(store, rank, size)
             raise RuntimeError(
                 f"init_process_group: expected the same versions in all processes, got {own} in rank {rank} "
                 f"and {theirs} in rank {each} on {host}"
             )
+
+
+def wait_for_readers(store: Store, rank: int, size: int) -> None:
+    """Lets every process read what the store has before rank 0 ends, and the store with it."""
+    store.set(f"{NAME}/read/{rank}", "")
+    if rank == 0:
+        with contextlib.suppress(RuntimeError):
+            store.wait([f"{NAME}/read/{each}" for each in range(size)], timedelta(seconds=10))
 
 
 def check_agreement(what: str, own: str) -> None:

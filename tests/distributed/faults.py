@@ -46,10 +46,22 @@ def idle_in_a_ring(rank: int, fault: str) -> None:
     ring.leave()
 
 
+def read_versions_late() -> None:
+    """Lets rank 0, which has the store, be ready to end first."""
+    get = dist.PrefixStore.get
+
+    def late(store: dist.PrefixStore, key: str) -> bytes:
+        time.sleep(0.5)
+        return get(store, key)
+
+    dist.PrefixStore.get = late  # type: ignore[method-assign]
+
+
 def main(own: str, address: str, fault: str) -> None:
     rank = int(own)
     if fault == "version" and rank == 1:
         distributed.__version__ = "0.0.9"
+        read_versions_late()
     started = time.monotonic()
     try:
         dist.init_process_group(
