@@ -25,7 +25,7 @@ MatrixParameters matrix_parameters(const Tensor& weight, const std::optional<Ten
     parameters.biases_row_stride = row_stride(*biases);
     parameters.has_zero_points = int16_t(has_zero_points(*biases));
   }
-  parameters.scale_type = int16_t(element_type(*scales));
+  if (!packing.is_e2m1) parameters.scale_type = int16_t(element_type(*scales));
   parameters.group_shift = std::countr_zero(uint64_t(packing.group));
   parameters.row_shift = std::countr_zero(uint64_t(packing.rows));
   parameters.columns = int32_count(weight.size(-1), "torch_gdn: weights", "columns");

@@ -13,6 +13,7 @@ MatrixParameters matrix_parameters(const Tensor& weight, const std::optional<Ten
 // Returns the template argument Bits of a kernel. Weights that are not packed have no such argument.
 inline TemplateArgument bits_of(const Packing& packing) {
   if (packing.is_e4m3) return int(kE4M3);
+  if (packing.is_e2m1) return int(kE2M1);
   return packing.bits == 0 ? TemplateArgument() : TemplateArgument(packing.bits);
 }
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from tests.helpers.packed_models import Codes, Format, float8, quantise, stored, words
+from tests.helpers.packed_models import Codes, Format, float8, mxfp4, quantise, stored, words
 from torch_gdn.integrations.transformers import packed_patches, versions
 from torch_gdn.quantized import PackedWeight
 from torch_gdn.quantized.formats import SUPPORTED
@@ -211,14 +211,17 @@ def floats(strategy: str, **others: Any) -> dict[str, Any]:
     return compressed_tensors(scheme(8, type="float", strategy=strategy, **others), format="float-quantized")
 
 
+MXFP4 = compressed_tensors(scheme(type="float", group_size=32), format="mxfp4-pack-quantized")
 READ |= {
+    "mxfp4": (MXFP4, Format("mxfp4")),
+    "mlx, mxfp4": (MLX | {"mode": "mxfp4"}, Format("mlx mxfp4")),
     "fp8": (FP8, Format("float8")),
     "compressed-tensors in blocks of floats": (floats("block", block_structure=[128, 128]), Format("float8 block")),
     "compressed-tensors in rows of floats": (floats("channel"), Format("float8 channel")),
     "compressed-tensors in floats": (floats("tensor"), Format("float8 tensor")),
     "modelopt": (MODELOPT, Format("float8 tensor")),
 }
-UNKNOWN_TO = {("sglang", "mlx"), ("sglang", "mlx, own bits")}
+UNKNOWN_TO = {("sglang", "mlx"), ("sglang", "mlx, own bits"), ("sglang", "mlx, mxfp4")}
 
 
 def write(weight: Tensor, how: Format) -> tuple[dict[str, Tensor], Tensor]:
@@ -226,6 +229,8 @@ def write(weight: Tensor, how: Format) -> tuple[dict[str, Tensor], Tensor]:
     if how.layout.startswith("float8"):
         _, _, strategy = how.layout.partition(" ")
         return float8(weight, "weight_scale" if strategy else "weight_scale_inv", strategy or "block")
+    if how.layout.endswith("mxfp4"):
+        return mxfp4(weight, is_mlx=how.layout.startswith("mlx"))
     codes = quantise(weight, how)
     tensors = written_as_compressed_tensors(codes, how) if how.layout == "compressed-tensors" else stored(codes, how)
     return tensors, codes.numbers()
@@ -267,8 +272,12 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "e5m2": (FP8 | {"fmt": "e5m2"}, "fp8 of e5m2"),
     "ModelOpt's FP4": (MODELOPT | {"quant_algo": "NVFP4"}, "ModelOpt's NVFP4$"),
     "ModelOpt's caches": (MODELOPT | {"kv_cache_quant_algo": "FP8"}, "ModelOpt's FP8 with a quantised key-value cache"),
-    "MXFP4": (
-        compressed_tensors(scheme(4, type="float", group_size=32), format="mxfp4-pack-quantized"),
+    "MXFP4 with activations": (
+        MXFP4 | {"config_groups": {"0": {"weights": scheme(type="float", group_size=32), "input_activations": W8}}},
+        "compressed-tensors' mxfp4-pack-quantized of 4-bit float weights by group with input_activations",
+    ),
+    "MXFP4 in groups of 64": (
+        compressed_tensors(scheme(type="float", group_size=64), format="mxfp4-pack-quantized"),
         "compressed-tensors' mxfp4-pack-quantized of 4-bit float weights by group",
     ),
     "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
@@ -340,6 +349,11 @@ FAULTY: dict[str, tuple[str, Callable[[dict[str, Tensor]], dict[str, Tensor]], s
         lambda tensors: tensors | {"weight_scale_inv": torch.rand(3, 1)},
         r"expected a scale for each 128 x 128 weights, \[1, 1\], for each row, or for all, got \[3, 1\]",
     ),
+    "exponents of other groups": (
+        "mxfp4",
+        cut("weight_scale", 1, 2),
+        "expected MXFP4 of 4 bits in groups of 32, got 4 bits in groups of 64",
+    ),
     "few zero points": ("awq", cut("qzeros", 0, 2), r"expected qzeros of shape \[4, 2\], got \[2, 2\]"),
     "groups of another size": (
         "compressed-tensors",
@@ -366,6 +380,17 @@ def test_refuses_shapes(case: str, engine: str, adapters: dict[str, Any]) -> Non
             read_by_transformers(adapter, tensors)
         else:
             read_by_engine(engine, adapter, tensors, adapters)
+
+
+@pytest.mark.parametrize("engine", ENGINES[1:])
+def test_refuses_exponents_of_nan(engine: str, adapters: dict[str, Any]) -> None:
+    """A group that no file fills has this exponent."""
+    config, how = READ["mxfp4"]
+    tensors = {part: write(torch.randn(N, K), how)[0] for part in PARTS}
+    tensors["up_proj"]["weight_scale"][-1, -1] = 255
+    adapter = configured(engine, config, adapters)
+    with pytest.raises(ValueError, match=r"expected finite weight_scale for all groups, which the checkpoint lacks$"):
+        read_by_engine(engine, adapter, tensors, adapters)
 
 
 @pytest.mark.parametrize("engine", ENGINES[1:])

@@ -18,6 +18,7 @@ from torch.nn import Parameter
 from torch_gdn.quantized import PackedWeight
 from torch_gdn.quantized.formats import Format, Packing, Sizes, Stored, unlike
 
+NO_EXPONENT = 255  # NaN in e8m0
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 Matrices = dict[str, dict[str, Sizes]]  # as `Format.matrices` returns them
 
@@ -32,6 +33,8 @@ def empty(stored: Stored, *shape: int) -> Tensor:
     dtype, value = torch.uint8 if stored.is_e4m3 else torch.int32, 0.0
     if stored.is_float:
         dtype, value = torch.float32, math.nan
+    if stored.is_exponent:
+        dtype, value = torch.uint8, NO_EXPONENT
     filled = torch.full(sizes, value, dtype=dtype)
     return filled.mT if stored.transposed else filled
 
@@ -99,9 +102,13 @@ class Method:
 
         Nothing is missed if nothing was loaded, as with the load_format "dummy".
         """
-        missing = self.missing if self.missing != self.expected else set()
+        is_loaded = self.missing != self.expected
+        missing = self.missing if is_loaded else set()
         for each in packing.tensors:
-            has_gaps = each.is_float and not tensors[each.name].isfinite().all()
+            x = tensors[each.name]
+            if each.is_exponent and not is_loaded:
+                x.zero_()
+            has_gaps = (x == NO_EXPONENT).any() if each.is_exponent else each.is_float and not x.isfinite().all()
             if has_gaps or f"{prefix}{each.name}" in missing:
                 raise ValueError(f"{self.name}: expected finite {each.name} for all groups, which the checkpoint lacks")
         floats = {each.name: tensors[each.name] for each in packing.tensors if each.is_float}

@@ -1,8 +1,9 @@
 #pragma once
 #include "core/parameters.h"
 
-// The template argument Bits of a matrix of e4m3 numbers, in the place of a number of bits.
-enum { kE4M3 = 43 };
+// The template argument Bits of a matrix of e4m3 numbers, or of e2m1 numbers with e8m0 scales, in the place of a number
+// of bits.
+enum { kE4M3 = 43, kE2M1 = 21 };
 
 // Describes one matrix of weights, or one per expert. Strides are in elements. The last strides are 1.
 struct MatrixParameters {

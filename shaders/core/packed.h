@@ -1,4 +1,4 @@
-// Decodes packed weights: codes of 4 or 8 bits, and e4m3 numbers (Bits is kE4M3).
+// Decodes packed weights: codes of 4 or 8 bits, e4m3 numbers (Bits is kE4M3), and e2m1 numbers (kE2M1).
 //
 // A code stands for w[k] = scale * code[k] + bias. A word holds per = 32 / Bits codes. Code k of a
 // row has bits k % per * Bits of word k / per. A weight is computed as
@@ -11,7 +11,8 @@
 // 1024 + code * 2^position. Dividing by 2^position and subtracting is exact.
 //
 // Two e4m3 numbers become two halves in the same way. Exponent and mantissa move to those of a half, whose exponent is
-// 8 more, so that the half is 2^-8 of the number, also without an exponent. The byte 0x7f is NaN, and so is 0xff.
+// 8 more, so that the half is 2^-8 of the number, also without an exponent. The byte 0x7f is NaN, and so is 0xff. For
+// e2m1, which lie as codes of 4 bits do, the half is 2^-14 of the number. Their scales are powers of two.
 #pragma once
 #include "core/elements.h"
 #include "core/matrix_parameters.h"
@@ -19,7 +20,13 @@
 
 template <int Bits>
 METAL_FUNC constexpr int bits_of_code() {
-  return Bits == kE4M3 ? 8 : Bits;
+  return Bits == kE4M3 ? 8 : Bits == kE2M1 ? 4 : Bits;
+}
+
+// Numbers have scales and no biases.
+template <int Bits>
+METAL_FUNC constexpr bool are_numbers() {
+  return Bits == kE4M3 || Bits == kE2M1;
 }
 
 // Decodes bytes 0 and 2.
@@ -30,8 +37,20 @@ METAL_FUNC vec<half, 2> decode_e4m3(uint bytes) {
   return as_type<vec<half, 2>>(bits) * vec<half, 2>(half(256.0f));
 }
 
+// Decodes bits 0 to 3 and 16 to 19.
+METAL_FUNC vec<half, 2> decode_e2m1(uint codes) {
+  const uint bits = ((codes & 0x00070007u) << 9) | ((codes & 0x00080008u) << 12);
+  return as_type<vec<half, 2>>(bits) * vec<half, 2>(half(16384.0f));
+}
+
+// Returns 2^(exponent - 127), and NaN for 255.
+METAL_FUNC float decode_e8m0(uchar exponent) {
+  const uint bits = exponent == 0 ? 0x00400000u : exponent == 255 ? 0x7fc00000u : uint(exponent) << 23;
+  return as_type<float>(bits);
+}
+
 // The scale of a group of codes, and the second term of the formula.
-template <int Bits>
+template <int Bits, bool AreNumbers = are_numbers<Bits>()>
 struct ScaleAndRest {
   float scale, rest;
 
@@ -51,8 +70,8 @@ struct ScaleAndRest {
   METAL_FUNC float product(float of_numbers, float total) const { return fma(scale, of_numbers, rest * total); }
 };
 
-template <>
-struct ScaleAndRest<kE4M3> {
+template <int Bits>
+struct ScaleAndRest<Bits, true> {
   float scale;
 
   METAL_FUNC float weight(float number) const { return scale * number; }
@@ -99,6 +118,7 @@ struct Codes {
   // functions.
   METAL_FUNC vec<half, 2> pair(int word, int i) const {
     if constexpr (Bits == kE4M3) return decode_e4m3(words[word] >> uint(i * 8));
+    if constexpr (Bits == kE2M1) return decode_e2m1(words[word] >> uint(i * 4));
     constexpr uint kMask = (1u << Bits) - 1u;
     const int position = i * Bits % 8;
     const uint codes = (words[word] >> uint(i * Bits - position)) & ((kMask | kMask << 16) << uint(position));

@@ -108,7 +108,9 @@ struct TwoMatrices {
     }
     if constexpr (Bits != 0) {
       // All rows share one branch, because a load behind its own branch would wait for the previous load.
-      if (first.scale_type == kFloat32) {
+      if constexpr (Bits == kE2M1) {
+        load_scales<uchar, uchar>(blocks, column);
+      } else if (first.scale_type == kFloat32) {
         load_scales<float, float>(blocks, column);
       } else if (Bits != kE4M3 && first.has_zero_points) {
         load_scales<ushort, uchar>(blocks, column);

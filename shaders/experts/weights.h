@@ -1,5 +1,5 @@
 // Reads the weights of a matrix. A kernel has Bits as a template argument: 0 for numbers of type T, 4 or 8 for packed
-// codes, kE4M3 for numbers of 8 bits. It reads all through Weights.
+// codes, kE4M3 for numbers of 8 bits, kE2M1 for numbers of 4 bits. It reads all through Weights.
 #pragma once
 #include "core/matrix_parameters.h"
 #include "core/packed.h"
@@ -79,7 +79,7 @@ METAL_FUNC constexpr int staged_bytes() {
 template <int Bits>
 struct StoredAs {
   typedef uint type;
-  GDN_CONSTANT int kColumns = 32 / Bits;
+  GDN_CONSTANT int kColumns = 32 / bits_of_code<Bits>();
 };
 
 template <>
@@ -112,7 +112,7 @@ struct Weights {
     data = (device const Stored*)weights + expert * parameters.expert_stride + first * parameters.row_stride;
     scale_type = parameters.scale_type;
     has_zero_points = parameters.has_zero_points != 0;
-    const int bytes = scale_type == kFloat32 ? 4 : 2;
+    const int bytes = Bits == kE2M1 ? 1 : scale_type == kFloat32 ? 4 : 2;
     const int bias_bytes = has_zero_points ? 1 : bytes;
     const int64_t first_scales = Bits == kE4M3 ? 0 : first;
     scales =
@@ -137,16 +137,20 @@ struct Weights {
   }
 
   METAL_FUNC ScaleAndRest<Bits> scale_at(int row, int column) const {
-    const float scale = read_float(scales, scale_index(row, column), scale_type);
     ScaleAndRest<Bits> found;
-    if constexpr (Bits == kE4M3) {
-      found.scale = scale;
+    if constexpr (Bits == kE2M1) {
+      found.scale = decode_e8m0(scales[scale_index(row, column)]);
     } else {
-      const int64_t at = int64_t(row) * biases_stride + group_of(column);
-      if (has_zero_points) {
-        found.set(scale, biases[at]);
+      const float scale = read_float(scales, scale_index(row, column), scale_type);
+      if constexpr (Bits == kE4M3) {
+        found.scale = scale;
       } else {
-        found.set(scale, read_float(biases, at, scale_type));
+        const int64_t at = int64_t(row) * biases_stride + group_of(column);
+        if (has_zero_points) {
+          found.set(scale, biases[at]);
+        } else {
+          found.set(scale, read_float(biases, at, scale_type));
+        }
       }
     }
     return found;
@@ -171,12 +175,14 @@ struct Weights {
   METAL_FUNC float number_of(ushort stored) const { return float_of_16_bits(stored, scale_type); }
   METAL_FUNC uchar number_of(uchar zero_point) const { return zero_point; }
 
-  // S is float, or ushort for 16-bit scales. B is S, or uchar for zero points.
+  // S is float, ushort for 16-bit scales, or uchar for e8m0. B is S, or uchar for zero points.
   template <typename S, typename B>
   METAL_FUNC void load_scale(thread WeightBlock<Bits, Width>& block, int row, int column) const {
     const int own = min(row, rows - 1);
     const S scale = ((device const S*)scales)[scale_index(own, column)];
-    if constexpr (Bits == kE4M3) {
+    if constexpr (Bits == kE2M1) {
+      block.own.scale = decode_e8m0(scale);
+    } else if constexpr (Bits == kE4M3) {
       block.own.scale = number_of(scale);
     } else {
       const B bias = ((device const B*)biases)[int64_t(own) * biases_stride + group_of(column)];

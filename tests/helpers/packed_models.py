@@ -96,6 +96,24 @@ def float8(
     return {"weight": codes, scale: written}, codes.float() * spread
 
 
+E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+def mxfp4(weight: Tensor, is_mlx: bool = False) -> tuple[dict[str, Tensor], Tensor]:
+    """Returns a matrix's tensors in files of MXFP4, by compressed-tensors or MLX, and its numbers in float32."""
+    groups = weight.float().unflatten(1, (-1, 32))
+    exponents = (groups.abs().amax(-1).log2().ceil() - 2).clamp(min=-120)  # the largest number is 6
+    scaled = groups / torch.exp2(exponents)[..., None]
+    codes = (scaled.abs()[..., None] - E2M1).abs().argmin(-1)
+    numbers = E2M1[codes] * scaled.sign() * torch.exp2(exponents)[..., None]
+    signed = (codes + 8 * (scaled < 0)).flatten(1)
+    scales = (exponents + 127).byte()
+    if is_mlx:
+        return {"weight": words(signed, 4).view(torch.uint32), "scales": scales}, numbers.flatten(1)
+    packed = (signed[:, ::2] | signed[:, 1::2] << 4).byte()
+    return {"weight_packed": packed, "weight_scale": scales}, numbers.flatten(1)
+
+
 def words(codes: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
     """Packed along the last dimension, lowest bits first."""
     per_word = 32 // bits

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tests.helpers.packed_models import Codes, Format, float8, quantise, stored, words
+from tests.helpers.packed_models import Codes, Format, float8, mxfp4, quantise, stored, words
 
 GROUP = 32
 PROJECTIONS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
@@ -56,6 +56,21 @@ class Float8(NamedTuple):
         return float8(w, self.scale, self.strategy)
 
 
+class Mxfp4(NamedTuple):
+    """compressed-tensors' MXFP4 and its configuration."""
+
+    config: dict[str, Any]
+
+    def matrix(self, w: Tensor) -> tuple[Tensors, Tensor]:
+        return mxfp4(w)
+
+
+def mxfp4_config() -> dict[str, Any]:
+    weights = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "symmetric": True}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
+    return {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized", "config_groups": {"group_0": group}}
+
+
 def float_config(strategy: str) -> dict[str, Any]:
     weights = {"num_bits": 8, "type": "float", "strategy": strategy, "symmetric": True, "dynamic": False}
     activations = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
@@ -79,7 +94,8 @@ def auto_round(packing: str) -> dict[str, Any]:
 
 
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]}
-FORMATS: dict[str, Written | Float8] = {
+FORMATS: dict[str, Written | Float8 | Mxfp4] = {
+    "mxfp4": Mxfp4(mxfp4_config()),
     "fp8": Float8(FP8 | {"modules_to_not_convert": ["lm_head"]}, "weight_scale_inv", "block"),
     "float-channel": Float8(float_config("channel"), "weight_scale", "channel"),
     "modelopt": Float8({"quant_method": "modelopt", "quant_algo": "FP8"}, "weight_scale", "tensor"),
@@ -132,11 +148,14 @@ def write(model: Any, folder: Path, form: str, is_protected: Any = is_protected)
     return twin
 
 
-def write_mlx(model: Any, folder: Path, bits: int = 4) -> Any:
-    """Writes like `mlx_lm.convert`: stacked experts, other convolutions, norms plus one, 8-bit routers in 64s."""
+def write_mlx(model: Any, folder: Path, bits: int = 4, mode: str = "affine") -> Any:
+    """Writes like `mlx_lm.convert`: stacked experts, other convolutions, norms plus one, 8-bit routers in 64s.
+
+    mode: MLX's, "affine" or "mxfp4".
+    """
     twin = in_float32(model)
     wrapped = model.config.model_type.startswith("qwen3_5")
-    config: dict[str, Any] = {"group_size": GROUP, "bits": bits, "mode": "affine"}
+    config: dict[str, Any] = {"group_size": GROUP, "bits": bits, "mode": mode}
     state: Tensors = {}
 
     def put(name: str, x: Tensor) -> Tensor:
@@ -145,6 +164,11 @@ def write_mlx(model: Any, folder: Path, bits: int = 4) -> Any:
         if own:
             config[f"language_model.{name}" if wrapped else name] = own
         options = {"group_size": GROUP, "bits": bits} | own
+        if mode != "affine" and not own:
+            words, scales = mx.quantize(mx.array(x.numpy()).astype(mx.float16), **options, mode=mode)
+            state[f"{name}.weight"], state[f"{name}.scales"] = torch.from_dlpack(words), torch.from_dlpack(scales)
+            numbers = mx.dequantize(words, scales, **options, mode=mode, dtype=mx.float32)
+            return torch.from_dlpack(numbers)
         words, scales, biases = mx.quantize(mx.array(x.numpy()).astype(mx.float16), **options)
         for ending, tensor in {"weight": words, "scales": scales, "biases": biases}.items():
             state[f"{name}.{ending}"] = torch.from_dlpack(tensor)

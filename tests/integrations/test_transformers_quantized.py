@@ -39,7 +39,7 @@ LINEAR, DENSE, NEXT, MIXTURE = "model.layers.0.linear_attn", "qwen3_5", "qwen3_n
 PROMPT = 12
 CASES = [
     *((DENSE, form) for form in ("mlx", *FORMATS)),
-    *((MIXTURE, form) for form in ("mlx", "gptq_v2", "awq", "w4a16", "fp8", "float-channel")),
+    *((MIXTURE, form) for form in ("mlx", "mlx mxfp4", "gptq_v2", "awq", "w4a16", "fp8", "float-channel", "mxfp4")),
     *((NEXT, form) for form in ("mlx", "gptq", "auto-round", "w8a16", "fp8")),
 ]
 
@@ -53,8 +53,9 @@ def _forward_only() -> Any:
 def written(kind: str, folder: Path, form: str, **special: Any) -> Any:
     """Writes a file, and returns a model with its numbers."""
     model = random_model(kind, **({} if kind == DENSE else SPARSE), **special)
-    write = quantized_files.write_mlx if form == "mlx" else quantized_files.write
-    return write(model, folder, *([] if form == "mlx" else [form]))
+    if form.startswith("mlx"):
+        return quantized_files.write_mlx(model, folder, mode="mxfp4" if "mxfp4" in form else "affine")
+    return quantized_files.write(model, folder, form)
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32, device: str = "mps") -> Any:
@@ -94,7 +95,9 @@ def edit(folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]])
 def test_tokens_and_logits_are_those_of_the_numbers(kind: str, form: str, tmp_path: Path) -> None:
     twin = written(kind, tmp_path, form)
     expected = generate(twin, "cpu")
-    kernels = ["quantized_linear"] + ["dequantize"] * (form == "mlx") + ["moe_gate_up", "moe_down"] * (kind != DENSE)
+    kernels = (
+        ["quantized_linear"] + ["dequantize"] * form.startswith("mlx") + ["moe_gate_up", "moe_down"] * (kind != DENSE)
+    )
     with torch_gdn_enabled() as transformers:
         model = load(tmp_path)
         with kernels_run(torch.device("mps"), *kernels):
@@ -113,7 +116,9 @@ def assert_layers(model: Any, status: Any, form: str) -> None:
     }
     dense = {name for name, x in model.named_modules() if type(x) in (nn.Linear, nn.Embedding)}
     assert (
-        not dense if form == "mlx" else all(is_protected(name, model.get_submodule(name)) for name in dense - EMBEDDING)
+        not dense
+        if form.startswith("mlx")
+        else all(is_protected(name, model.get_submodule(name)) for name in dense - EMBEDDING)
     )
     assert status.packed == len(packed) > 5
     assert f"{len(packed)} layers with packed weights" in str(status)

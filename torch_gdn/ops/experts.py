@@ -91,10 +91,10 @@ def moe_gate_up(
 ) -> tuple[Tensor, Tensor]:
     """Multiplies each token with the gate and up matrices of its experts: silu(x W_gate) * (x W_up).
 
-    The weights are numbers, or packed as `quantized_linear` describes them: codes with scales and biases, or e4m3 with
-    scales alone, whose blocks of rows are those of gate and up together. Where the experts are packed, the shared
-    expert may be packed too, also in another way. Sums are float32, and a result is rounded once. On `mps` up to 8
-    tokens take one launch, which reads each active expert's weights once; more tokens take two, which read them once
+    The weights are numbers, or packed as `quantized_linear` describes them: codes with scales and biases, or e4m3 or
+    MXFP4 with scales alone. Blocks of rows of e4m3 are those of gate and up together. Where the experts are packed, the
+    shared expert may be packed too, also in another way. Sums are float32, and a result is rounded once. On `mps` up to
+    8 tokens take one launch, which reads each active expert's weights once; more tokens take two, which read them once
     per 32 tokens of the expert.
 
     Args:
@@ -106,14 +106,14 @@ def moe_gate_up(
             weights, whose last stride must be 1. Default: no shared expert.
         shared_up_proj: [IS, V], x's dtype, int32 or uint8. Given with shared_gate_proj, and packed like it. Default:
             None.
-        w_scales: [E, R, G], bfloat16, float16 or float32. For codes R is 2 * I and G is D / group; see
+        w_scales: [E, R, G], bfloat16, float16, float32 or uint8. For codes R is 2 * I and G is D / group; see
             `quantized_linear`. The last stride must be 1. Default: w_gate_up is not packed.
         w_biases: [E, R, G], float32 if w_scales are float32, else w_scales' dtype or uint8. See `quantized_linear`.
-            Given with w_scales, except for e4m3. Default: None.
-        shared_gate_scales: [S, F], bfloat16, float16 or float32. For codes S is IS and F is D / group. Default:
+            Given with w_scales, except for e4m3 and MXFP4. Default: None.
+        shared_gate_scales: [S, F], bfloat16, float16, float32 or uint8. For codes S is IS and F is D / group. Default:
             shared_gate_proj is not packed.
         shared_gate_biases: [S, F], float32 if shared_gate_scales are float32, else shared_gate_scales'
-            dtype or uint8. Given with shared_gate_scales, except for e4m3. Default: None.
+            dtype or uint8. Given with shared_gate_scales, except for e4m3 and MXFP4. Default: None.
         shared_up_scales: [S, F], shared_gate_scales' dtype. Given with shared_gate_scales. Default: None.
         shared_up_biases: [S, F], shared_gate_biases' dtype. Given with them. Default: None.
 
@@ -176,14 +176,14 @@ def moe_down(
             shared_hidden; the last stride must be 1. Default: None.
         shared_gate: [T, 1], bfloat16, float16 or float32. Its sigmoid is the shared expert's weight. Default: a weight
             of 1.
-        w_scales: [E, R, G], bfloat16, float16 or float32. For codes R is D and G is I / group; see `quantized_linear`.
-            The last stride must be 1. Default: w_down is not packed.
+        w_scales: [E, R, G], bfloat16, float16, float32 or uint8. For codes R is D and G is I / group; see
+            `quantized_linear`. The last stride must be 1. Default: w_down is not packed.
         w_biases: [E, R, G], float32 if w_scales are float32, else w_scales' dtype or uint8. See `quantized_linear`.
-            Given with w_scales, except for e4m3. Default: None.
-        shared_scales: [S, F], bfloat16, float16 or float32. For codes S is D and F is IS / group. Default:
+            Given with w_scales, except for e4m3 and MXFP4. Default: None.
+        shared_scales: [S, F], bfloat16, float16, float32 or uint8. For codes S is D and F is IS / group. Default:
             shared_down_proj is not packed.
         shared_biases: [S, F], float32 if shared_scales are float32, else shared_scales' dtype or uint8. Given with
-            shared_scales, except for e4m3. Default: None.
+            shared_scales, except for e4m3 and MXFP4. Default: None.
         residual: [T, D], hidden's dtype. Copied unless contiguous. Default: zeros.
 
     Returns:

@@ -27,6 +27,9 @@ def quantized_linear(
     A tensor of torch.float8_e4m3fn has them, of which `.view(torch.uint8)` makes bytes. A scale belongs to blocks of
     128 x 128, of which the last ones may be smaller, or to one row or all, and to all columns.
 
+    With scales of uint8, weights are MXFP4: code k of 4 bits is an e2m1 number, and a scale is e8m0,
+    `2**(scales[n, k // 32] - 127)`. 255 is NaN.
+
     Sums are float32, and y is rounded once. On `mps` up to 8 rows of x read each weight
     once; more rows read it once per 32 rows. Only x has a gradient, which multiplies by the weights as `dequantize`
     returns them in x's dtype.
@@ -35,10 +38,11 @@ def quantized_linear(
         x: [..., K], bfloat16, float16 or float32. Copied if its rows do not start at multiples of 4 elements.
         weight: [N, W], int32 or uint8. W is K / 8 for 4-bit codes, K / 4 for 8-bit codes, and K for uint8, which is
             e4m3. The last stride must be 1.
-        scales: [R, G], bfloat16, float16 or float32. For codes R is N and G is K / group, and a group has 32, 64 or 128
-            codes. For e4m3 R is ceil(N / 128), N or 1, and G is ceil(K / 128) or 1. The last stride must be 1.
+        scales: [R, G], bfloat16, float16, float32 or uint8. For codes R is N and G is K / group, and a group has 32, 64
+            or 128 codes. MXFP4 has uint8, and G of K / 32. For e4m3 R is ceil(N / 128), N or 1, and G is ceil(K / 128)
+            or 1. The last stride must be 1.
         biases: [R, G], float32 if scales are float32, else scales' dtype or uint8. uint8 are zero points z, which stand
-            for the biases -z * scales. None for e4m3. The last stride must be 1.
+            for the biases -z * scales. None for e4m3 and MXFP4. The last stride must be 1.
         bias: [N], bfloat16, float16 or float32. Added to each row of y. Default: None.
 
     Returns:
@@ -69,12 +73,12 @@ def dequantize(
 
     Args:
         weight: [N, W], int32 or uint8. W is K * bits / 32, and K for uint8, which is e4m3. The last stride must be 1.
-        scales: [R, G], bfloat16, float16 or float32. See `quantized_linear`. The last stride must be 1.
-        biases: [R, G], float32 if scales are float32, else scales' dtype or uint8. None for e4m3. See
+        scales: [R, G], bfloat16, float16, float32 or uint8. See `quantized_linear`. The last stride must be 1.
+        biases: [R, G], float32 if scales are float32, else scales' dtype or uint8. None for e4m3 and MXFP4. See
             `quantized_linear`. The last stride must be 1.
-        bits: 4 or 8. 8 for e4m3.
+        bits: 4 or 8. 8 for e4m3, 4 for MXFP4.
         indices: any shape, int32 or int64. Rows from 0 to N - 1. Default: all rows in their order.
-        dtype: bfloat16, float16 or float32. Default: scales' dtype.
+        dtype: bfloat16, float16 or float32. Default: scales' dtype, which MXFP4 cannot have.
 
     Returns:
         rows: [..., K], dtype, or scales' dtype. [N, K], or indices' shape followed by K.

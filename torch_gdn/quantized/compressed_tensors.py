@@ -1,4 +1,4 @@
-"""Reads files of compressed-tensors (llm-compressor's) in the formats "pack-quantized" and "float-quantized"."""
+"""Reads files of compressed-tensors (llm-compressor's): "pack-quantized", "float-quantized", "mxfp4-pack-quantized"."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torch_gdn.quantized.float8 import float8
 from torch_gdn.quantized.formats import Format, OtherFormat, Stored, refusal
+from torch_gdn.quantized.mxfp4 import COMPRESSED
 from torch_gdn.quantized.packed_weight import BLOCK, PackedWeight, assemble, checked_words
 from torch_gdn.quantized.packing import expect, unpack
 
@@ -75,6 +76,8 @@ def read(config: Mapping[str, Any]) -> Format:
     ):
         return float8("compressed-tensors", "weight_scale", "activations in FP8" if quantised else "")
     also += quantised
+    if written == ["mxfp4-pack-quantized"] and not also and all(map(is_mxfp4, schemes)):
+        return COMPRESSED
     if (config.get("sparsity_config") or {}).get("format", "dense") != "dense":
         also.append("sparsity_config")
     kinds = {kind_of(scheme): is_packable(scheme) for scheme in schemes}
@@ -95,6 +98,11 @@ def kind_of(scheme: Mapping[str, Any]) -> str:
 def is_packable(scheme: Mapping[str, Any]) -> bool:
     is_known = scheme.get("type") == "int" and scheme.get("strategy") in ("group", "channel")
     return is_known and scheme.get("num_bits") in (4, 8) and not scheme.get("dynamic")
+
+
+def is_mxfp4(scheme: Mapping[str, Any]) -> bool:
+    names = ("type", "num_bits", "strategy", "group_size")
+    return tuple(map(scheme.get, names)) == ("float", 4, "group", 32) and not scheme.get("dynamic")
 
 
 def is_float8(scheme: Mapping[str, Any]) -> bool:

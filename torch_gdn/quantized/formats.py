@@ -25,8 +25,8 @@ EXPERTS = {
 Sizes = tuple[int, ...]
 SUPPORTED = (
     "weights of bfloat16, float16, float32, of FP8 as fp8 (in blocks of 128 x 128), ModelOpt and compressed-tensors "
-    "(float-quantized) write them, or of 4 or 8 bits as compressed-tensors (pack-quantized), GPTQ, AWQ, AutoRound and, "
-    "except in SGLang, MLX write them"
+    "(float-quantized) write them, or of 4 or 8 bits as compressed-tensors (pack-quantized, mxfp4-pack-quantized), "
+    "GPTQ, AWQ, AutoRound and, except in SGLang, MLX (affine, mxfp4) write them"
 )
 
 
@@ -46,6 +46,7 @@ class Stored(NamedTuple):
     columns: str = "one"  # or "word", or "group": those that share a scale
     transposed: bool = False  # [columns, rows]
     is_e4m3: bool = False  # bytes of float8_e4m3fn
+    is_exponent: bool = False  # bytes of e8m0
 
     @property
     def has_words(self) -> bool:
@@ -53,7 +54,7 @@ class Stored(NamedTuple):
 
     @property
     def is_float(self) -> bool:
-        return not self.has_words and not self.is_e4m3
+        return not self.has_words and not self.is_e4m3 and not self.is_exponent
 
     def shape(self, rows: int, columns: int, packing: Packing) -> tuple[int, int]:
         """Returns the tensor's shape, by the rows and columns of the matrix."""
@@ -72,6 +73,7 @@ class Packing:
         tensors: those of its format that the files have for it.
         is_ordered: whether they have the group of each column, too.
         is_e4m3: whether it has numbers of 8 bits, and not codes.
+        is_mxfp4: whether it has numbers of 4 bits.
     """
 
     bits: int
@@ -79,6 +81,7 @@ class Packing:
     tensors: tuple[Stored, ...]
     is_ordered: bool = False
     is_e4m3: bool = False
+    is_mxfp4: bool = False
 
     @property
     def per_word(self) -> int:

@@ -1,4 +1,4 @@
-"""Reads MLX's affine quantisation, as mlx-lm writes it."""
+"""Reads MLX's affine quantisation, and its MXFP4, as mlx-lm writes them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from torch_gdn.quantized.formats import Format, Sizes, Stored, refusal
+from torch_gdn.quantized.mxfp4 import Mxfp4, from_mxfp4
 from torch_gdn.quantized.packed_weight import PackedWeight, checked_words
 
 # mlx-lm stores these norms of hybrid models plus one, because its norms multiply by the weight itself.
@@ -44,9 +45,13 @@ def read(config: Mapping[str, Any]) -> Format:
     if missing := {"bits", "group_size"} - config.keys():
         raise refusal(f"MLX's configuration without {' and '.join(sorted(missing))}")
     modes = {each.get("mode", "affine") for each in (config, *config.values()) if isinstance(each, Mapping)}
-    if others := sorted(modes - {"affine"}):
+    if others := sorted(modes - {"affine", "mxfp4"}):
         raise refusal(f"MLX's mode {', '.join(others)}")
-    return Format("mlx", TENSORS, from_mlx, experts_are_stacked=True)
+    return Mxfp4("mlx", TENSORS, convert, optional=("biases",), experts_are_stacked=True)
+
+
+def convert(weight: Tensor, scales: Tensor, biases: Tensor | None = None, *, bits: int) -> PackedWeight:
+    return from_mxfp4(weight, scales) if biases is None else from_mlx(weight, scales, biases, bits=bits)
 
 
 def shifts_norms(shapes: Mapping[str, Sizes]) -> bool:

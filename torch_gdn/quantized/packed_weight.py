@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+import torch_gdn.reference.quantized as reference
 from torch_gdn.quantized.packing import as_int32, blocks, expect, expect_bits, pack, unpack
 
 GROUPS = (128, 64, 32)  # columns that share a scale, as the ops take them
@@ -16,17 +17,17 @@ BLOCK = 128  # rows, and columns, of e4m3 numbers that share a scale
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A matrix [N, K], or one for each expert [E, N, K], in codes of 4 or 8 bits, or in e4m3 numbers.
+    """A matrix [N, K], or one for each expert [E, N, K], in codes of 4 or 8 bits, in e4m3 numbers, or in MXFP4.
 
     `w[n, k] = scales[n, k / group_size] * code[n, k] + biases[n, k / group_size]`. Code k of a row is in word
-    `k * bits / 32`, the first code in the lowest bits. E4m3 numbers have scales as `quantized_linear` takes them.
+    `k * bits / 32`, the first code in the lowest bits. E4m3 numbers and MXFP4 are as `quantized_linear` takes them.
 
     Args:
         weight: int32 [..., N, K * bits / 32], or uint8 [..., N, K] for e4m3.
-        scales: [..., N, K / group_size]. E4m3 numbers have [..., R, G] with R of ceil(N / 128), N or 1, and G of
-            ceil(K / 128) or 1.
-        biases: like scales, and None for e4m3. With scales of 16 bits they may be uint8: zero points, which stand for
-            -zero point * scale.
+        scales: [..., N, K / group_size], and for MXFP4 exponents in uint8 [..., N, K / 32]. E4m3 numbers have
+            [..., R, G] with R of ceil(N / 128), N or 1, and G of ceil(K / 128) or 1.
+        biases: like scales, and None for e4m3 and MXFP4. With scales of 16 bits they may be uint8: zero points, which
+            stand for -zero point * scale.
         bits: 4 or 8. 8 for e4m3.
         order: which column of the matrix column k is, [K], where columns were sorted by group; x is gathered by it
             before it is multiplied. Default: None, the columns are in their own order.
@@ -46,9 +47,15 @@ class PackedWeight:
         is_known = self.weight.dtype in (torch.int32, torch.uint8)
         expect("PackedWeight: weight", is_known, "int32 or uint8", self.weight.dtype)
         expect("PackedWeight: weight", self.weight.dim() >= 2, "at least 2 dimensions", list(self.weight.shape))
-        expect("PackedWeight: scales", self.scales.is_floating_point(), "a floating dtype", self.scales.dtype)
         *rows, K = self.shape
         shape = self.scales.shape
+        if self.is_mxfp4:
+            alone = self.biases is None and self.bits == 4 and self.order is None
+            expect("PackedWeight: biases", alone, "None, and neither order nor 8 bits, for MXFP4", "others")
+            fits = (*shape[:-1], 32 * shape[-1]) == self.shape
+            expect("PackedWeight: scales", fits, f"{rows} rows of {K} / 32 groups", list(shape))
+            return
+        expect("PackedWeight: scales", self.scales.is_floating_point(), "a floating dtype", self.scales.dtype)
         if self.biases is None or self.is_e4m3:
             self.expect_e4m3()
             return
@@ -73,6 +80,10 @@ class PackedWeight:
     @property
     def is_e4m3(self) -> bool:
         return self.weight.dtype == torch.uint8
+
+    @property
+    def is_mxfp4(self) -> bool:
+        return not self.is_e4m3 and self.scales.dtype == torch.uint8
 
     @property
     def shape(self) -> torch.Size:
@@ -107,6 +118,8 @@ class PackedWeight:
         """Returns the matrix with its columns in their own order, computed in float32, or in float64 for that dtype."""
         computed = torch.promote_types(dtype, torch.float32)
         biases = self.biases_in(computed)
+        if self.is_mxfp4:
+            return reference.unpack(self.weight, self.scales, None, 4, computed).to(dtype)
         if biases is None:
             N, K = self.shape[-2:]
             scales = scales_of_rows(scales_of_rows(self.scales.to(computed), N).mT, K).mT
@@ -147,7 +160,7 @@ def stack(weights: Sequence[PackedWeight]) -> PackedWeight:
     first = weights[0]
     for weight in weights:
         alike = (weight.shape, weight.bits, weight.group_size) == (first.shape, first.bits, first.group_size)
-        alike = alike and weight.is_e4m3 == first.is_e4m3
+        alike = alike and (weight.is_e4m3, weight.is_mxfp4) == (first.is_e4m3, first.is_mxfp4)
         expect("stack: weights", alike, "experts of one shape, bits and group size", "others")
         expect("stack: weights", weight.order is None, "experts without act-order (desc_act)", "sorted columns")
     return combined(weights, torch.stack)
@@ -155,10 +168,13 @@ def stack(weights: Sequence[PackedWeight]) -> PackedWeight:
 
 def combined(weights: Sequence[PackedWeight], combine: Callable[[list[Tensor]], Tensor]) -> PackedWeight:
     """Makes one weight of several. Scales and biases become float32 if their dtypes differ."""
+    expect("combined: weights", len({x.is_mxfp4 for x in weights}) == 1, "all MXFP4, or none", "some")
     alike = weights if len({x.dtypes for x in weights}) == 1 else [x.in_float32() for x in weights]
     if alike[0].is_e4m3:  # blocks of rows end with each matrix
         scales = combine([x.by_row().scales for x in alike])
         return PackedWeight(combine([x.weight for x in alike]), scales, None, 8).in_blocks()
+    if alike[0].is_mxfp4:
+        return PackedWeight(combine([x.weight for x in alike]), combine([x.scales for x in alike]), None, 4)
     weight, scales, biases = (combine([getattr(x, part) for x in alike]) for part in ("weight", "scales", "biases"))
     return PackedWeight(weight, scales, biases, weights[0].bits)
 

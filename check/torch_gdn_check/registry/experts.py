@@ -15,7 +15,14 @@ from torch_gdn_check.registry.gdn import LARGE
 from torch_gdn_check.registry.inputs import Call, columns_apart, unaligned
 from torch_gdn_check.registry.invalid import change, put
 from torch_gdn_check.registry.models import DTYPES
-from torch_gdn_check.registry.quantized import draw_e4m3, draw_packed, scales_of, wrong_e4m3, wrong_scales
+from torch_gdn_check.registry.quantized import (
+    draw_e4m3,
+    draw_mxfp4,
+    draw_packed,
+    scales_of,
+    wrong_e4m3,
+    wrong_scales,
+)
 from torch_gdn_check.registry.registry import Hostile, Invalid, Named, OpEntry, Point, register
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -47,12 +54,15 @@ class ExpertPoint(Point):
     zero_points: bool = False
     e4m3: bool = False  # numbers in place of codes of 8 bits
     e4m3_scales: str = "blocks"  # what has a scale: blocks or all
+    mxfp4: bool = False  # numbers in place of codes of 4 bits
 
     def weights(self, names: tuple[str, str, str], *rows: int, columns: int, bits: int) -> Call:
         """Returns a matrix, or its codes, scales and biases, or its e4m3 numbers and scales."""
         if bits == 0:
             return {names[0]: self.tensor(*rows, columns)}
         dtype = self.scale_dtype or self.dtype
+        if self.mxfp4:
+            return dict(zip(names, draw_mxfp4(*rows, columns=columns, aligned=self.aligned), strict=False))
         if self.e4m3:
             options: Any = {"scales": scales_of(self.e4m3_scales, rows[-1]), "dtype": dtype, "aligned": self.aligned}
             return dict(zip(names, draw_e4m3(*rows, columns=columns, **options), strict=False))
@@ -231,6 +241,7 @@ PACKED = [
     ExpertPoint(BF16, E=4, k=2, D=64, I=96, IS=64, bits=4, group=32, scale_dtype=F16, zero_points=True),
     ExpertPoint(BF16, E=4, k=2, D=256, I=80, IS=144, bits=8, shared_bits=8, e4m3=True, scale_dtype=F32),
     ExpertPoint(F16, E=5, k=3, D=133, I=131, IS=70, bits=8, e4m3=True, aligned=False),
+    ExpertPoint(BF16, E=4, k=2, D=128, I=96, IS=64, bits=4, shared_bits=4, mxfp4=True),
 ]
 PACKED = [replace(point, T=T) for point, T in itertools.product(PACKED, (1, 5, 40))]
 ROUTERS = [
@@ -259,6 +270,7 @@ def compiled() -> Iterator[ExpertPoint]:
     for T in (1, 4, 40):
         yield ExpertPoint(BF16, T=T, D=32, I=32, IS=32, bits=4, shared_bits=4)
         yield ExpertPoint(BF16, T=T, D=32, I=32, IS=32, bits=8, shared_bits=8, e4m3=True)
+        yield ExpertPoint(BF16, T=T, D=32, I=32, IS=32, bits=4, shared_bits=4, mxfp4=True)
 
 
 def compiled_routers() -> Iterator[ExpertPoint]:

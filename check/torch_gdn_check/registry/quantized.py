@@ -1,4 +1,4 @@
-"""Entries of the ops on packed weights: codes of 4 and 8 bits, and e4m3 numbers."""
+"""Entries of the ops on packed weights: codes of 4 and 8 bits, e4m3 numbers, and MXFP4."""
 
 from __future__ import annotations
 
@@ -68,6 +68,13 @@ def draw_e4m3(
     return result if aligned else (unaligned(result[0]), unaligned(result[1]))
 
 
+def draw_mxfp4(*rows: int, columns: int, aligned: bool = True) -> tuple[Tensor, Tensor]:
+    """Draws e2m1 numbers, and exponents that make them numbers around 0."""
+    weight = torch.randint(-(2**31), 2**31, (*rows, columns // 8), dtype=torch.int64).int()
+    scales = torch.randint(122, 128, (*rows, columns // 32)).byte()
+    return (weight, scales) if aligned else (unaligned(weight), unaligned(scales))
+
+
 @dataclass(frozen=True)
 class QuantizedPoint(Point):
     """M rows of K numbers, times a packed [N, K]."""
@@ -84,9 +91,13 @@ class QuantizedPoint(Point):
     indexed: bool = False
     e4m3: bool = False  # numbers in place of codes; bits are 8
     e4m3_scales: str = "blocks"  # what has a scale: blocks, rows or all
+    mxfp4: bool = False  # numbers in place of codes; bits are 4
 
     def draw_weight(self) -> Call:
         dtype = self.scale_dtype or self.dtype
+        if self.mxfp4:
+            weight, scales = draw_mxfp4(self.N, columns=self.K, aligned=self.aligned)
+            return {"weight": weight, "scales": scales, "biases": None}
         if self.e4m3:
             options: Any = {"scales": scales_of(self.e4m3_scales, self.N), "dtype": dtype, "aligned": self.aligned}
             weight, scales = draw_e4m3(self.N, columns=self.K, **options)
@@ -154,12 +165,29 @@ def wrong_e4m3(entry: OpEntry[Any], point: Point, weight: str, scales: str, bias
     yield of_e4m3(Invalid(weight, ValueError, "columns apart", change(weight, columns_apart)))
 
 
+def wrong_mxfp4(entry: OpEntry[Any], point: Point, weight: str, scales: str, biases: str) -> Iterator[Invalid]:
+    """Yields changes of a call with MXFP4, which replaces the small call."""
+
+    def of_mxfp4(bad: Invalid) -> Invalid:
+        return replace(bad, what=f"MXFP4, {bad.what}", change=lambda call: bad.change(entry.call(point)))
+
+    yield of_mxfp4(Invalid(biases, ValueError, "biases", lambda call: call | {biases: call[scales]}))
+    yield of_mxfp4(Invalid(scales, ValueError, "a group too few", change(scales, lambda x: x[..., 1:])))
+    yield of_mxfp4(Invalid(scales, ValueError, "a row fewer", change(scales, lambda x: x[..., 1:, :])))
+    yield of_mxfp4(Invalid(scales, ValueError, "columns apart", change(scales, columns_apart)))
+    yield of_mxfp4(Invalid(biases, ValueError, "scales of floats", change(scales, Tensor.float)))
+    double = change(weight, lambda w: torch.cat([w, w], -1))
+    yield of_mxfp4(Invalid(scales, ValueError, "twice the codes", double))
+
+
+MXFP4_SMALL = QuantizedPoint(N=40, K=96, mxfp4=True)
 E4M3_SMALL = QuantizedPoint(N=200, K=130, bits=8, e4m3=True)
 
 
 def wrong_linear(entry: OpEntry[QuantizedPoint]) -> Iterator[Invalid]:
     yield from [*invalid.integers("x", "bias"), *invalid.float64("x"), *wrong_scales("weight", "scales", "biases")]
     yield from wrong_e4m3(entry, E4M3_SMALL, "weight", "scales", "biases")
+    yield from wrong_mxfp4(entry, MXFP4_SMALL, "weight", "scales", "biases")
     yield Invalid("x", ValueError, "no dimension", change("x", lambda x: x[0, 0]))
     yield Invalid("x", ValueError, "no columns", change("x", lambda x: x[:, :0]))
     yield Invalid("weight", ValueError, "one dimension", change("weight", lambda w: w[0]))
@@ -170,6 +198,7 @@ def wrong_linear(entry: OpEntry[QuantizedPoint]) -> Iterator[Invalid]:
 def wrong_dequantize(entry: OpEntry[QuantizedPoint]) -> Iterator[Invalid]:
     yield from (bad for bad in wrong_scales("weight", "scales", "biases") if bad.what != "a word too few")  # it is K
     yield from wrong_e4m3(entry, E4M3_SMALL, "weight", "scales", "biases")
+    yield from wrong_mxfp4(entry, MXFP4_SMALL, "weight", "scales", "biases")
     yield Invalid("weight", ValueError, "one dimension", change("weight", lambda w: w[0]))
     yield Invalid("weight", ValueError, "no rows", change("weight", lambda w: w[:0]))
     yield Invalid("weight", ValueError, "no columns", change("weight", lambda w: w[:, :0]))
@@ -187,6 +216,11 @@ E4M3 = [
     QuantizedPoint(BF16, M=40, N=260, K=400, bits=8, e4m3=True),
     QuantizedPoint(F16, M=9, N=129, K=127, bits=8, e4m3=True, scale_dtype=F32, biased=True),
     QuantizedPoint(F32, M=33, N=130, K=160, bits=8, e4m3=True, e4m3_scales="all"),
+]
+MXFP4 = [
+    QuantizedPoint(BF16, M=1, N=70, K=1088, mxfp4=True),
+    QuantizedPoint(F16, M=7, N=33, K=96, mxfp4=True, aligned=False, biased=True),
+    QuantizedPoint(F32, M=40, N=130, K=160, mxfp4=True),
 ]
 # There is each dtype and number of bits with one row, few and many; each group and dtype of scales and biases; and
 # sizes that no tile divides.
@@ -210,21 +244,23 @@ POINTS = [
     QuantizedPoint(F32, M=10, N=130, K=128, bits=4, group=128, biased=True),
     QuantizedPoint(F32, M=35, N=64, K=96, bits=8, group=32),
     *E4M3,
+    *MXFP4,
 ]
 ROWS = [
     QuantizedPoint(BF16, N=7, K=192, bits=4, group=64, scale_dtype=F16, zero_points=True),
     QuantizedPoint(F16, N=5, K=96, bits=8, group=32, scale_dtype=F32, indexed=True),
     QuantizedPoint(F32, N=3, K=256, bits=4, group=128, aligned=False, indexed=True),
     QuantizedPoint(BF16, N=130, K=133, bits=8, e4m3=True, scale_dtype=F32, indexed=True),
+    QuantizedPoint(BF16, N=30, K=96, mxfp4=True, indexed=True),
 ]
 
 
-CODES = ((4, False), (8, False), (8, True))
+CODES: tuple[dict[str, Any], ...] = ({"bits": 4}, {"bits": 8}, {"bits": 8, "e4m3": True}, {"bits": 4, "mxfp4": True})
 
 
 def compiled() -> Iterator[QuantizedPoint]:
-    for dtype, (bits, e4m3), M in itertools.product(DTYPES, CODES, (1, 4, 40)):
-        yield QuantizedPoint(dtype, M=M, bits=bits, e4m3=e4m3)
+    for dtype, codes, M in itertools.product(DTYPES, CODES, (1, 4, 40)):
+        yield QuantizedPoint(dtype, M=M, **codes)
 
 
 OUTSIDE = (Hostile("indices", [[0, 40], [LARGE, 2], [-LARGE, -1]]),)
@@ -249,7 +285,7 @@ register(
         small=QuantizedPoint(indexed=True),
         points=ROWS,
         quick=ROWS[:1],
-        compiled=lambda: [QuantizedPoint(dtype, bits=bits, e4m3=e4m3) for dtype in DTYPES for bits, e4m3 in CODES],
+        compiled=lambda: [QuantizedPoint(dtype, **codes) for dtype in DTYPES for codes in CODES],
         heads={"rows": None},
         result="rows",
         launches=None,

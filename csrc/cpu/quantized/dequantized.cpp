@@ -13,10 +13,22 @@ static Tensor float_biases(const Tensor& scales, const Tensor& biases) {
   return (has_zero_points(biases) ? numbers.mul(scales.to(at::kFloat)).neg() : numbers).contiguous();
 }
 
+// Returns scales in f32. A byte is e8m0, the exponent of a power of two; 0 stands for 2^-127, and 255 for NaN.
+static Tensor float_scales(const Tensor& scales) {
+  if (scales.scalar_type() != at::kByte) return scales.to(at::kFloat).contiguous();
+  const Tensor exponents = scales.contiguous();
+  const Tensor found = at::empty(scales.sizes(), scales.options().dtype(at::kFloat));
+  const auto* from = exponents.const_data_ptr<uint8_t>();
+  std::transform(from, from + found.numel(), found.mutable_data_ptr<float>(), [](uint32_t exponent) {
+    return std::bit_cast<float>(exponent == 0 ? 0x00400000u : exponent == 255 ? 0x7fc00000u : exponent << 23);
+  });
+  return found;
+}
+
 PackedRows::PackedRows(const Tensor& weight, const Tensor& scales, const optional<Tensor>& biases,
                        const Packing& packing)
     : weight_(weight),
-      scales_(scales.to(at::kFloat).contiguous()),
+      scales_(float_scales(scales)),
       biases_(biases.has_value() ? float_biases(scales, *biases) : Tensor()),
       packing_(packing),
       columns_(packing.is_e4m3 ? weight.size(1) : weight.size(1) * 32 / packing.bits) {}
@@ -50,6 +62,11 @@ static void dequantize_e4m3(const uint8_t* bytes, int64_t columns, float scale, 
   for (int64_t k = 0; k < columns; ++k) target[k] = scale * e4m3_number(bytes[k]);
 }
 
+static void dequantize_e2m1(const uint32_t* words, int64_t columns, float scale, float* target) {
+  constexpr float numbers[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0f, -0.5, -1, -1.5, -2, -3, -4, -6};
+  for (int64_t k = 0; k < columns; ++k) target[k] = scale * numbers[words[k / 8] >> (k % 8 * 4) & 15];
+}
+
 void PackedRows::dequantize(int64_t row, float* target) const {
   const int64_t groups = scales_.size(1), group = packing_.group;
   const float* scales = scales_.const_data_ptr<float>() + row / packing_.rows * groups;
@@ -62,6 +79,10 @@ void PackedRows::dequantize(int64_t row, float* target) const {
     return;
   }
   const auto* words = static_cast<const uint32_t*>(weight_.const_data_ptr()) + row * weight_.stride(0);
+  if (packing_.is_e2m1) {
+    for (int64_t g = 0; g < groups; ++g) dequantize_e2m1(words + g * 4, group, scales[g], target + g * group);
+    return;
+  }
   const float* biases = biases_.const_data_ptr<float>() + row * groups;
   const auto of_group = packing_.bits == 4 ? &dequantize_group<4> : &dequantize_group<8>;
   for (int64_t g = 0; g < groups; ++g) {

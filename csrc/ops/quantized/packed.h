@@ -3,7 +3,8 @@
 // 4 or 8 bits. A word holds per = 32 / bits codes, and code k of a row has bits (k % per) * bits of word k / per. A
 // group has 32, 64 or 128 codes. The shapes give bits and group. Numbers of 8 bits in uint8, which are e4m3
 // (float8_e4m3fn): w[n, k] = scales[n / rows, k / group] * number[n, k]. A scale belongs to 128 rows, to one or to all,
-// and to 128 columns or to all; the last blocks may be smaller.
+// and to 128 columns or to all; the last blocks may be smaller. Codes of 4 bits with scales of dtype uint8 are MXFP4:
+// e2m1 numbers, and e8m0 scales 2^(scale - 127) of 32 columns; w[n, k] = scale * number[n, k].
 #pragma once
 #include "ops/op.h"
 
@@ -15,7 +16,7 @@ constexpr int64_t kAllTogether = int64_t(1) << 31;  // in the place of a number 
 struct Packing {
   int64_t bits = 0, group = 0;  // 0 if the weights are not packed
   int64_t rows = 1;             // rows that share a scale
-  bool is_e4m3 = false;
+  bool is_e4m3 = false, is_e2m1 = false;
 
   bool operator==(const Packing&) const = default;
 };
@@ -83,6 +84,17 @@ Packing check_e4m3(const Check<Int>& check, const PackedNames& names, const Tens
   return {8, groups == column_blocks ? kBlock : kAllTogether, rows_of_scale, true};
 }
 
+// Checks e8m0 scales [rows..., K / 32] of e2m1 numbers.
+template <typename Int>
+Packing check_e2m1(const Check<Int>& check, const PackedNames& names, const Tensor& scales, const Sizes<Int>& rows,
+                   int64_t bits, int64_t K) {
+  check.value(bits == 4, names.scales, "scales of a floating dtype for codes of 8 bits", "uint8");
+  check.value(K % 32 == 0, names.weight, "a multiple of 32 columns for scales of dtype uint8", K);
+  check.shape(names.scales, scales, "[..., K / 32]", with_last(rows, Int(K / 32)));
+  check_unit_stride(check, names.scales, scales, kNoCopyOfWeights);
+  return {4, 32, 1, false, true};
+}
+
 // Checks a weight [rows..., K * bits / 32] of codes, or [rows..., K] of e4m3 numbers, that multiplies vectors of K
 // columns.
 template <typename Int>
@@ -91,10 +103,11 @@ Packing check_packed(const Check<Int>& check, const PackedNames& names, const Te
                      int64_t known_bits = 0) {
   check.is_packed(names.weight, weight);
   const bool is_e4m3 = weight.scalar_type() == at::kByte;
-  check.value(given_biases.has_value() != is_e4m3, names.biases, "a tensor for codes in int32, None for e4m3 in uint8",
+  const bool is_e2m1 = !is_e4m3 && scales.scalar_type() == at::kByte;
+  check.value(given_biases.has_value() != (is_e4m3 || is_e2m1), names.biases,
+              "a tensor for codes in int32, None for e4m3 in uint8 and for scales in uint8",
               given_biases.has_value() ? "a tensor" : "None");
   if (is_e4m3) return check_e4m3(check, names, weight, scales, rows, known(columns));
-  const Tensor& biases = *given_biases;
   check.dimensions(names.weight, weight, int64_t(rows.size()) + 1, "[..., K * bits / 32]");
   const int64_t words = known(size_of<Int>(weight, -1)), K = known(columns);
   const int64_t bits = known_bits != 0 ? known_bits : words * 8 == K ? 4 : 8;
@@ -102,7 +115,8 @@ Packing check_packed(const Check<Int>& check, const PackedNames& names, const Te
               words, " for K of ", K);
   check.shape(names.weight, weight, "[..., K * bits / 32]", with_last(rows, Int(words)));
   check_unit_stride(check, names.weight, weight, kNoCopyOfWeights);
-  return {bits, check_scales(check, names, scales, biases, rows, K)};
+  if (is_e2m1) return check_e2m1(check, names, scales, rows, bits, K);
+  return {bits, check_scales(check, names, scales, *given_biases, rows, K)};
 }
 
 }  // namespace torch_gdn

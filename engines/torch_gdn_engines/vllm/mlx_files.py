@@ -81,10 +81,10 @@ def tensors_of_models(
         if GATE.search(module) and f"{module}.scales" in config.shapes:
             tensors = gates.setdefault(module, {})
             tensors[part] = tensor
-            if len(tensors) == len(mlx.TENSORS):
+            if len(tensors) == len(config.format.tensors_of(module, config.shapes)):
                 shapes = {part: tuple(x.shape) for part, x in gates.pop(module).items()}
                 bits = config.format.packing(module, shapes, hidden_size).bits
-                yield f"{module}.weight", mlx.from_mlx(**tensors, bits=bits).dequantize()
+                yield f"{module}.weight", config.format.convert(**tensors, bits=bits).dequantize()
         elif ".switch_mlp." in name:
             for expert, own in enumerate(tensor):
                 yield f"{module.replace('.experts.0.', f'.experts.{expert}.')}.{part}", own

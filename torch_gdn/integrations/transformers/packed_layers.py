@@ -39,8 +39,10 @@ def add_parameters(module: Module, name: str, shape: tuple[int, ...], packing: P
         return
     words = torch.empty(*rows, K // packing.per_word, dtype=torch.int32, device="meta")
     scales = torch.empty(*rows, K // fitting_group("group size", packing.group_size), device="meta")
-    for name, x in zip(names, (words, scales, scales.clone()), strict=True):
-        module.register_parameter(name, parameter(x))
+    is_mxfp4 = packing.is_mxfp4
+    parameters = (words, scales.byte() if is_mxfp4 else scales, None if is_mxfp4 else scales.clone())
+    for name, x in zip(names, parameters, strict=True):
+        module.register_parameter(name, x if x is None else parameter(x))
 
 
 class PackedLinear(Module):
