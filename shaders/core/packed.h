@@ -20,7 +20,12 @@
 
 template <int Bits>
 METAL_FUNC constexpr int bits_of_code() {
-  return Bits == kE4M3 ? 8 : Bits == kE2M1 ? 4 : Bits;
+  return Bits == kE4M3 ? 8 : Bits;
+}
+
+template <>
+METAL_FUNC constexpr int bits_of_code<kE2M1>() {
+  return 4;
 }
 
 // Numbers have scales and no biases.
