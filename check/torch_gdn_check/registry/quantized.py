@@ -281,7 +281,7 @@ register(
     OpEntry(
         "dequantize",
         draw=draw_dequantize,
-        exact=lambda call: reference.dequantize(**{name: x for name, x in call.items() if name != "dtype"}),
+        exact=lambda call: reference.dequantize(**call | {"dtype": torch.float64}),
         small=QuantizedPoint(indexed=True),
         points=ROWS,
         quick=ROWS[:1],
