@@ -425,7 +425,7 @@ REFUSALS = {
         refuse_config({"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:mx_fp4"}),
         "got AutoRound's auto_round:mx_fp4",
     ),
-    "MLX's other modes": (refuse_config({"bits": 4, "group_size": 32, "mode": "mxfp4"}), "got MLX's mode mxfp4"),
+    "MLX's other modes": (refuse_config({"bits": 4, "group_size": 32, "mode": "nvfp4"}), "got MLX's mode nvfp4"),
     "an MLX file of another model": (
         lambda folder: write_config(folder, "olmo_hybrid", {"bits": 4, "group_size": 32}),
         r"expected an MLX file of .*, as a text model \(AutoModelForCausalLM\), got OlmoHybridForCausalLM",
