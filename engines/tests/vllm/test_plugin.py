@@ -229,7 +229,7 @@ def test_quantised_files_are_recognised_on_mps(
         ({**AWQ, "version": "gemv"}, "AWQ with 4 bits in version gemv"),
         ({**AWQ, "zero_point": False}, "AWQ with 4 bits in version gemm with zero_point False"),
         ({**COMPRESSED, "config_groups": {}}, "compressed-tensors without config_groups"),
-        ({**MLX, "mode": "mxfp4"}, "MLX's mode mxfp4"),
+        ({**MLX, "mode": "nvfp4"}, "MLX's mode nvfp4"),
         ({**AUTO_ROUND, "bits": 2}, "AutoRound's int of 2 bits"),
         ({**AUTO_ROUND, "act_bits": 8}, "AutoRound's int of 4 bits"),
         ({**AUTO_ROUND, "packing_format": "auto_round:mx_fp4"}, "AutoRound's auto_round:mx_fp4"),
