@@ -157,11 +157,10 @@ def is_grouped(norm: Any) -> bool:
 
 def norm_reason(norm: Any, hidden_states: Tensor) -> str:
     weight = norm.weight
-    if weight.dtype.itemsize > hidden_states.dtype.itemsize:  # some classes return the weight's dtype then
+    reason = common_reason(hidden_states, weight, differentiable=True)
+    if not reason and weight.dtype.itemsize > hidden_states.dtype.itemsize:  # some classes return the weight's dtype
         return f"a {type(norm).__name__} has a weight of {weight.dtype} for {hidden_states.dtype}"
-    return common_reason(hidden_states, weight, differentiable=True) or rms_norm_refusal(
-        hidden_states.shape[-1:], hidden_states.dtype, (weight.shape, weight.dtype)
-    )
+    return reason or rms_norm_refusal(hidden_states.shape[-1:], hidden_states.dtype, (weight.shape, weight.dtype))
 
 
 def run_norm(norm: Any, hidden_states: Tensor, /) -> Tensor:
