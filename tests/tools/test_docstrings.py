@@ -158,7 +158,8 @@ def test_arguments_have_the_stated_dtypes_and_no_others(function: Callable[..., 
         assert call is not None, f"no call has {name}"
         for dtype in DTYPES:
             own = call
-            if dtype in PACKED and (claim.dtype.endswith("or uint8") or name.endswith("scales")):  # of other sizes
+            # Packed weights and their scales have other sizes.
+            if dtype in PACKED and (claim.dtype.endswith("or uint8") or name.endswith("scales")):
                 same = (each for each in calls_of(function) if getattr(each.get(name), "dtype", None) == dtype)
                 own = next(same, call)
             changed = stated.recast(own, name, dtype)
