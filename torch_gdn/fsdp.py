@@ -15,16 +15,12 @@ import contextlib
 from typing import Any
 
 import torch
+import torch.distributed.fsdp  # defines its ops
 from torch import Tensor
-from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param
 
 import torch_gdn.distributed  # noqa: F401 (registers the back end)
 
-KERNELS = {
-    "all_gather_copy_in": _fsdp_collectives.all_gather_copy_in_cuda,
-    "split_with_sizes_copy": _fsdp_collectives.split_with_sizes_copy,
-    "chunk_cat": _fsdp_collectives.chunk_cat,
-}
+TESTED = "2.13"  # the PyTorch whose private functions are used
 
 
 class Stream:
@@ -44,12 +40,23 @@ class Stream:
 
 
 def register() -> torch.library.Library | None:
-    if torch._C._dispatch_has_kernel_for_dispatch_key("fsdp::chunk_cat", "MPS"):
-        return None
+    try:
+        if torch._C._dispatch_has_kernel_for_dispatch_key("fsdp::chunk_cat", "MPS"):
+            return None
+        from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param
+
+        functions = {
+            "all_gather_copy_in": _fsdp_collectives.all_gather_copy_in_cuda,
+            "split_with_sizes_copy": _fsdp_collectives.split_with_sizes_copy,
+            "chunk_cat": _fsdp_collectives.chunk_cat,
+        }
+        free = _fsdp_param.free_storage
+    except (ImportError, AttributeError, RuntimeError) as error:
+        got = f"{torch.__version__}: {error}"
+        raise ImportError(f"torch_gdn.fsdp: expected the FSDP of PyTorch {TESTED}, got that of {got}") from error
     for name, value in {"Stream": Stream, "current_stream": Stream, "stream": contextlib.nullcontext}.items():
         if not hasattr(torch.mps, name):
             setattr(torch.mps, name, value)
-    free = _fsdp_param.free_storage
 
     def free_storage(tensor: Tensor) -> None:
         if tensor.device.type != "mps":
@@ -57,7 +64,7 @@ def register() -> torch.library.Library | None:
 
     _fsdp_param.free_storage = free_storage
     kernels = torch.library.Library("fsdp", "IMPL", "MPS")
-    for name, kernel in KERNELS.items():
+    for name, kernel in functions.items():
         kernels.impl(name, kernel)
     return kernels
 

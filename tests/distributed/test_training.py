@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from functools import cache
 
 import pytest
@@ -31,3 +34,13 @@ def test_two_processes_lose_what_one_does(way: str) -> None:
     assert alone[2] < alone[0] - 0.5  # it learns, so that wrong gradients would change the later losses
     for result, expected in zip(first, alone, strict=True):
         assert abs(result - expected) < 1e-5 * expected, (first, alone)
+
+
+@pytest.mark.parametrize("lacks", ["del fsdp._fsdp_collectives.chunk_cat", "sys.modules[fsdp.__name__] = None"])
+def test_another_pytorchs_fsdp_is_named(lacks: str) -> None:
+    program = f"import sys\nfrom torch.distributed.fsdp import _fully_shard as fsdp\n{lacks}\nimport torch_gdn.fsdp"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    expected = r"ImportError: torch_gdn\.fsdp: expected the FSDP of PyTorch 2\.13, got that of \S+: "
+    assert re.match(rf"{expected}.*(chunk_cat|_fully_shard)", last), last
