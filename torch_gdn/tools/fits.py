@@ -322,7 +322,7 @@ def report_of_parts(model: str, machines: Sequence[int], parts: Parts) -> Iterat
         yield f"machine {rank}, {memory} GB: {number} layers, {gigabytes(needed)} of {limit} GB"
         yield (
             f"VLLM_PP_LAYER_PARTITION={partition} GLOO_SOCKET_IFNAME=INTERFACE VLLM_HOST_IP=OWN "
-            f"{command_line.PROGRAM} serve {model} --pipeline-parallel-size {count} --no-enable-prefix-caching "
+            f"{command_line.PROGRAM} serve {model} --pipeline-parallel-size {count} "
             f"--nnodes {count} --node-rank {rank} --master-addr ADDRESS{headless}"
         )
 

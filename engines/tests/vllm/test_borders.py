@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,30 +71,18 @@ def test_an_attention_that_was_changed_is_vllms(change: str) -> None:
     assert rotary.is_taken(layer, torch.arange(3)) == (change == "nothing")
 
 
-PIPELINE = "with pipeline_parallel_size 2 on mps, got"
-
-
-def in_a_pipeline() -> Any:
+def divided(by: str) -> Any:
     from vllm.config import VllmConfig
 
     config: Any = VllmConfig()
-    config.parallel_config.world_size = config.parallel_config.pipeline_parallel_size = 2
+    config.parallel_config.world_size = 2
+    setattr(config.parallel_config, by, 2)
     return config
 
 
 def test_drafts_in_a_pipeline_are_refused(mps: Any) -> None:
-    config = in_a_pipeline()
+    config = divided("pipeline_parallel_size")
     config.speculative_config = SimpleNamespace(method="mtp")
-    with pytest.raises(ValueError, match=f"^speculative_config: expected none {PIPELINE} mtp$"):
+    expected = "^speculative_config: expected none with pipeline_parallel_size 2 on mps, got mtp$"
+    with pytest.raises(ValueError, match=expected):
         mps.check_and_update_config(config)
-
-
-@pytest.mark.parametrize("is_hybrid", [True, False])
-def test_cached_prefixes_of_hybrids_in_a_pipeline_are_refused(is_hybrid: bool, mps: Any) -> None:
-    config = in_a_pipeline()
-    config.model_config = SimpleNamespace(is_hybrid=is_hybrid)
-    expected = pytest.raises(ValueError, match=f"^enable_prefix_caching: expected False for a hybrid {PIPELINE} True")
-    with expected if is_hybrid else contextlib.nullcontext():
-        mps.check_pipeline(config)
-    config.cache_config.enable_prefix_caching = False
-    mps.check_pipeline(config)

@@ -46,13 +46,15 @@ def test_two_processes(kind: str, family: str, is_eager: bool, reference: Any, m
     [("tensor_parallel_size", "qwen3_next"), ("pipeline_parallel_size", "qwen3_5")],
 )
 def test_two_processes_on_mps(kind: str, family: str, reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second round begins with states that the first one left, at the ends of blocks."""
     path, texts, tokens, _ = reference(family)
     options = {"dtype": "float32", "max_num_batched_tokens": 64, kind: 2, "distributed_executor_backend": "mp"}
+    options["enable_prefix_caching"] = True
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
-    result = run_engine(
-        "mps", {"model": str(path), "options": options, "rounds": [{"prompts": texts, "tokens": GREEDY_TOKENS}]}
-    )
-    assert result["rounds"][0]["tokens"] == tokens
+    round_ = {"prompts": texts, "tokens": GREEDY_TOKENS}
+    first, second = run_engine("mps", {"model": str(path), "options": options, "rounds": [round_] * 2})["rounds"]
+    assert first["tokens"] == second["tokens"] == tokens
+    assert max(second["cached"]) > 0
 
 
 @pytest.mark.parametrize(("dies", "kind"), [(1, "--pipeline-parallel-size"), (0, "--tensor-parallel-size")])
@@ -62,7 +64,7 @@ def test_two_machines_of_which_one_dies(dies: int, kind: str, reference: Any, tm
     """
     path, texts, tokens, _ = reference("qwen3_5")
     model, master = with_tokenizer(path, tmp_path), str(free_port())
-    machines = [kind, "2", "--no-enable-prefix-caching", "--nnodes", "2"]
+    machines = [kind, "2", "--nnodes", "2"]
     machines += ["--master-addr", "127.0.0.1", "--master-port", master, "--node-rank"]
     network = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo", "VLLM_HOST_IP": "127.0.0.1"}
     second = Server("mps", model, tmp_path / "1", *machines, "1", "--headless", **network)

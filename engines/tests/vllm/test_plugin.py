@@ -569,3 +569,17 @@ def test_a_step_copies_little_to_the_device_where_the_kernels_are_tested(tmp_pat
     tested = json.loads(verdicts.read_text())["verdicts"].values()
     assert {"gdn_decode_", "chunk_gated_delta_rule_", "paged_attention_"} <= {each["op"] for each in tested}
     assert not [each for each in tested if each["problem"]]
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_the_size_of_blocks_stays_once_pools_exist(device: str, request: pytest.FixtureRequest) -> None:
+    """vLLM's EngineCore checks its configuration again at the end of its start."""
+    from vllm.config import VllmConfig
+    from vllm.platforms import current_platform
+
+    platform, config = request.getfixturevalue("mps") if device == "mps" else current_platform, VllmConfig()
+    platform.check_and_update_config(config)
+    assert config.cache_config.block_size in (32, 128)
+    config.cache_config.block_size, config.cache_config.num_gpu_blocks = 80, 7
+    platform.check_and_update_config(config)
+    assert config.cache_config.block_size == 80

@@ -322,7 +322,9 @@ def replace_backend_cache() -> None:
 
 
 def replace_cpu_attention() -> None:
-    """vLLM's CPU platform names one attention backend; with codes it is ours, else it stays vLLM's."""
+    """vLLM's CPU platform names one attention backend; with codes it is ours, else it stays vLLM's. It forgets the size
+    of a hybrid's blocks: vLLM's scheduler would end parts of prompts elsewhere, and cache states as those of a block.
+    """
     from vllm.platforms.cpu import CpuPlatform
 
     from torch_gdn_engines.vllm import kv_cache_dtype, selector
@@ -335,7 +337,11 @@ def replace_cpu_attention() -> None:
 
     def check_and_update_config(cls: Any, vllm_config: Any) -> None:
         kv_cache_dtype.move_to_additional_config(vllm_config)
+        cache = vllm_config.cache_config
+        size = cache.block_size
         their_check(cls, vllm_config)
+        if cache.num_gpu_blocks is not None:  # vLLM's EngineCore calls this again when the pools exist
+            cache.block_size = size
 
     CpuPlatform.get_attn_backend_cls = classmethod(get_attn_backend_cls)
     CpuPlatform.check_and_update_config = classmethod(check_and_update_config)

@@ -135,20 +135,12 @@ class MpsPlatform(Platform):
         quantized.verify(quant)
 
     @classmethod
-    def check_pipeline(cls, config: Any) -> None:
-        """Refuses drafts in a pipeline: vLLM 0.32 looks for a drafter in each process, but only the last one has it.
-        Refuses cached prefixes of hybrids: with two batches under way they gave wrong tokens.
-        """
-        size = config.parallel_config.pipeline_parallel_size
-        if size > 1 and config.speculative_config is not None:
-            got = config.speculative_config.method
+    def check_division(cls, config: Any) -> None:
+        """Refuses drafts in a pipeline: vLLM 0.32 looks for a drafter in each process, but only the last one has it."""
+        parallel, drafts = config.parallel_config, config.speculative_config
+        if (size := parallel.pipeline_parallel_size) > 1 and drafts is not None:
+            got = drafts.method
             raise ValueError(f"speculative_config: expected none with pipeline_parallel_size {size} on mps, got {got}")
-        model = config.model_config
-        if size > 1 and config.cache_config.enable_prefix_caching and model is not None and model.is_hybrid:
-            raise ValueError(
-                f"enable_prefix_caching: expected False for a hybrid with pipeline_parallel_size {size} on mps, got "
-                "True, which is vLLM's default: add --no-enable-prefix-caching"
-            )
 
     @classmethod
     def check_processes(cls, parallel: Any) -> None:
@@ -180,7 +172,7 @@ class MpsPlatform(Platform):
             cls.verify_quantization("a quantization_config without a quant_method")
         parallel = vllm_config.parallel_config
         if parallel.world_size > 1:
-            cls.check_pipeline(vllm_config)
+            cls.check_division(vllm_config)
             cls.check_processes(parallel)
         if parallel.worker_cls == "auto":
             parallel.worker_cls = f"{HERE}.worker.MpsWorker"
@@ -191,7 +183,8 @@ class MpsPlatform(Platform):
         compilation.cudagraph_mode = CUDAGraphMode.NONE
         compilation.cudagraph_capture_sizes = []
         cache = vllm_config.cache_config
-        if not cache.user_specified_block_size:
+        # vLLM's EngineCore updates its configuration again when the pools exist, whose blocks may be larger by then.
+        if not cache.user_specified_block_size and cache.num_gpu_blocks is None:
             cache.block_size = TILE if ring_buffers.wants_means(vllm_config) else BLOCK_SIZE
         if cache.mamba_cache_dtype == cache.mamba_ssm_cache_dtype == "auto":
             cache.mamba_ssm_cache_dtype = "float32"  # as in transformers; vLLM's auto is the model's dtype
