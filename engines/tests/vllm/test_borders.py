@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,3 +87,21 @@ def test_drafts_in_a_pipeline_are_refused(mps: Any) -> None:
     expected = "^speculative_config: expected none with pipeline_parallel_size 2 on mps, got mtp$"
     with pytest.raises(ValueError, match=expected):
         mps.check_and_update_config(config)
+
+
+@pytest.mark.parametrize("quantization", ["fp8", None])
+def test_packed_weights_are_not_cut(quantization: str | None, mps: Any) -> None:
+    config = divided("tensor_parallel_size")
+    config.model_config = SimpleNamespace(quantization=quantization)
+    expected = (
+        r"^tensor_parallel_size: expected 1 for packed weights \(fp8\) on mps, got 2: use pipeline_parallel_size 2$"
+    )
+    with pytest.raises(ValueError, match=expected) if quantization else contextlib.nullcontext():
+        mps.check_division(config)
+
+
+def test_ray_is_refused(mps: Any) -> None:
+    config = divided("pipeline_parallel_size")
+    config.parallel_config.distributed_executor_backend = "ray"
+    with pytest.raises(ValueError, match=r"^distributed_executor_backend: expected mp on mps, got ray: use --nnodes"):
+        mps.check_processes(config.parallel_config)

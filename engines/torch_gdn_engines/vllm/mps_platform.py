@@ -136,15 +136,26 @@ class MpsPlatform(Platform):
 
     @classmethod
     def check_division(cls, config: Any) -> None:
-        """Refuses drafts in a pipeline: vLLM 0.32 looks for a drafter in each process, but only the last one has it."""
-        parallel, drafts = config.parallel_config, config.speculative_config
+        """Refuses drafts in a pipeline: vLLM 0.32 looks for a drafter in each process, but only the last one has it.
+        Refuses packed weights that are cut, since their groups would be cut too.
+        """
+        parallel, drafts, model = config.parallel_config, config.speculative_config, config.model_config
         if (size := parallel.pipeline_parallel_size) > 1 and drafts is not None:
             got = drafts.method
             raise ValueError(f"speculative_config: expected none with pipeline_parallel_size {size} on mps, got {got}")
+        if (size := parallel.tensor_parallel_size) > 1 and model is not None and model.quantization is not None:
+            raise ValueError(
+                f"tensor_parallel_size: expected 1 for packed weights ({model.quantization}) on mps, got {size}: use "
+                f"pipeline_parallel_size {size}"
+            )
 
     @classmethod
     def check_processes(cls, parallel: Any) -> None:
-        """Names the interface that gloo uses, which would otherwise be that of the host's name."""
+        """Names the interface that gloo uses, which would otherwise be that of the host's name. Refuses Ray, which has
+        no Metal device to give.
+        """
+        if parallel.distributed_executor_backend == "ray":
+            raise ValueError("distributed_executor_backend: expected mp on mps, got ray: use --nnodes")
         if parallel.nnodes > 1 and not os.environ.get(INTERFACE):
             raise ValueError(
                 f"{INTERFACE}: expected the interface of the private network between the machines, such as bridge0, "
