@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from engines.tests.vllm.conftest import GREEDY_TOKENS, EngineFailed, run_engine
+from engines.tests.vllm.conftest import GREEDY_TOKENS, HERE, EngineFailed, environment, run_engine
 from engines.tests.vllm.test_server import Server, free_port
 from tests.helpers.small_models import with_tokenizer
 from tests.helpers.streams import PATIENCE, begun
@@ -90,6 +91,55 @@ def test_two_machines_of_which_one_dies(dies: int, kind: str, reference: Any, tm
     assert [choice["token_ids"] for choice in choices] == tokens
     assert left == []
     assert other.log.read_text().count(f"rank {dies} of the processes: the connection is lost") == 1
+
+
+def machine(rank: int, model: Path, log: Path, master: int, *more: str, **environ: str) -> Server:
+    """One of two, by vLLM's launch over several machines."""
+    options = ["--nnodes", "2", "--node-rank", str(rank), "--master-addr", "127.0.0.1", "--master-port", str(master)]
+    network = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo", "VLLM_HOST_IP": "127.0.0.1"}
+    return Server("mps", model, log, *options, *["--headless"] * rank, *more, **(network | environ))
+
+
+FAULTS = {
+    "version": "init_process_group: expected the same versions in all processes, got torch_gdn ",
+    "model": "model: expected the same in all processes, got with_tokenizer (",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_two_machines_that_do_not_fit(fault: str, reference: Any, tmp_path: Path) -> None:
+    """Each ends by itself, and says why."""
+    import torch
+
+    model, master = with_tokenizer(reference("qwen3_5")[0], tmp_path), free_port()
+    other, environ = model, {}
+    if fault == "version":
+        own = "" if torch.backends.mps.is_available() else (HERE / "site" / "sitecustomize.py").read_text()
+        fake = "from torch_gdn import distributed\ndistributed.__version__ = '0.0.9'\n"
+        (tmp_path / "sitecustomize.py").write_text(own + fake)
+        environ["PYTHONPATH"] = environment("mps", [tmp_path])["PYTHONPATH"]
+    if fault == "model":
+        (tmp_path / "other").mkdir()
+        other = with_tokenizer(model, tmp_path / "other")
+        config = json.loads((other / "config.json").read_text())
+        (other / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-3}))
+    options = ["--pipeline-parallel-size", "2"]
+    servers = [machine(0, model, tmp_path / "0", master, *options)]
+    servers.append(machine(1, other, tmp_path / "1", master, *options, **environ))
+    family: list[psutil.Process] = []
+    try:
+        for _ in range(300):
+            family = list({each.pid: each for server in servers for each in [*family, *server.family()]}.values())
+            if any(server.process.poll() is not None for server in servers):
+                break
+            time.sleep(1)
+        _, left = psutil.wait_procs(family, timeout=90)
+    finally:
+        for each in servers:
+            each.stop(signal.SIGKILL)
+    assert left == []
+    for each in servers:
+        assert FAULTS[fault] in each.log.read_text(), each.log.read_text()[-3000:]
 
 
 def test_several_machines_name_their_network(reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
