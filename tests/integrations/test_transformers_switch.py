@@ -82,6 +82,11 @@ def test_enabling_twice_is_enabling_once() -> None:
     assert differing(before, everything()) == set()
 
 
+def test_a_mistyped_option_is_an_error_that_names_the_options() -> None:
+    with pytest.raises(TypeError, match=r"enable: continous_batching: expected continuous_batching, rollback or"):
+        transformers.enable(continous_batching=True)  # type: ignore[call-arg]
+
+
 def test_status_says_what_is_replaced() -> None:
     status = transformers.enable()
     assert status.enabled

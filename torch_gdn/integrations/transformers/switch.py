@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from threading import RLock
 from types import ModuleType
-from typing import Literal
+from typing import Literal, NoReturn
 
 from torch.nn import Module
 
@@ -112,7 +112,11 @@ class Status:
 
 
 def enable(
-    *, continuous_batching: bool = False, rollback: bool = False, drafts: int | Literal["auto"] | None = None
+    *,
+    continuous_batching: bool = False,
+    rollback: bool = False,
+    drafts: int | Literal["auto"] | None = None,
+    **unknown: NoReturn,
 ) -> Status:
     """Makes transformers' Gated DeltaNet models call torch_gdn, including those already built.
 
@@ -152,6 +156,8 @@ def enable(
         >>> transformers.disable().enabled
         False
     """
+    for name in unknown:
+        raise TypeError(f"enable: {name}: expected continuous_batching, rollback or drafts, got another option")
     if drafts not in (None, "auto") and (type(drafts) is not int or not 1 <= drafts <= MOST_DRAFTS):
         raise ValueError(f'enable: drafts: expected "auto", None or 1 to {MOST_DRAFTS}, got {drafts!r}')
     self_test.mode()
