@@ -26,6 +26,14 @@ def test_tokens_are_as_frequent_as_likely_over_seeds_and_over_positions(device: 
         assert deviations.abs().max() < 4, deviations
 
 
+def test_a_request_keeps_its_seed_next_to_requests_without_one() -> None:
+    seeds = [0, None, 2**40]
+    requests = [SimpleNamespace(sampling_params=SimpleNamespace(sampling_seed=seed)) for seed in seeds]
+    batch = SimpleNamespace(reqs=requests, device="cpu")
+    result = sampling.with_seeds(lambda cls, batch: SimpleNamespace(), object, batch).sampling_seed.tolist()
+    assert result[::2] == seeds[::2]
+
+
 def test_filtered_tokens_are_those_of_the_whole_vocabulary(device: torch.device) -> None:
     """A seed chooses a token by its id, whatever its rank. Here the filter keeps all tokens."""
 

@@ -7,13 +7,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy
 import pytest
 import torch
 
 from tests.helpers.devices import ready
 from torch_gdn_engines import vllm
-from torch_gdn_engines.vllm import compat
+from torch_gdn_engines.vllm import compat, seeds
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -49,3 +52,25 @@ def test_an_event_of_mps_ends_a_caller_that_polls() -> None:
     event = compat.Event()
     event.record()
     assert event.query() and x.sum().item() == 3
+
+
+class Runner:
+    """Stands for vLLM's: request 1 has a seed, and its tokens are discarded."""
+
+    def __init__(self) -> None:
+        self.input_batch = SimpleNamespace(num_reqs=2, generators={1: torch.Generator().manual_seed(3)})
+        self.discard_request_mask = SimpleNamespace(np=numpy.array([False, True]))
+
+    def _sample(self) -> None:
+        self.input_batch.generators[1].manual_seed(4)
+
+    def _bookkeeping_sync(self) -> None:
+        raise RuntimeError("no memory")
+
+
+def test_an_error_leaves_the_generators_of_discarded_tokens() -> None:
+    runner: Any = type("KeepsSeeds", (seeds.KeepsSeeds, Runner), {})()
+    runner._sample()
+    with pytest.raises(RuntimeError, match="no memory"):
+        runner._bookkeeping_sync()
+    assert runner.input_batch.generators[1].initial_seed() == 3

@@ -160,9 +160,11 @@ def test_another_models_conversations_are_refused(tmp_path: pathlib.Path) -> Non
     conversations = ConversationCache(random_model("qwen3_5"), PLENTY)
     conversations.generate(random_tokens(1, 5), **OPTIONS)
     conversations.save(tmp_path / "conversations.safetensors")
-    other = ConversationCache(random_model("qwen3_5", seed=1), PLENTY)
-    with pytest.raises(ValueError, match="expected conversations of model"):
-        other.load(tmp_path / "conversations.safetensors")
+    scaled = random_model("qwen3_5")
+    scaled.config.rms_norm_eps = 1e-3
+    for other in (random_model("qwen3_5", seed=1), scaled):
+        with pytest.raises(ValueError, match="expected conversations of model"):
+            ConversationCache(other, PLENTY).load(tmp_path / "conversations.safetensors")
 
 
 def test_another_file_is_refused(tmp_path: pathlib.Path) -> None:

@@ -142,6 +142,14 @@ def test_act_order_sorts_the_columns(bits: int) -> None:
     torch.testing.assert_close(y, x @ expected.T, rtol=1e-4, atol=1e-5 * 2**bits)
 
 
+@pytest.mark.parametrize("rows", [1, 11, 12])
+def test_zero_points_may_end_within_a_word(rows: int) -> None:
+    codes, zeros, scales = torch.randint(16, (rows, K)), torch.randint(16, (rows, 2)), torch.rand(rows, 2)
+    stored = pack(torch.nn.functional.pad(zeros.T, (0, -rows % 8)), 4).T
+    weight = from_compressed_tensors(pack(codes, 4), scales, stored, bits=4)
+    assert_equal(weight, (scales[..., None] * (codes.view(rows, 2, GROUP) - zeros[..., None])).flatten(1))
+
+
 def test_act_order_of_compressed_tensors() -> None:
     """Older files have `weight_g_idx`. compressed-tensors 0.20 neither writes nor reads it."""
     torch.manual_seed(0)
