@@ -25,6 +25,8 @@ def test_help_shows_each_target_with_its_whole_text() -> None:
     targets = re.findall(r"^([a-z-]+):.*?## (.*)$", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     printed = [line.split(maxsplit=1) for line in make("help").splitlines()]
     assert len(targets) > 10 and [list(target) for target in targets] == printed[: len(targets)]
+    index = "TORCH_INDEX=https://download.pytorch.org/whl/cpu"
+    assert index in make("help") and index in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
