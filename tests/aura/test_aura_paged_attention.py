@@ -94,10 +94,10 @@ def test_keys_divided_among_threadgroups(device: torch.device, queries: list[int
     check(device, call, "8v4", "paged_attention_merge", tail=128)
 
 
-@pytest.mark.parametrize(("queries", "window"), [(1, 184), (40, 184), (1, 150)])
+@pytest.mark.parametrize(("queries", "window"), [(1, 184), (40, 184), (40, 160), (1, 150)])
 @pytest.mark.parametrize("D", [64, 256])
 def test_keys_that_are_read_together_have_two_means(device: torch.device, D: int, queries: int, window: int) -> None:
-    """A block has three tiles. The window begins 12 or 51 keys before the second one, or 22 keys behind its start."""
+    """A block has three tiles. The window begins 12, 51 or 27 keys before the second one, or 22 behind its start."""
     call = make_call([queries], [300], HQ=2, HK=1, D=D, block_size=384) | {"window": window}
     check(device, call, "8v4")
 

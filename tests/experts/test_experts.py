@@ -111,12 +111,13 @@ def test_equals_the_reference(device: torch.device, op: str, dtype: torch.dtype,
     assert_exact(op, tokens_of(OPS[op](point), slice(T)), device, BOUND[dtype])
 
 
-@pytest.mark.parametrize("T", [2, 30])
+@pytest.mark.parametrize(("T", "k"), [(2, 12), (30, 12), (8, 12), (1, 33), (1, 96)])
 @pytest.mark.parametrize("op", OF_IDS)
-def test_an_expert_may_be_chosen_by_all_and_twice(device: torch.device, op: str, T: int) -> None:
-    call = OF_IDS[op](ExpertPoint(T=T, E=12, k=12, D=36, I=20))
-    call["topk_ids"] = torch.tensor([4, 4, 2] * 4).expand(T, 12)
-    assert_exact(op, call, device, 6e-7)
+def test_an_expert_may_be_chosen_by_all_and_twice(device: torch.device, op: str, T: int, k: int) -> None:
+    call = OF_IDS[op](ExpertPoint(T=T, E=k, k=k, D=36, I=20))
+    for ids in ([4, 4, 2], [4, 4, 4]):
+        call["topk_ids"] = torch.tensor(ids * (k // 3)).expand(T, k)
+        assert_exact(op, call, device, 6e-7)
 
 
 @pytest.mark.parametrize("T", [1, 3, 20])

@@ -144,7 +144,7 @@ def test_act_order_sorts_the_columns(bits: int) -> None:
 
 @pytest.mark.parametrize("rows", [1, 11, 12])
 def test_zero_points_may_end_within_a_word(rows: int) -> None:
-    codes, zeros, scales = torch.randint(16, (rows, K)), torch.randint(16, (rows, 2)), torch.rand(rows, 2)
+    codes, zeros, scales = torch.randint(16, (rows, K)), torch.randint(16, (rows, 2)), torch.ones(rows, 2)
     stored = pack(torch.nn.functional.pad(zeros.T, (0, -rows % 8)), 4).T
     weight = from_compressed_tensors(pack(codes, 4), scales, stored, bits=4)
     assert_equal(weight, (scales[..., None] * (codes.view(rows, 2, GROUP) - zeros[..., None])).flatten(1))

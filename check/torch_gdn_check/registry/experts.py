@@ -190,6 +190,8 @@ def wrong_gate_up(entry: OpEntry[ExpertPoint]) -> Iterator[Invalid]:
     gate = ("shared_gate_proj", "shared_gate_scales", "shared_gate_biases")
     up = ("shared_up_proj", "shared_up_scales", "shared_up_biases")
     yield from wrong_packed(entry, "w_gate_up", gate, up)
+    zeros = entry.call(replace(PACKED_SMALL, dtype=BF16, zero_points=True))
+    yield Invalid(up[2], TypeError, "no zero points", lambda call: zeros | {up[2]: zeros[up[2]].bfloat16()})
     yield from [*invalid.integers("x"), *invalid.float64("x"), *wrong_ids()]
     yield from wrong_weights("w_gate_up", "shared_gate_proj", "shared_up_proj")
     yield Invalid("x", ValueError, "one dimension", change("x", lambda x: x[0]))
