@@ -40,9 +40,7 @@ def derive(module: Any) -> None:
 CHANGED = {
     "nothing": lambda layer: None,
     "a hook of a norm": lambda layer: layer.k_norm.register_forward_hook(lambda *_: None),
-    "another class of a norm": lambda layer: setattr(
-        layer.q_norm, "__class__", type("Norm", (type(layer.q_norm),), {})
-    ),
+    "another class of a norm": lambda layer: derive(layer.q_norm),
     "a hook of the rotation": lambda layer: layer.rotary_emb.register_forward_pre_hook(lambda *_: None),
     "another rotation": lambda layer: setattr(layer, "rotary_emb", torch.nn.Identity()),
     "another eps": lambda layer: setattr(layer.k_norm, "variance_epsilon", 1e-3),
@@ -50,17 +48,18 @@ CHANGED = {
 }
 
 
+def made(owner: Any, *arguments: Any) -> Any:
+    plain.learn(owner)
+    result = object.__new__(owner)  # vLLM's own __new__ would choose the class
+    owner.__init__(result, *arguments)
+    return result
+
+
 @pytest.mark.parametrize("change", CHANGED)
 def test_an_attention_that_was_changed_is_vllms(change: str) -> None:
     from vllm.config import CompilationConfig, VllmConfig, set_current_vllm_config
 
     from torch_gdn_engines.vllm import layers, rotary
-
-    def made(owner: Any, *arguments: Any) -> Any:
-        plain.learn(owner)
-        result = object.__new__(owner)  # vLLM's own __new__ would choose the class
-        owner.__init__(result, *arguments)
-        return result
 
     config = VllmConfig(compilation_config=CompilationConfig(mode=0, custom_ops=["all"]))
     config.model_config = SimpleNamespace(hf_text_config=config_of("qwen3_5"))
@@ -70,6 +69,25 @@ def test_an_attention_that_was_changed_is_vllms(change: str) -> None:
     layer = SimpleNamespace(q_norm=norms[0], k_norm=norms[1], rotary_emb=rotation, attn_output_gate=True)
     CHANGED[change](layer)
     assert rotary.is_taken(layer, torch.arange(3)) == (change == "nothing")
+
+
+@pytest.mark.parametrize("change", ["nothing", "another class", "a hook"])
+def test_a_gated_norm_that_was_changed_is_vllms(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.config import CompilationConfig, VllmConfig, set_current_vllm_config
+
+    from torch_gdn_engines.vllm import layers
+
+    with set_current_vllm_config(VllmConfig(compilation_config=CompilationConfig(mode=0, custom_ops=["all"]))):
+        norm = made(layers.TorchGdnRMSNormGated, 32)
+    if change != "nothing":
+        derive(norm) if change == "another class" else norm.register_forward_hook(print)
+    context = SimpleNamespace(attn_metadata={"layer": 1})
+    monkeypatch.setattr(layers, "get_forward_context", lambda: context)
+    monkeypatch.setattr(layers, "current_platform", SimpleNamespace(is_out_of_tree=lambda: True))
+    monkeypatch.setattr(layers, "state_of", id)
+    monkeypatch.setattr(layers.gated_delta_net, "decode", lambda *_: "ours")
+    layer: Any = SimpleNamespace(norm=norm, prefix="layer", gqa_interleaved_layout=True)
+    assert layers.decode(layer, torch.empty(0), torch.empty(0)) == ("ours" if change == "nothing" else None)
 
 
 def divided(by: str) -> Any:
