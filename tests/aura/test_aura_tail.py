@@ -62,9 +62,9 @@ class Both:
         self.cache = KVCache(SCHEME, 2, 2, D, capacity, device, torch.float32, seed=SEED, tail=tail, sinks=sinks)
 
     def append(self, tokens: int) -> None:
-        """Appends keys whose channels have means that change with the position."""
+        """Appends keys whose channels have means that change with the position and the row of the batch."""
         place, before = torch.arange(len(self.cache), len(self.cache) + tokens), self.cache.coded
-        means = (place[:, None] / 100 + torch.arange(D)).cos()
+        means = (place[:, None] / 100 + torch.arange(D)).cos() * torch.tensor([1.0, -1.0]).view(2, 1, 1, 1)
         k, v = torch.randn(2, 2, tokens, D) + means, torch.randn(2, 2, tokens, D)
         self.history.append(k, v)
         self.cache.append(k.to(self.device), v.to(self.device))

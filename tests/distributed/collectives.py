@@ -80,6 +80,14 @@ def check_all_reduce_with_each_op() -> None:
             same(x, torch.tensor(expected).to(dtype))
 
 
+def check_the_largest_integers() -> None:
+    for dtype in INTEGERS:
+        most = torch.tensor([torch.iinfo(dtype).max])
+        x = (most * (rank() == 0)).to(dtype).to("mps")
+        dist.all_reduce(x, Op.MAX)
+        same(x, most.to(dtype))
+
+
 def check_an_average_of_integers_drops_the_fraction() -> None:
     x = torch.tensor([-3, 5, 7], device="mps") - rank()
     dist.all_reduce(x, Op.AVG)
