@@ -28,7 +28,7 @@ class Trial:
         self.seconds = seconds
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        items.sort(key=lambda item: ("/classes/" in item.nodeid, item.get_closest_marker("sweep") is not None))
+        items.sort(key=lambda item: ("/properties/" in item.nodeid, item.get_closest_marker("sweep") is not None))
 
     def pytest_runtest_logstart(self) -> None:
         signal.setitimer(signal.ITIMER_PROF, self.seconds)

@@ -20,7 +20,7 @@ def folders_of(tree: Path) -> list[str]:
     """Returns the folders of the tests that `make test` runs, those of the properties first."""
     result = {path.parent.relative_to(tree) for path in (tree / "tests").rglob("test_*.py")}
     names = sorted(str(path) for path in result if path.name not in ELSEWHERE)
-    names.sort(key=lambda name: not name.endswith("classes"))
+    names.sort(key=lambda name: not name.endswith("properties"))
     return [*names, *([DEVICE] if (tree / DEVICE).exists() else [])]
 
 
