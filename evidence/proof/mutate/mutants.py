@@ -21,6 +21,7 @@ T = TypeVar("T")
 RULES = Path(__file__).parent / "rules"
 DRAWN = "drawn"  # their kind of fault
 CLASSES = "tests/properties"
+FOLDERS = ("tests", "check/tests", "engines/tests")  # of the tests of the product that `make test` runs
 MOST = 4  # files of tests that a mutant runs because they bear its file's or an op's name
 
 
@@ -209,7 +210,9 @@ def tests_of_module(file: str, definition: str = "") -> tuple[str, ...]:
     own += next((tests for pattern, tests in claims.items() if fnmatch.fnmatch(file, pattern)), [])
     package, _, module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".").rpartition(".")
     imports = rf"\b{re.escape(package)}\.{module}\b|\bfrom {re.escape(package)} import .*\b{module}\b"
-    texts = {str(path.relative_to(CHECKOUT)): path.read_text() for path in tests_in(CHECKOUT / "tests")}
+    texts = {
+        str(path.relative_to(CHECKOUT)): path.read_text() for folder in FOLDERS for path in tests_in(CHECKOUT / folder)
+    }
     scores = dict.fromkeys(texts, 0.0)
     for name in [name for name in definitions_in(file) if not name.startswith("_") and len(name) > 3]:
         naming = [test for test, text in texts.items() if re.search(rf"\b{name}\b", text)]

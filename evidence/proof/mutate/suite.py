@@ -7,19 +7,19 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from evidence.proof.mutate.faults import Fault
+from evidence.proof.mutate.mutants import FOLDERS, tests_in
 from evidence.proof.mutate.scratch import NotBuilt, Scratch
 from evidence.proof.mutate.trial import CAUGHT, MISSED, NO_TESTS, Verdict, failed_tests, key_of, run_tests
 
 SOME_FAILED = 1  # pytest's status
 SECONDS = 7200  # for a folder of tests
-ELSEWHERE = ("vllm_engine", "sglang_engine", "proof")  # `make test` omits the first two; the last tests no product
 DEVICE = "mps_simulator/tests"
 
 
 def folders_of(tree: Path) -> list[str]:
     """Returns the folders of the tests that `make test` runs, those of the properties first."""
-    result = {path.parent.relative_to(tree) for path in (tree / "tests").rglob("test_*.py")}
-    names = sorted(str(path) for path in result if path.name not in ELSEWHERE)
+    result = {path.parent.relative_to(tree) for folder in FOLDERS for path in tests_in(tree / folder)}
+    names = sorted(map(str, result))
     names.sort(key=lambda name: not name.endswith("properties"))
     return [*names, *([DEVICE] if (tree / DEVICE).exists() else [])]
 
