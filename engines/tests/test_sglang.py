@@ -26,12 +26,11 @@ def test_tokens_are_as_frequent_as_likely_over_seeds_and_over_positions(device: 
         assert deviations.abs().max() < 4, deviations
 
 
-def test_a_request_keeps_its_seed_next_to_requests_without_one() -> None:
-    seeds = [0, None, 2**40]
-    requests = [SimpleNamespace(sampling_params=SimpleNamespace(sampling_seed=seed)) for seed in seeds]
-    batch = SimpleNamespace(reqs=requests, device="cpu")
-    result = sampling.with_seeds(lambda cls, batch: SimpleNamespace(), object, batch).sampling_seed.tolist()
-    assert result[::2] == seeds[::2]
+def test_each_bit_of_a_seed_and_of_a_position_counts() -> None:
+    for given in (lambda x: (x, torch.ones(1)), lambda x: (torch.ones(1, dtype=torch.long), x % 2**31)):
+        seeds, positions = given(2 ** torch.arange(62))
+        tokens = sampling.sample_by_seeds(torch.zeros(1, 100_000), seeds, positions)
+        assert len(tokens.unique()) == max(len(seeds.unique()), len(positions.unique()))
 
 
 def test_filtered_tokens_are_those_of_the_whole_vocabulary(device: torch.device) -> None:
@@ -58,6 +57,8 @@ def test_states_are_copied_where_the_mask_says_so(device: torch.device) -> None:
     mask = torch.tensor([True, False, True, True, True, True], device=device)
     tracking.track_all_layers(*result, source, mask, destination, batch_size=5)
     assert all(torch.equal(x.cpu(), y) for x, y in zip(result, wanted, strict=True))
+    of_one_slot, slot = torch.zeros(1, 5, 3, device=device), torch.zeros(1, dtype=torch.long, device=device)
+    tracking.track_one_layer(of_one_slot, of_one_slot, slot, slot > 0, slot, batch_size=1)
 
 
 H, HV, K, V, SLOTS = 2, 4, 32, 16, 6
@@ -158,14 +159,89 @@ def test_an_unknown_argument_is_refused_where_sglangs_kernel_cannot_run() -> Non
             getattr(rule, name)(q, q, q, gates, gates, **pools, **own, retrieve_next_token=slots)
 
 
-def test_a_router_with_an_unknown_argument_is_sglangs() -> None:
-    seen: list[dict[str, Any]] = []
+@pytest.mark.parametrize("values", [1, 3])  # heads of a key head
+def test_columns_are_split(values: int) -> None:
+    q, k, v, z = (torch.randn(5, 2, columns) for columns in (4, 4, 6 * values, 6 * values))
+    b, a = torch.randn(2, 5, 2, values)
+    for split, joined in (
+        (kernels.split_by_key_head, lambda *parts: torch.cat(parts, -1).flatten(1)),
+        (kernels.split_contiguous, lambda *parts: torch.cat([x.flatten(1) for x in parts], -1)),
+    ):
+        result = split(joined(q, k, v, z), joined(b, a), 2, 2 * values, 4, 6)
+        wanted = [torch.cat([x.flatten(1) for x in (q, k, v)], -1), z.reshape(5, -1, 6), b.flatten(1), a.flatten(1)]
+        assert all(torch.equal(x, y) for x, y in zip(result, wanted, strict=True))
 
-    def theirs(*given: Any, **options: Any) -> Any:
-        seen.append(options)
-        return SimpleNamespace()
 
+@pytest.mark.parametrize("activation", [True, False, "silu", None])
+def test_a_convolution_without_slots_takes_a_slot_for_each_sequence(activation: bool | str | None) -> None:
+    """The pool is wider than the convolution."""
+    x, weight, pool = torch.randn(3, 8), torch.randn(8, 4), torch.randn(3, 8, 5)
+    exact = (torch.cat([pool[..., :3], x[..., None]], -1).double() * weight).sum(-1)
+    exact = torch.nn.functional.silu(exact) if activation else exact
+    y = kernels.convolve_tokens(x, pool.clone(), weight, activation=activation)
+    starts = torch.arange(4, dtype=torch.int32)
+    of_prompts = kernels.convolve_prompts(x.t(), weight, None, pool.clone(), starts, activation=activation).t()
+    assert_close("y", y, exact, 1e-6, head_dim=0)
+    assert_close("y of prompts", of_prompts, exact, 1e-6, head_dim=0)
+
+
+def theirs(*given: Any, **options: Any) -> Any:
+    return options
+
+
+def test_a_router_of_another_kind_is_sglangs() -> None:
     logits = torch.randn(2, 8)
-    assert isinstance(kernels.router(theirs, logits, logits, 2, True, another=None), tuple) and not seen
-    kernels.router(theirs, logits, logits, 2, True, another=1)
-    assert [options["another"] for options in seen] == [1]
+    assert isinstance(kernels.router(theirs, logits, logits, 2, True, another=None), tuple)
+    for name, value in (("another", 1), ("correction_bias", torch.zeros(8)), ("scoring_func", "sigmoid")):
+        assert kernels.router(theirs, logits, logits, 2, True, **{name: value})[name] is value
+
+
+def test_experts_of_another_kind_are_sglangs() -> None:
+    x, weights, ids = torch.randn(3, 32), torch.rand(3, 2), torch.tensor([[0, 3], [1, 0], [2, 3]], dtype=torch.int32)
+    layer = SimpleNamespace(w13_weight=torch.randn(4, 64, 32), w2_weight=torch.randn(4, 32, 32))
+    plain = {
+        "activation": "silu",
+        "gemm1_alpha": None,
+        "gemm1_clamp_limit": None,
+        "apply_router_weight_on_input": False,
+    }
+    hidden, _ = reference.moe_gate_up(x.double(), layer.w13_weight.double(), ids)
+    exact = reference.moe_down(hidden, layer.w2_weight.double(), weights.double(), ids)
+    result = kernels.experts(theirs, layer, x, (weights, ids, None), SimpleNamespace(**plain))
+    assert_close("experts", result, exact, 1e-5, head_dim=0)
+    others = [("activation", "gelu"), ("gemm1_alpha", 1.0), ("gemm1_clamp_limit", 7.0), (list(plain)[-1], True)]
+    for name, value in others:
+        assert kernels.experts(theirs, layer, x, (weights, ids, None), SimpleNamespace(**plain | {name: value})) == {}
+    layer.w2_weight_bias = torch.zeros(4, 32)
+    assert kernels.experts(theirs, layer, x, (weights, ids, None), SimpleNamespace(**plain)) == {}
+
+
+def test_the_shared_experts_gate() -> None:
+    x, weight, shared, output = torch.randn(3, 8), torch.randn(8), torch.randn(3, 6), torch.randn(3, 6)
+    exact = output.double() + (x.double() @ weight.double()).sigmoid()[:, None] * shared
+    kernels.gate_sigmoid_mul_add(x, weight, shared, output)
+    assert_close("output", output, exact, 1e-6, head_dim=0)
+
+
+class Batch(list[SimpleNamespace]):
+    device, sampling_seed = "cpu", None
+
+
+def test_requests_without_a_seed_get_one_if_another_has_one() -> None:
+    batch, some, none = (
+        Batch(SimpleNamespace(sampling_params=SimpleNamespace(sampling_seed=seed)) for seed in seeds)
+        for seeds in ([None, 0, None], [2**40], [None])
+    )
+    for each in (batch, some, none):
+        each.reqs = each
+        sampling.with_seeds(lambda cls, own: own, Batch, each)
+    first, second, third = batch.sampling_seed.tolist()
+    assert second == 0 and first != third and none.sampling_seed is None
+    sampling.merge_seeds(lambda *each: each, none, some)
+    assert some.sampling_seed.tolist() == [2**40] and 0 <= none.sampling_seed.item() < 2**31
+
+
+def test_a_stream_is_recorded_except_on_mps(device: torch.device) -> None:
+    seen: list[Any] = []
+    sampling.record_stream(lambda *given: seen.append(given), torch.zeros(1, device=device), "stream")
+    assert len(seen) == (device.type != "mps")
