@@ -94,6 +94,11 @@ def test_keys_divided_among_threadgroups(device: torch.device, queries: list[int
     check(device, call, "8v4", "paged_attention_merge", tail=128)
 
 
+def test_rows_of_padding_alone_are_not_written(device: torch.device) -> None:
+    codes, _ = coded(make_call([0, 0], [5, 0], padding=2), "8v4")
+    assert (torch_gdn.aura_paged_attention(**to_device(codes, device)) == 7).all()
+
+
 @pytest.mark.parametrize(("queries", "window"), [(1, 184), (40, 184), (40, 160), (1, 150)])
 @pytest.mark.parametrize("D", [64, 256])
 def test_keys_that_are_read_together_have_two_means(device: torch.device, D: int, queries: int, window: int) -> None:
