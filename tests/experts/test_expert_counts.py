@@ -48,6 +48,7 @@ def counted(point: ExpertPoint) -> tuple[int, int, int, list[str]]:
     ("T", "E", "bits", "most"),
     [
         (1, 16, 0, 1.05),
+        (2, 4, 0, 1.05),  # both tokens choose all experts
         (8, 64, 0, 1.05),
         (8, 8, 0, 1.14),  # 4 tokens per expert
         (1, 16, 4, 1.17),
