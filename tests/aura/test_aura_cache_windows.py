@@ -7,11 +7,18 @@ from typing import Any
 import pytest
 import torch
 from transformers import DynamicCache
+from transformers.masking_utils import (
+    and_masks,
+    causal_mask_function,
+    sliding_window_causal_mask_function,
+    sliding_window_overlay,
+)
 
 from tests.aura.test_aura_cache import COMMON, PADDED, PROMPT, aura_cache, decoded_cache, logits_of, model_of
 from tests.helpers.devices import kernels_run, ready
 from tests.helpers.errors import assert_close, relative_error
 from torch_gdn.aura import Scheme
+from torch_gdn.integrations.transformers.aura import window_of
 from torch_gdn.integrations.transformers.aura_layers import Options, WindowLayer
 from torch_gdn.integrations.transformers.versions import with_cache
 
@@ -33,6 +40,15 @@ def test_a_window_is_coded_and_holds_what_is_seen() -> None:
     assert cache.layers[1].cache.capacity == WINDOW
     codes, exact = 8 + WINDOW - 2, 3 + 2  # a window has no sinks
     assert cache.bytes_used == 2 * 2 * (codes * (64 + 32 + 4) + exact * 2 * 64 * 4)
+
+
+def test_a_mask_of_another_kind_has_no_window() -> None:
+    def whole(*place: Any) -> bool:
+        return True
+
+    assert window_of(sliding_window_causal_mask_function(WINDOW)) == WINDOW
+    for parts in ((sliding_window_overlay(WINDOW), whole), (whole, causal_mask_function)):
+        assert window_of(and_masks(*parts)) is None
 
 
 @pytest.mark.parametrize("implementation", ["aura", "sdpa"])
