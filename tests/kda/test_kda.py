@@ -30,16 +30,6 @@ def test_a_bounded_gate_needs_no_A_log(device: torch.device, function: str) -> N
 
 
 @each_function
-def test_strided_views(device: torch.device, function: str) -> None:
-    """As in a model, q, k and v are parts of one tensor, and g is a view of a wider one."""
-    inputs = kda_inputs(20, 32, 32, H=2, HV=2)
-    q, k, v = torch.cat([inputs[name].flatten(2) for name in ("q", "k", "v")], -1).split(64, -1)
-    inputs |= {"q": q.view(1, 20, 2, 32), "k": k.view(1, 20, 2, 32), "v": v.view(1, 20, 2, 32)}
-    inputs["g"] = torch.stack([inputs["g"], torch.full_like(inputs["g"], torch.nan)], -1)[..., 0]
-    assert_exact_kda(function, inputs, device)
-
-
-@each_function
 def test_no_state_unless_asked_for(function: str) -> None:
     assert FUNCTIONS[function](**kda_inputs(3, 32, 32))[1] is None
 

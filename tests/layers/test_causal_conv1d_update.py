@@ -66,16 +66,6 @@ def test_slots(device: torch.device, T: int, null_index: int, dtype: torch.dtype
     assert_same_bits("pool", new_pool[untouched], pool[untouched])
 
 
-def test_indices_and_flags_with_strides(device: torch.device) -> None:
-    indices, flags = torch.tensor([2, 9, 0, 9]).to(device)[::2], torch.tensor([True, True, False, True]).to(device)[::2]
-    x, weight, pool = torch.randn(2, 1, D), torch.randn(D, 4), torch.randn(3, D, 3)
-    expected = pool.clone()
-    reference.causal_conv1d_update_(x, weight, expected, indices.cpu(), flags.cpu())
-    on_device = pool.clone().to(device)
-    torch.ops.gdn.causal_conv1d_update_(x.to(device), weight.to(device), on_device, indices, flags)
-    assert_same_bits("pool", on_device, expected)
-
-
 def test_indices_on_the_cpu_serve_a_tensor_on_the_device(device: torch.device) -> None:
     x, weight, pool = torch.randn(2, 1, D), torch.randn(D, 4), torch.randn(4, D, 3)
     on_device = pool.clone().to(device)
