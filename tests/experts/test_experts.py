@@ -111,7 +111,7 @@ def test_equals_the_reference(device: torch.device, op: str, dtype: torch.dtype,
     assert_exact(op, tokens_of(OPS[op](point), slice(T)), device, BOUND[dtype])
 
 
-@pytest.mark.parametrize(("T", "k"), [(2, 12), (30, 12), (8, 12), (1, 33), (1, 96)])
+@pytest.mark.parametrize(("T", "k"), [(2, 12), (30, 12), (8, 12), (89, 12), (1, 33), (1, 96)])
 @pytest.mark.parametrize("op", OF_IDS)
 def test_an_expert_may_be_chosen_by_all_and_twice(device: torch.device, op: str, T: int, k: int) -> None:
     call = OF_IDS[op](ExpertPoint(T=T, E=k, k=k, D=36, I=20))
