@@ -37,7 +37,7 @@ def both(device: torch.device, call: dict[str, Any]) -> list[tuple[str, Tensor, 
 @pytest.mark.parametrize("with_means", [False, True])
 @pytest.mark.parametrize(
     ("D", "L", "ratio", "trellis"),
-    [(64, 1, 1, False), (80, 1, 3, True), (128, 5, 2, False), (96, 12, 1, True), (512, 1, 2, True)],
+    [(64, 1, 1, False), (80, 1, 3, True), (128, 5, 2, False), (80, 5, 2, False), (96, 12, 1, True), (512, 1, 2, True)],
 )
 def test_each_block_by_itself(
     device: torch.device, D: int, L: int, ratio: int, trellis: bool, with_means: bool
