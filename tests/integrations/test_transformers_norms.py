@@ -66,6 +66,32 @@ def test_every_norm_of_a_model_is_one_launch(kind: str) -> None:
     assert_close("logits", result, expected.double(), 2e-5, head_dim=None)
 
 
+@pytest.mark.parametrize("kind", NORMS)
+def test_a_weight_wider_than_the_rows(kind: str) -> None:
+    """Kimi Linear's norm then returns the weight's dtype, which torch_gdn's op does not."""
+    norm, x = norm_of(kind), torch.randn(2, 3, 96).bfloat16()
+    own = norm(x)
+    with torch_gdn_enabled() as integration:
+        y = norm.to(ready("mps"))(x.to("mps")).cpu()
+        ran, fallbacks = integration.status().ran, integration.status().fallbacks
+    assert (ran.get("rms_norm", 0), list(fallbacks)) == ((0, ["rms_norm"]) if kind == "kimi_linear" else (1, []))
+    assert y.dtype == own.dtype
+    assert_close("y", y, exact(kind, x, norm.weight.cpu()), BOUND[torch.bfloat16], head_dim=None)
+
+
+def test_a_class_that_rounds_a_wider_weight_does_not_keep_it() -> None:
+    class RoundingRMSNorm(nn.Module):
+        def __init__(self, size: int) -> None:
+            super().__init__()
+            self.weight, self.eps = nn.Parameter(torch.ones(size)), 1e-6
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + self.eps)
+            return (self.weight.to(x.dtype).float() * y).to(x.dtype)
+
+    assert norms.find_form(RoundingRMSNorm) == Form(zero_centered=False, round_norm=False, keeps_dtype=False)
+
+
 def test_grad_is_taken_and_compiled_graphs_stay_with_transformers() -> None:
     device = ready("mps")
     norm, x = norm_of("qwen3_next").to(device), torch.randn(2, 96).to(device)
@@ -109,4 +135,5 @@ def test_the_form_of_each_models_norm_is_known(kind: str) -> None:
     (form, *others) = {norms.known_form(owner) for owner in norms.norm_classes(module)}
     assert not others
     zero_centered = kind.startswith("qwen")
-    assert form == Form(zero_centered, round_norm=not zero_centered and kind not in ("lara_mini", "olmo_hybrid"))
+    rounds = not zero_centered and kind not in ("lara_mini", "olmo_hybrid")
+    assert form == Form(zero_centered, round_norm=rounds, keeps_dtype=not rounds)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -26,6 +26,7 @@ from torch_gdn.integrations.transformers.refusal import kept, meta, refused
 class Form:
     zero_centered: bool
     round_norm: bool
+    keeps_dtype: bool = False  # whether results have the input's dtype if the weight's is wider
 
     def apply(self, norm: Any, x: Tensor) -> Tensor:
         normed: Tensor = self.run(norm, x, None, False)
@@ -92,7 +93,7 @@ def find_form(owner: Callable[..., Any]) -> Form | None:
             built = [owner(64), *(owner(64, **{name: value}) for name, value in options_of(owner))]
         except TypeError:  # its constructor has other arguments
             return None
-        rows, matching = torch.randn(8, 64), list(FORMS)
+        rows, matching, keeps_dtype = torch.randn(8, 64), list(FORMS), True
         for norm in built:
             if getattr(norm, "weight", None) is None or not (hasattr(norm, "eps") or hasattr(norm, "variance_epsilon")):
                 return None
@@ -100,7 +101,9 @@ def find_form(owner: Callable[..., Any]) -> Form | None:
                 continue
             norm.weight.copy_(torch.randn(64))
             matching = [form for form in matching if all(agrees(form, norm, rows, dtype) for dtype in DTYPES)]
-    return matching[0] if len(matching) == 1 else None
+            norm.float().weight.copy_(torch.randn(64))  # with more digits than bfloat16 has
+            keeps_dtype = keeps_dtype and all(is_same(form, norm, rows.bfloat16()) for form in matching)
+    return replace(matching[0], keeps_dtype=keeps_dtype) if len(matching) == 1 else None
 
 
 tried_form = plain.once_per_code(find_form)
@@ -121,10 +124,15 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 
 def agrees(form: Form, norm: Any, rows: Tensor, dtype: torch.dtype) -> bool:
+    return is_same(form, norm.to(dtype), rows.to(dtype))
+
+
+def is_same(form: Form, norm: Any, x: Tensor) -> bool:
     """Allows two roundings in float32. In bfloat16, one value in 100 may be rounded the other way."""
-    norm, x = norm.to(dtype), rows.to(dtype)
     own, theirs = form.apply(norm, x), norm(x)
-    if dtype == torch.float32:
+    if own.dtype != theirs.dtype:
+        return False
+    if own.dtype == torch.float32:
         return torch.allclose(own, theirs, rtol=4e-7, atol=1e-6)
     return bool((own != theirs).float().mean() < 0.01)
 
@@ -158,7 +166,7 @@ def is_grouped(norm: Any) -> bool:
 def norm_reason(norm: Any, hidden_states: Tensor) -> str:
     weight = norm.weight
     reason = common_reason(hidden_states, weight, differentiable=True)
-    if not reason and weight.dtype.itemsize > hidden_states.dtype.itemsize:  # some classes return the weight's dtype
+    if not reason and weight.dtype.itemsize > hidden_states.dtype.itemsize and not form_of(norm).keeps_dtype:
         return f"a {type(norm).__name__} has a weight of {weight.dtype} for {hidden_states.dtype}"
     return reason or rms_norm_refusal(hidden_states.shape[-1:], hidden_states.dtype, (weight.shape, weight.dtype))
 
