@@ -342,12 +342,13 @@ PYBIND11_MODULE(_C, m) {
            "Returns the launches since start(): a list of dicts with kernel, file, arguments, bindings (how many), "
            "overlaps (pairs of bindings that share bytes), threadgroups and threads (per threadgroup).");
   block<Trusted>(m, "Trusted", "Keeps the self-test from the launches of the thread that starts it.").def(py::init<>());
-  m.def("set_self_test", &torch_gdn::set_self_test, py::arg("is_on"),
-        "Says whether the op gdn_self_test::<name> takes an op's calls that first launch a kernel variant.");
+  m.def(
+      "set_self_test", &torch_gdn::set_self_test, py::arg("is_on"),
+      "Says whether the op gdn_self_test::<name> takes an op's calls that first launch a kernel variant. Forgets what "
+      "set_tested() was told.");
   m.def("set_tested", &torch_gdn::set_tested, py::arg("names"), py::arg("passed"),
         "Lets ops launch kernel variants, named 'op variant', without a self-test. If they have not passed, it takes "
         "each call that would launch them, even in a recording.");
-  m.def("clear_tested", &torch_gdn::clear_tested, "Forgets what set_tested() was told.");
   block<Tracing>(m, "Tracing",
                  "Calls before(launch) and after(launch) around each launch of the thread that starts it.")
       .def(py::init<const py::function&, const py::function&, bool>(), py::arg("before"), py::arg("after"),

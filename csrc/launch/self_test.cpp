@@ -46,17 +46,16 @@ bool are_tested(Launches launches, bool unless_failed) {
   return true;
 }
 
-void set_self_test(bool on) { is_on = on; }
+void set_self_test(bool on) {
+  const std::lock_guard<std::mutex> guard(verdicts().mutex);
+  verdicts().passed.clear();
+  verdicts().launched.clear();
+  is_on = on;
+}
 
 void set_tested(const std::vector<std::string>& names, bool passed) {
   const std::lock_guard<std::mutex> guard(verdicts().mutex);
   for (const auto& name : names) verdicts().passed[name] = passed;
-}
-
-void clear_tested() {
-  const std::lock_guard<std::mutex> guard(verdicts().mutex);
-  verdicts().passed.clear();
-  verdicts().launched.clear();
 }
 
 void run_self_test(const c10::OperatorHandle& op, torch::jit::Stack* stack) {

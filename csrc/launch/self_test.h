@@ -22,11 +22,11 @@ bool are_tested(Launches launches, bool unless_failed = false);
 struct Trust {};
 using Trusted = Block<Trust>;
 
+// Turns the self-test on or off, and forgets all verdicts.
 void set_self_test(bool on);
 
 // Gives variants of ops a verdict. Names them by the op and the variant, with a space between.
 void set_tested(const std::vector<std::string>& names, bool passed);
-void clear_tested();
 
 // Passes the call to the op gdn_self_test::<name>, after gdn_self_test::define(name). Both are in Python.
 void run_self_test(const c10::OperatorHandle& op, torch::jit::Stack* stack);

@@ -60,7 +60,7 @@ def test_a_table_that_cannot_be_read_is_a_warning(tmp_path: Path, monkeypatch: p
         with pytest.warns(UserWarning, match="the heuristic picks prefill algorithms: "):
             tuning_cache.install_file()
     monkeypatch.setenv(tuning_cache.VARIABLE, NOBODY)
-    verdicts.write("machine", {})
+    verdicts.change("machine", {})
     assert verdicts.read("machine") == {}
     with pytest.raises(SystemExit, match=rf"^--file: {tuning_cache.VARIABLE}: expected a path, got '{NOBODY}'"):
         tune.main([])
@@ -75,7 +75,7 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: {}[uid])
     assert tuning_cache.path() is None
     tuning_cache.install_file()
-    verdicts.write("machine", {})
+    verdicts.change("machine", {})
     assert verdicts.read("machine") == {}
     with pytest.raises(SystemExit, match=r"^--file: expected a file to write, since .* is empty, or you have no home"):
         tune.main([])

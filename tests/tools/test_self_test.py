@@ -30,7 +30,7 @@ from tests.helpers.files import copied_shaders, replace_once
 from torch_gdn import _C, prefill_algorithm, self_test
 from torch_gdn.integrations.serving import working_variants
 from torch_gdn.integrations.transformers import functions
-from torch_gdn.self_test import compare, copies, run, verdicts
+from torch_gdn.self_test import run, shadow, verdicts
 from torch_gdn.tools import info, tuning_cache
 from torch_gdn_check.registry import REGISTRY, OpEntry, Point
 from torch_gdn_check.registry.bounds import relative_error
@@ -67,6 +67,11 @@ WRONG = {
     "gdn/fused_recurrent_gated_delta_rule": ("= parameters.scale * update_and_read", "parameters.scale", "1.1f"),
     "gdn/fused_recurrent_gated_delta_rule_token": ("T(parameters.scale * read)", "parameters.scale", "1.1f"),
     "attention/reshape_and_cache": ("source + head * source_head + column", "+ column", "+ 0 * column"),
+    "attention/paged_attention_prefill": ("source = cache + offsets[key] + column", "+ column", "+ 0 * column"),
+    "quantized/quantized_linear": ("T(sum + bias_at(bias, parameters, own_row))", "sum", "1.1f * sum"),
+    "experts/moe_down": ("for (int j = 0; j < pairs.k; ++j)", "pairs.k", "pairs.k - 1"),
+    "gdn/chunk_bwd_dv_local": ("columns, 8, at, sum)", "sum", "2.0f * sum"),
+    "layers/causal_conv1d_bwd": ("= T(gradient);", "gradient", "1.1f * gradient"),
     "layers/rms_norm_gated": ("1.0f / (1.0f + gate_exp(-logit.at[i]))", "(1.0f +", "(1.1f +"),
     "layers/causal_conv1d_update": ("(window, filter, parameters.has_silu != 0)", "!= 0", "== 0"),
 }
@@ -218,9 +223,9 @@ def count_tests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ops: list[str] = []
     tested = run.tested
 
-    def counted(op: str, *others: Any) -> Any:
-        ops.append(op)
-        return tested(op, *others)
+    def counted(verdict: verdicts.Verdict, *others: Any) -> Any:
+        ops.append(verdict.op)
+        return tested(verdict, *others)
 
     monkeypatch.setattr(run, "tested", counted)
     return ops
@@ -274,7 +279,7 @@ def test_a_test_that_ended_its_process_failed(on_mps: torch.device) -> None:
     warned(NORM)
     key, [name] = verdicts.machine(), stored()
     for process, fails in ((gone.pid, True), (os.getpid(), True), (os.getppid(), False)):
-        verdicts.write(key, {name: verdicts.Verdict(NORM.op, None, running=process)})
+        verdicts.change(key, {name: verdicts.Verdict(NORM.op, None, running=process)})
         forget()
         assert ("the process ended while the test ran" in warned(NORM)) == fails
     verdicts.path(key).write_text("{")
@@ -431,20 +436,30 @@ def test_an_op_that_writes_is_compared_with_the_same_start(on_mps: torch.device)
         assert_same_bits(name, first[name], x)
 
 
-def test_a_written_argument_is_compared(on_mps: torch.device, plant: Plant) -> None:
-    """The op returns nothing."""
-    plant("attention/reshape_and_cache", compiles=True)
-    case = Case("reshape_and_cache_", REGISTRY["reshape_and_cache_"].small)
-    with pytest.warns(UserWarning, match="reshape_and_cache_: (key|value)_cache: error"):
-        assert matches_the_cpu(case)
+@pytest.mark.parametrize(
+    ("shader", "op", "names"),
+    [
+        ("attention/reshape_and_cache", "reshape_and_cache_", "key_cache|value_cache"),  # returns nothing
+        ("attention/paged_attention_prefill", "paged_attention_", "out"),
+        ("quantized/quantized_linear", "quantized_linear", "y|result"),
+        ("experts/moe_down", "moe_down", "y|result"),
+        ("gdn/chunk_bwd_dv_local", "chunk_gated_delta_rule_bwd", "d[a-z_]+"),
+        ("layers/causal_conv1d_bwd", "causal_conv1d_bwd", "dx"),
+    ],
+)
+def test_each_kind_of_op_is_compared(on_mps: torch.device, plant: Plant, shader: str, op: str, names: str) -> None:
+    plant(shader, compiles=True)
+    with pytest.warns(UserWarning, match=f"{op}: ({names}): error .*; the CPU's kernel runs instead"):
+        assert matches_the_cpu(Case(op, REGISTRY[op].small))
 
 
 def test_the_copies_keep_what_was_there(on_mps: torch.device) -> None:
     pool = DECODE_.entry.call(DECODE_.point)["state_pool"]
-    made = copies.Copies(DECODE_.entry.overload, to_device(DECODE_.entry.call(DECODE_.point), on_mps))
+    made = shadow.Copies(DECODE_.entry.overload, to_device(DECODE_.entry.call(DECODE_.point), on_mps))
     before = made.written["state_pool"].clone()
     made.run()
-    assert torch.equal(made.written["state_pool"], before) and not torch.equal(made.call["state_pool"], before)
+    assert torch.equal(made.written["state_pool"], before)
+    assert not torch.equal(made.part("state_pool", made.call), before)
     assert len(before) < len(pool)
 
 
@@ -463,13 +478,13 @@ def test_only_the_slots_of_a_call_are_copied(
     """The fault makes the results of the CPU's kernel come back to the slots of the call."""
     plant("gdn/fused_recurrent_gated_delta_rule_token", compiles=True)
     pool, sizes = torch.randn(50, 2, 32, 32), []
-    copy = copies.Copies.__init__
+    copy = shadow.Copies.__init__
 
     def noted(self: Any, overload: Any, call: Call) -> None:
         copy(self, overload, call)
-        sizes.append(len(self.call["state_pool"]))
+        sizes.append(len(self.rows["state_pool"]))
 
-    monkeypatch.setattr(copies.Copies, "__init__", noted)
+    monkeypatch.setattr(shadow.Copies, "__init__", noted)
     indices = [41, null_index, 7]
     expected, o = decode_in(pool.clone(), indices, null_index, torch.device("cpu"))
     with pytest.warns(UserWarning, match="o: error"):
@@ -488,13 +503,13 @@ def test_only_the_pages_of_a_call_are_copied(on_mps: torch.device) -> None:
         "max_seq_len": 20,
     }
     on_device = to_device(call, on_mps)
-    assert copies.copied_bytes(on_device) == pytest.approx(5 * 16 * 32 * 4 + 4 * 8)
-    moved = copies.Copies(torch.ops.gdn.paged_attention_.default, on_device).call
-    assert moved["block_table"].tolist() == [[1, 2], [2, 0]]
-    assert torch.equal(moved["key_cache"], call["key_cache"][[2, 7, 30]])
+    assert shadow.copied_bytes(on_device) == pytest.approx(5 * 16 * 32 * 4 + 6 * 8)
+    made = shadow.Copies(torch.ops.gdn.paged_attention_.default, on_device)
+    assert made.rows["key_cache"].tolist() == [2, 7, 30]
+    assert torch.equal(made.part("key_cache", made.call), call["key_cache"][[2, 7, 30]])
     slots = {"key_cache": call["key_cache"], "slot_mapping": torch.tensor([7 * 16 + 3, -1, 2 * 16])}
-    moved = copies.Copies(torch.ops.gdn.reshape_and_cache_.default, to_device(slots, on_mps)).call
-    assert moved["slot_mapping"].tolist() == [16 + 3, -1, 0] and len(moved["key_cache"]) == 2
+    made = shadow.Copies(torch.ops.gdn.reshape_and_cache_.default, to_device(slots, on_mps))
+    assert made.rows["key_cache"].tolist() == [2, 7] and len(made.written["key_cache"]) == 2
 
 
 def test_a_large_call_leaves_the_test_to_a_smaller_one(on_mps: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -510,8 +525,8 @@ def test_a_process_of_large_calls_stops_asking(on_mps: torch.device, monkeypatch
     monkeypatch.setattr(run, "MOST_BYTES", 0)
     monkeypatch.setattr(run, "MOST_UNTESTED", 2)
     asked: list[str] = []
-    untested = run.untested
-    monkeypatch.setattr(run, "untested", lambda op, *others: [asked.append(op), untested(op, *others)][1])
+    trusted = run.trusted
+    monkeypatch.setattr(run, "trusted", lambda op, *others: [asked.append(op), trusted(op, *others)][1])
     for _ in range(5):
         computed(NORM)
     assert len(asked) == 3 and stored() == {}
@@ -572,28 +587,28 @@ CODES = torch.arange(1000, dtype=torch.int32)
     ],
 )
 def test_what_is_wrong(result: Tensor, problem: str) -> None:
-    text = compare.problem_of("o", result, HEADS.to(result.dtype))
+    text = shadow.problem_of("o", result, HEADS.to(result.dtype))
     assert text is not None and (text.startswith("o: ") and problem in text if problem else text == "")
 
 
 def test_integers_may_differ_here_and_there() -> None:
-    assert compare.problem_of("codes", changed(CODES, slice(100), 0), CODES) == ""
-    assert compare.problem_of("codes", changed(CODES, slice(500), -1), CODES) == "codes: 50% of the integers differ"
+    assert shadow.problem_of("codes", changed(CODES, slice(100), 0), CODES) == ""
+    assert shadow.problem_of("codes", changed(CODES, slice(500), -1), CODES) == "codes: 50% of the integers differ"
     before = torch.zeros_like(CODES)  # of which the call writes ten
     expected = changed(before, slice(10), 7)
-    assert compare.problem_of("codes", before, expected, before) == "codes: 100% of the integers differ"
+    assert shadow.problem_of("codes", before, expected, before) == "codes: 100% of the integers differ"
 
 
 def test_what_a_call_does_not_write_is_not_compared() -> None:
     before = torch.full((4, 32), torch.nan)
     expected = changed(before, 0, HEADS[0, 0])
-    assert compare.problem_of("out", expected, expected, before) == ""
-    problem = compare.problem_of("out", before, expected, before)
+    assert shadow.problem_of("out", expected, expected, before) == ""
+    problem = shadow.problem_of("out", before, expected, before)
     assert problem == "out: NaN or infinite where the CPU's kernel has numbers"
-    assert compare.problem_of("out", before, before) is None  # what the CPU's kernel wrote is NaN
+    assert shadow.problem_of("out", before, before) is None  # what the CPU's kernel wrote is NaN
 
 
 def test_infinities_that_agree_are_right() -> None:
     expected = changed(HEADS, 0, -torch.inf)
-    assert compare.problem_of("m", expected, expected) == ""
-    assert str(compare.problem_of("m", changed(expected, 1, 0.0), expected)).startswith("m: error")
+    assert shadow.problem_of("m", expected, expected) == ""
+    assert str(shadow.problem_of("m", changed(expected, 1, 0.0), expected)).startswith("m: error")

@@ -3,55 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from torch_gdn import _C
-from torch_gdn.self_test.copies import Call, on_the_cpu
+from torch_gdn.self_test.shadow import Call, Copies
 from torch_gdn.self_test.verdicts import Verdict
 
 RULES = {"gated_delta_rule": False, "kda": True}  # whether each key channel has its own decay
-LONGEST = 300  # characters of a problem in a line
 
 on_cpu: set[str] = set()  # ops of which something failed that only the CPU's kernel replaces
 replaced: dict[str, str] = {}  # by op, or op:algorithm: its problem, and what runs instead
 
 
-@dataclass
-class Plan:
+class Plan(NamedTuple):
     """The replacements for everything that failed."""
 
-    excluded: dict[str, list[str]] = field(default_factory=dict)  # by rule: prefill algorithms
-    on_cpu: set[str] = field(default_factory=set)
-    reasons: dict[str, str] = field(default_factory=dict)
+    excluded: dict[str, list[str]]  # by rule: prefill algorithms
+    on_cpu: set[str]
+    reasons: dict[str, str]
 
 
 def plan(failed: Iterable[Verdict]) -> Plan:
     problems: dict[str, dict[str, str]] = {}  # by op and algorithm, or "" without one
     for each in failed:
-        problems.setdefault(each.op, {}).setdefault(each.algorithm or "", short(each.problem))
-    result = Plan()
+        problems.setdefault(each.op, {}).setdefault(each.algorithm or "", each.problem)
+    result = Plan({}, set(), {})
     for rule in RULES:
         prefills = [f"chunk_{rule}", f"chunk_{rule}_"]  # which have the same kernels
         wrong = problems.pop(prefills[0], {}) | problems.pop(prefills[1], {})
-        recurrent = {
-            op: problems[op][""] for op in (f"fused_recurrent_{rule}", f"fused_recurrent_{rule}_") if op in problems
-        }
-        for op, problem in recurrent.items():
-            wrong.setdefault("recurrent", f"{op}: {problem}")
+        decodes = [op for op in (f"fused_recurrent_{rule}", f"fused_recurrent_{rule}_") if op in problems]
+        for op in decodes:
+            wrong.setdefault("recurrent", f"{op}: {problems[op]['']}")
         left = [each for each in _C.prefill_algorithms() if each not in wrong]
         result.excluded[rule] = sorted(wrong)
         instead = " or ".join(left) or "the CPU's kernel"
-        result.reasons |= {f"chunk_{rule}:{name}": f"{x}; {instead} runs instead" for name, x in wrong.items()}
-        if left:
-            result.reasons |= {op: f"{x}; another prefill algorithm runs instead" for op, x in recurrent.items()}
-        else:
-            result.on_cpu |= {*prefills}
-    others = {op: problem[""] for op, problem in problems.items() if op not in result.reasons}
-    result.on_cpu |= others.keys()
-    result.reasons |= {op: f"{x}; the CPU's kernel runs instead, on copies" for op, x in others.items()}
+        result.reasons.update({f"chunk_{rule}:{name}": f"{x}; {instead} runs instead" for name, x in wrong.items()})
+        if not left:
+            result.on_cpu.update(prefills)
+        for op in decodes if left else ():
+            result.reasons[op] = f"{problems.pop(op)['']}; another prefill algorithm runs instead"
+    result.on_cpu.update(problems)
+    result.reasons.update({op: f"{x['']}; the CPU's kernel runs instead, on copies" for op, x in problems.items()})
     return result
 
 
@@ -60,14 +54,14 @@ def replace_failed(failed: Iterable[Verdict]) -> None:
     result = plan(failed)
     for rule, channel_decays in RULES.items():
         _C.exclude_prefill_algorithms(result.excluded[rule], channel_decays)
-    for mine, theirs in ((on_cpu, result.on_cpu), (replaced, result.reasons)):
-        mine.clear()
-        mine.update(theirs)  # type: ignore[arg-type]
+    on_cpu.clear()
+    on_cpu.update(result.on_cpu)
+    replaced.clear()
+    replaced.update(result.reasons)
 
 
 def run_instead(op: str, call: Call) -> Any:
     """Runs a call of an op whose kernel failed. Its algorithm is no longer chosen where there is another one."""
-    overload = getattr(torch.ops.gdn, op).default
     if op.startswith("fused_recurrent") and op not in on_cpu:
         prefill = getattr(torch.ops.gdn, op.replace("fused_recurrent", "chunk")).default
         taken = {each.name for each in prefill._schema.arguments}
@@ -76,10 +70,6 @@ def run_instead(op: str, call: Call) -> Any:
         if by_head and all(x is None for x in others):  # no channel gates, no speculative decoding
             results = prefill(**{name: x for name, x in call.items() if name in taken})
             return results[0] if op.endswith("_") else results[:2]
-    return on_the_cpu(overload, call)
-
-
-def short(problem: str) -> str:
-    """Shortens a text to one line."""
-    line = " ".join(problem.split())
-    return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
+    copies = Copies(getattr(torch.ops.gdn, op).default, call)
+    copies.run()
+    return copies.write_back()

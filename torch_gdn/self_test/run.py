@@ -18,9 +18,8 @@ import torch
 from torch_gdn import _C
 from torch_gdn._recorder import recording
 from torch_gdn.self_test import verdicts
-from torch_gdn.self_test.compare import problem_of
-from torch_gdn.self_test.copies import Call, Copies, copied_bytes
-from torch_gdn.self_test.replace import replace_failed, replaced, run_instead, short
+from torch_gdn.self_test.replace import replace_failed, replaced, run_instead
+from torch_gdn.self_test.shadow import Call, Copies, copied_bytes
 from torch_gdn.self_test.verdicts import Verdict, Verdicts
 
 REPORT = "Please report this line with what `python -m torch_gdn check` writes"
@@ -31,6 +30,7 @@ MODES = ("auto", "again", "off")
 # the CPU computes in about a second, or 32 states of it.
 MOST_BYTES = 1 << 26
 MOST_UNTESTED = 1000  # calls of an op that are not tested; a process then trusts their variants
+LONGEST = 300  # characters of a problem
 
 _lock = RLock()
 _known: Verdicts = {}  # what this process has tested or read
@@ -54,7 +54,6 @@ def install() -> None:
         each.clear()
     replace_failed(())
     library()
-    _C.clear_tested()
     _C.set_self_test(True)
 
 
@@ -69,14 +68,9 @@ def library() -> torch.library.Library:
 
 def define(op: str) -> None:
     with _lock:
-        define_once(op)
-
-
-@cache
-def define_once(op: str) -> None:
-    schema = str(getattr(torch.ops.gdn, op).default._schema)
-    library().define(schema.replace("gdn::", "", 1))
-    library().impl(op, partial(run, op), "CompositeExplicitAutograd")
+        if not hasattr(torch.ops.gdn_self_test, op):
+            library().define(str(getattr(torch.ops.gdn, op).default._schema).removeprefix("gdn::"))
+            library().impl(op, partial(run, op), "CompositeExplicitAutograd")
 
 
 def load() -> bool:
@@ -107,19 +101,30 @@ def run(op: str, *args: Any, **kwargs: Any) -> Any:
         with _C.Trusted(), recording() as recorded:
             overload(**call)
         names = [f"{op} {each.name}" for each in recorded.variants]
-        known = [_known[name] for name in names if name in _known]
-        if any(each.problem for each in known):
+        if any(_known[name].problem for name in names if name in _known):
             return run_instead(op, call)
-        if len(known) == len(names):  # another thread has tested them
-            return trusted(op, call)
-        if copied_bytes(call) <= MOST_BYTES:
-            copies = Copies(overload, call)
+        untested = [name for name in names if name not in _known]
+        if untested and copied_bytes(call) <= MOST_BYTES:
             try:
+                copies = Copies(overload, call)
                 copies.run()
             except Exception:  # a wrong index, which the device reports later, or an op without a CPU kernel
-                return untested(op, names, call)
-            return tested(op, names, copies)
-        return untested(op, names, call)
+                pass
+            else:
+                return tested(Verdict(op, algorithm_of(op, names)), untested, copies)
+        if untested:
+            _untested[op] = _untested.get(op, 0) + 1
+            if _untested[op] > MOST_UNTESTED:
+                _C.set_tested(untested, True)
+        return trusted(op, call)
+
+
+def algorithm_of(op: str, variants: list[str]) -> str | None:
+    """Returns the prefill algorithm that has these kernels, for an op that has several."""
+    if op.removesuffix("_") not in ("chunk_gated_delta_rule", "chunk_kda"):
+        return None
+    kernels = " ".join(variants)
+    return "fused_chunk" if "fused_chunk" in kernels else "recurrent" if "fused_recurrent" in kernels else "chunked"
 
 
 def trusted(op: str, call: Call) -> Any:
@@ -127,51 +132,28 @@ def trusted(op: str, call: Call) -> Any:
         return getattr(torch.ops.gdn, op)(**call)
 
 
-def untested(op: str, names: list[str], call: Call) -> Any:
-    _untested[op] = _untested.get(op, 0) + 1
-    if _untested[op] > MOST_UNTESTED:
-        _C.set_tested(names, True)
-    return trusted(op, call)
-
-
-def tested(op: str, names: list[str], copies: Copies) -> Any:
+def tested(verdict: Verdict, names: list[str], copies: Copies) -> Any:
     """Runs the op's own kernels too. Returns their results, or if they are wrong, those of the CPU's kernel."""
-    verdict = Verdict(op, verdicts.algorithm_of(op, names))
-    names = [name for name in names if name not in _known]
-    store(names, replace(verdict, running=os.getpid()))
+    results, problem = None, None  # None leaves the variants without a verdict
+    verdicts.change(_machine, dict.fromkeys(names, replace(verdict, running=os.getpid())))
     try:
-        results, problem = run_and_compare(op, copies)
-    except BaseException:  # interrupted, or no memory
-        store(names, None)
-        raise
-    if problem is None:
-        store(names, None)
-        return results
-    verdict = replace(verdict, problem=short(problem))
-    store(names, verdict)
-    _known.update(dict.fromkeys(names, verdict))
-    _C.set_tested(names, not problem)
-    if not problem:
-        return results
-    results = copies.write_back()
-    replace_and_warn()
-    return results
-
-
-def run_and_compare(op: str, copies: Copies) -> tuple[Any, str | None]:
-    """Returns the results and what is wrong with them: "" if nothing is, None if the CPU's cannot tell."""
-    try:
-        results = trusted(op, copies.original)
-        compared = copies.compared(results)
+        results = trusted(verdict.op, copies.original)
+        problem = copies.problem(results)
     except RuntimeError as error:
         if "out of memory" in str(error):
             raise
-        return None, f"{type(error).__name__}: {error}"
-    return results, next((problem for each in compared if (problem := problem_of(*each)) != ""), "")
-
-
-def store(names: list[str], verdict: Verdict | None) -> None:
-    verdicts.change(_machine, dict.fromkeys(names, verdict))
+        problem = " ".join(f"{type(error).__name__}: {error}".split())
+    finally:  # interrupted, too
+        if problem is not None:
+            short = problem if len(problem) <= LONGEST else f"{problem[:LONGEST]}..."
+            _known.update(dict.fromkeys(names, replace(verdict, problem=short)))
+        verdicts.change(_machine, {name: _known.get(name) for name in names})
+    if problem is not None:
+        _C.set_tested(names, not problem)
+    if problem:
+        results = copies.write_back()
+        replace_and_warn()
+    return results
 
 
 def replace_and_warn() -> None:

@@ -50,7 +50,7 @@ def agreeing(candidates: Patches, version: str) -> tuple[Patches, dict[str, str]
         else:
             kept[name] = patches
     if new != known:
-        verdicts.write(key, new)
+        verdicts.change(key, new)
     return kept, skipped
 
 
