@@ -60,6 +60,21 @@ def is_skipped(layer: Any, hidden_states: Tensor, *others: Any) -> bool:
     return known_forms.runs_elsewhere(hidden_states.device) or form_of(layer) is None
 
 
+def cached_layer(
+    layer: Any,
+    hidden_states: Tensor,
+    /,
+    kv_cache: Any,
+    attention_mask: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+) -> Any:
+    """Returns the cache's layer, or None if the call masks or packs tokens, or its functions are called one by one."""
+    others = (attention_mask, cu_seq_lens_q, seq_idx)
+    is_plain = all(x is None for x in others) and not is_skipped(layer, hidden_states)
+    return kv_cache.layers[layer.layer_idx] if is_plain else None
+
+
 def decode_reason(layer: Any, hidden_states: Tensor, conv_state: Tensor, state: Tensor) -> str:
     form = form_of(layer)
     assert form is not None

@@ -50,7 +50,7 @@ def forward_with_cached_state(original: Callable[..., Any], rule: Any, functions
     """Passes the state on. `rule` is the patch of the module's function that the layer calls. If it was rebound since,
     it may lack the option. `functions` are the patches of all functions that the layer calls.
     """
-    bind = Binder(decode, original, {CACHE_NAMES.delta_net: "kv_cache"}).bind
+    bind = Binder(decoding.cached_layer, original, {CACHE_NAMES.delta_net: "kv_cache"}).bind
 
     def forward(layer: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled():
@@ -61,7 +61,8 @@ def forward_with_cached_state(original: Callable[..., Any], rule: Any, functions
             if state is not None and state.shape[0] == hidden_states.shape[0]:
                 given, options, unknown = bind((layer, hidden_states, *args), kwargs)
                 is_usual = not unknown and all(each.is_applied() for each in functions)
-                y = decode(*given, state=state, **options) if is_usual else None
+                held = decoding.cached_layer(*given, **options) if is_usual else None
+                y = None if held is None else decode(layer, hidden_states, held.conv_states[0], state)
                 if y is not None:
                     return y
                 if unknown and not torch.compiler.is_compiling() and not decoding.is_skipped(layer, hidden_states):
@@ -72,23 +73,8 @@ def forward_with_cached_state(original: Callable[..., Any], rule: Any, functions
     return layers_run.noting_layer(forward)
 
 
-def decode(
-    layer: Any,
-    hidden_states: Tensor,
-    /,
-    kv_cache: Any,
-    attention_mask: Tensor | None = None,
-    cu_seq_lens_q: Tensor | None = None,
-    seq_idx: Tensor | None = None,
-    *,
-    state: Tensor,
-) -> Tensor | None:
+def decode(layer: Any, hidden_states: Tensor, conv_state: Tensor, state: Tensor) -> Tensor | None:
     """Runs the whole layer at once, with both states in place, or returns None to call its functions one by one."""
-    if attention_mask is not None or cu_seq_lens_q is not None or seq_idx is not None:
-        return None
-    if decoding.is_skipped(layer, hidden_states):
-        return None
-    conv_state = kv_cache.layers[layer.layer_idx].conv_states[0]
     if type(conv_state) is not Tensor or conv_state.shape[0] != hidden_states.shape[0]:
         return None
     reason = decoding.decode_reason(layer, hidden_states, conv_state, state)

@@ -70,29 +70,19 @@ def take_back(layer: LinearAttentionLayer, steps: Steps, tokens: int) -> None:
 
 def verifier(original: Callable[..., Any]) -> Callable[..., Tensor | None]:
     """Returns a function that runs a layer on a step of drafts, or returns None. `original` is the layer's forward."""
-    bind = Binder(verify, original, {CACHE_NAMES.delta_net: "kv_cache"}).bind
+    bind = Binder(decoding.cached_layer, original, {CACHE_NAMES.delta_net: "kv_cache"}).bind
 
     def run(*args: Any, **kwargs: Any) -> Tensor | None:
         given, options, unknown = bind(args, kwargs)
-        return None if unknown else verify(*given, **options)
+        held = None if unknown or torch.is_grad_enabled() else decoding.cached_layer(*given, **options)
+        return None if held is None else verify(given[0], given[1], held)
 
     return run
 
 
-def verify(
-    layer: Any,
-    hidden_states: Tensor,
-    /,
-    kv_cache: Any,
-    attention_mask: Tensor | None = None,
-    cu_seq_lens_q: Tensor | None = None,
-    seq_idx: Tensor | None = None,
-) -> Tensor | None:
+def verify(layer: Any, hidden_states: Tensor, held: LinearAttentionLayer) -> Tensor | None:
     """Returns the layer's output for 2 to 17 tokens that follow a cached text, or None if it writes nothing."""
-    held, tokens = kv_cache.layers[layer.layer_idx], hidden_states.shape[1]
-    others = (attention_mask, cu_seq_lens_q, seq_idx)
-    if any(x is not None for x in others) or torch.is_grad_enabled() or decoding.is_skipped(layer, hidden_states):
-        return None
+    tokens = hidden_states.shape[1]
     if hidden_states.shape[0] != 1 or not 2 <= tokens <= MOST or not held.has_previous_state[0]:
         return None
     conv_state, state = held.conv_states[0], held.recurrent_states[0]
