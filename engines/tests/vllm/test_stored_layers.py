@@ -87,9 +87,6 @@ def test_the_files_decide_whatever_names_the_configuration_has(monkeypatch: pyte
             "qkv_proj: expected matrices that are all quantised the same way, got unquantised .*v_proj",
         ),
         ({"v_proj.qweight": None}, "v_proj: expected the tensors qweight, scales, qzeros in the files, got no qweight"),
-        ({"v_proj.qzeros": None}, "v_proj: expected the tensors qweight, scales, qzeros in the files, got no qzeros"),
-        ({"v_proj.qweight": (24, 64)}, "v_proj: expected weights of 4 or 8 bits on mps, got 3 bits"),
-        ({"v_proj.qzeros": (2, 6)}, r"v_proj: expected qzeros of shape \[2, 8\], got \[2, 6\]"),
         ({"v_proj.scales": (8, 64), "v_proj.qzeros": (8, 8)}, "qkv_proj: .* got 4 bits in groups of 128, .* of 32"),
     ],
 )
