@@ -5,6 +5,7 @@ The engines are not installed here. Empty classes stand for theirs.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 import sys
@@ -27,7 +28,7 @@ from torch_gdn_engines.packed_methods import as_parameter
 if not versions.is_served(versions.installed()):
     pytest.skip("this transformers loads quantised files in another way", allow_module_level=True)
 from torch_gdn.integrations.transformers.packed_layers import PackedLinear
-from torch_gdn.integrations.transformers.packed_loading import PackLayer
+from torch_gdn.integrations.transformers.packed_loading import PackExperts, PackLayer
 
 ENGINES = ("transformers", "vllm", "sglang")
 LAYER, PARTS = "model.layers.0.mlp", ("gate_proj", "up_proj")
@@ -77,7 +78,12 @@ def adapters() -> Iterator[dict[str, Any]]:
         parameters: Any = importlib.import_module("vllm.model_executor.parameter")
         for name in ("GroupQuantScaleParameter", "PackedvLLMParameter", "BasevLLMParameter"):
             setattr(parameters, name, parameter)
-        yield {each: importlib.import_module(f"torch_gdn_engines.{each}.quantized") for each in ENGINES[1:]}
+        made = {each: importlib.import_module(f"torch_gdn_engines.{each}.quantized") for each in ENGINES[1:]}
+        layers: Any = sys.modules["torch_gdn_engines.vllm.layers"]
+        layers.get_current_vllm_config = lambda: SimpleNamespace(lora_config=None)
+        layers = sys.modules["vllm.model_executor.layers.fused_moe"]
+        layers.FusedMoEMethodBase.__init__ = lambda self, config: None
+        yield made
     finally:
         sys.meta_path.remove(finder)  # type: ignore[arg-type]
         for name in set(sys.modules) - before:
@@ -263,6 +269,75 @@ def test_reads(case: str, engine: str, adapters: dict[str, Any]) -> None:
     expected = torch.cat([numbers for _, numbers in made])
     error = (weight - expected).abs()
     assert (error <= 4 * torch.finfo(torch.float32).eps * expected.abs().amax(-1, keepdim=True)).all(), error.max()
+
+
+EXPERTS, WIDTH = 2, 64
+PLACES = {"gate_proj": ("w13", "w1"), "up_proj": ("w13", "w3"), "down_proj": ("w2", "w2")}  # in the engines' experts
+
+
+def experts_of_transformers(form: Any, files: list[Tensors]) -> list[Tensor]:
+    result = []
+    for names, columns in ((PARTS, K), (("down_proj",), WIDTH)):
+        shapes = {ending: tuple(x.shape) for ending, x in files[0][names[0]].items()}
+        bits = form.packing("a.weight", shapes, columns, WIDTH if len(names) == 2 else K).bits
+        stored = {f"{name}.{e}": [each[name][e] for each in files] for name in names for e in shapes}
+        if form.experts_are_stacked:
+            stored = {name: [torch.stack(tensors)] for name, tensors in stored.items()}
+        result.append(PackExperts(SimpleNamespace(format=form), names).packed(stored, bits).dequantize())
+    return result
+
+
+def experts_of_engine(engine: str, config: Any, files: list[Tensors], adapters: dict[str, Any]) -> list[Tensor]:
+    """Loads experts as the engine does."""
+    names = {f"ckpt_{name}_name": name for name in PLACES}
+    if engine == "vllm":
+        owner = sys.modules["vllm.model_executor.layers.fused_moe"].RoutedExperts
+    else:
+        owner = sys.modules["sglang.srt.layers.moe.fused_moe_triton.layer"].FusedMoE
+    experts, prefix = owner(), f"{LAYER}.experts"
+    vars(experts).update(names, moe_config=SimpleNamespace(activation=None, has_bias=False))
+    stem = adapters[engine].plain_name(prefix) if engine == "sglang" else prefix
+    config.shapes = {f"{stem}.0.{name}.{e}": tuple(x.shape) for name, own in files[0].items() for e, x in own.items()}
+    config.packed_modules_mapping = {}
+    method, layer = config.get_quant_method(experts, prefix), nn.Module()
+    method.create_weights(layer, EXPERTS, K, WIDTH)
+    for expert, matrices in enumerate(files):
+        for name, (matrix, shard) in PLACES.items():
+            for ending, x in matrices[name].items():
+                if ending not in config.format.ignored:
+                    param = getattr(layer, f"{matrix}_{ending}")
+                    param.weight_loader(param, x, f"{name}.{ending}", shard, expert)
+    method.process_weights_after_loading(layer)
+    parts = {
+        name: [getattr(layer, f"{name}_{part}") for part in ("weight", "scales", "biases")] for name in method.packings
+    }
+    return [PackedWeight(*tensors, method.packings[name].bits).dequantize() for name, tensors in parts.items()]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("case", READ)
+def test_reads_experts(case: str, engine: str, adapters: dict[str, Any]) -> None:
+    """No engine takes experts with act-order."""
+    config, how = READ[case]
+    if (engine, case) in UNKNOWN_TO:
+        return
+    torch.manual_seed(0)
+    sizes = {"gate_proj": (WIDTH, K), "up_proj": (WIDTH, K), "down_proj": (K, WIDTH)}
+    made = [{name: write(torch.randn(size), how) for name, size in sizes.items()} for _ in range(EXPERTS)]
+    files = [{name: tensors for name, (tensors, _) in each.items()} for each in made]
+    adapter = configured(engine, config, adapters)
+    read = functools.partial(experts_of_engine, engine, adapters=adapters)
+    if engine == "transformers":
+        read = experts_of_transformers  # type: ignore[assignment]
+    if how.is_ordered:
+        with pytest.raises(ValueError, match=r"expected experts without act-order \(desc_act\)"):
+            read(adapter, files)
+        return
+    exact = [{name: numbers for name, (_, numbers) in each.items()} for each in made]
+    w13 = torch.stack([torch.cat([each[name] for name in PARTS]) for each in exact])
+    for weight, expected in zip(read(adapter, files), (w13, torch.stack([x["down_proj"] for x in exact])), strict=True):
+        error = (weight - expected).abs()
+        assert (error <= 4 * torch.finfo(torch.float32).eps * expected.abs().amax(-1, keepdim=True)).all(), error.max()
 
 
 W8 = {"num_bits": 8, "type": "int", "strategy": "token"}
