@@ -45,11 +45,6 @@ def test_tokens_go_to_their_slots_and_nowhere_else(
     check(device, make_call(8, [17, -1, 0, 4, 5, -7, 19], layout, dtype, cache_dtype))
 
 
-def test_slots_of_32_bits_with_a_stride(device: torch.device) -> None:
-    call = make_call(3, [], "pages", torch.float32, torch.float32)
-    check(device, call | {"slot_mapping": torch.tensor([[9, 99], [-1, 99], [2, 99]], dtype=torch.int32)[:, 0]})
-
-
 def test_values_of_another_size(device: torch.device) -> None:
     call = make_call(3, [1, 8, 3], "pages", torch.float32, torch.bfloat16)
     call |= {"value": call["value"][..., :10], "value_cache": pool(4, 5, 3, 10, torch.bfloat16, "apart")[1]}

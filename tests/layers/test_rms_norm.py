@@ -45,20 +45,6 @@ def test_equals_the_reference(device: torch.device, dtype: torch.dtype, D: int, 
     assert_same_bits("h", h, (x.float() + residual.float()).to(dtype))
 
 
-@pytest.mark.parametrize("dtype", BOUND, ids=str)
-def test_without_a_residual(device: torch.device, dtype: torch.dtype) -> None:
-    x, weight, _ = inputs(3, 320, dtype=dtype)
-    y, h = normalise(device, x, weight)
-    assert_close("y", y, exact(x, weight, None), BOUND[dtype], head_dim=None)
-    assert h.numel() == 0
-
-
-def test_without_a_weight(device: torch.device) -> None:
-    x, _, residual = inputs(7, 60)
-    y, _ = normalise(device, x, None, residual)
-    assert_close("y", y, exact(x, None, residual), 3e-7, head_dim=None)
-
-
 def test_the_sum_is_not_rounded_before_the_norm(device: torch.device) -> None:
     x, weight, residual = inputs(50, 128, dtype=torch.bfloat16)
     y, h = normalise(device, x, weight, residual)

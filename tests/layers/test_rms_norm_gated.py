@@ -61,13 +61,6 @@ def test_one_rounding_is_closer(device: torch.device) -> None:
     assert once < 0.8 * thrice
 
 
-def test_without_a_weight(device: torch.device) -> None:
-    x, g, _ = inputs(7, 60)
-    for round_norm in (False, True):
-        y = normalise(device, x, g, None, round_norm=round_norm)
-        assert_close("y", y, reference.rms_norm_gated(x.double(), g.double()), 3e-7, head_dim=None)
-
-
 @pytest.mark.parametrize("gate", [torch.bfloat16, torch.float32], ids=str)
 def test_dtypes_may_differ(device: torch.device, gate: torch.dtype) -> None:
     """x is in float32, as from output_dtype, and its gate has the projection's dtype."""
