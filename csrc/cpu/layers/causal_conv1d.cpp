@@ -148,7 +148,7 @@ struct Call {
 
   bool is_channel_first() const { return in.channel_stride != 1; }
   cpu::Convolve kernel(bool from_f32) const {
-    return cpu::convolution_kernels().convolve(x.scalar_type(), from_f32, op.W, op.has_silu());
+    return cpu::convolution_kernels().convolve(x.scalar_type(), from_f32, op.W);
   }
 
   void load_filter(Scratch& scratch, int64_t channel, int64_t count) const {
@@ -191,6 +191,7 @@ struct Call {
             .residual_stride = residual.defined() ? residual.stride(1) : 0,
             .tokens = 0,
             .channels = count,
+            .silu = op.has_silu(),
             .weight = scratch.weight,
             .bias = scratch.bias,
             .before = scratch.before};
@@ -277,9 +278,10 @@ struct Call {
                                     .after = new_state->at(slot.index, channel),
                                     .y = out.at(sequence.batch, sequence.first, channel),
                                     .column_stride = new_state->column_stride(),
-                                    .channels = count};
+                                    .channels = count,
+                                    .silu = op.has_silu()};
     const bool dense_channels = new_state->has_dense_channels_of(dtype);
-    cpu::convolution_kernels().convolve_step(dtype, op.S, op.has_silu(), dense_channels)(step);
+    cpu::convolution_kernels().convolve_step(dtype, op.S, dense_channels)(step);
   }
 
   // Processes channels channel .. channel + count of sequence n. Their filter is already loaded.

@@ -1,7 +1,7 @@
 // The causal convolution for one ISA variant. It takes each group of kLanes channels over all tokens. The last W tokens
 // and the weights stay in registers, so each element is read and written once.
 
-template <typename In, typename Out, int W, bool kSilu>
+template <typename In, typename Out, int W>
 TORCH_GDN_INLINE void convolve_lanes(const ConvolutionRows& rows, int64_t channel, int64_t count) {
   const auto* in = static_cast<const In*>(rows.in) + channel;
   auto* out = static_cast<Out*>(rows.out) + channel;
@@ -18,7 +18,7 @@ TORCH_GDN_INLINE void convolve_lanes(const ConvolutionRows& rows, int64_t channe
     Floats sum = bias;
 #pragma GCC unroll 4
     for (int tap = 0; tap < W; ++tap) sum += weight[tap] * window[tap];
-    if constexpr (kSilu) sum = silu<Out>(sum);
+    if (rows.silu) sum = silu<Out>(sum);
     if (residual != nullptr) sum += load(residual + t * rows.residual_stride, count);
     store(out, sum, count);
 #pragma GCC unroll 4
@@ -28,28 +28,24 @@ TORCH_GDN_INLINE void convolve_lanes(const ConvolutionRows& rows, int64_t channe
   for (int tap = 0; tap + 1 < W; ++tap) store(rows.before + tap * kChannels + channel, window[tap]);
 }
 
-template <typename In, typename Out, int W, bool kSilu>
+template <typename In, typename Out, int W>
 void convolve(const ConvolutionRows& rows) {
   int64_t channel = 0;
   for (; channel + kLanes <= rows.channels; channel += kLanes) {
-    convolve_lanes<In, Out, W, kSilu>(rows, channel, kLanes);
+    convolve_lanes<In, Out, W>(rows, channel, kLanes);
   }
-  if (channel < rows.channels) convolve_lanes<In, Out, W, kSilu>(rows, channel, rows.channels - channel);
+  if (channel < rows.channels) convolve_lanes<In, Out, W>(rows, channel, rows.channels - channel);
 }
 
 template <typename In, typename Out>
-Convolve convolve_of(int64_t W, bool silu) {
-  if (W == 4) return silu ? &convolve<In, Out, 4, true> : &convolve<In, Out, 4, false>;
-  if (W == 3) return silu ? &convolve<In, Out, 3, true> : &convolve<In, Out, 3, false>;
-  return silu ? &convolve<In, Out, 2, true> : &convolve<In, Out, 2, false>;
+Convolve convolve_of(int64_t W) {
+  return W == 4 ? &convolve<In, Out, 4> : W == 3 ? &convolve<In, Out, 3> : &convolve<In, Out, 2>;
 }
 
-Convolve convolve_of(at::ScalarType dtype, bool from_f32, int64_t W, bool silu) {
-  if (dtype == at::kFloat) return convolve_of<float, float>(W, silu);
-  if (dtype == at::kHalf) {
-    return from_f32 ? convolve_of<float, c10::Half>(W, silu) : convolve_of<c10::Half, c10::Half>(W, silu);
-  }
-  return from_f32 ? convolve_of<float, c10::BFloat16>(W, silu) : convolve_of<c10::BFloat16, c10::BFloat16>(W, silu);
+Convolve convolve_of(at::ScalarType dtype, bool from_f32, int64_t W) {
+  if (dtype == at::kFloat) return convolve_of<float, float>(W);
+  if (dtype == at::kHalf) return from_f32 ? convolve_of<float, c10::Half>(W) : convolve_of<c10::Half, c10::Half>(W);
+  return from_f32 ? convolve_of<float, c10::BFloat16>(W) : convolve_of<c10::BFloat16, c10::BFloat16>(W);
 }
 
 TORCH_GDN_INLINE int64_t lanes_of(int64_t left) { return left > kLanes ? kLanes : left > 0 ? left : 0; }
@@ -76,28 +72,25 @@ TORCH_GDN_INLINE void store_columns(Element* to, int64_t count, Floats (&columns
   }
 }
 
-template <typename Element, int W, int S, bool kSilu>
+template <typename Element, int S>
 TORCH_GDN_INLINE Floats step_output(const ConvolutionStep& step, int64_t channel, int64_t count, Floats x,
                                     const Floats (&state)[S]) {
   Floats sum = load(step.bias + channel);
 #pragma GCC unroll 4
-  for (int tap = 0; tap + 1 < W; ++tap) {
-    sum += load(step.weight + tap * kChannels + channel) * state[S - (W - 1) + tap];
-  }
-  sum += load(step.weight + (W - 1) * kChannels + channel) * x;
-  if constexpr (kSilu) sum = silu<Element>(sum);
+  for (int tap = 0; tap < 3; ++tap) sum += load(step.weight + tap * kChannels + channel) * state[S - 3 + tap];
+  sum += load(step.weight + 3 * kChannels + channel) * x;
+  if (step.silu) sum = silu<Element>(sum);
   if (step.residual != nullptr) sum += load(static_cast<const Element*>(step.residual) + channel, count);
   return sum;
 }
 
 // The kernel for states in which the columns of a channel are neighbours.
-template <typename Element, int W, int S, bool kSilu>
+template <typename Element, int S>
 TORCH_GDN_INLINE void step_lanes(const ConvolutionStep& step, int64_t channel, int64_t count) {
   Floats state[S] = {};
   if (step.before != nullptr) load_columns(static_cast<const Element*>(step.before) + channel * S, count, state);
   const Floats x = load(static_cast<const Element*>(step.x) + channel, count);
-  store(static_cast<Element*>(step.y) + channel, step_output<Element, W, S, kSilu>(step, channel, count, x, state),
-        count);
+  store(static_cast<Element*>(step.y) + channel, step_output<Element, S>(step, channel, count, x, state), count);
 #pragma GCC unroll 4
   for (int column = 0; column + 1 < S; ++column) state[column] = state[column + 1];
   state[S - 1] = x;
@@ -105,7 +98,7 @@ TORCH_GDN_INLINE void step_lanes(const ConvolutionStep& step, int64_t channel, i
 }
 
 // The kernel for states in which the channels of a column are neighbours. Elements move without a transposition.
-template <typename Element, int W, int S, bool kSilu>
+template <typename Element, int S>
 TORCH_GDN_INLINE void step_dense_lanes(const ConvolutionStep& step, int64_t channel, int64_t count) {
   using Lanes = typename Memory<Element>::Lanes;
   Lanes elements[S + 1] = {};
@@ -122,8 +115,7 @@ TORCH_GDN_INLINE void step_dense_lanes(const ConvolutionStep& step, int64_t chan
 #pragma GCC unroll 4
   for (int column = 0; column < S; ++column) state[column] = Memory<Element>::upcast(elements[column]);
   const Floats x = Memory<Element>::upcast(elements[S]);
-  store(static_cast<Element*>(step.y) + channel, step_output<Element, W, S, kSilu>(step, channel, count, x, state),
-        count);
+  store(static_cast<Element*>(step.y) + channel, step_output<Element, S>(step, channel, count, x, state), count);
   auto* after = static_cast<Element*>(step.after) + channel;
 #pragma GCC unroll 4
   for (int column = 0; column < S; ++column) {
@@ -131,34 +123,27 @@ TORCH_GDN_INLINE void step_dense_lanes(const ConvolutionStep& step, int64_t chan
   }
 }
 
-template <typename Element, int W, int S, bool kSilu, bool kDenseChannels>
+template <typename Element, int S, bool kDenseChannels>
 void convolve_step(const ConvolutionStep& step) {
   for_each_vector(step.channels, [&](int64_t channel, int64_t count) __attribute__((always_inline)) {
     if constexpr (kDenseChannels) {
-      step_dense_lanes<Element, W, S, kSilu>(step, channel, count);
+      step_dense_lanes<Element, S>(step, channel, count);
     } else {
-      step_lanes<Element, W, S, kSilu>(step, channel, count);
+      step_lanes<Element, S>(step, channel, count);
     }
   });
 }
 
-template <typename Element, int S, bool kDenseChannels>
-ConvolveStep convolve_step_of(bool silu) {
-  return silu ? &convolve_step<Element, 4, S, true, kDenseChannels>
-              : &convolve_step<Element, 4, S, false, kDenseChannels>;
-}
-
 template <typename Element>
-ConvolveStep convolve_step_of(int64_t S, bool silu, bool dense_channels) {
-  if (dense_channels)
-    return S == 4 ? convolve_step_of<Element, 4, true>(silu) : convolve_step_of<Element, 3, true>(silu);
-  return S == 4 ? convolve_step_of<Element, 4, false>(silu) : convolve_step_of<Element, 3, false>(silu);
+ConvolveStep convolve_step_of(int64_t S, bool dense_channels) {
+  if (dense_channels) return S == 4 ? &convolve_step<Element, 4, true> : &convolve_step<Element, 3, true>;
+  return S == 4 ? &convolve_step<Element, 4, false> : &convolve_step<Element, 3, false>;
 }
 
-ConvolveStep convolve_step_of(at::ScalarType dtype, int64_t S, bool silu, bool dense_channels) {
-  if (dtype == at::kFloat) return convolve_step_of<float>(S, silu, dense_channels);
-  if (dtype == at::kHalf) return convolve_step_of<c10::Half>(S, silu, dense_channels);
-  return convolve_step_of<c10::BFloat16>(S, silu, dense_channels);
+ConvolveStep convolve_step_of(at::ScalarType dtype, int64_t S, bool dense_channels) {
+  if (dtype == at::kFloat) return convolve_step_of<float>(S, dense_channels);
+  return dtype == at::kHalf ? convolve_step_of<c10::Half>(S, dense_channels)
+                            : convolve_step_of<c10::BFloat16>(S, dense_channels);
 }
 
 // Squares of kLanes channels and kLanes tokens are transposed in registers.

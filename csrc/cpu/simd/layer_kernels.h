@@ -20,6 +20,7 @@ struct ConvolutionRows {
   const void* residual;  // added last, with the dtype of `out`; nullptr without a residual
   int64_t residual_stride;
   int64_t tokens, channels;
+  bool silu;
   const float *weight, *bias;  // [W, kChannels], [kChannels]
   float* before;  // [W - 1, kChannels]: the tokens before the first; after the call, those before the next one
 };
@@ -34,6 +35,7 @@ struct ConvolutionStep {
   void *after, *y;             // `after` may be `before`
   int64_t column_stride;       // of the states: elements between columns if channels are dense; 1 if columns are
   int64_t channels;
+  bool silu;
 };
 using ConvolveStep = void (*)(const ConvolutionStep&);
 
@@ -99,9 +101,9 @@ using ConvolveBwd = void (*)(const ConvolveBwdRows&);
 
 struct ConvolutionKernels {
   // Converts rows of x, or of floats, to rows of x's dtype.
-  Convolve (*convolve)(at::ScalarType dtype, bool from_f32, int64_t W, bool silu);
+  Convolve (*convolve)(at::ScalarType dtype, bool from_f32, int64_t W);
   // S is 3 or 4. Set `dense_channels` if the channels of each column of the states are dense.
-  ConvolveStep (*convolve_step)(at::ScalarType dtype, int64_t S, bool silu, bool dense_channels);
+  ConvolveStep (*convolve_step)(at::ScalarType dtype, int64_t S, bool dense_channels);
   ReadTransposed (*read_transposed)(at::ScalarType dtype);
   // Reads a dense [channels, S], with S from 2 to 4, as S rows of kChannels floats. The other function writes it back.
   void (*read_columns)(const void* in, at::ScalarType dtype, int64_t channels, int64_t S, float* out);
