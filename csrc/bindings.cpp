@@ -1,7 +1,6 @@
 // Defines torch_gdn._C, which has everything except the ops. Only this file includes Python.
 #include <ATen/Parallel.h>
 #include <pybind11/stl.h>
-#include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/version.h>
 
@@ -278,18 +277,7 @@ int64_t cpu_threads() {
 #endif
 }
 
-std::vector<std::string> ops() {
-  std::vector<std::string> names;
-  for (const auto& [name, infer] : torch_gdn::inferences()) names.push_back(name);
-  return names;
-}
-
-py::object infer_outputs(const std::string& op, const py::args& arguments, const py::kwargs& keywords) {
-  const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(("gdn::" + op).c_str(), "");
-  auto stack = torch::jit::createStackForSchema(handle.schema(), arguments, keywords, std::nullopt);
-  torch_gdn::inferences().at(op)(stack);
-  return torch::jit::createPyObjectForStack(std::move(stack));
-}
+std::vector<std::string> ops() { return {torch_gdn::op_names().begin(), torch_gdn::op_names().end()}; }
 
 }  // namespace
 
@@ -305,8 +293,6 @@ PYBIND11_MODULE(_C, m) {
 #endif
   m.def("ops", &ops, "Returns the names of the ops in torch.ops.gdn.");
   m.def("cpu_threads", &cpu_threads, "Returns the number of threads that the ops use on the CPU.");
-  m.def("infer_outputs", &infer_outputs, py::arg("op"),
-        "Checks a call and returns empty outputs, without computing. Fake tensors give fake tensors.");
   m.def("has_launcher", &torch_gdn::has_launcher, "Returns whether this process can run kernels on an mps device.");
   m.def("is_recording", &torch_gdn::is_recording, "Returns whether this thread records launches.");
   m.def(

@@ -11,8 +11,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include <functional>
-#include <map>
+#include <set>
 #include <string>
 #include <tuple>
 
@@ -131,15 +130,16 @@ void run_on_stack(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch:
   }
 }
 
+// Checks a call and replaces its arguments by empty outputs. Fake tensors give fake outputs.
 template <template <typename> class Op>
-void infer(torch::jit::Stack& stack) {
+void infer(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack* stack) {
   Op<c10::SymInt> op;
-  read_stack(stack, op.arguments());
+  read_stack(*stack, op.arguments());
   static const auto name = name_of<Op>();
   op.check(name.c_str());
-  stack.clear();
+  torch::jit::drop(*stack, handle.schema().arguments().size());
   if constexpr (!std::is_void_v<OutputsOf<Op>>) {
-    for_each_output(op.outputs(), [&](const Tensor& output) { stack.emplace_back(output); });
+    for_each_output(op.outputs(), [&](const Tensor& output) { stack->emplace_back(output); });
   }
 }
 
@@ -151,9 +151,9 @@ void implement(torch::Library& m, c10::DispatchKey device) {
   m.impl(name_of<Op>().c_str(), torch::dispatch(device, torch::CppFunction::makeFromBoxedFunction<kernel>()));
 }
 
-// Replaces the arguments on the stack by empty outputs. The key is the op's name. Fake tensors give fake outputs.
-using Infer = void (*)(torch::jit::Stack&);
-std::map<std::string, Infer>& inferences();
+// The names of all ops. gdn_infer::<name> infers an op's outputs, and Python registers it as the op's fake kernel.
+std::set<std::string>& op_names();
+void define_inference(const std::string& name, const char* schema, torch::CppFunction&& infer);
 
 // Registers autograd and lazy views.
 void implement_on_every_device(torch::Library& m, const char* op);
@@ -163,7 +163,7 @@ void define(torch::Library& m) {
   const auto name = name_of<Op>();
   m.def(Op<int64_t>::kSchema, {at::Tag::pt2_compliant_tag});
   implement_on_every_device(m, name.c_str());
-  inferences()[name] = &detail::infer<Op>;
+  define_inference(name, Op<int64_t>::kSchema, torch::CppFunction::makeFromBoxedFunction<&detail::infer<Op>>());
 }
 
 }  // namespace torch_gdn
