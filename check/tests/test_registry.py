@@ -31,6 +31,9 @@ def kernels_of(launches: Iterable[Launch]) -> set[str]:
     return {launch.variant.kernel for launch in launches}
 
 
+by_one_process = pytest.mark.xdist_group("registry")  # which records the launches once, for a minute
+
+
 @pytest.fixture(scope="module")
 def launches() -> list[Launch]:
     """Returns the launches of everything that the check compiles."""
@@ -51,11 +54,13 @@ def test_the_check_computes_every_kernel() -> None:
     assert {kernel for step in steps for kernel in step.kernels} == kernels()
 
 
+@by_one_process
 @pytest.mark.sweep(1, seeds=3)
 def test_every_shader_is_some_kernels_file(launches: list[Launch]) -> None:
     assert {launch.variant.file for launch in launches} == set(shaders_of_ops())
 
 
+@by_one_process
 @pytest.mark.sweep(1, seeds=3)
 def test_every_model_dtype_and_layout_is_called(launches: list[Launch]) -> None:
     names = {launch.variant.name for launch in launches}
