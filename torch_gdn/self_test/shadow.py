@@ -1,6 +1,6 @@
 """Runs a call of an op on the CPU as well, on copies of its arguments, and compares the results up to rounding.
 
-Of a pool, it copies only the slots, pages or rows that the call names. The copy has the pool's size, but what is not
+It copies only the slots, pages or rows of a pool that the call names. The copy has the pool's size, but what is not
 written takes no memory.
 """
 
