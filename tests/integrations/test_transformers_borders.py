@@ -28,7 +28,10 @@ from torch_gdn.integrations import plain, transformers
 
 CPU = torch.device("cpu")
 KINDS = [kind for kind in (*models.KINDS, "kimi_linear", "bailing_hybrid") if models.available(kind)]
+# torch_gdn runs only the convolutions, norms, MLPs and experts of lfm2_moe.
+CHANGED_KINDS = [*KINDS, *(kind for kind in ("glm5_next", "lfm2_moe") if models.available(kind))]
 METHODS = ("_norm", "_apply_gate", "fix_query_key_value_ordering")  # that a class's forward calls
+PARTS = {"linear_attn": "mixer", "self_attn": "mixer", "conv": "mixer", "mlp": "mlp", "feed_forward": "mlp"}
 Changes = Iterator[None]
 
 
@@ -275,7 +278,10 @@ ON_WEIGHTS = ("codes", "another dtype", "a parametrisation")
 ON_METHODS = ("another class's method", "its own method")
 WITHOUT_METHODS = ("olmo_hybrid", "bailing_hybrid", "kimi_linear")
 CASES = [
-    (kind, change) for kind in KINDS for change in CHANGES if kind not in WITHOUT_METHODS or change not in ON_METHODS
+    (kind, change)
+    for kind in CHANGED_KINDS
+    for change in CHANGES
+    if kind not in WITHOUT_METHODS or change not in ON_METHODS
 ]
 
 
@@ -286,10 +292,9 @@ def place_of(name: str) -> tuple[str, str]:
     """Returns the layer, and the part of it, within which a path may compute several modules."""
     before, _, rest = name.partition("layers.")
     index, _, part = rest.partition(".")
-    if not rest or before != "model.":
+    if not rest or before not in ("model.", "model.language_model."):
         return "", ""
-    first = part.partition(".")[0]
-    return index, "mixer" if first in ("linear_attn", "self_attn") else "mlp" if first == "mlp" else "layer"
+    return index, PARTS.get(part.partition(".")[0], "layer")
 
 
 def groups_of(names: Sequence[str]) -> list[list[str]]:
@@ -317,12 +322,26 @@ def runs(model: Any, change: Any, name: str) -> bool:
         return False
 
 
+def bound(model: Any, change: str, group: Sequence[str], exact: Tensor) -> float:
+    """transformers rounds the rows of bfloat16 experts to bfloat16. A row whose last bit in float32 differs may be
+    rounded the other way, which moves these logits by 3e-5 to 3e-4. Without such rounding they are 1e-3 to 3e-3 off.
+    """
+    experts = [name for name in group if name.endswith("experts")] if change == "another dtype" else []
+    if not experts:
+        return 2e-5
+    with ExitStack() as stack:
+        for name in experts:
+            stack.enter_context(other_weights(lambda weight: weight.bfloat16().float())(model, name))
+        return distance(logits(model, CPU, CHANGES[change], [x for x in group if x not in experts]), exact) / 2
+
+
 @pytest.mark.sweep(12)
 @pytest.mark.parametrize(("kind", "change"), CASES)
 @torch.no_grad()
 def test_each_module_that_was_changed(kind: str, change: str) -> None:
     model, make = random_model(kind), CHANGES[change]
     names = [name for name, module in model.named_modules() if name and not isinstance(module, nn.ModuleList)]
+    names = [name for name in names if not name.startswith("model.visual")]  # no image is given
     if change in ON_WEIGHTS:
         names = [name for name in names if own_weights(model.get_submodule(name))]
     if change in ON_METHODS:
@@ -333,10 +352,11 @@ def test_each_module_that_was_changed(kind: str, change: str) -> None:
     unchanged, expected = logits(model, CPU, make, []), [logits(model, CPU, make, group) for group in groups]
     assert any(distance(x, unchanged) > 1e-4 for x in expected)
     sample = share_of([*zip(groups, expected, strict=True)], 4)
+    bounds = [bound(model, change, group, exact) for group, exact in sample]
     on_device = copy.deepcopy(model).to(ready("mps"))
     with models.torch_gdn_enabled():
         off = [(group, distance(logits(on_device, ready("mps"), make, group), exact)) for group, exact in sample]
-    assert not [(group, error) for group, error in off if not error < 2e-5]
+    assert not [(*each, limit) for each, limit in zip(off, bounds, strict=True) if not each[1] < limit]
 
 
 REGISTER = ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook")
