@@ -106,6 +106,13 @@ CASES = {
     ),
     "causal_conv1d": Case(conv, exact_conv, CONV, **conv_bwd),
     "causal_conv1d with silu": Case(conv, exact_conv, CONV, {"activation": "silu"}, **conv_bwd),
+    "causal_conv1d over two blocks of tokens": Case(
+        conv,
+        exact_conv,
+        {"x": (1, 1030, 24)} | FILTER | {"residual": (1, 1030, 24), "initial_state": (1, 24, 4)},
+        {"activation": "silu", "output_final_state": True},
+        **conv_bwd,
+    ),
     "causal_conv1d with everything": Case(
         conv,
         exact_conv,
@@ -180,7 +187,11 @@ def test_equals_autograd_in_float64(device: torch.device, case: Case, dtype: tor
 
 @each_case
 def test_the_reference_has_the_numeric_gradient(case: Case) -> None:
-    smaller = {24: 2} if "cu_seqlens" in case.options else {9001: 5, 150: 5, 70: 3, 60: 6, 40: 4, 24: 2, 21: 2, 20: 2}
+    smaller = (
+        {24: 2}
+        if "cu_seqlens" in case.options
+        else {9001: 5, 1030: 5, 150: 5, 70: 3, 60: 6, 40: 4, 24: 2, 21: 2, 20: 2}
+    )
     leaves = {name: torch.randn([smaller.get(n, n) for n in size]).double() for name, size in case.sizes.items()}
 
     def exact(*tensors: Tensor) -> Any:
