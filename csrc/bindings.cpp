@@ -13,6 +13,7 @@
 #include "launch/recorder.h"
 #include "launch/self_test.h"
 #include "launch/shader_source.h"
+#include "ops/collectives.h"
 #include "ops/op.h"
 
 namespace py = pybind11;
@@ -292,6 +293,10 @@ PYBIND11_MODULE(_C, m) {
   m.attr("built_with_sdk") = py::none();
 #endif
   m.def("ops", &ops, "Returns the names of the ops in torch.ops.gdn.");
+  m.def("define_collective", &torch_gdn::define_collective, py::arg("name"),
+        "Defines gdn_c10d::<name>: c10d's collective, with tensors that gloo's thread may release without Python.");
+  m.def("define_work", &torch_gdn::define_work,
+        "Defines gdn_c10d::notify and set_error, for the work of a collective.");
   m.def("cpu_threads", &cpu_threads, "Returns the number of threads that the ops use on the CPU.");
   m.def("has_launcher", &torch_gdn::has_launcher, "Returns whether this process can run kernels on an mps device.");
   m.def("is_recording", &torch_gdn::is_recording, "Returns whether this thread records launches.");

@@ -17,11 +17,14 @@ authenticated or encrypted: use a network that only your machines are on.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import itertools
 import os
 import platform
 import re
 import socket
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -38,6 +41,7 @@ from torch.distributed import ProcessGroup, ReduceOp, Work
 from torch.distributed.rendezvous import register_rendezvous_handler
 from torch.mps.event import Event
 
+from torch_gdn import _C
 from torch_gdn._version import __version__
 
 NAME = "torch_gdn"
@@ -211,55 +215,86 @@ class Call:
 
     def __init__(self, who: str, copies: Copies, reduction: Reduction | None):
         self.who, self.copies, self.reduction = who, copies, reduction
-        self.lock, self.is_done = threading.Lock(), False
+        self.lock, self.is_done = threading.RLock(), False
         self.work: Work | None = None
-        self.error: Exception | None = None
+        self.future: torch.futures.Future[list[Tensor]] | None = None
 
     def wait(self, timeout: timedelta) -> bool:
-        """Waits for gloo, and copies the results back unless gloo's thread has."""
+        """Waits for gloo, and copies the results back unless another thread has."""
         assert self.work is not None
-        if not (self.is_done or self.error):
-            with explained(self.who):
-                self.work.wait(timeout) if timeout else self.work.wait()
-            self.finish()
-        if self.error:
-            raise self.error
+        if not self.is_done:
+            try:
+                with explained(self.who):
+                    self.work.wait(timeout) if timeout else self.work.wait()
+            except Exception as error:
+                if self.future:
+                    torch.ops.gdn_c10d.set_error(self.future, str(error))
+                raise
+        with self.lock:
+            if not self.is_done:
+                self.is_done = True
+                self.finish()
         return True
 
     def finish(self) -> None:
-        with self.lock:
-            if self.is_done:
-                return
-            with torch.inference_mode():  # outside it, a tensor that was made in it may not be written
-                for staged in self.copies.written if self.reduction else ():
-                    self.reduction.from_gloo(staged)  # type: ignore[union-attr]
-                self.copies.write_back()
-            self.is_done = True
+        with torch.inference_mode():  # outside it, a tensor that was made in it may not be written
+            for staged in self.copies.written if self.reduction else ():
+                self.reduction.from_gloo(staged)  # type: ignore[union-attr]
+            self.copies.write_back()
+        if self.future and not self.future.done():
+            self.future.set_result([staged.on_device for staged in self.copies.written])
 
-    def to_work(self, work: Work, outputs: list[Tensor]) -> Work:
-        """Returns the work for the caller. It completes by itself if gloo's does, or else when it is waited for."""
-        self.work = work
+    def to_work(self, work: Any) -> Work:
+        """Returns the work for the caller, of gloo's. It completes by itself if that does, or when it is waited for."""
+        self.work = Work.unbox(work)
         result = PythonCallbackWork(self.wait)
-        try:
-            ended = work.get_future()
-        except RuntimeError:  # gloo's send and recv have none
-            return result
-        future = result.get_future()
+        self.future = result.get_future()
 
-        def complete(ended: torch.futures.Future[Any]) -> None:
-            """Runs in gloo's thread, before gloo's work is complete: to wait for that here would be for ever."""
-            try:
-                with explained(self.who):
-                    ended.value()
-                self.finish()
-                future.set_result(outputs)
-            except Exception as error:
-                self.error = error
+        def complete() -> None:
             with contextlib.suppress(Exception):
-                result.wait()  # so that the future has the error, and is_completed() is true
+                result.wait()  # so that the future has an error, and is_completed() is true
 
-        ended.add_done_callback(complete)
+        FINISHER.when_done(work, complete)
         return result
+
+
+class Finisher:
+    """Finishes calls that gloo has done, in a thread of its own, which starts with the first call.
+
+    gloo's threads cannot: they would need the interpreter's lock, and DDP's reducer may hold it while it releases the
+    group and waits for them to end. They write the number of the call to a pipe.
+    """
+
+    def __init__(self) -> None:
+        self.calls: dict[int, Callable[[], None]] = {}
+        self.numbers, self.lock, self.process = itertools.count(), threading.Lock(), -1
+
+    def when_done(self, work: Any, finish: Callable[[], None]) -> None:
+        with self.lock:
+            if self.process != os.getpid():  # a child that was forked has no thread
+                self.start()
+            number = next(self.numbers)
+        self.calls[number] = finish
+        if not torch.ops.gdn_c10d.notify(work, self.end_to_write, number):
+            del self.calls[number]
+
+    def start(self) -> None:
+        self.process, (self.end_to_read, self.end_to_write) = os.getpid(), os.pipe()
+        thread = threading.Thread(target=self.run, args=(self.end_to_read,), name="torch_gdn collectives", daemon=True)
+        thread.start()
+        atexit.register(self.stop, self.process, thread, self.end_to_write)
+
+    def run(self, end_to_read: int) -> None:
+        while (number := int.from_bytes(os.read(end_to_read, 8), sys.byteorder, signed=True)) >= 0:
+            self.calls.pop(number)()
+
+    def stop(self, process: int, thread: threading.Thread, end_to_write: int) -> None:
+        if process == os.getpid():
+            os.write(end_to_write, (-1).to_bytes(8, sys.byteorder, signed=True))
+            thread.join(timeout=10)
+
+
+FINISHER = Finisher()
 
 
 class FromAnySource(Work):
@@ -301,7 +336,9 @@ def explained(who: str) -> Iterator[None]:
 
 def kernel_of(name: str) -> Callable[..., Any]:
     """Returns the kernel of the op c10d::`name` for `mps`."""
+    _C.define_collective(name)
     op, collective = getattr(torch.ops.c10d, name).default, COLLECTIVES[name]
+    on_gloo = getattr(torch.ops.gdn_c10d, name).default
     positions = {argument.name: i for i, argument in enumerate(op._schema.arguments)}
     tensors = {position for position in (collective.reads, collective.writes) if position is not None}
     moves_rows = name == "alltoall_base_"
@@ -330,12 +367,10 @@ def kernel_of(name: str) -> Callable[..., Any]:
         who = f"{collective.name}: rank {group.rank()} of {group.size()}"
         call = Call(who, copies, reduction)
         with explained(who):
-            result = op(*arguments)
-        work = Work.unbox(result[1] if returns_tensors else result)
+            work = on_gloo(*arguments)
         if name == "recv_any_source_":
-            return Work.boxed(FromAnySource(call, work))
-        outputs = [staged.on_device for staged in copies.written]
-        boxed = Work.boxed(call.to_work(work, outputs))
+            return Work.boxed(FromAnySource(call, Work.unbox(work)))
+        boxed = Work.boxed(call.to_work(work))
         return (given[0], boxed) if returns_tensors else boxed
 
     return kernel
@@ -524,6 +559,7 @@ def register() -> torch.library.Library | None:
         return None
     dist.Backend.register_backend(NAME, create, devices=["cpu", "mps"])
     complete_torch_mps()
+    _C.define_work()
     kernels = torch.library.Library("c10d", "IMPL", "MPS")
     for name in COLLECTIVES:
         kernels.impl(name, kernel_of(name))

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -22,6 +24,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import torch_gdn.distributed
 from tests.helpers.devices import on_a_mac
+from torch_gdn.distributed import Copies
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32)
@@ -373,6 +376,30 @@ def check_a_future_completes_without_a_wait() -> None:
         time.sleep(0.001)
     assert work.is_completed()
     same(x, [3 * each for each in EXPECTED["SUM"]])
+
+
+def check_threads_of_gloo_do_not_touch_python() -> None:
+    """DDP's reducer joins them while it holds Python's lock. One that waits for the lock would never end."""
+    threads: set[str] = set()
+
+    class Trace:
+        def __del__(self) -> None:
+            threads.add(threading.current_thread().name)
+
+    sent = Copies.sent
+
+    def traced(copies: Copies, value: Any) -> Any:
+        result = sent(copies, value)
+        if isinstance(result, torch.Tensor):
+            result.when_released = Trace()  # type: ignore[attr-defined]
+        return result
+
+    with patch.object(Copies, "sent", traced):
+        for _ in range(100):
+            work = dist.all_gather_into_tensor(torch.empty(12, device="mps"), mine(), async_op=True)
+            del work
+        dist.barrier()
+    assert threads <= {"MainThread", "torch_gdn collectives"}, threads
 
 
 def check_many_at_once() -> None:
