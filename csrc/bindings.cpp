@@ -38,18 +38,18 @@ py::dict pipeline_facts(const torch_gdn::PipelineFacts& facts) {
   return result;
 }
 
-using Words = std::vector<std::string>;
+using Strings = std::vector<std::string>;
 
-std::string shader_source(std::string kernel, std::string file, Words arguments) {
+std::string shader_source(std::string kernel, std::string file, Strings arguments) {
   return torch_gdn::shader_source(torch_gdn::Variant{std::move(kernel), std::move(file), std::move(arguments)});
 }
 
-py::dict compile(std::string kernel, std::string file, Words arguments) {
+py::dict compile(std::string kernel, std::string file, Strings arguments) {
   const torch_gdn::Variant variant{std::move(kernel), std::move(file), std::move(arguments)};
   return pipeline_facts(without_gil([&] { return torch_gdn::launcher().compile(variant); }).front());
 }
 
-void compile_file(const std::string& file, const std::vector<std::pair<std::string, Words>>& variants) {
+void compile_file(const std::string& file, const std::vector<std::pair<std::string, Strings>>& variants) {
   std::vector<torch_gdn::Variant> wanted;
   for (const auto& [kernel, arguments] : variants) wanted.push_back({kernel, file, arguments});
   if (!wanted.empty()) without_gil([&] { return torch_gdn::launcher().compile(wanted); });
@@ -129,16 +129,17 @@ const char* kept(const std::string& name) {
   return names->insert(name).first->c_str();
 }
 
-void launch(const std::string& kernel, const std::string& file, const Words& arguments, const py::list& bindings,
+void launch(const std::string& kernel, const std::string& file, const Strings& arguments, const py::list& bindings,
             std::array<size_t, 3> threadgroups, size_t threads) {
-  torch_gdn::TemplateArguments words;
-  if (arguments.size() > words.size())
+  torch_gdn::TemplateArguments template_arguments;
+  if (arguments.size() > template_arguments.size())
     throw py::value_error("launch: arguments: expected at most 8 template arguments");
-  std::transform(arguments.begin(), arguments.end(), words.begin(), &torch_gdn::TemplateArgument::spelled_as);
+  std::transform(arguments.begin(), arguments.end(), template_arguments.begin(),
+                 &torch_gdn::TemplateArgument::spelled_as);
   std::vector<std::byte> block;
   std::vector<torch_gdn::Binding> bound;
   for (const auto& each : bindings) bound.push_back(binding_of(py::reinterpret_borrow<py::object>(each), block));
-  const torch_gdn::Launch launch{kept(kernel), kept(file), words, torch_gdn::Bindings::of(bound, block),
+  const torch_gdn::Launch launch{kept(kernel), kept(file), template_arguments, torch_gdn::Bindings::of(bound, block),
                                  threadgroups, threads};
   without_gil([&] {
     torch_gdn::launcher().run(launch);
@@ -263,7 +264,7 @@ py::tuple prefill_algorithm(int64_t tokens, int64_t heads, int64_t K, int64_t V,
   return named(torch_gdn::prefill_algorithm({tokens, heads, K, V, channel_decays}, device, cores));
 }
 
-void exclude_prefill_algorithms(const Words& algorithms, bool channel_decays) {
+void exclude_prefill_algorithms(const Strings& algorithms, bool channel_decays) {
   std::vector<torch_gdn::PrefillAlgorithm> excluded;
   for (const auto& each : algorithms) excluded.push_back(algorithm_named(each));
   torch_gdn::exclude_prefill_algorithms(channel_decays, excluded);

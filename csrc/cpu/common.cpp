@@ -11,8 +11,8 @@ namespace torch_gdn::cpu {
 // Looked up once, because Rows asks for them for every row, and not while the library loads, because best_isa() may
 // throw.
 static const RowKernels& kernels() {
-  static const RowKernels& found = row_kernels();
-  return found;
+  static const RowKernels& kernels = row_kernels();
+  return kernels;
 }
 
 std::vector<Sequence> sequences_of(const ChunkShape<>& s, const optional<Tensor>& cu_seqlens) {
@@ -157,7 +157,7 @@ void States::write(int64_t batch, int64_t row, int64_t head, int64_t first, int6
   });
 }
 
-StateIo StateIo::of_sequences(const ChunkShape<>& s, const optional<Tensor>& initial_state, const Tensor& final_state,
+StateIo StateIo::per_sequence(const ChunkShape<>& s, const optional<Tensor>& initial_state, const Tensor& final_state,
                               bool v_first) {
   StateIo state_io{initial_state, final_state, slots_of(s.N, {}), {}, checkpoints_of(s.N, {}), v_first};
   if (initial_state) state_io.source = as_activation(*initial_state);

@@ -129,7 +129,7 @@ struct StateIo {
   std::vector<Checkpoint> checkpoints;
   bool v_first;
 
-  static StateIo of_sequences(const ChunkShape<>& s, const optional<Tensor>& initial_state, const Tensor& final_state,
+  static StateIo per_sequence(const ChunkShape<>& s, const optional<Tensor>& initial_state, const Tensor& final_state,
                               bool v_first);
   static StateIo in_place(const ChunkShape<>& s, const StatePool& pool, bool v_first);
   bool has_null() const;
@@ -171,8 +171,8 @@ void for_each_tile(int64_t chunks, int64_t heads, const F& f) {
 // thread, and then returns `count`. Items may differ in length.
 template <typename F>
 void share_work_items(int64_t count, int64_t threads, const F& f) {
-  std::atomic<int64_t> taken = 0;
-  const auto next = [&] { return std::min(taken.fetch_add(1, std::memory_order_relaxed), count); };
+  std::atomic<int64_t> handed_out = 0;
+  const auto next = [&] { return std::min(handed_out.fetch_add(1, std::memory_order_relaxed), count); };
   at::parallel_for(0, std::min(count, threads), 1, [&](int64_t, int64_t) { f(next); });
 }
 

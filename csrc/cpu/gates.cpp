@@ -77,7 +77,7 @@ ChannelGateValues::ChannelGateValues(int64_t HV, int64_t K, const ChannelGateOpt
   }
 }
 
-ChannelGates ChannelGateValues::of_head(int64_t head, const HeadRows& g) const {
+ChannelGates ChannelGateValues::for_head(int64_t head, const HeadRows& g) const {
   return {.g = g,
           .beta = nullptr,
           .beta_stride = 0,
@@ -99,7 +99,7 @@ void write_channel_decays(const Tensor& g, const ChannelGateOptions& options, co
                    [&](int64_t begin, int64_t end) {
                      for (int64_t i = begin; i < end; ++i) {
                        const int64_t head = i % HV, token = i / HV % T, batch = i / HV / T;
-                       kernels.write_log_decays(gates.of_head(head, from.head(batch, token, head, 0)),
+                       kernels.write_log_decays(gates.for_head(head, from.head(batch, token, head, 0)),
                                                 to.head(batch, token, head, 0));
                      }
                    });

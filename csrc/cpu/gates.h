@@ -18,7 +18,7 @@ class ChannelGateValues {
  public:
   ChannelGateValues(int64_t HV, int64_t K, const ChannelGateOptions& options);
   // Returns the gates of one value head, without beta. `g` points to the head's raw or final g.
-  ChannelGates of_head(int64_t head, const HeadRows& g) const;
+  ChannelGates for_head(int64_t head, const HeadRows& g) const;
 
  private:
   int64_t K_;

@@ -62,8 +62,8 @@ inline std::vector<Slot> slots_of(int64_t N, const StatePool& pool) {
   for (int64_t n = 0; n < N; ++n) slots[n] = {n, true};
   if (pool.has_slot_per_token()) {
     const auto accepted = accepted_counts(N, pool);
-    const auto of_tokens = token_slots_of(N, pool);
-    for (int64_t n = 0; n < N; ++n) slots[n].index = of_tokens.of(n, accepted[n] - 1);
+    const auto slot_table = token_slots_of(N, pool);
+    for (int64_t n = 0; n < N; ++n) slots[n].index = slot_table.of(n, accepted[n] - 1);
   } else if (pool.indices.has_value()) {
     const Indices at(*pool.indices);
     for (int64_t n = 0; n < N; ++n) slots[n].index = at[n] <= pool.null_index ? -1 : at[n];

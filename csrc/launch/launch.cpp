@@ -68,11 +68,11 @@ Bindings Bindings::of(c10::ArrayRef<Binding> bindings, c10::ArrayRef<std::byte> 
                     bindings.size());
   TORCH_CHECK_VALUE(block.size() <= kMostOfSetBytes, "torch_gdn: expected at most ", kMostOfSetBytes,
                     " bytes in a parameter block, got ", block.size());
-  Bindings found;
-  for (const auto& binding : bindings) found.add(binding);
-  found.outer_block_ = block.data();
-  found.block_bytes_ = block.size();
-  return found;
+  Bindings result;
+  for (const auto& binding : bindings) result.add(binding);
+  result.outer_block_ = block.data();
+  result.block_bytes_ = block.size();
+  return result;
 }
 
 std::string Variant::name() const {

@@ -73,11 +73,11 @@ void wait_for_launches_before(id<MTLComputeCommandEncoder> encoder) {
 std::vector<std::string> families_of(id<MTLDevice> device) {
   static constexpr std::pair<const char*, NSInteger> known[] = {{"Apple7", 1007},  {"Apple8", 1008}, {"Apple9", 1009},
                                                                 {"Apple10", 1010}, {"Metal3", 5001}, {"Metal4", 5002}};
-  std::vector<std::string> found;
+  std::vector<std::string> result;
   for (const auto& [name, number] : known) {
-    if ([device supportsFamily:MTLGPUFamily(number)]) found.emplace_back(name);
+    if ([device supportsFamily:MTLGPUFamily(number)]) result.emplace_back(name);
   }
-  return found;
+  return result;
 }
 
 class MetalLauncher final : public Launcher {

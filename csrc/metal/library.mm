@@ -38,10 +38,10 @@ using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 std::string names_of(id<MTLLibrary> library) {
-  NSArray<NSString*>* found = [library functionNames];
+  NSArray<NSString*>* functions = [library functionNames];
   std::string names;
-  for (NSUInteger i = 0; i < [found count]; ++i)
-    names += (i ? ", " : "") + std::string([[found objectAtIndex:i] UTF8String]);
+  for (NSUInteger i = 0; i < [functions count]; ++i)
+    names += (i ? ", " : "") + std::string([[functions objectAtIndex:i] UTF8String]);
   return names.empty() ? "none" : names;
 }
 
@@ -110,15 +110,15 @@ SharedPipeline Library::pipeline(const Launch& launch) {
   std::unique_lock<std::mutex> lock(mutex_);
   auto& launched = launched_[{launch.kernel, launch.arguments}];
   if (!launched) launched = slot_named(launch.variant().name());
-  SharedPipeline found = launched->pipeline;
-  if (!found) {
+  SharedPipeline result = launched->pipeline;
+  if (!result) {
     const auto slot = launched;  // clear() may drop the other references
     lock.unlock();
-    found = compiled_in(*slot, launch.variant());
+    result = compiled_in(*slot, launch.variant());
   }
-  TORCH_CHECK(launch.threads <= found->most_threads(), "torch_gdn: ", launch.variant().name(), " needs ",
-              launch.threads, " threads per threadgroup; this GPU allows ", found->most_threads());
-  return found;
+  TORCH_CHECK(launch.threads <= result->most_threads(), "torch_gdn: ", launch.variant().name(), " needs ",
+              launch.threads, " threads per threadgroup; this GPU allows ", result->most_threads());
+  return result;
 }
 
 // If the source of all variants fails, compiles them one by one, because the error would name the wrong variant.
@@ -185,8 +185,8 @@ SharedPipeline Library::keep(Slot& slot, SharedPipeline pipeline) {
 
 SharedPipeline Library::compiled_in(Slot& slot, const Variant& variant) {
   const std::lock_guard<std::mutex> compiling(slot.compiling);
-  const SharedPipeline found = pipeline_in(slot);
-  return found ? found : keep(slot, std::make_shared<const Pipeline>(Source(variant), variant));
+  const SharedPipeline result = pipeline_in(slot);
+  return result ? result : keep(slot, std::make_shared<const Pipeline>(Source(variant), variant));
 }
 
 std::vector<PipelineFacts> Library::facts() const {

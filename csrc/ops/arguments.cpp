@@ -84,8 +84,8 @@ class Distances {
     const int64_t end = std::min(largest, -ceil_div_signed(rest_least - most, stride));
     for (int64_t i = begin; i <= end; ++i) {
       if (--left_ < 0) return Sharing::kUndecided;
-      const Sharing found = reach(least - i * stride, most - i * stride, first + 1);
-      if (found != Sharing::kNone) return found;
+      const Sharing sharing = reach(least - i * stride, most - i * stride, first + 1);
+      if (sharing != Sharing::kNone) return sharing;
     }
     return Sharing::kNone;
   }

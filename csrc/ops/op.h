@@ -60,13 +60,13 @@ using OutputsOf = decltype(std::declval<const Op<int64_t>&>().outputs());
 
 // What a device's function takes: the op itself, or the base class that its ops name Shared.
 template <typename Op>
-struct Taken {
+struct RunArgument {
   using Type = Op;
 };
 
 template <typename Op>
   requires requires { typename Op::Shared; }
-struct Taken<Op> {
+struct RunArgument<Op> {
   using Type = typename Op::Shared;
 };
 
@@ -82,7 +82,7 @@ struct Runs<Op, void> {
 
 // A device's function for an op. The functions of several ops may share a name, because each takes its own op.
 template <template <typename> class Op>
-using Run = typename Runs<typename Taken<Op<int64_t>>::Type, OutputsOf<Op>>::Function*;
+using Run = typename Runs<typename RunArgument<Op<int64_t>>::Type, OutputsOf<Op>>::Function*;
 
 // The op that the calling thread runs. Kernels put its name into their errors.
 class RunningOp {

@@ -14,13 +14,13 @@ namespace {
 
 // Returns those slots of the sequences that the host can read.
 std::unordered_set<int64_t> slots_on_cpu(const StatePool& pool, int64_t N) {
-  std::unordered_set<int64_t> taken;
+  std::unordered_set<int64_t> used;
   if (!pool.indices.has_value()) {
-    for (int64_t n = 0; n < N; ++n) taken.insert(n);
+    for (int64_t n = 0; n < N; ++n) used.insert(n);
   } else if (pool.indices->is_cpu()) {
-    for_each_index(*pool.indices, [&](int64_t slot, int64_t) { taken.insert(slot); });
+    for_each_index(*pool.indices, [&](int64_t slot, int64_t) { used.insert(slot); });
   }
-  return taken;
+  return used;
 }
 
 }  // namespace
@@ -28,15 +28,15 @@ std::unordered_set<int64_t> slots_on_cpu(const StatePool& pool, int64_t N) {
 void check_state_indices(const char* op, const StatePool& pool) {
   if (!pool.indices->is_cpu()) return;
   const int64_t slots = pool.states.size(0);
-  c10::SmallVector<std::pair<int64_t, int64_t>, 32> taken;  // each slot with its position
+  c10::SmallVector<std::pair<int64_t, int64_t>, 32> used;  // each slot with its position
   for_each_index(*pool.indices, [&](int64_t slot, int64_t i) {
     TORCH_CHECK_VALUE(slot < slots, op, ": state_indices: expected indices below the number of slots, got ", slot,
                       " for ", slots, " slots");
-    if (slot > pool.null_index) taken.emplace_back(slot, i);
+    if (slot > pool.null_index) used.emplace_back(slot, i);
   });
-  std::ranges::sort(taken);
-  const auto twice = std::ranges::adjacent_find(taken, {}, &std::pair<int64_t, int64_t>::first);
-  TORCH_CHECK_VALUE(twice == taken.end(), op, ": state_indices: expected each slot at most once, got ", twice->first,
+  std::ranges::sort(used);
+  const auto twice = std::ranges::adjacent_find(used, {}, &std::pair<int64_t, int64_t>::first);
+  TORCH_CHECK_VALUE(twice == used.end(), op, ": state_indices: expected each slot at most once, got ", twice->first,
                     " again at ", (twice + 1)->second);
 }
 
@@ -45,7 +45,7 @@ void check_checkpoint_contents(const char* op, const StatePool& pool, const Chun
   if (!pool.checkpoint_offsets->is_cpu() || !pool.checkpoint_indices->is_cpu()) return;
   const Indices offset(*pool.checkpoint_offsets), index(*pool.checkpoint_indices);
   const auto boundaries = s.packed && cu_seqlens->is_cpu() ? optional<Indices>(*cu_seqlens) : std::nullopt;
-  auto taken = slots_on_cpu(pool, s.N);
+  auto used = slots_on_cpu(pool, s.N);
   for (int64_t n = 0; n < s.N; ++n) {
     if (offset[n] == 0 || index[n] <= pool.null_index) continue;
     const int64_t tokens = boundaries ? (*boundaries)[n + 1] - (*boundaries)[n] : s.T;
@@ -55,7 +55,7 @@ void check_checkpoint_contents(const char* op, const StatePool& pool, const Chun
     TORCH_CHECK_VALUE(index[n] < pool.states.size(0), op,
                       ": checkpoint_indices: expected indices below the number of slots, got ", index[n], " for ",
                       pool.states.size(0), " slots");
-    TORCH_CHECK_VALUE(taken.insert(index[n]).second, op, ": checkpoint_indices: expected each slot at most once, got ",
+    TORCH_CHECK_VALUE(used.insert(index[n]).second, op, ": checkpoint_indices: expected each slot at most once, got ",
                       index[n], " again at ", n);
   }
 }

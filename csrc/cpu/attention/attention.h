@@ -55,7 +55,7 @@ class Attention {
   Attention(const PagedShape<>& shape, const PagedSequences<int64_t>& sequences, optional<double> scale,
             const optional<Tensor>& sinks, const Cache& cache)
       : s_(shape),
-        of_call_(sequences),
+        call_(sequences),
         cache_(cache),
         ratio_(s_.HQ / s_.HK),
         width_(ceil_div(s_.D, kColumns) * kColumns),
@@ -85,8 +85,8 @@ class Attention {
   // Returns the keys that a row sees.
   Range seen(const QueriesAndKeys& sequence, int64_t row) const {
     const int64_t position = sequence.keys - sequence.queries + row / ratio_;
-    return {of_call_.window > 0 ? std::max<int64_t>(0, position - of_call_.window + 1) : 0,
-            of_call_.causal ? position + 1 : sequence.keys};
+    return {call_.window > 0 ? std::max<int64_t>(0, position - call_.window + 1) : 0,
+            call_.causal ? position + 1 : sequence.keys};
   }
 
   // If a sequence has only one tile of rows, its keys are divided among work items, because it has few rows and often
@@ -211,7 +211,7 @@ class Attention {
   int64_t head_of(const WorkItem& item, int64_t row) const { return item.kv_head * ratio_ + row % ratio_; }
 
   const PagedShape<>& s_;
-  const PagedSequences<int64_t>& of_call_;
+  const PagedSequences<int64_t>& call_;
   const Cache& cache_;
   int64_t ratio_, width_;
   float scale_;

@@ -23,7 +23,7 @@ optional<Tensor> tile_scores(const AuraAttention<int64_t>& op) {
   const Tensor q = unit_last_stride(op.q, "q"), means = unit_last_stride(*op.key.tile_means, "key_tile_means");
   const int64_t ratio = s.HQ / s.HK, tiles = tiles_of(s.T);
   const Tensor scores = at::empty({s.B, s.HQ, s.L, tiles}, q.options().dtype(at::kFloat));
-  const cpu::Rows of_queries(q), of_means(means), out(scores);
+  const cpu::Rows query_rows(q), mean_rows(means), out(scores);
   const float scale = static_cast<float>(scale_or_default(op.scale, s.D));
   const int64_t row_parts = ceil_div(s.L * ratio, kRows), tile_parts = ceil_div(tiles, kTiles);
   at::parallel_for(0, s.B * s.HK * tile_parts * row_parts, 4, [&](int64_t begin, int64_t end) {
@@ -33,10 +33,10 @@ optional<Tensor> tile_scores(const AuraAttention<int64_t>& op) {
       const int64_t b = i / row_parts / tile_parts / s.HK, hk = i / row_parts / tile_parts % s.HK;
       const int64_t first_row = i % row_parts * kRows, rows = std::min(kRows, s.L * ratio - first_row);
       const int64_t first = i / row_parts % tile_parts * kTiles, count = std::min(kTiles, tiles - first);
-      for (int64_t t = 0; t < count; ++t) of_means.read(b, hk, first + t, 0, s.D, vectors + t * s.D);
+      for (int64_t t = 0; t < count; ++t) mean_rows.read(b, hk, first + t, 0, s.D, vectors + t * s.D);
       for (int64_t r = 0; r < rows; ++r) {
         const int64_t head = hk * ratio + (first_row + r) % ratio;
-        of_queries.read(b, head, (first_row + r) / ratio, 0, s.D, queries + r * s.D);
+        query_rows.read(b, head, (first_row + r) / ratio, 0, s.D, queries + r * s.D);
       }
       cpu::aura_kernels().dot_products(
           {.q = queries, .keys = vectors, .rows = rows, .count = count, .width = s.D, .scores = products});

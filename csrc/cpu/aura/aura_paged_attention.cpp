@@ -40,18 +40,18 @@ class ExactTokens {
         new_values_(*exact.new_values) {}
 
   // Returns false, and reads nothing, if the token has codes alone.
-  bool read(const paged::Token& token, int64_t head, bool of_keys, float* row) const {
+  bool read(const paged::Token& token, int64_t head, bool is_key, float* row) const {
     const int64_t n = token.sequence, p = token.position;
     const int64_t first_query = lengths_[n] - (boundaries_[n + 1] - boundaries_[n]);
     if (p >= first_query) {
-      (of_keys ? new_keys_ : new_values_).read(boundaries_[n] + p - first_query, head, D_, row);
+      (is_key ? new_keys_ : new_values_).read(boundaries_[n] + p - first_query, head, D_, row);
       return true;
     }
     const bool is_sink = p < exact_.sinks;
     const int64_t slot = is_sink ? sink_slots_[n] : slots_[n];
     if (slot < 0 || (!is_sink && (p < starts_[n] || p < first_query - exact_.tail))) return false;
     const int64_t at = is_sink ? p : exact_.sinks + p % (exact_.keys->size(1) - exact_.sinks);
-    (of_keys ? keys_ : values_).read(slot, at, head, D_, row);
+    (is_key ? keys_ : values_).read(slot, at, head, D_, row);
     return true;
   }
 

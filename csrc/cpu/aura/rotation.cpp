@@ -9,9 +9,9 @@ namespace {
 // Returns the quadratic residues of the prime q as bits. Row i of Paley's matrix has +1 where (j - i) mod q is a
 // residue.
 constexpr uint32_t quadratic_residues(int q) {
-  uint32_t found = 0;
-  for (int i = 1; i < q; ++i) found |= 1u << (i * i % q);
-  return found;
+  uint32_t result = 0;
+  for (int i = 1; i < q; ++i) result |= 1u << (i * i % q);
+  return result;
 }
 
 // Paley's Hadamard matrix of order m = q + 1, for a prime q that is 3 modulo 4, is the identity plus a skew matrix.

@@ -17,12 +17,12 @@ inline std::map<int64_t, Tensor> pairs_of_experts(const Tensor& topk_ids) {
   for_each_index(topk_ids, [&](int64_t id, int64_t pair) {
     if (id >= 0) pairs[id].push_back(pair);
   });
-  std::map<int64_t, Tensor> found;
-  for (const auto& [id, of_expert] : pairs) {
-    Tensor& rows = found[id] = at::empty({int64_t(of_expert.size())}, at::kLong);
-    std::copy(of_expert.begin(), of_expert.end(), rows.mutable_data_ptr<int64_t>());
+  std::map<int64_t, Tensor> rows_by_expert;
+  for (const auto& [id, expert_pairs] : pairs) {
+    Tensor& rows = rows_by_expert[id] = at::empty({int64_t(expert_pairs.size())}, at::kLong);
+    std::copy(expert_pairs.begin(), expert_pairs.end(), rows.mutable_data_ptr<int64_t>());
   }
-  return found;
+  return rows_by_expert;
 }
 
 // Returns the f32 weights of one expert, or of the shared expert if `expert` is absent.

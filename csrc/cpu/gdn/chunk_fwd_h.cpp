@@ -13,7 +13,7 @@ void run(const ChunkFwdH<int64_t>& op, const std::tuple<Tensor, Tensor, Tensor>&
   const auto& s = op.shape;
   const auto& [h, v_new, final_state] = outputs;
   h.zero_();  // surplus rows
-  const auto state_io = cpu::StateIo::of_sequences(s, op.initial_state, final_state, op.state_v_first);
+  const auto state_io = cpu::StateIo::per_sequence(s, op.initial_state, final_state, op.state_v_first);
   const Tensor k_unit = unit_last_stride(op.k, "k"), w_unit = unit_last_stride(op.w, "w"),
                u_unit = unit_last_stride(op.u, "u");
   const cpu::Rows in_k(k_unit), in_w(w_unit), in_u(u_unit), in_g(op.g), out_v(v_new);

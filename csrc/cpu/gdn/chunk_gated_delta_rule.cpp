@@ -85,7 +85,7 @@ class ChannelDecayRule {
   }
 
   void make_head(int64_t batch, int64_t token, int64_t head) {
-    auto gates = gate_.of_head(head, in_.g.head(batch, token, head, 0));
+    auto gates = gate_.for_head(head, in_.g.head(batch, token, head, 0));
     const auto beta = in_.beta.head(batch, token, head, 0);
     gates.beta = reinterpret_cast<const float*>(beta.data);
     gates.beta_stride = beta.stride / static_cast<int64_t>(sizeof(float));
@@ -132,9 +132,9 @@ void run_chunks(const ChunkedRule<int64_t>& op, const cpu::ChunkedWork& work, co
   }
   // Pairs of bf16 would round a v of another dtype.
   const bool is_bfloat16 = op.has_one_dtype() && q.scalar_type() == at::kBFloat16;
-  const auto* of_pairs = is_bfloat16 ? cpu::chunk_kernels_of_pairs() : nullptr;
-  if (of_pairs) {
-    cpu::run_chunks(work, state_io, outputs, [&] { return HeadDecayRule(in, s.K, *of_pairs); });
+  const auto* pair_kernels = is_bfloat16 ? cpu::chunk_kernels_of_pairs() : nullptr;
+  if (pair_kernels) {
+    cpu::run_chunks(work, state_io, outputs, [&] { return HeadDecayRule(in, s.K, *pair_kernels); });
   } else {
     cpu::run_chunks(work, state_io, outputs, [&] { return HeadDecayRule(in, s.K, cpu::chunk_kernels()); });
   }
@@ -148,7 +148,7 @@ void run_chunked(const ChunkedRule<int64_t>& op, const cpu::StateIo& state_io, c
 
 void run(const ChunkedCall<int64_t>& op, const std::tuple<Tensor, Tensor, Tensor>& outputs) {
   const auto& [o, final_state, h] = outputs;
-  run_chunked(op, cpu::StateIo::of_sequences(op.shape, op.initial_state, final_state, op.state_v_first), {o, h});
+  run_chunked(op, cpu::StateIo::per_sequence(op.shape, op.initial_state, final_state, op.state_v_first), {o, h});
 }
 
 void run_in_place(const ChunkedCallInPlace<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {

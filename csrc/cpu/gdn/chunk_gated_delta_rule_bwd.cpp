@@ -20,7 +20,7 @@ struct Inputs {
   cpu::Rows q, k, v, g, beta, d_o;
   cpu::StateIo states, gradients;  // the initial states and their gradients; those of the final states
   float scale;
-  bool normalise, of_channels;
+  bool normalise, per_channel;
 };
 
 struct Outputs {
@@ -108,7 +108,7 @@ class BackwardCore {
     for (int64_t i = 0; i < cpu::kTokens; ++i) {
       tiles_->beta[i] = i < tiles_->tokens ? in_.beta.value(batch_, token(chunk) + i, head_) : 0.0f;
     }
-    const auto decay = in_.of_channels ? kernels_.decay_channels : kernels_.decay_head;
+    const auto decay = in_.per_channel ? kernels_.decay_channels : kernels_.decay_head;
     decay(in_.g.head(batch_, token(chunk), head_, 0), s_.K, *tiles_, record);
   }
 
@@ -139,18 +139,18 @@ class BackwardCore {
       make_tiles(chunk, nullptr);
       kernels_.retreat(in_.d_o.head(batch_, token(chunk), head_, 0), out_.dv.head(batch_, token(chunk), head_, 0), s_.V,
                        records_[chunk], r(chunk), state(chunk - first), dstate_.get(), *tiles_);
-      const auto leave = in_.of_channels ? kernels_.leave_channels : kernels_.leave_head;
+      const auto leave = in_.per_channel ? kernels_.leave_channels : kernels_.leave_head;
       leave(records_[chunk], *tiles_);
       keep(chunk);
     }
   }
 
   void keep(int64_t chunk) const {
-    const int64_t at = chunk * cpu::kTokens, tokens = tiles_->tokens, width = in_.of_channels ? s_.K : 1;
+    const int64_t at = chunk * cpu::kTokens, tokens = tiles_->tokens, width = in_.per_channel ? s_.K : 1;
     for (int64_t i = 0; i < tokens * K_; ++i) dq_[at * K_ + i] += tiles_->dq[i];
     for (int64_t i = 0; i < tokens * K_; ++i) dk_[at * K_ + i] += tiles_->dk[i];
     for (int64_t i = 0; i < tokens; ++i) {
-      const float* dg = tiles_->dg + i * (in_.of_channels ? K_ : 1);
+      const float* dg = tiles_->dg + i * (in_.per_channel ? K_ : 1);
       out_.dg.write(batch_, token(chunk) + i, head_, 0, width, dg);
       out_.dbeta.write(batch_, token(chunk) + i, head_, 0, 1, tiles_->dbeta + i);
     }
@@ -179,20 +179,20 @@ Tensor rows_of(const Tensor& x) {
 void run(const ChunkedBackward<int64_t>& op, const Gradients& outputs) {
   const auto& s = op.shape;
   const auto& [dq, dk, dv, dg, dbeta, dinitial_state] = outputs;
-  const bool of_channels = op.channels.gk.has_value();
+  const bool per_channel = op.channels.gk.has_value();
   const Tensor q = rows_of(op.q), k = rows_of(op.k), v = rows_of(op.v), d_o = rows_of(op.grad_o);
-  const Tensor g = of_channels ? rows_of(*op.channels.gk) : op.g->to(at::kFloat), beta = op.beta->to(at::kFloat);
+  const Tensor g = per_channel ? rows_of(*op.channels.gk) : op.g->to(at::kFloat), beta = op.beta->to(at::kFloat);
   const Inputs in{.q = cpu::Rows(q),
                   .k = cpu::Rows(k),
                   .v = cpu::Rows(v),
                   .g = cpu::Rows(g),
                   .beta = cpu::Rows(beta),
                   .d_o = cpu::Rows(d_o),
-                  .states = cpu::StateIo::of_sequences(s, op.initial_state, dinitial_state, op.state_v_first),
-                  .gradients = cpu::StateIo::of_sequences(s, op.grad_final_state, dinitial_state, op.state_v_first),
+                  .states = cpu::StateIo::per_sequence(s, op.initial_state, dinitial_state, op.state_v_first),
+                  .gradients = cpu::StateIo::per_sequence(s, op.grad_final_state, dinitial_state, op.state_v_first),
                   .scale = static_cast<float>(scale_or_default(op.scale, s.K)),
                   .normalise = op.use_qk_l2norm,
-                  .of_channels = of_channels};
+                  .per_channel = per_channel};
   const Outputs out{cpu::Rows(dq), cpu::Rows(dk), cpu::Rows(dv), cpu::Rows(dg), cpu::Rows(dbeta)};
   const auto sequences = cpu::sequences_of(s, op.cu_seqlens);
   int64_t longest = 0;

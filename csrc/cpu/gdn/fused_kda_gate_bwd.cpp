@@ -13,14 +13,15 @@ void fused_kda_gate_bwd(const FusedKdaGateBwd<int64_t>& op, const std::tuple<Ten
   const auto& [dg, dA_log, ddt_bias] = outputs;
   const int64_t channels = op.HV * op.K, tokens = channels == 0 ? 0 : dg.numel() / channels;
   const int64_t at_once = cpu::tokens_of_block(tokens, 64), blocks = ceil_div(tokens, at_once);
-  const auto of_channels = [&](const optional<Tensor>& x, int64_t K) {
+  const auto per_channel = [&](const optional<Tensor>& x, int64_t K) {
     const Tensor values = x.has_value() ? x->to(at::kDouble).reshape({op.HV, K}) : at::zeros({op.HV, K}, at::kDouble);
     return values.expand({op.HV, op.K});
   };
-  const Tensor rate = of_channels(op.gate.A_log, 1).exp().to(at::kFloat).contiguous();
-  const Tensor bias = of_channels(op.gate.dt_bias, op.K).to(at::kFloat).contiguous();
+  const Tensor rate = per_channel(op.gate.A_log, 1).exp().to(at::kFloat).contiguous();
+  const Tensor bias = per_channel(op.gate.dt_bias, op.K).to(at::kFloat).contiguous();
   const Tensor dy = op.dy.contiguous(), g = op.g.contiguous();
-  const Tensor of_A_log = cpu::partial_sums(blocks, channels), of_bias = cpu::partial_sums(blocks, channels);
+  const Tensor dA_log_partials = cpu::partial_sums(blocks, channels),
+               dbias_partials = cpu::partial_sums(blocks, channels);
   const auto& rows = cpu::row_kernels();
   const auto row_at = [&](const Tensor& x, int64_t token) {
     return static_cast<const char*>(x.const_data_ptr()) + token * channels * x.element_size();
@@ -28,24 +29,24 @@ void fused_kda_gate_bwd(const FusedKdaGateBwd<int64_t>& op, const std::tuple<Ten
   at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
     std::vector<float> scratch(2 * channels);
     for (int64_t token = begin * at_once; token < std::min(end * at_once, tokens); ++token) {
-      float *of_dy = scratch.data(), *of_g = of_dy + channels;
-      rows.upcast(row_at(dy, token), dy.scalar_type(), channels, of_dy);
-      rows.upcast(row_at(g, token), g.scalar_type(), channels, of_g);
+      float *dy_row = scratch.data(), *g_row = dy_row + channels;
+      rows.upcast(row_at(dy, token), dy.scalar_type(), channels, dy_row);
+      rows.upcast(row_at(g, token), g.scalar_type(), channels, g_row);
       const int64_t sums = token / at_once * channels;
-      cpu::gating_kernels().differentiate({.dy = of_dy,
-                                           .g = of_g,
+      cpu::gating_kernels().differentiate({.dy = dy_row,
+                                           .g = g_row,
                                            .rate = rate.const_data_ptr<float>(),
                                            .bias = bias.const_data_ptr<float>(),
                                            .lower_bound = static_cast<float>(op.gate.lower_bound.value_or(0)),
                                            .count = channels,
-                                           .dg = of_g,
-                                           .dA_log = of_A_log.mutable_data_ptr<float>() + sums,
-                                           .dbias = of_bias.mutable_data_ptr<float>() + sums});
-      rows.downcast(of_g, channels, dg.scalar_type(), const_cast<char*>(row_at(dg, token)));
+                                           .dg = g_row,
+                                           .dA_log = dA_log_partials.mutable_data_ptr<float>() + sums,
+                                           .dbias = dbias_partials.mutable_data_ptr<float>() + sums});
+      rows.downcast(g_row, channels, dg.scalar_type(), const_cast<char*>(row_at(dg, token)));
     }
   });
-  cpu::add_partial_sums(of_A_log, dA_log);
-  cpu::add_partial_sums(of_bias, ddt_bias);
+  cpu::add_partial_sums(dA_log_partials, dA_log);
+  cpu::add_partial_sums(dbias_partials, ddt_bias);
 }
 
 }  // namespace

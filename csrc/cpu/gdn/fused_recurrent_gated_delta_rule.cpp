@@ -280,7 +280,7 @@ namespace {
 
 void run(const RecurrentCall<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
   const auto& [o, final_state] = outputs;
-  cpu::run_recurrence(op, cpu::StateIo::of_sequences(op.shape, op.initial_state, final_state, op.state_v_first), o);
+  cpu::run_recurrence(op, cpu::StateIo::per_sequence(op.shape, op.initial_state, final_state, op.state_v_first), o);
 }
 
 void run_in_place(const RecurrentCallInPlace<int64_t>& op, const Tensor& o) {

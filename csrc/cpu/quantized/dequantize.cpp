@@ -14,12 +14,12 @@ void run(const Dequantize<int64_t>& op, const Tensor& rows) {
   const Tensor indices = op.indices.has_value() ? op.indices->to(at::kLong).contiguous() : Tensor();
   const auto* index = indices.defined() ? indices.const_data_ptr<int64_t>() : nullptr;
   const bool is_f32 = rows.scalar_type() == at::kFloat;
-  const Tensor found = is_f32 ? rows : at::empty(rows.sizes(), rows.options().dtype(at::kFloat));
-  auto* target = found.mutable_data_ptr<float>();
+  const Tensor decoded = is_f32 ? rows : at::empty(rows.sizes(), rows.options().dtype(at::kFloat));
+  auto* target = decoded.mutable_data_ptr<float>();
   at::parallel_for(0, count, 16, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) weight.dequantize(index != nullptr ? index[i] : i, target + i * K);
   });
-  if (!is_f32) rows.copy_(found);
+  if (!is_f32) rows.copy_(decoded);
 }
 
 }  // namespace

@@ -17,12 +17,12 @@ static Tensor float_biases(const Tensor& scales, const Tensor& biases) {
 static Tensor float_scales(const Tensor& scales) {
   if (scales.scalar_type() != at::kByte) return scales.to(at::kFloat).contiguous();
   const Tensor exponents = scales.contiguous();
-  const Tensor found = at::empty(scales.sizes(), scales.options().dtype(at::kFloat));
+  const Tensor result = at::empty(scales.sizes(), scales.options().dtype(at::kFloat));
   const auto* from = exponents.const_data_ptr<uint8_t>();
-  std::transform(from, from + found.numel(), found.mutable_data_ptr<float>(), [](uint32_t exponent) {
+  std::transform(from, from + result.numel(), result.mutable_data_ptr<float>(), [](uint32_t exponent) {
     return std::bit_cast<float>(exponent == 0 ? 0x00400000u : exponent == 255 ? 0x7fc00000u : exponent << 23);
   });
-  return found;
+  return result;
 }
 
 PackedRows::PackedRows(const Tensor& weight, const Tensor& scales, const optional<Tensor>& biases,
@@ -84,20 +84,20 @@ void PackedRows::dequantize(int64_t row, float* target) const {
     return;
   }
   const float* biases = biases_.const_data_ptr<float>() + row * groups;
-  const auto of_group = packing_.bits == 4 ? &dequantize_group<4> : &dequantize_group<8>;
+  const auto dequantize_one = packing_.bits == 4 ? &dequantize_group<4> : &dequantize_group<8>;
   for (int64_t g = 0; g < groups; ++g) {
-    of_group(words + g * group * packing_.bits / 32, group, scales[g], biases[g], target + g * group);
+    dequantize_one(words + g * group * packing_.bits / 32, group, scales[g], biases[g], target + g * group);
   }
 }
 
 Tensor dequantized(const Tensor& weight, const Tensor& scales, const optional<Tensor>& biases, const Packing& packing) {
   const PackedRows rows(weight, scales, biases, packing);
-  const Tensor found = at::empty({weight.size(0), rows.columns()}, scales.options().dtype(at::kFloat));
-  float* target = found.mutable_data_ptr<float>();
+  const Tensor result = at::empty({weight.size(0), rows.columns()}, scales.options().dtype(at::kFloat));
+  float* target = result.mutable_data_ptr<float>();
   at::parallel_for(0, weight.size(0), 16, [&](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) rows.dequantize(n, target + n * rows.columns());
   });
-  return found;
+  return result;
 }
 
 }  // namespace torch_gdn::cpu

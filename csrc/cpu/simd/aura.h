@@ -21,11 +21,11 @@ TORCH_GDN_INLINE void dot_rows(const float* q, const float* keys, int64_t count,
         for (int k = 0; k < kKeys; ++k) sums[row * kKeys + k] += query * key[k];
       }
     }
-    float found[kLanes];
-    store(found, sums_of_lanes(sums));
+    float dots[kLanes];
+    store(dots, sums_of_lanes(sums));
 #pragma GCC unroll 4
     for (int row = 0; row < kRows; ++row) {
-      __builtin_memcpy(scores + row * kTileKeys + t, found + row * kKeys, kKeys * sizeof(float));
+      __builtin_memcpy(scores + row * kTileKeys + t, dots + row * kKeys, kKeys * sizeof(float));
     }
   }
 }

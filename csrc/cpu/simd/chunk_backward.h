@@ -128,16 +128,16 @@ TORCH_GDN_INLINE void pass_token(int64_t i, BackwardTiles& tiles, ChunkRecord* r
   for (int64_t j = 0; j < i; ++j) {
     float* left = tiles.left + j * K;
     const float* key = tiles.k + j * K;
-    Floats of_k{}, of_q{};
+    Floats k_sum{}, q_sum{};
     for (int64_t d = 0; d < K; d += kLanes) {
       const Floats passed = load(left + d) * load(decays + d), decayed = load(key + d) * passed;
       store(left + d, passed);
-      of_k += load(k + d) * decayed;
-      of_q += load(q + d) * decayed;
+      k_sum += load(k + d) * decayed;
+      q_sum += load(q + d) * decayed;
     }
     if (record == nullptr) continue;
-    record->L[i * kTokens + j] = sum_of_lanes(of_k);
-    record->P[i * kTokens + j] = sum_of_lanes(of_q);
+    record->L[i * kTokens + j] = sum_of_lanes(k_sum);
+    record->P[i * kTokens + j] = sum_of_lanes(q_sum);
   }
   for (int64_t d = 0; d < K; d += kLanes) store(tiles.left + i * K + d, all_lanes(1.0f));
 }
@@ -322,11 +322,11 @@ TORCH_GDN_INLINE void leave_pairs(int64_t d, BackwardTiles& tiles) {
       const int64_t at = j * K + d;
       left[j] *= decay;
       const Floats key = load(tiles.k + at), decayed = key * left[j];
-      const Floats of_key = (dL[j] * k + dP[j] * q) * left[j];
+      const Floats dk_j = (dL[j] * k + dP[j] * q) * left[j];
       dq += dP[j] * decayed;
       dk += dL[j] * decayed;
-      products += of_key * key;
-      store(tiles.dk + at, load(tiles.dk + at) + of_key);
+      products += dk_j * key;
+      store(tiles.dk + at, load(tiles.dk + at) + dk_j);
       store(tiles.dg + at + K, load(tiles.dg + at + K) + products);
     }
     left[i] = all_lanes(1.0f);

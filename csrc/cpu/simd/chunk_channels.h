@@ -58,7 +58,7 @@ void write_log_decays(const ChannelGates& gates, const HeadRows& out) {
 // i.
 TORCH_GDN_INLINE void multiply_by_key(const ChannelKeys& keys, ChannelTiles& tiles, int64_t first, int64_t j) {
   const int64_t K = keys.K, rows = first * K;
-  Floats of_k[kBlock] = {}, of_q[kBlock] = {};
+  Floats k_sums[kBlock] = {}, q_sums[kBlock] = {};
   for (int64_t d = 0; d < K; d += kLanes) {
     const float *q = keys.q + rows + d, *k = keys.k + rows + d, *g = tiles.log_decays + rows + d;
     const Floats key = load(k + j * K);
@@ -68,15 +68,15 @@ TORCH_GDN_INLINE void multiply_by_key(const ChannelKeys& keys, ChannelTiles& til
       if (i < j) continue;
       if (i > j) passed += load(g + i * K);
       const Floats decayed = i > j ? times_exponential(key, passed) : key;
-      of_k[i] += load(k + i * K) * decayed;
-      of_q[i] += load(q + i * K) * decayed;
+      k_sums[i] += load(k + i * K) * decayed;
+      q_sums[i] += load(q + i * K) * decayed;
     }
   }
 #pragma GCC unroll 8
   for (int64_t i = 0; i < kBlock; ++i) {
     const int64_t at = (first + i) * kTokens + first + j;
-    tiles.update[at] = i > j ? sum_of_lanes(of_k[i]) : 0.0f;
-    tiles.scores[at] = i < j ? 0.0f : sum_of_lanes(of_q[i]);
+    tiles.update[at] = i > j ? sum_of_lanes(k_sums[i]) : 0.0f;
+    tiles.scores[at] = i < j ? 0.0f : sum_of_lanes(q_sums[i]);
   }
 }
 

@@ -29,7 +29,7 @@ constexpr int64_t kMostScratch = int64_t(1) << 27;  // bytes
 struct Inputs {
   Tensor q, k, v, d_o, g, beta;
   optional<Tensor> q_rstd, k_rstd, initial_state, final_gradient, cu_seqlens;
-  bool of_channels;
+  bool per_channel;
 };
 
 struct Outputs {
@@ -63,19 +63,19 @@ bool has_one_dtype(const ChunkedBackward<int64_t>& op) {
 
 Inputs inputs_of(const ChunkedBackward<int64_t>& op) {
   const auto dtype = has_one_dtype(op) ? op.q.scalar_type() : at::kFloat;
-  const bool of_channels = op.channels.gk.has_value();
+  const bool per_channel = op.channels.gk.has_value();
   Inputs in{.q = rows_of(op.q, dtype),
             .k = rows_of(op.k, dtype),
             .v = rows_of(op.v, dtype),
             .d_o = rows_of(op.grad_o, dtype),
-            .g = of_channels ? rows_of(*op.channels.gk, at::kFloat) : op.g->to(at::kFloat),
+            .g = per_channel ? rows_of(*op.channels.gk, at::kFloat) : op.g->to(at::kFloat),
             .beta = op.beta->to(at::kFloat),
             .q_rstd = {},
             .k_rstd = {},
             .initial_state = state_as_f32(op.initial_state),
             .final_gradient = state_as_f32(op.grad_final_state),
             .cu_seqlens = index_array(op.q.device(), op.cu_seqlens),
-            .of_channels = of_channels};
+            .per_channel = per_channel};
   if (op.use_qk_l2norm) {
     in.q_rstd = rstd_of(in.q);
     in.k_rstd = rstd_of(in.k);
@@ -154,8 +154,8 @@ class Backward {
     }
     for (int64_t segment = last; segment >= 0; --segment) {
       take(segment);
-      launcher().run({prepare(), walk_forward(segment, false), dv_local(), walk_back(segment), of_values(), of_states(),
-                      intra(), of_keys()});
+      launcher().run({prepare(), walk_forward(segment, false), dv_local(), walk_back(segment), value_gradients(),
+                      state_gradients(), intra(), key_gradients()});
     }
   }
 
@@ -179,7 +179,7 @@ class Backward {
   Launch prepare() const {
     return {"chunk_bwd_prepare",
             "gdn/chunk_bwd_prepare.metal",
-            {in_.q.scalar_type(), TemplateArgument::flag(in_.of_channels)},
+            {in_.q.scalar_type(), TemplateArgument::flag(in_.per_channel)},
             {in_.q, in_.k, in_.v, in_.d_o, in_.g, in_.beta, in_.q_rstd, in_.k_rstd, in_.cu_seqlens, scratch_.keys,
              scratch_.values, scratch_.squares, scratch_.channels, scratch_.betas, Binding::error_log(),
              Binding::values(parameters_)},
@@ -219,7 +219,7 @@ class Backward {
             kBwdThreads};
   }
 
-  Launch of_values() const {
+  Launch value_gradients() const {
     return {"prepare_wy_repr_bwd",
             "gdn/prepare_wy_repr_bwd.metal",
             {out_.dv.scalar_type()},
@@ -229,7 +229,7 @@ class Backward {
             kBwdThreads};
   }
 
-  Launch of_states() const {
+  Launch state_gradients() const {
     const int64_t slices = whole_slices(int(s_.K)) / kBwdSlice, slices_at_once = slices % 2 == 0 ? 2 : 1;
     const int64_t threads = slices_at_once * kBwdThreads;
     return {"chunk_bwd_dqkwg",
@@ -244,14 +244,14 @@ class Backward {
   Launch intra() const {
     return {"chunk_bwd_intra",
             "gdn/chunk_bwd_intra.metal",
-            {whole_slices(int(s_.K)), TemplateArgument::flag(in_.of_channels)},
+            {whole_slices(int(s_.K)), TemplateArgument::flag(in_.per_channel)},
             {in_.g, in_.cu_seqlens, scratch_.squares, scratch_.channels, scratch_.keys, out_.dg,
              Binding::values(parameters_)},
             chunks(),
             size_t(whole_slices(int(s_.K)))};
   }
 
-  Launch of_keys() const {
+  Launch key_gradients() const {
     return {"chunk_bwd_keys",
             "gdn/chunk_bwd_keys.metal",
             {in_.q.scalar_type()},

@@ -29,16 +29,17 @@ void fused_kda_gate_bwd(const FusedKdaGateBwd<int64_t>& op, const std::tuple<Ten
   const int64_t blocks = ceil_div(tokens, at_once);
   const KdaGateBwdParameters parameters{gates.parameters, row_strides(dy), int32_t(g.size(1)), int32_t(op.HV),
                                         int32_t(op.K),    tokens,          int32_t(at_once)};
-  const Tensor of_A_log = partial_sums(g, dA_log.numel() > 0 ? blocks : 0, channels);
-  const Tensor of_bias = partial_sums(g, ddt_bias.numel() > 0 ? blocks : 0, channels);
-  launcher().run({{"fused_kda_gate_bwd",
-                   "kda/fused_kda_gate_bwd.metal",
-                   {dy.scalar_type(), g.scalar_type()},
-                   {dy, g, gates.A_log, gates.dt_bias, dg, of_A_log, of_bias, Binding::values(parameters)},
-                   {size_t(ceil_div(channels, kKdaGateBwdThreads)), size_t(blocks), 1},
-                   kKdaGateBwdThreads}});
-  if (dA_log.numel() > 0) launcher().run({launch_sum_partials(of_A_log, dA_log)});
-  if (ddt_bias.numel() > 0) launcher().run({launch_sum_partials(of_bias, ddt_bias)});
+  const Tensor dA_log_partials = partial_sums(g, dA_log.numel() > 0 ? blocks : 0, channels);
+  const Tensor dbias_partials = partial_sums(g, ddt_bias.numel() > 0 ? blocks : 0, channels);
+  launcher().run(
+      {{"fused_kda_gate_bwd",
+        "kda/fused_kda_gate_bwd.metal",
+        {dy.scalar_type(), g.scalar_type()},
+        {dy, g, gates.A_log, gates.dt_bias, dg, dA_log_partials, dbias_partials, Binding::values(parameters)},
+        {size_t(ceil_div(channels, kKdaGateBwdThreads)), size_t(blocks), 1},
+        kKdaGateBwdThreads}});
+  if (dA_log.numel() > 0) launcher().run({launch_sum_partials(dA_log_partials, dA_log)});
+  if (ddt_bias.numel() > 0) launcher().run({launch_sum_partials(dbias_partials, ddt_bias)});
 }
 
 }  // namespace

@@ -202,18 +202,18 @@ void causal_conv1d_bwd(const CausalConv1dBwd<int64_t>& op, const std::tuple<Tens
   auto parameters = parameters_of(call, kConvolutionBwdTokens);
   const int64_t blocks = op.output_dweight ? op.shape.B * parameters.sequence.chunks : 0;
   parameters.has_partials = op.output_dweight;
-  const Tensor of_weight = partial_sums(op.x, blocks, op.D * op.W);
-  const Tensor of_bias = partial_sums(op.x, dbias.numel() > 0 ? blocks : 0, op.D);
+  const Tensor dweight_partials = partial_sums(op.x, blocks, op.D * op.W);
+  const Tensor dbias_partials = partial_sums(op.x, dbias.numel() > 0 ? blocks : 0, op.D);
   const size_t groups = ceil_div(op.D, kConvolutionThreads);
   launcher().run({{"causal_conv1d_bwd",
                    "layers/causal_conv1d_bwd.metal",
                    arguments_of(call),
                    {op.dy, op.x, op.weight, call.bias, call.state, call.new_state, call.cu_seqlens, call.seq_idx, dx,
-                    of_weight, of_bias, Binding::error_log(), Binding::values(parameters)},
+                    dweight_partials, dbias_partials, Binding::error_log(), Binding::values(parameters)},
                    {groups, size_t(parameters.sequence.chunks), size_t(op.shape.B)},
                    kConvolutionThreads}});
-  if (dweight.numel() > 0) launcher().run({launch_sum_partials(of_weight, dweight)});
-  if (dbias.numel() > 0) launcher().run({launch_sum_partials(of_bias, dbias)});
+  if (dweight.numel() > 0) launcher().run({launch_sum_partials(dweight_partials, dweight)});
+  if (dbias.numel() > 0) launcher().run({launch_sum_partials(dbias_partials, dbias)});
   if (dinitial_state.numel() == 0) return;
   launcher().run({{"causal_conv1d_bwd_state",
                    "layers/causal_conv1d_bwd_state.metal",

@@ -69,9 +69,10 @@ struct ComputeSlotMapping {
       for (int64_t t = at[n]; t < at[n + 1]; ++t) {
         check.value(position[t] >= 0 && position[t] / block_size < table_blocks, "positions",
                     "positions within the blocks of block_table", position[t], " at ", t);
-        const int64_t found = block.at(n, position[t] / block_size);
-        check.value(found >= 0 && found <= last_block(), "block_table", "blocks whose slots slot_mapping can hold",
-                    found, " at ", position[t] / block_size, " of sequence ", n);
+        const int64_t block_id = block.at(n, position[t] / block_size);
+        check.value(block_id >= 0 && block_id <= last_block(), "block_table",
+                    "blocks whose slots slot_mapping can hold", block_id, " at ", position[t] / block_size,
+                    " of sequence ", n);
       }
     }
   }

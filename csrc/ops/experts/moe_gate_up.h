@@ -67,10 +67,11 @@ struct MoeGateUp {
     const PackedNames up{"shared_up_proj", "shared_up_scales", "shared_up_biases"};
     shared_packing = check_weight<Int>(check, {gate, *shared_gate_proj, shared_gate_scales, shared_gate_biases}, "x", x,
                                        "[IS, D]", {s.IS}, s.D);
-    const Packing of_up = check_weight<Int>(check, {up, *shared_up_proj, shared_up_scales, shared_up_biases}, "x", x,
-                                            "[IS, D]", {s.IS}, s.D);
-    check.value(of_up == shared_packing, "shared_up_proj", "the bits and the group of shared_gate_proj", of_up.bits,
-                " and ", of_up.group, " for ", shared_packing.bits, " and ", shared_packing.group);
+    const Packing up_packing = check_weight<Int>(check, {up, *shared_up_proj, shared_up_scales, shared_up_biases}, "x",
+                                                 x, "[IS, D]", {s.IS}, s.D);
+    check.value(up_packing == shared_packing, "shared_up_proj", "the bits and the group of shared_gate_proj",
+                up_packing.bits, " and ", up_packing.group, " for ", shared_packing.bits, " and ",
+                shared_packing.group);
     check_shared_packing(check, "shared_gate_scales", packing, shared_packing);
     if (shared_packing.bits != 0) {
       check.same_dtype("shared_up_scales", *shared_up_scales, "shared_gate_scales", *shared_gate_scales);

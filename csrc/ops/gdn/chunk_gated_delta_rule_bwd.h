@@ -33,8 +33,8 @@ struct ChunkedBackward : GatedDeltaRule<Int> {
     const Tensor dq = empty<Int>({s.B, s.T, s.H, s.K}, this->q.options());
     const Tensor dk = empty<Int>({s.B, s.T, s.H, s.K}, this->q.options());
     const Tensor dv = empty<Int>({s.B, s.T, s.HV, s.V}, this->v.options());
-    const bool of_channels = this->channels.gk.has_value();
-    const Tensor dg = of_channels ? empty<Int>({s.B, s.T, s.HV, s.K}, f32) : empty<Int>({s.B, s.T, s.HV}, f32);
+    const bool per_channel = this->channels.gk.has_value();
+    const Tensor dg = per_channel ? empty<Int>({s.B, s.T, s.HV, s.K}, f32) : empty<Int>({s.B, s.T, s.HV}, f32);
     return {dq,
             dk,
             dv,

@@ -51,18 +51,18 @@ struct GdnDecode {
   bool is_by_key_head() const { return !z.has_value(); }
   // The convolution of x [B, T, D] has one slot per sequence. If each token has a slot, it uses the first one.
   CausalConv1dUpdate<Int> convolution(const Tensor& x, const optional<Tensor>& boundaries) const {
-    CausalConv1dUpdate<Int> found;
-    found.x = x;
-    found.weight = conv_weight;
-    found.bias = conv_bias;
-    found.activation = activation;
-    found.cu_seqlens = boundaries;
-    found.shape = shape;
-    found.D = D, found.W = W, found.S = S;
-    found.pool = pool;
-    found.pool.states = conv_pool;
-    if (pool.has_slot_per_token()) found.pool.indices = pool.indices->select(1, 0);
-    return found;
+    CausalConv1dUpdate<Int> result;
+    result.x = x;
+    result.weight = conv_weight;
+    result.bias = conv_bias;
+    result.activation = activation;
+    result.cu_seqlens = boundaries;
+    result.shape = shape;
+    result.D = D, result.W = W, result.S = S;
+    result.pool = pool;
+    result.pool.states = conv_pool;
+    if (pool.has_slot_per_token()) result.pool.indices = pool.indices->select(1, 0);
+    return result;
   }
   bool has_sigmoid() const { return norm_activation == "sigmoid"; }
   // A product of two numbers of o's dtype is rounded to that dtype.

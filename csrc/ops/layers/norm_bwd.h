@@ -44,10 +44,10 @@ struct NormBwd {
   }
 
   std::tuple<Tensor, Tensor, Tensor> outputs() const {
-    const auto of_weight = weight.value_or(x).options();
+    const auto weight_options = weight.value_or(x).options();
     return {empty(sizes_of<Int>(x), x.options()),
             g.has_value() ? empty(sizes_of<Int>(x), g->options()) : no_output(x.options()),
-            has_dweight() ? empty<Int>({D}, of_weight) : no_output(of_weight)};
+            has_dweight() ? empty<Int>({D}, weight_options) : no_output(weight_options)};
   }
 };
 
