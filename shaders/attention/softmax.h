@@ -33,13 +33,13 @@ struct QueryRows {
   // In keys, a lane has four adjacent columns of 16. In queries, it has two of these, one in each fragment.
   METAL_FUNC QueryParts<T> parts(int part) const {
     const int64_t column = int64_t(part) * 8 + int64_t(row) * 2;
-    vec<T, 2> of_first = vec<T, 2>(T(0), T(0));
-    vec<T, 2> of_second = vec<T, 2>(T(0), T(0));
-    if (has_first) of_first = *(device const vec<T, 2>*)(first + column);
-    if (has_second) of_second = *(device const vec<T, 2>*)(second + column);
+    vec<T, 2> first_values = vec<T, 2>(T(0), T(0));
+    vec<T, 2> second_values = vec<T, 2>(T(0), T(0));
+    if (has_first) first_values = *(device const vec<T, 2>*)(first + column);
+    if (has_second) second_values = *(device const vec<T, 2>*)(second + column);
     QueryParts<T> both;
-    both.first = vec<T, 2>(of_first.x, of_second.x);
-    both.second = vec<T, 2>(of_first.y, of_second.y);
+    both.first = vec<T, 2>(first_values.x, second_values.x);
+    both.second = vec<T, 2>(first_values.y, second_values.y);
     return both;
   }
 };

@@ -40,9 +40,9 @@ struct Trellis {
       uint choice = 0;
       UNROLL for (int c = 0; c < kChoices; ++c) {
         const float off = value - labels[c];
-        const float found = fma(off, off, before[c % kBefore]);
-        if (found < least) {
-          least = found;
+        const float cost_here = fma(off, off, before[c % kBefore]);
+        if (cost_here < least) {
+          least = cost_here;
           choice = uint(c);
         }
       }
@@ -79,10 +79,10 @@ struct Trellis {
   METAL_FUNC int state_at_joint() {
     cost = 0.0f;
     forward(D - kReach, 2 * kReach);
-    int found = best_state();
-    for (int i = 2 * kReach - 1; i >= kReach; --i) found = window_to(found, i) % kStates;
+    int result = best_state();
+    for (int i = 2 * kReach - 1; i >= kReach; --i) result = window_to(result, i) % kStates;
     simdgroup_barrier(mem_flags::mem_threadgroup);
-    return found;
+    return result;
   }
 };
 

@@ -93,11 +93,11 @@ template <typename T, int D>
   const int last_seen = seen_exact_rows(parameters, starts, batch, last_row, whole).last;
   const LanePosition at = lane_position(lane);
   const int own_row = first_row + at.column;
-  const KeyRange of_first = seen_exact_rows(parameters, starts, batch, min(own_row, last_row), whole);
-  const KeyRange of_second = seen_exact_rows(parameters, starts, batch, min(own_row + 1, last_row), whole);
+  const KeyRange first_range = seen_exact_rows(parameters, starts, batch, min(own_row, last_row), whole);
+  const KeyRange second_range = seen_exact_rows(parameters, starts, batch, min(own_row + 1, last_row), whole);
   SeenKeys seen;
-  seen.first = int2(of_first.first, of_second.first);
-  seen.last = int2(of_first.last, of_second.last);
+  seen.first = int2(first_range.first, second_range.first);
+  seen.last = int2(first_range.last, second_range.last);
 
   RowState state = no_keys();
   float2 o[kOwn / 8];

@@ -365,9 +365,9 @@ template <int key_code, int value_code, int D, int kRows>
       held.load(tile_keys, key_words, hold, count, lane);
       if (hold + 1 == Own::kHolds) held_values.load(tile_values, value_words, 0, count, lane);
       UNROLL for (int i = 0; i < Own::kHeld; ++i) {
-        float of_rows[kRows];
-        dot_products<key_code, D, kRows>(of_rows, q, held, i, key_table);
-        dots[hold * Own::kHeld + i] = sum_of_own_item<1, kRows>(of_rows);
+        float row_values[kRows];
+        dot_products<key_code, D, kRows>(row_values, q, held, i, key_table);
+        dots[hold * Own::kHeld + i] = sum_of_own_item<1, kRows>(row_values);
       }
     }
     float largest = sums.m;
@@ -398,9 +398,9 @@ template <int key_code, int value_code, int D, int kRows>
     UNROLL for (int hold = 0; hold < Own::kHolds; ++hold) {
       if (hold > 0) held_values.load(tile_values, value_words, hold, count, lane);
       UNROLL for (int i = 0; i < Own::kHeld; ++i) {
-        float of_rows[kRows];
-        load_weights<kRows>(of_rows, own_weights + Own::key(hold * Own::kHeld + i, lane) * kRows);
-        add_value<value_code, D, kRows>(o, of_rows, held_values, i, value_table);
+        float row_values[kRows];
+        load_weights<kRows>(row_values, own_weights + Own::key(hold * Own::kHeld + i, lane) * kRows);
+        add_value<value_code, D, kRows>(o, row_values, held_values, i, value_table);
       }
     }
     const int advance = min(kRound, count - 1);

@@ -42,12 +42,12 @@ struct SharedCodes {
       codes[group] = bits_of_eight<code>(words, 0, uint(first_column + eight * 8));
     }
     if constexpr (code > kTrellis) {
-      const uint of_first = codes[0].low;
+      const uint first_low = codes[0].low;
       const ushort next = lane_of(at, (lane + 1) % kLanes);
       const ushort next_of_last = lane_of(at, (last + 1) * kOfEight % kLanes);
       UNROLL for (int group = 0; group < kGroups; ++group) {
-        const uint of_next = group + 1 < kGroups ? codes[group + 1 < kGroups ? group + 1 : 0].low : of_first;
-        const uint offered = lane == 0 ? of_next : codes[group].low;
+        const uint next_low = group + 1 < kGroups ? codes[group + 1 < kGroups ? group + 1 : 0].low : first_low;
+        const uint offered = lane == 0 ? next_low : codes[group].low;
         codes[group].append(simd_shuffle(offered, group < kWhole ? next : next_of_last));
       }
       if constexpr (kAll > D) {

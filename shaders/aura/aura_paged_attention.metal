@@ -65,9 +65,9 @@ struct CodedPages {
   }
   METAL_FUNC void locate(KeyPlace place, PagedSequence sequence, int position, int kv_head, int key) const {
     if (parameters->has_tile_means != 0) {
-      KeyPlace of_mean = place;
-      of_mean.offset = place.offset / kTokensOfTile;
-      offsets[2 * kKeys + key] = offset_of(parameters->key_tile_means, of_mean, kv_head);
+      KeyPlace mean_place = place;
+      mean_place.offset = place.offset / kTokensOfTile;
+      offsets[2 * kKeys + key] = offset_of(parameters->key_tile_means, mean_place, kv_head);
     }
     if constexpr (kExact) {
       if (exact.locate(sequence, position, kv_head, key, offsets)) return;

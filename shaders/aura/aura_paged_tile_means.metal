@@ -53,13 +53,13 @@ template <typename T>
   const int from_new = max(0, last - max(lowest, first_new));
 
   const KeyPlace place = key_place(block_table, parameters.paged, n, first_token, errors);
-  KeyPlace of_mean = place;
-  of_mean.offset = place.offset / kTokensOfTile;
-  device half* target = tile_means + offset_of(parameters.tile_means, of_mean, head) + column;
+  KeyPlace mean_place = place;
+  mean_place.offset = place.offset / kTokensOfTile;
+  device half* target = tile_means + offset_of(parameters.tile_means, mean_place, head) + column;
   if (held + from_new < kLeastKeysOfMean && begun > 0) {
-    of_mean = key_place(block_table, parameters.paged, n, first_token - kTokensOfTile, errors);
-    of_mean.offset /= kTokensOfTile;
-    *target = tile_means[offset_of(parameters.tile_means, of_mean, head) + column];
+    mean_place = key_place(block_table, parameters.paged, n, first_token - kTokensOfTile, errors);
+    mean_place.offset /= kTokensOfTile;
+    *target = tile_means[offset_of(parameters.tile_means, mean_place, head) + column];
     return;
   }
   float sum = 0.0f;

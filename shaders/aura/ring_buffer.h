@@ -85,8 +85,8 @@ struct ExactTokens<true, E, D, kKeys, kThreads> {
   // Every thread must call this, because the lanes of a row exchange its elements.
   METAL_FUNC void stage(
       threadgroup float* tile,
-      device const E* of_slots,
-      device const E* of_new,
+      device const E* slot_rows,
+      device const E* new_rows,
       threadgroup const int64_t* offsets,
       device const float* signs,
       uint thread_index) const {
@@ -99,7 +99,7 @@ struct ExactTokens<true, E, D, kKeys, kThreads> {
       const int key = first + int(lane) / lanes_of(D);
       const int source = sources[key];
       if (!simd_any(source != kFromCodes)) continue;
-      device const E* row = (source == kFromNew ? of_new : of_slots) + (source == kFromCodes ? 0 : offsets[key]);
+      device const E* row = (source == kFromNew ? new_rows : slot_rows) + (source == kFromCodes ? 0 : offsets[key]);
       float own[kOwn];
       UNROLL for (int i = 0; i < kOwn; ++i) { own[i] = source == kFromCodes ? 0.0f : float(row[place_of<D>(i, lane)]); }
       rotate<D, false>(own, signs, lane);

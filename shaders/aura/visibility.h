@@ -69,11 +69,11 @@ METAL_FUNC KeyRange range_of_rows(
     int last_row,
     KeyRange range) {
   static_assert(kTokensOfTile % kTogether == 0, "a tile is whole groups of keys");
-  KeyRange found;
-  found.first = visible_range(parameters, starts, batch, first_row, range).first;
-  found.first -= found.first % kTogether;
-  found.last = visible_range(parameters, starts, batch, last_row, range).last;
-  return found;
+  KeyRange result;
+  result.first = visible_range(parameters, starts, batch, first_row, range).first;
+  result.first -= result.first % kTogether;
+  result.last = visible_range(parameters, starts, batch, last_row, range).last;
+  return result;
 }
 
 // Reads the products of a query row with the means that were subtracted from tiles of keys.

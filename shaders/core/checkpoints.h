@@ -10,7 +10,7 @@ struct Checkpoint {
 
 // Returns whether another sequence uses this slot for its state, or an earlier sequence for its checkpoint. Every lane
 // of the simdgroup must call this.
-METAL_FUNC bool is_taken_slot(
+METAL_FUNC bool is_used_slot(
     int64_t index,
     device const int* offsets,
     device const int* indices,
@@ -20,15 +20,15 @@ METAL_FUNC bool is_taken_slot(
     int sequences,
     int sequence,
     uint lane) {
-  int taken = 0;
+  int used = 0;
   for (int other = int(lane); other < sequences; other += 32) {
     const int64_t state = slots.index_bytes == 0 ? other : slot_index(state_indices, slots, other, 0);
     const bool is_earlier = other < sequence &&
                             read_index(offsets, other * parameters.offset_stride, parameters.offset_bytes) != 0 &&
                             read_index(indices, other * parameters.index_stride, parameters.index_bytes) == index;
-    if (is_earlier || state == index) taken = 1;
+    if (is_earlier || state == index) used = 1;
   }
-  return simd_max(taken) != 0;
+  return simd_max(used) != 0;
 }
 
 // Every lane of the simdgroup must call this. Set is_reporter in one thread per sequence.
@@ -51,8 +51,8 @@ METAL_FUNC Checkpoint locate_checkpoint(
 
   const int64_t offset = read_index(offsets, sequence * parameters.offset_stride, parameters.offset_bytes);
   checkpoint.index = read_index(indices, sequence * parameters.index_stride, parameters.index_bytes);
-  const bool taken = is_taken_slot(
-      checkpoint.index, offsets, indices, parameters, state_indices, slots, all.sequences, sequence, lane);
+  const bool used =
+      is_used_slot(checkpoint.index, offsets, indices, parameters, state_indices, slots, all.sequences, sequence, lane);
   if (offset == 0 || checkpoint.index <= parameters.null_index) return checkpoint;
   const bool is_outside = checkpoint.index >= slots.slots;
   const bool is_wrong_offset = offset < 0 || offset > tokens || int(offset) % parameters.multiple != 0;
@@ -65,11 +65,11 @@ METAL_FUNC Checkpoint locate_checkpoint(
     report_error(
         errors, all.op, "checkpoint_indices: expected indices below the number of slots, got ", checkpoint.index,
         sequence, __LINE__);
-  } else if (is_reporter && taken) {
+  } else if (is_reporter && used) {
     report_error(
         errors, all.op, "checkpoint_indices: expected each slot at most once, got ", checkpoint.index, sequence,
         __LINE__);
   }
-  if (!is_wrong_offset && !is_outside && !taken) checkpoint.tokens = int(offset);
+  if (!is_wrong_offset && !is_outside && !used) checkpoint.tokens = int(offset);
   return checkpoint;
 }

@@ -72,7 +72,7 @@ struct ScaleAndRest {
   METAL_FUNC float weight(float number) const { return fma(number, scale, rest); }
 
   // Returns the product with a vector x, from the sum of numbers * x and the sum of x.
-  METAL_FUNC float product(float of_numbers, float total) const { return fma(scale, of_numbers, rest * total); }
+  METAL_FUNC float product(float unscaled, float total) const { return fma(scale, unscaled, rest * total); }
 };
 
 template <int Bits>
@@ -80,7 +80,7 @@ struct ScaleAndRest<Bits, true> {
   float scale;
 
   METAL_FUNC float weight(float number) const { return scale * number; }
-  METAL_FUNC float product(float of_numbers, float) const { return scale * of_numbers; }
+  METAL_FUNC float product(float unscaled, float) const { return scale * unscaled; }
 };
 
 // Holds `Columns` codes as they lie in memory. The first column is a multiple of 8.
@@ -134,25 +134,25 @@ struct Codes {
 
   // Decodes pairs 2 step and 2 step + 1 to code - middle. The result has 4 columns in the order of pairs.
   METAL_FUNC Values<4> numbers(int step) const {
-    Values<4> found;
+    Values<4> result;
     UNROLL for (int i = 0; i < 2; ++i) {
       const int number = step * 2 + i;
       const vec<half, 2> decoded = pair(number / kPairs, number % kPairs);
-      found.at[2 * i] = float(decoded.x);
-      found.at[2 * i + 1] = float(decoded.y);
+      result.at[2 * i] = float(decoded.x);
+      result.at[2 * i + 1] = float(decoded.y);
     }
-    return found;
+    return result;
   }
 
   // Decodes the weights of columns 4 step .. 4 step + 3.
   METAL_FUNC Values<4> weights(int step, ScaleAndRest<Bits> own) const {
-    Values<4> found;
+    Values<4> result;
     UNROLL for (int i = 0; i < 4; ++i) {
       const int column = (step * 4 + i) % (2 * kPairs);
       const vec<half, 2> decoded = pair((step * 4 + i) / (2 * kPairs), column % kPairs);
-      found.at[i] = own.weight(float(column < kPairs ? decoded.x : decoded.y));
+      result.at[i] = own.weight(float(column < kPairs ? decoded.x : decoded.y));
     }
-    return found;
+    return result;
   }
 };
 
@@ -163,11 +163,11 @@ METAL_FUNC vec<T, 4> load_four(device const T* source, int left) {
   if constexpr (Width == 4) {
     return *(device const vec<T, 4>*)source;
   } else if constexpr (Bits == kE4M3) {
-    vec<T, 4> found = vec<T, 4>(T(0));
+    vec<T, 4> result = vec<T, 4>(T(0));
     UNROLL for (int i = 0; i < 4; ++i) {
-      if (i < left) found[i] = source[i];
+      if (i < left) result[i] = source[i];
     }
-    return found;
+    return result;
   } else {
     return vec<T, 4>(source[0], source[1], source[2], source[3]);
   }
@@ -176,14 +176,14 @@ METAL_FUNC vec<T, 4> load_four(device const T* source, int left) {
 // Loads the elements of a vector that are multiplied by a word's codes, in the order of Codes::numbers. The vector ends
 // after `left` elements.
 template <int Bits, int Width, typename T>
-METAL_FUNC void load_for_word(thread T* found, device const T* source, int word, int left) {
+METAL_FUNC void load_for_word(thread T* result, device const T* source, int word, int left) {
   if constexpr (bits_of_code<Bits>() == 8) {
     const vec<T, 4> all = load_four<Bits, Width>(source + word * 4, left - word * 4);
-    found[0] = all.x, found[1] = all.z, found[2] = all.y, found[3] = all.w;
+    result[0] = all.x, result[1] = all.z, result[2] = all.y, result[3] = all.w;
   } else {
     const vec<T, 4> lower = load_four<Bits, Width>(source + word * 8, left);
     const vec<T, 4> upper = load_four<Bits, Width>(source + word * 8 + 4, left);
-    found[0] = lower.x, found[1] = upper.x, found[2] = lower.y, found[3] = upper.y;
-    found[4] = lower.z, found[5] = upper.z, found[6] = lower.w, found[7] = upper.w;
+    result[0] = lower.x, result[1] = upper.x, result[2] = lower.y, result[3] = upper.y;
+    result[4] = lower.z, result[5] = upper.z, result[6] = lower.w, result[7] = upper.w;
   }
 }

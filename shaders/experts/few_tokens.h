@@ -19,19 +19,19 @@ struct VectorRows {
   int64_t stride;
   int divisor;  // divides a pair's number: k if each row belongs to a token, else 1
 
-  METAL_FUNC device const T* of_pair(int pair) const { return data + int64_t(pair / divisor) * stride; }
+  METAL_FUNC device const T* for_pair(int pair) const { return data + int64_t(pair / divisor) * stride; }
 };
 
 // A vector in threadgroup memory, from a lane's first column on. The elements of a step are adjacent.
 template <typename Block, int Distance, typename T>
 struct StagedVector {
   threadgroup const T* columns;
-  METAL_FUNC void load_step(thread T* found, int step) const {
+  METAL_FUNC void load_step(thread T* result, int step) const {
     split<Block::kValues>(
-        found, *(threadgroup const typename VectorOf<T, Block::kValues>::type*)(columns + step * Distance));
+        result, *(threadgroup const typename VectorOf<T, Block::kValues>::type*)(columns + step * Distance));
   }
-  METAL_FUNC void load(thread T* found, int word) const {
-    UNROLL for (int i = 0; i < Block::kSteps; ++i) load_step(found + i * Block::kValues, word * Block::kSteps + i);
+  METAL_FUNC void load(thread T* result, int word) const {
+    UNROLL for (int i = 0; i < Block::kSteps; ++i) load_step(result + i * Block::kValues, word * Block::kSteps + i);
   }
 };
 
@@ -40,7 +40,7 @@ template <typename Block, typename T>
 struct StoredVector {
   device const T* columns;
   int left;  // how many there are
-  METAL_FUNC void load(thread T* found, int word) const { Block::load_vector(found, columns, word, left); }
+  METAL_FUNC void load(thread T* result, int word) const { Block::load_vector(result, columns, word, left); }
 };
 
 // Adds the products of Rows rows and one vector, over a lane's columns.
@@ -48,9 +48,9 @@ template <int Rows, int Step, typename T, typename Block, typename Source>
 METAL_FUNC void add_products(thread float* sums, thread const Block* blocks, thread const Source& vector) {
   constexpr int kSteps = Block::kSteps;
   static_assert(Step == Block::kValues, "a step is decoded at once");
-  float of_numbers[Rows];
+  float unscaled[Rows];
   float total = 0.0f;
-  UNROLL for (int row = 0; row < Rows; ++row) of_numbers[row] = 0.0f;
+  UNROLL for (int row = 0; row < Rows; ++row) unscaled[row] = 0.0f;
   UNROLL for (int word = 0; word < Block::kColumns / (kSteps * Step); ++word) {
     T loaded[kSteps * Step];
     vector.load(loaded, word);
@@ -60,11 +60,11 @@ METAL_FUNC void add_products(thread float* sums, thread const Block* blocks, thr
       UNROLL for (int i = 0; i < Step; ++i) total += x[i];
       UNROLL for (int row = 0; row < Rows; ++row) {
         const Values<Step> numbers = blocks[row].numbers(word * kSteps + step);
-        UNROLL for (int i = 0; i < Step; ++i) of_numbers[row] += numbers.at[i] * x[i];
+        UNROLL for (int i = 0; i < Step; ++i) unscaled[row] += numbers.at[i] * x[i];
       }
     }
   }
-  UNROLL for (int row = 0; row < Rows; ++row) sums[row] += blocks[row].product(of_numbers[row], total);
+  UNROLL for (int row = 0; row < Rows; ++row) sums[row] += blocks[row].product(unscaled[row], total);
 }
 
 // Does the same for Count vectors, which are `columns` apart. Each weight is decoded once.
@@ -136,7 +136,7 @@ METAL_FUNC void stage_vectors(
   constexpr int kDistance = Slice / Block::kColumns * Block::kValues;  // distance between steps
   auto pairs = group.pairs;
   UNROLL for (int v = 0; v < Count; ++v) {
-    device const T* source = vectors.of_pair(v < group.count ? pairs.take_first() : 0) + slice;
+    device const T* source = vectors.for_pair(v < group.count ? pairs.take_first() : 0) + slice;
     const int items = (length + Block::kColumns - 1) / Block::kColumns * kWords;
     for (int item = int(thread_index); item < items; item += Threads) {
       const int block = item / kWords, word = item % kWords;

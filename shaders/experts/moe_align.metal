@@ -21,11 +21,11 @@ template <int Threads>
   int before = 0;
   int count = 0;
   for (int pair = int(lane); pair < pairs.count; pair += 32) {
-    const int found = expert_of_pair(topk_ids, pairs, pair);
-    const bool is_left_out = found == kLeftOut;
+    const int expert_id = expert_of_pair(topk_ids, pairs, pair);
+    const bool is_left_out = expert_id == kLeftOut;
     if (is_left_out && is_last) report_pair(topk_ids, pairs, pair, errors);
-    if (!is_left_out && found < expert) ++before;
-    if (is_left_out ? is_last : found == expert) ++count;
+    if (!is_left_out && expert_id < expert) ++before;
+    if (is_left_out ? is_last : expert_id == expert) ++count;
   }
   before = simd_sum(before);
   count = simd_sum(count);
@@ -33,8 +33,8 @@ template <int Threads>
   int position = before;
   for (int base = 0; base < pairs.count; base += 32) {
     const int pair = base + int(lane);
-    const int found = pair < pairs.count ? expert_of_pair(topk_ids, pairs, pair) : pairs.experts + 1;
-    const int is_own = (found == kLeftOut ? is_last : found == expert) ? 1 : 0;
+    const int expert_id = pair < pairs.count ? expert_of_pair(topk_ids, pairs, pair) : pairs.experts + 1;
+    const int is_own = (expert_id == kLeftOut ? is_last : expert_id == expert) ? 1 : 0;
     const int earlier = simd_prefix_exclusive_sum(is_own);
     if (is_own != 0) sorted_pairs[position + earlier] = pair;
     position += simd_sum(is_own);

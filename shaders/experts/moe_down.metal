@@ -22,7 +22,7 @@ struct Shares {
   device const uchar* topk_weights;
   device const uchar* shared_gate;
   bool is_shared;
-  METAL_FUNC float of_pair(constant MoeDownParameters& parameters, int pair) const {
+  METAL_FUNC float for_pair(constant MoeDownParameters& parameters, int pair) const {
     if (is_shared) return shared_weight(shared_gate, parameters, pair);
     return weight_at(topk_weights, parameters, pair / parameters.pairs.k, pair % parameters.pairs.k);
   }
@@ -73,12 +73,12 @@ METAL_FUNC void multiply_pairs(
       const int pair = open.take_first();
       if (column < columns) {
         StoredVector<Block, T> vector;
-        vector.columns = vectors.of_pair(pair) + column;
+        vector.columns = vectors.for_pair(pair) + column;
         vector.left = columns - column;
         add_products<kRows, Block::kValues, T>(sums, blocks, vector);
       }
       if (count == 1 && first + kStep < columns) continue;
-      const float product = reduce_to_lanes<kRows, kDownLanes>(sums, lane) * shares.of_pair(parameters, pair);
+      const float product = reduce_to_lanes<kRows, kDownLanes>(sums, lane) * shares.for_pair(parameters, pair);
       threadgroup float* own = products + pair * Plan::kRows + int(lane) % kRows;
       if (int(lane) % kDownLanes < kRows) *own = first > 0 && count > 1 ? *own + product : product;
       UNROLL for (int row = 0; row < kRows; ++row) sums[row] = 0.0f;

@@ -21,7 +21,7 @@ template <typename T, int Most, int Width>
   constexpr int kSums = kLogitsExperts * Most;
   constexpr int kStep = kLogitsSimdgroups * 32 * Width;
   static_assert(Most <= kLogitsTokens && kSums <= 32, "a lane returns each sum");
-  threadgroup float of_simdgroups[kLogitsSimdgroups * kSums];
+  threadgroup float simdgroup_sums[kLogitsSimdgroups * kSums];
   const int first_expert = int(group.x) * kLogitsExperts;
   const int first_token = int(group.y) * Most;
   float sums[kSums];
@@ -46,12 +46,12 @@ template <typename T, int Most, int Width>
     UNROLL for (int i = 0; i < kSums; ++i) sums[i] += simd_shuffle_xor(sums[i], distance);
   }
   halve_values<kSums / 2>(sums, lane);
-  if (int(lane) < kSums) of_simdgroups[int(simdgroup) * kSums + int(lane)] = sums[0];
+  if (int(lane) < kSums) simdgroup_sums[int(simdgroup) * kSums + int(lane)] = sums[0];
   threadgroup_barrier(mem_flags::mem_threadgroup);
   const int expert = first_expert + int(lane) / Most;
   const int token = first_token + int(lane) % Most;
   if (simdgroup != 0 || int(lane) >= kSums || expert >= parameters.N || token >= parameters.M) return;
   float sum = 0.0f;
-  UNROLL for (int i = 0; i < kLogitsSimdgroups; ++i) sum += of_simdgroups[i * kSums + int(lane)];
+  UNROLL for (int i = 0; i < kLogitsSimdgroups; ++i) sum += simdgroup_sums[i * kSums + int(lane)];
   logits[int64_t(token) * parameters.N + expert] = sum;
 }

@@ -45,9 +45,9 @@ struct PairSet {
   uint words[kWords];
 
   METAL_FUNC int count() const {
-    int found = 0;
-    UNROLL for (int i = 0; i < kWords; ++i) found += count_bits(words[i]);
-    return found;
+    int result = 0;
+    UNROLL for (int i = 0; i < kWords; ++i) result += count_bits(words[i]);
+    return result;
   }
 
   METAL_FUNC void drop_before(int pair) {
@@ -94,11 +94,11 @@ struct FewPairs {
 
   // Every lane must call this, with the same expert.
   METAL_FUNC PairSet with_expert(int expert, uint lane) const {
-    PairSet found;
+    PairSet result;
     UNROLL for (int i = 0; i < PairSet::kWords; ++i) {
-      found.words[i] = simd_sum(experts[i] == expert ? 1u << lane : 0u);
+      result.words[i] = simd_sum(experts[i] == expert ? 1u << lane : 0u);
     }
-    return found;
+    return result;
   }
 };
 

@@ -23,10 +23,10 @@ METAL_FUNC OwnTile locate_tile(device const PairTile* tiles, constant PairParame
     own.rows = min(kTilePairs, pairs.tokens - own.first);
     return own;
   }
-  const PairTile found = tiles[tile];
-  own.expert = found.expert == pairs.experts ? kLeftOut : found.expert;
-  own.first = found.first;
-  own.rows = found.rows;
+  const PairTile stored = tiles[tile];
+  own.expert = stored.expert == pairs.experts ? kLeftOut : stored.expert;
+  own.first = stored.first;
+  own.rows = stored.rows;
   return own;
 }
 

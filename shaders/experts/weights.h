@@ -7,11 +7,11 @@
 #include "experts/tile_size.h"
 
 template <int Width, typename T>
-METAL_FUNC void split(thread T* found, typename VectorOf<T, Width>::type vector) {
+METAL_FUNC void split(thread T* result, typename VectorOf<T, Width>::type vector) {
   if constexpr (Width == 1) {
-    found[0] = vector;
+    result[0] = vector;
   } else {
-    UNROLL for (int i = 0; i < Width; ++i) found[i] = vector[i];
+    UNROLL for (int i = 0; i < Width; ++i) result[i] = vector[i];
   }
 }
 
@@ -37,16 +37,16 @@ struct WeightBlock {
 
   METAL_FUNC Values<4> numbers(int step) const { return codes.numbers(step); }
   METAL_FUNC Values<4> values(int step) const {
-    Values<4> found = numbers(step);
-    UNROLL for (int i = 0; i < 4; ++i) found.at[i] = own.weight(found.at[i]);
-    return found;
+    Values<4> result = numbers(step);
+    UNROLL for (int i = 0; i < 4; ++i) result.at[i] = own.weight(result.at[i]);
+    return result;
   }
-  METAL_FUNC float product(float of_numbers, float total) const { return own.product(of_numbers, total); }
+  METAL_FUNC float product(float unscaled, float total) const { return own.product(unscaled, total); }
 
   // Loads the elements of a vector that are multiplied by the steps of a word. The vector ends after `left` elements.
   template <typename T>
-  METAL_FUNC static void load_vector(thread T* found, device const T* source, int word, int left) {
-    load_for_word<Bits, Width>(found, source, word, left);
+  METAL_FUNC static void load_vector(thread T* result, device const T* source, int word, int left) {
+    load_for_word<Bits, Width>(result, source, word, left);
   }
 };
 
@@ -60,11 +60,11 @@ struct WeightBlock<0, Width> {
 
   METAL_FUNC Values<Width> numbers(int) const { return all; }
   METAL_FUNC Values<Width> values(int) const { return all; }
-  METAL_FUNC float product(float of_numbers, float) const { return of_numbers; }
+  METAL_FUNC float product(float unscaled, float) const { return unscaled; }
 
   template <typename T>
-  METAL_FUNC static void load_vector(thread T* found, device const T* source, int, int) {
-    split<Width>(found, *(device const typename VectorOf<T, Width>::type*)source);
+  METAL_FUNC static void load_vector(thread T* result, device const T* source, int, int) {
+    split<Width>(result, *(device const typename VectorOf<T, Width>::type*)source);
   }
 };
 
@@ -137,23 +137,23 @@ struct Weights {
   }
 
   METAL_FUNC ScaleAndRest<Bits> scale_at(int row, int column) const {
-    ScaleAndRest<Bits> found;
+    ScaleAndRest<Bits> result;
     if constexpr (Bits == kE2M1) {
-      found.scale = decode_e8m0(scales[scale_index(row, column)]);
+      result.scale = decode_e8m0(scales[scale_index(row, column)]);
     } else {
       const float scale = read_float(scales, scale_index(row, column), scale_type);
       if constexpr (Bits == kE4M3) {
-        found.scale = scale;
+        result.scale = scale;
       } else {
         const int64_t at = int64_t(row) * biases_stride + group_of(column);
         if (has_zero_points) {
-          found.set(scale, biases[at]);
+          result.set(scale, biases[at]);
         } else {
-          found.set(scale, read_float(biases, at, scale_type));
+          result.set(scale, read_float(biases, at, scale_type));
         }
       }
     }
-    return found;
+    return result;
   }
 
   // LoadWidth is 1 if the rows of a matrix may start anywhere.
@@ -207,8 +207,8 @@ struct Weights {
     load_codes<Width>(codes, row, column + at);
     const ScaleAndRest<Bits> own = scale_at(row, column + at);
     UNROLL for (int step = 0; step < 2; ++step) {
-      const Values<4> found = codes.weights(step, own);
-      *(threadgroup float4*)(target + step * 4) = float4(found.at[0], found.at[1], found.at[2], found.at[3]);
+      const Values<4> result = codes.weights(step, own);
+      *(threadgroup float4*)(target + step * 4) = float4(result.at[0], result.at[1], result.at[2], result.at[3]);
     }
   }
 

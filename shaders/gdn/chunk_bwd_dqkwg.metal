@@ -51,7 +51,7 @@ template <int Threads>
     dk_read[block] = float2(0.0f);
     dk_write[block] = float2(0.0f);
   }
-  float of_last = 0.0f;
+  float last_sum = 0.0f;
   for (int column = 0; column < columns; column += kBwdSlice) {
     device const float* source = planes + column;
     const int64_t plane = int64_t(kBwdChunk) * columns;
@@ -77,14 +77,14 @@ template <int Threads>
       }
     }
     for (int each = int(thread_index) % kLanes; each < kBwdSlice; each += kLanes) {
-      of_last += states[channel * kStride + each] * state_gradients[channel * kStride + each];
+      last_sum += states[channel * kStride + each] * state_gradients[channel * kStride + each];
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
-  UNROLL for (ushort distance = 1; distance < kLanes; distance *= 2) of_last += simd_shuffle_xor(of_last, distance);
+  UNROLL for (ushort distance = 1; distance < kLanes; distance *= 2) last_sum += simd_shuffle_xor(last_sum, distance);
   if (int(thread_index) % kLanes == 0) {
     const float last = gate_exp(channels[channel_plane(parameters, matrices, kBwdLast) + slice + channel]);
-    channels[channel_plane(parameters, matrices, kBwdDlast) + slice + channel] = last * of_last;
+    channels[channel_plane(parameters, matrices, kBwdDlast) + slice + channel] = last * last_sum;
   }
 
   const int64_t stride = parameters.key_columns;

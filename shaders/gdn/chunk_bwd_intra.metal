@@ -2,7 +2,7 @@
 // FLA's chunk_bwd_dqkwg, and as its chunk_kda_bwd_intra. A threadgroup owns one chunk of one value head; a thread owns
 // a channel of all tokens. Registers: k, D(j, i), dk and dg of the channel. Threadgroup memory: dL and dP; the sums of
 // dg over channels. Layout: keys, squares and channels as in chunk_bwd.h, where dq and dk replace dq_read and dk_read;
-// g as in chunk_bwd_prepare.metal; dg [B, T, HV] or, with OfChannels, [B, T, HV, K] contiguous. A log decay of token t
+// g as in chunk_bwd_prepare.metal; dg [B, T, HV] or, with PerChannel, [B, T, HV, K] contiguous. A log decay of token t
 // multiplies reads of the state from t on, writes before t to the state after the chunk, that state, and each product
 // of a token from t on with one before t. No sum has a term that another one cancels:
 //     dq_i = exp(c_i) dq_read_i + sum_j dP_ij D(j, i) k_j
@@ -12,7 +12,7 @@
 #include "core/gates.h"
 #include "gdn/chunk_bwd_walk.h"
 
-template <int Threads, bool OfChannels = false>
+template <int Threads, bool PerChannel = false>
 [[kernel]] void chunk_bwd_intra(
     device const float* g [[buffer(0)]],
     device const int* cu_seqlens [[buffer(1)]],
@@ -40,62 +40,62 @@ template <int Threads, bool OfChannels = false>
     dP[item] = squares[square_plane(matrices, kBwdDP) + item];
   }
   device const float* gates = g + chunk.batch * parameters.g.batch + int64_t(chunk.first) * parameters.g.token +
-                              head * parameters.g.head + (OfChannels ? channel : 0);
-  const bool has_gate = !OfChannels || channel < parameters.key_size;
+                              head * parameters.g.head + (PerChannel ? channel : 0);
+  const bool has_gate = !PerChannel || channel < parameters.key_size;
   device float* rows = keys + key_plane(parameters, matrices, 0) + channel;
   const int64_t plane = C * stride;
-  float log_decay[C], key[C], of_key[C], of_gate[C];
+  float log_decay[C], key[C], dk[C], dg_sums[C];
   UNROLL for (int i = 0; i < C; ++i) {
     log_decay[i] = has_gate && i < chunk.tokens ? clamped_log_decay(gates[int64_t(i) * parameters.g.token]) : 0.0f;
     key[i] = rows[kBwdK * plane + i * stride];
-    of_gate[i] = channels[channel_plane(parameters, matrices, kBwdDlast) + channel];
+    dg_sums[i] = channels[channel_plane(parameters, matrices, kBwdDlast) + channel];
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
   float after = 0.0f;
   UNROLL for (int i = C - 1; i >= 0; --i) {
-    of_key[i] = gate_exp(after) * rows[kBwdDkWrite * plane + i * stride];
+    dk[i] = gate_exp(after) * rows[kBwdDkWrite * plane + i * stride];
     after += log_decay[i];
-    UNROLL for (int t = i + 1; t < C; ++t) of_gate[t] += key[i] * of_key[i];
+    UNROLL for (int t = i + 1; t < C; ++t) dg_sums[t] += key[i] * dk[i];
   }
   float before = 0.0f, left[C];
   UNROLL for (int i = 0; i < C; ++i) {
     before += log_decay[i];
     const float read = gate_exp(before), decay = gate_exp(log_decay[i]);
     const float query = rows[kBwdQ * plane + i * stride];
-    const float of_read = read * rows[kBwdDkRead * plane + i * stride];
-    float of_query = read * rows[kBwdDqRead * plane + i * stride];
-    const float reads = query * of_query + key[i] * of_read;
-    UNROLL for (int t = 0; t <= i; ++t) of_gate[t] += reads;
-    of_query += dP[i * C + i] * key[i];
-    of_key[i] += of_read + dP[i * C + i] * query;
+    const float dk_read = read * rows[kBwdDkRead * plane + i * stride];
+    float dq = read * rows[kBwdDqRead * plane + i * stride];
+    const float reads = query * dq + key[i] * dk_read;
+    UNROLL for (int t = 0; t <= i; ++t) dg_sums[t] += reads;
+    dq += dP[i * C + i] * key[i];
+    dk[i] += dk_read + dP[i * C + i] * query;
     float products = 0.0f;
     UNROLL for (int j = 0; j < i; ++j) {
-      const float of_L = dL[i * C + j], of_P = dP[i * C + j];
+      const float dL_ij = dL[i * C + j], dP_ij = dP[i * C + j];
       left[j] *= decay;
-      const float decayed = key[j] * left[j], pair = (of_L * key[i] + of_P * query) * left[j];
-      of_query += of_P * decayed;
-      of_key[i] += of_L * decayed;
-      of_key[j] += pair;
+      const float decayed = key[j] * left[j], pair = (dL_ij * key[i] + dP_ij * query) * left[j];
+      dq += dP_ij * decayed;
+      dk[i] += dL_ij * decayed;
+      dk[j] += pair;
       products += pair * key[j];
-      of_gate[j + 1] += products;
+      dg_sums[j + 1] += products;
     }
     left[i] = 1.0f;
-    rows[kBwdDq * plane + i * stride] = of_query;
+    rows[kBwdDq * plane + i * stride] = dq;
   }
-  UNROLL for (int i = 0; i < C; ++i) rows[kBwdDk * plane + i * stride] = of_key[i];
+  UNROLL for (int i = 0; i < C; ++i) rows[kBwdDk * plane + i * stride] = dk[i];
 
   const int64_t value_heads = parameters.value_heads;
   const int64_t first = (int64_t(chunk.batch) * parameters.sequence.tokens + chunk.first) * value_heads + head;
-  if constexpr (OfChannels) {
+  if constexpr (PerChannel) {
     UNROLL for (int i = 0; i < C; ++i) {
       if (i < chunk.tokens && channel < parameters.key_size) {
-        dg[(first + i * value_heads) * parameters.key_size + channel] = of_gate[i];
+        dg[(first + i * value_heads) * parameters.key_size + channel] = dg_sums[i];
       }
     }
   } else {
     UNROLL for (int i = 0; i < C; ++i) {
-      const float sum = simd_sum(of_gate[i]);
+      const float sum = simd_sum(dg_sums[i]);
       if (lane == 0) sums[int(simdgroup) * C + i] = sum;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -3,7 +3,7 @@
 // A threadgroup is one simdgroup, and owns one chunk of one value head. It takes 32 channels of K at a time: a lane
 // owns a channel of all tokens, then half the channels of the products with one earlier token. Registers: 16 channels
 // of k_j D(j, i). Threadgroup memory: q, k and exp(g) of 32 channels; L, P, and A, which is inverted. Layout: q and k
-// [B, T, H, K], v and d_o [B, T, HV, V] with row strides; g [B, T, HV] or, with OfChannels, [B, T, HV, K], and beta [B,
+// [B, T, H, K], v and d_o [B, T, HV, V] with row strides; g [B, T, HV] or, with PerChannel, [B, T, HV, K], and beta [B,
 // T, HV], f32; rstd [B, T, H] f32. The results have zeros past the tokens and columns. Let D(j, i) be the product of
 // exp(g) after token j up to token i, and c the running sum of g. Then
 //     q_read_i = q_i exp(c_i)   k_read_i = k_i exp(c_i)   k_write_i = k_i exp(c_last - c_i)
@@ -17,7 +17,7 @@ GDN_CONSTANT int kStride = kBwdSlice + 4;
 GDN_CONSTANT int kOwn = kBwdSlice / 2;  // channels of a lane in the products
 
 // Adds the products of 32 channels to L and P. A lane and its neighbour own token j.
-template <bool OfChannels>
+template <bool PerChannel>
 METAL_FUNC void add_products(
     threadgroup float* L,
     threadgroup float* P,
@@ -34,21 +34,21 @@ METAL_FUNC void add_products(
     threadgroup const float* key = keys + i * kStride + column;
     threadgroup const float* query = queries + i * kStride + column;
     threadgroup const float* decay = decays + i * kStride + column;
-    if (!OfChannels) passed *= i > j ? decay[0] : 1.0f;
-    float of_key = 0.0f, of_query = 0.0f;
+    if (!PerChannel) passed *= i > j ? decay[0] : 1.0f;
+    float k_sum = 0.0f, q_sum = 0.0f;
     UNROLL for (int c = 0; c < kOwn; ++c) {
-      if (OfChannels) left[c] *= i > j ? decay[c] : 1.0f;
-      of_key += key[c] * left[c];
-      of_query += query[c] * left[c];
+      if (PerChannel) left[c] *= i > j ? decay[c] : 1.0f;
+      k_sum += key[c] * left[c];
+      q_sum += query[c] * left[c];
     }
-    of_key = passed * (of_key + simd_shuffle_xor(of_key, ushort(1)));
-    of_query = passed * (of_query + simd_shuffle_xor(of_query, ushort(1)));
-    if (lane % 2 == 0 && i > j) L[i * kBwdChunk + j] += of_key;
-    if (lane % 2 == 1 && i >= j) P[i * kBwdChunk + j] += of_query;
+    k_sum = passed * (k_sum + simd_shuffle_xor(k_sum, ushort(1)));
+    q_sum = passed * (q_sum + simd_shuffle_xor(q_sum, ushort(1)));
+    if (lane % 2 == 0 && i > j) L[i * kBwdChunk + j] += k_sum;
+    if (lane % 2 == 1 && i >= j) P[i * kBwdChunk + j] += q_sum;
   }
 }
 
-template <typename T, bool OfChannels = false>
+template <typename T, bool PerChannel = false>
 [[kernel]] void chunk_bwd_prepare(
     device const T* q [[buffer(0)]],
     device const T* k [[buffer(1)]],
@@ -109,8 +109,8 @@ template <typename T, bool OfChannels = false>
         query = parameters.scale * float(queries[i * parameters.q.token + channel]);
         query *= is_normalised ? q_rstd[row] : 1.0f;
         key = float(own_keys[i * parameters.k.token + channel]) * (is_normalised ? k_rstd[row] : 1.0f);
-        log_decay = clamped_log_decay(gates[i * parameters.g.token + (OfChannels ? channel : 0)]);
-      } else if (!OfChannels && i < chunk.tokens) {
+        log_decay = clamped_log_decay(gates[i * parameters.g.token + (PerChannel ? channel : 0)]);
+      } else if (!PerChannel && i < chunk.tokens) {
         log_decay = clamped_log_decay(gates[i * parameters.g.token]);
       }
       sum += log_decay;
@@ -132,7 +132,7 @@ template <typename T, bool OfChannels = false>
       decay_tile[place] = gate_exp(decay_tile[place]);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    add_products<OfChannels>(L, P, query_tile, key_tile, decay_tile, lane);
+    add_products<PerChannel>(L, P, query_tile, key_tile, decay_tile, lane);
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
 

@@ -62,16 +62,17 @@ template <int K>
         state, dh + matrices * kept.head + column, kept, kStateColumns, rows, thread_index, simdgroup, at);
     stage_square(inverse, squares + square_plane(matrices, kBwdInverse), thread_index);
 
-    float2 found[kBlocks], du[kBlocks];
+    float2 dv_new[kBlocks], du[kBlocks];
     UNROLL for (int block = 0; block < kBlocks; ++block) {
-      found[block] = load_even_fragment(gradients + int64_t(block) * 8 * stride, stride, 8, at);
-      found[block] += read_state<K>(state, rows, k_write, parameters, block, thread_index, at);
+      dv_new[block] = load_even_fragment(gradients + int64_t(block) * 8 * stride, stride, 8, at);
+      dv_new[block] += read_state<K>(state, rows, k_write, parameters, block, thread_index, at);
     }
     decay_channels<K>(state, channels + channel_plane(parameters, matrices, kBwdLast), at);
     UNROLL for (int block = 0; block < kBlocks; ++block) {
       du[block] = float2(0.0f);
       UNROLL for (int depth = block; depth < kBlocks; ++depth) {
-        multiply_add(du[block], load_transposed(inverse + square_block(depth, block), kSquareStride, at), found[depth]);
+        multiply_add(
+            du[block], load_transposed(inverse + square_block(depth, block), kSquareStride, at), dv_new[depth]);
       }
       store_even_fragment(gradients + int64_t(block) * 8 * stride, stride, 8, at, du[block]);
       const float2 outer = load_even_fragment(d_o + int64_t(block) * 8 * stride, stride, 8, at);

@@ -202,9 +202,9 @@ template <typename T, int K, int V, bool ValueInner, typename P, bool OneToken =
     if (OneToken) break;
     Slot kept = start;
     if (columns > 0) {
-      const int taken = token - sequence.first;
-      kept = locate_entry(state_indices, parameters.slots, first_entry + min(taken, columns - 1), n, lane);
-      kept.is_present = kept.is_present && has_token && taken < columns;
+      const int position = token - sequence.first;
+      kept = locate_entry(state_indices, parameters.slots, first_entry + min(position, columns - 1), n, lane);
+      kept.is_present = kept.is_present && has_token && position < columns;
       round_state<2 * kParts, P>(state);
     }
     ++token;

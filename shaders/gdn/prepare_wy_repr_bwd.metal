@@ -42,8 +42,8 @@ template <typename T>
   const int block_column = int(simdgroup) % kBlocks;
   const int row = int(thread_index) / kLanes;
 
-  float2 of_P = float2(0.0f), of_L = float2(0.0f);
-  float of_beta = 0.0f;
+  float2 dP = float2(0.0f), dL = float2(0.0f);
+  float beta_sum = 0.0f;
   for (int column = 0; column < columns; column += kBwdSlice) {
     device const float* source = planes + column;
     const int64_t plane = int64_t(kBwdChunk) * columns;
@@ -56,26 +56,26 @@ template <typename T>
     threadgroup_barrier(mem_flags::mem_threadgroup);
     UNROLL for (int depth = 0; depth < kBwdSlice; depth += 8) {
       const float2 right = load_transposed(residuals + block_column * 8 * kStride + depth, kStride, at);
-      multiply_add(of_P, load_even_fragment(outer + block_row * 8 * kStride + depth, kStride, at), right);
-      multiply_add(of_L, load_even_fragment(gradients + block_row * 8 * kStride + depth, kStride, at), right);
+      multiply_add(dP, load_even_fragment(outer + block_row * 8 * kStride + depth, kStride, at), right);
+      multiply_add(dL, load_even_fragment(gradients + block_row * 8 * kStride + depth, kStride, at), right);
     }
     for (int each = int(thread_index) % kLanes; each < kBwdSlice; each += kLanes) {
       const float gradient = gradients[row * kStride + each];
-      of_beta += gradient * residuals[row * kStride + each];
+      beta_sum += gradient * residuals[row * kStride + each];
       if (row < chunk.tokens && column + each < value_size) {
         dv[(first + row * value_heads) * value_size + column + each] = T(beta[row] * gradient);
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
-  UNROLL for (ushort distance = 1; distance < kLanes; distance *= 2) of_beta += simd_shuffle_xor(of_beta, distance);
-  if (int(thread_index) % kLanes == 0 && row < chunk.tokens) dbeta[first + row * value_heads] = of_beta;
+  UNROLL for (ushort distance = 1; distance < kLanes; distance *= 2) beta_sum += simd_shuffle_xor(beta_sum, distance);
+  if (int(thread_index) % kLanes == 0 && row < chunk.tokens) dbeta[first + row * value_heads] = beta_sum;
 
   const int i = block_row * 8 + at.row;
   const int j = block_column * 8 + at.column;
   const float2 column_beta = float2(beta[j], beta[j + 1]);
-  of_P *= column_beta;
-  of_L *= -beta[i] * column_beta;
-  *(device float2*)(squares + square_plane(matrices, kBwdDP) + i * kBwdChunk + j) = of_P;
-  *(device float2*)(squares + square_plane(matrices, kBwdDL) + i * kBwdChunk + j) = of_L;
+  dP *= column_beta;
+  dL *= -beta[i] * column_beta;
+  *(device float2*)(squares + square_plane(matrices, kBwdDP) + i * kBwdChunk + j) = dP;
+  *(device float2*)(squares + square_plane(matrices, kBwdDL) + i * kBwdChunk + j) = dL;
 }

@@ -9,10 +9,10 @@
 // Adds up the values of the lanes of the thread's own row. Two rows take 3 or 4 shuffles.
 template <int K>
 METAL_FUNC float sum_of_own_row(float4 first, float4 second, RowPosition at) {
-  const float of_first = (first.x + first.y) + (first.z + first.w);
-  const float of_second = (second.x + second.y) + (second.z + second.w);
-  float sum = at.is_odd ? of_second : of_first;
-  sum += simd_shuffle_xor(at.is_odd ? of_first : of_second, ushort(1));
+  const float first_sum = (first.x + first.y) + (first.z + first.w);
+  const float second_sum = (second.x + second.y) + (second.z + second.w);
+  float sum = at.is_odd ? second_sum : first_sum;
+  sum += simd_shuffle_xor(at.is_odd ? first_sum : second_sum, ushort(1));
   UNROLL for (ushort distance = 2; distance < Division<K>::kLanes; distance *= 2) {
     sum += simd_shuffle_xor(sum, distance);
   }

@@ -28,8 +28,8 @@ METAL_FUNC void substitute(threadgroup const float* lower, thread float2& x, uin
   const float4 factors[2] = {row[0], row[1]};
   UNROLL for (int i = 0; i < 7; ++i) {
     // The lane that holds x[i][column]. This is the inverse of lane_position().
-    const ushort of_column = ushort((lane & 0x09) | ((i >> 2) << 4) | ((i & 3) << 1));
-    x += factors[i / 4][i % 4] * float2(simd_shuffle(x.x, of_column), simd_shuffle(x.y, of_column));
+    const ushort source_lane = ushort((lane & 0x09) | ((i >> 2) << 4) | ((i & 3) << 1));
+    x += factors[i / 4][i % 4] * float2(simd_shuffle(x.x, source_lane), simd_shuffle(x.y, source_lane));
   }
 }
 

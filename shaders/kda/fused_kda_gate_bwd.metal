@@ -15,8 +15,8 @@ template <typename Dy, typename T>
     device const uchar* A_log [[buffer(2)]],
     device const uchar* dt_bias [[buffer(3)]],
     device T* dg [[buffer(4)]],
-    device float* of_A_log [[buffer(5)]],
-    device float* of_bias [[buffer(6)]],
+    device float* dA_log_partials [[buffer(5)]],
+    device float* dbias_partials [[buffer(6)]],
     constant KdaGateBwdParameters& parameters [[buffer(7)]],
     uint3 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
@@ -25,27 +25,29 @@ template <typename Dy, typename T>
   if (index >= gates) return;
   const int head = index / parameters.channels, channel = index % parameters.channels;
   const ChannelGate gate = channel_gate_of(A_log, dt_bias, parameters.gate, head, channel, parameters.channels);
-  constant RowStrides &of_g = parameters.gate.g, &of_dy = parameters.dy;
+  constant RowStrides &g_strides = parameters.gate.g, &dy_strides = parameters.dy;
   const int64_t all = parameters.all_tokens;
   const int first = int(min(int64_t(group.y) * parameters.tokens_of_group, all));
   const int last = int(min(int64_t(first) + parameters.tokens_of_group, all));
   float dA_log = 0.0f, dbias = 0.0f;
   for (int at = first; at < last; ++at) {
     const int batch = at / parameters.tokens, token = at % parameters.tokens;
-    const float x = float(g[batch * of_g.batch + token * of_g.token + head * of_g.head + channel]) + gate.bias;
-    const float of_y = float(dy[batch * of_dy.batch + token * of_dy.token + head * of_dy.head + channel]);
+    const float x =
+        float(g[batch * g_strides.batch + token * g_strides.token + head * g_strides.head + channel]) + gate.bias;
+    const float gradient =
+        float(dy[batch * dy_strides.batch + token * dy_strides.token + head * dy_strides.head + channel]);
     float dx;
     if (parameters.gate.kind == kBoundedGate) {
       const float small = sigmoid_of(-fabs(gate.rate * x));
-      dx = of_y * parameters.gate.lower_bound * (small * (1.0f - small)) * gate.rate;
+      dx = gradient * parameters.gate.lower_bound * (small * (1.0f - small)) * gate.rate;
       dA_log += dx * x;
     } else {
-      dx = -of_y * gate.rate * sigmoid_of(x);
-      dA_log -= of_y * gate.rate * softplus_of(x);
+      dx = -gradient * gate.rate * sigmoid_of(x);
+      dA_log -= gradient * gate.rate * softplus_of(x);
     }
     dbias += dx;
     dg[at * gates + index] = T(dx);
   }
-  if (parameters.gate.A_log_type != kAbsent) of_A_log[group.y * gates + index] = dA_log;
-  if (parameters.gate.dt_bias_type != kAbsent) of_bias[group.y * gates + index] = dbias;
+  if (parameters.gate.A_log_type != kAbsent) dA_log_partials[group.y * gates + index] = dA_log;
+  if (parameters.gate.dt_bias_type != kAbsent) dbias_partials[group.y * gates + index] = dbias;
 }

@@ -19,8 +19,8 @@ template <typename T, typename Weight, typename State, int W>
     device const int* cu_seqlens [[buffer(6)]],
     device const int* seq_idx [[buffer(7)]],
     device T* dx [[buffer(8)]],
-    device float* of_weight [[buffer(9)]],
-    device float* of_bias [[buffer(10)]],
+    device float* dweight_partials [[buffer(9)]],
+    device float* dbias_partials [[buffer(10)]],
     device ErrorLog* errors [[buffer(11)]],
     constant ConvolutionParameters& parameters [[buffer(12)]],
     uint3 group [[threadgroup_position_in_grid]],
@@ -66,8 +66,8 @@ template <typename T, typename Weight, typename State, int W>
     if (token < end) {
       window[W - 1] = load_values<1>(tokens + token * parameters.x.token);
       taps[W - 1] = taps_of<W>(seq_idx, parameters, chunk.batch, token);
-      const float of_output = float(gradients[token * parameters.residual.token]);
-      sums[W - 1].at[0] = gradient_of_sum<W>(of_output, window, filter, taps[W - 1], has_silu);
+      const float output_gradient = float(gradients[token * parameters.residual.token]);
+      sums[W - 1].at[0] = gradient_of_sum<W>(output_gradient, window, filter, taps[W - 1], has_silu);
     }
     if (token < last) {
       dbias += sums[W - 1].at[0];
@@ -88,6 +88,6 @@ template <typename T, typename Weight, typename State, int W>
   }
   if (parameters.has_partials == 0) return;
   const int64_t at = chunk.row * parameters.channels + channel;
-  UNROLL for (int tap = 0; tap < W; ++tap) of_weight[at * W + tap] = dweight[tap].at[0];
-  if (parameters.has_bias != 0) of_bias[at] = dbias;
+  UNROLL for (int tap = 0; tap < W; ++tap) dweight_partials[at * W + tap] = dweight[tap].at[0];
+  if (parameters.has_bias != 0) dbias_partials[at] = dbias;
 }

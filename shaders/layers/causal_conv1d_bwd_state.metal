@@ -43,8 +43,8 @@ template <typename T, typename Weight, typename State, int W>
       sums[W - 1] = no_values<1>();
       if (sequence.first + token < sequence.last) {
         window[W - 1] = load_values<1>(tokens + (sequence.first + token) * parameters.x.token);
-        const float of_output = float(gradients[(sequence.first + token) * parameters.residual.token]);
-        sums[W - 1].at[0] = gradient_of_sum<W>(of_output, window, filter, taps[0], parameters.has_silu != 0);
+        const float output_gradient = float(gradients[(sequence.first + token) * parameters.residual.token]);
+        sums[W - 1].at[0] = gradient_of_sum<W>(output_gradient, window, filter, taps[0], parameters.has_silu != 0);
       }
       gradient = gradient_of_token<W>(sums, filter, taps);
       move_window<W, 1>(window);

@@ -30,11 +30,11 @@ METAL_FUNC void load_window(
 // Returns the position of a channel in x.
 METAL_FUNC int64_t place_of(int channel, ChannelOrder order) {
   if (order.keys == 0) return channel;
-  const int of_values = channel - order.all_keys - order.all_keys;
-  const int of_keys = channel % order.all_keys;
-  const int64_t group = of_values >= 0 ? of_values / order.values : of_keys / order.keys;
-  const int first = of_values >= 0 ? order.keys + order.keys : channel < order.all_keys ? 0 : order.keys;
-  const int within = of_values >= 0 ? of_values % order.values : of_keys % order.keys;
+  const int value_channel = channel - order.all_keys - order.all_keys;
+  const int key_channel = channel % order.all_keys;
+  const int64_t group = value_channel >= 0 ? value_channel / order.values : key_channel / order.keys;
+  const int first = value_channel >= 0 ? order.keys + order.keys : channel < order.all_keys ? 0 : order.keys;
+  const int within = value_channel >= 0 ? value_channel % order.values : key_channel % order.keys;
   const int width = order.keys + order.values;  // half the channels of a group
   return group * width * 2 + first + within;
 }
@@ -128,9 +128,9 @@ template <typename T, typename Weight, typename State, int W>
   } else if (!is_inside) {
     return;
   } else if (W == 4 && parameters.has_column_vectors != 0) {
-    Values<4> of_channel;
-    UNROLL for (int tap = 0; tap < W; ++tap) of_channel.at[tap] = window[tap].at[0];
-    store_values(target, of_channel);
+    Values<4> history;
+    UNROLL for (int tap = 0; tap < W; ++tap) history.at[tap] = window[tap].at[0];
+    store_values(target, history);
   } else if (parameters.keeps_each != 0) {
     const int kept = count > 0 ? min(W - 2 + count, parameters.columns) : 0;
     write_state<1>(target, columns, tokens, parameters, has_state, end, 2 - W, kept);

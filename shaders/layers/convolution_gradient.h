@@ -12,8 +12,8 @@ METAL_FUNC uint taps_of(device const int* seq_idx, constant ConvolutionParameter
   if (segment < 0) return 0u;
   uint taps = 0u;
   UNROLL for (int tap = 0; tap < W; ++tap) {
-    const int there = token - (W - 1) + tap;
-    const bool is_inside = there >= 0 && segment_of(seq_idx, parameters, batch, max(there, 0)) == segment;
+    const int source_token = token - (W - 1) + tap;
+    const bool is_inside = source_token >= 0 && segment_of(seq_idx, parameters, batch, max(source_token, 0)) == segment;
     if (is_inside) taps |= 1u << tap;
   }
   return taps;

@@ -119,14 +119,15 @@ METAL_FUNC Values<Width> convolve_segment(
     Chunk chunk,
     int token,
     int64_t segment) {
-  Values<Width> of_segment[W];
+  Values<Width> segment_window[W];
   UNROLL for (int tap = 0; tap < W; ++tap) {
-    const int there = token - (W - 1) + tap;
-    const bool is_inside = there >= 0 && segment_of(seq_idx, parameters, chunk.batch, max(there, 0)) == segment;
-    of_segment[tap] = window[tap];
-    if (!is_inside) of_segment[tap] = no_values<Width>();
+    const int source_token = token - (W - 1) + tap;
+    const bool is_inside =
+        source_token >= 0 && segment_of(seq_idx, parameters, chunk.batch, max(source_token, 0)) == segment;
+    segment_window[tap] = window[tap];
+    if (!is_inside) segment_window[tap] = no_values<Width>();
   }
-  return convolve<W, Width>(of_segment, filter, parameters.has_silu != 0);
+  return convolve<W, Width>(segment_window, filter, parameters.has_silu != 0);
 }
 
 // Adds the residual before the result is rounded. `residual` points to the token and the thread's first channel.

@@ -9,7 +9,7 @@
 GDN_CONSTANT int kLanes = 32;
 
 template <int Width>
-METAL_FUNC Values<Width> of_lane(Values<Width> values, int lane) {
+METAL_FUNC Values<Width> from_lane(Values<Width> values, int lane) {
   UNROLL for (int i = 0; i < Width; ++i) values.at[i] = simd_shuffle(values.at[i], ushort(lane));
   return values;
 }
@@ -26,8 +26,8 @@ METAL_FUNC void load_neighbours(device const T* first, int available, int lane, 
   UNROLL for (int i = 0; i < Count; ++i) {
     const int at = Count * lane + i;
     UNROLL for (int line = 0; line < Count; ++line) {
-      const Values<Width> there = of_lane(lines[line], at % kLanes);
-      if (line == 0 || line == at / kLanes) own[i] = there;
+      const Values<Width> neighbour = from_lane(lines[line], at % kLanes);
+      if (line == 0 || line == at / kLanes) own[i] = neighbour;
     }
   }
 }
@@ -38,8 +38,8 @@ METAL_FUNC void store_neighbours(device T* first, int available, int lane, threa
     const int at = line * kLanes + lane;
     Values<Width> values = no_values<Width>();
     UNROLL for (int i = 0; i < Count; ++i) {
-      const Values<Width> there = of_lane(own[i], at / Count);
-      if (i == at % Count) values = there;
+      const Values<Width> neighbour = from_lane(own[i], at / Count);
+      if (i == at % Count) values = neighbour;
     }
     if (at < available) store_values(first + at * Width, values);
   }

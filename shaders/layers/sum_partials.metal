@@ -17,10 +17,10 @@ template <typename T>
   const int element = int(group.x) * 32 + int(lane);
   float sum = 0.0f;
   for (int row = int(simdgroup); row < parameters.rows && element < parameters.elements; row += kSumRows) {
-    device const float* of_row = partials + (int64_t(row) * parameters.elements + element) * parameters.columns;
-    float of_columns = 0.0f;
-    for (int column = 0; column < parameters.columns; ++column) of_columns += of_row[column];
-    sum += of_columns;
+    device const float* row_partials = partials + (int64_t(row) * parameters.elements + element) * parameters.columns;
+    float column_sum = 0.0f;
+    for (int column = 0; column < parameters.columns; ++column) column_sum += row_partials[column];
+    sum += column_sum;
   }
   sums[int(simdgroup) * 32 + int(lane)] = sum;
   threadgroup_barrier(mem_flags::mem_threadgroup);

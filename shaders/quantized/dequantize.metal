@@ -38,13 +38,13 @@ template <typename T, int Bits>
   own.template load_codes<1>(codes, 0, column);
   const ScaleAndRest<Bits> scale = own.scale_at(0, column);
   UNROLL for (int step = 0; step < kDequantizeColumns / 4; ++step) {
-    const Values<4> found = codes.weights(step, scale);
+    const Values<4> values = codes.weights(step, scale);
     if constexpr (Bits == kE4M3) {  // rows end at any column
       UNROLL for (int i = 0; i < 4; ++i) {
-        if (column + step * 4 + i < parameters.K) target[step * 4 + i] = T(found.at[i]);
+        if (column + step * 4 + i < parameters.K) target[step * 4 + i] = T(values.at[i]);
       }
     } else {
-      store_values<T, 4>(target + step * 4, found);
+      store_values<T, 4>(target + step * 4, values);
     }
   }
 }
