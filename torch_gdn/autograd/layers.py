@@ -41,14 +41,15 @@ class RmsNorm(Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, dh: Tensor | None) -> Any:
         h, weight = ctx.saved_tensors
-        of_x, of_weight, of_residual = ctx.needs_input_grad[:3]
+        needs_x, needs_weight, needs_residual = ctx.needs_input_grad[:3]
         if dy is None:  # only h was used
-            return dh if of_x else None, None, dh if of_residual else None, None, None, None
+            return dh if needs_x else None, None, dh if needs_residual else None, None, None, None
         dh = dh.contiguous() if ctx.has_residual and dh is not None else None  # torch.compile passes zeros
         dx, _, dweight = differentiate(
-            "norm_bwd", dy.contiguous(), h, weight, None, dh, "silu", ctx.eps, ctx.zero_centered, False, of_weight
+            "norm_bwd", dy.contiguous(), h, weight, None, dh, "silu", ctx.eps, ctx.zero_centered, False, needs_weight
         )
-        return dx if of_x else None, like(dweight, weight, of_weight), dx if of_residual else None, None, None, None
+        dweight = like(dweight, weight, needs_weight)
+        return dx if needs_x else None, dweight, dx if needs_residual else None, None, None, None
 
 
 class RmsNormGated(Function):
@@ -65,11 +66,11 @@ class RmsNormGated(Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, g, weight = ctx.saved_tensors
-        of_x, of_g, of_weight = ctx.needs_input_grad[:3]
+        needs_x, needs_g, needs_weight = ctx.needs_input_grad[:3]
         dx, dg, dweight = differentiate(
-            "norm_bwd", dy.contiguous(), x, weight, g, None, ctx.activation, ctx.eps, False, False, of_weight
+            "norm_bwd", dy.contiguous(), x, weight, g, None, ctx.activation, ctx.eps, False, False, needs_weight
         )
-        return dx if of_x else None, dg if of_g else None, like(dweight, weight, of_weight), None, None, None
+        return dx if needs_x else None, dg if needs_g else None, like(dweight, weight, needs_weight), None, None, None
 
 
 class L2Norm(Function):
@@ -111,9 +112,9 @@ class KdaGate(Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
         g, A_log, dt_bias = ctx.saved_tensors
-        of_g, of_A_log, of_bias = ctx.needs_input_grad[:3]
+        needs_g, needs_A_log, needs_bias = ctx.needs_input_grad[:3]
         dg, dA_log, dbias = differentiate("fused_kda_gate_bwd", dy.contiguous(), g, A_log, dt_bias, ctx.lower_bound)
-        return dg if of_g else None, like(dA_log, A_log, of_A_log), like(dbias, dt_bias, of_bias), None, None
+        return dg if needs_g else None, like(dA_log, A_log, needs_A_log), like(dbias, dt_bias, needs_bias), None, None
 
 
 class GdnGating(Function):
@@ -135,14 +136,14 @@ class GdnGating(Function):
     @staticmethod
     def backward(ctx: Any, dg: Tensor | None, dbeta: Tensor | None) -> Any:
         A_log, a, b, dt_bias = ctx.saved_tensors
-        of_A_log, of_a, of_b, of_bias = ctx.needs_input_grad[:4]
+        needs_A_log, needs_a, needs_b, needs_bias = ctx.needs_input_grad[:4]
         da = dA_log = dbias = db = None
-        if dg is not None and (of_A_log or of_a or of_bias):
+        if dg is not None and (needs_A_log or needs_a or needs_bias):
             da, dA_log, dbias = differentiate(
                 "fused_kda_gate_bwd", dg[..., None].contiguous(), a[..., None], A_log, dt_bias
             )
-            da, dA_log, dbias = like(da, a, of_a), like(dA_log, A_log, of_A_log), like(dbias, dt_bias, of_bias)
-        if dbeta is not None and of_b:  # beta is minus the bounded gate
+            da, dA_log, dbias = like(da, a, needs_a), like(dA_log, A_log, needs_A_log), like(dbias, dt_bias, needs_bias)
+        if dbeta is not None and needs_b:  # beta is minus the bounded gate
             db = -differentiate(
                 "fused_kda_gate_bwd", dbeta[..., None].contiguous(), b[..., None], None, None, -ctx.beta_scale
             )[0][..., 0]
@@ -180,7 +181,7 @@ class CausalConv1d(Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, dfinal_state: Tensor | None) -> Any:
         x, weight, bias, initial_state, cu_seqlens, seq_idx = ctx.saved_tensors
-        of_x, of_weight, of_bias, of_residual, of_state = ctx.needs_input_grad[:5]
+        needs_x, needs_weight, needs_bias, needs_residual, needs_state = ctx.needs_input_grad[:5]
         rows = torch.zeros_like(x) if dy is None else dy.contiguous()
         dfinal_state = dfinal_state if ctx.has_final else None  # torch.compile passes zeros
         dx, dweight, dbias, dstate = differentiate(
@@ -194,11 +195,11 @@ class CausalConv1d(Function):
             ctx.activation,
             cu_seqlens,
             seq_idx,
-            of_weight or of_bias,
+            needs_weight or needs_bias,
         )
-        of_filter = like(dweight, weight, of_weight), like(dbias, bias, of_bias)
-        result = (dx if of_x else None, *of_filter, dy if of_residual else None, dstate if of_state else None)
-        return (*result, None, None, None, None, None)
+        dweight, dbias = like(dweight, weight, needs_weight), like(dbias, bias, needs_bias)
+        dx, dstate = dx if needs_x else None, dstate if needs_state else None
+        return dx, dweight, dbias, dy if needs_residual else None, dstate, None, None, None, None, None
 
 
 class QuantizedLinear(Function):
