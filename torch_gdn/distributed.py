@@ -521,11 +521,14 @@ def rendezvous(url: str, timeout: timedelta = timedelta(minutes=5), **_: object)
     if rank == 0:
         family = socket.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((parts.hostname, parts.port), family=family).detach()
-    yield (
-        TCPStore(parts.hostname, parts.port, size, rank == 0, timeout, master_listen_fd=listener),
-        rank,
-        size,
-    )
+    try:  # it does not wait for the others: `check_versions` does, and names those that do not come
+        store = TCPStore(parts.hostname, parts.port, size, rank == 0, timeout, False, master_listen_fd=listener)
+    except dist.DistNetworkError as error:
+        raise RuntimeError(
+            f"init_process_group: expected rank 0 on {parts.hostname}:{parts.port}, got no answer within "
+            f"{timeout.total_seconds():g} s"
+        ) from error
+    yield store, rank, size
     raise RuntimeError("init_process_group: torch-gdn:// does not take new processes later")
 
 

@@ -29,11 +29,20 @@ def said(process: Ended) -> tuple[float, str]:
     return float(result[1]), result[2]
 
 
-def test_a_process_that_never_comes() -> None:
-    (alone,) = run("absent", ranks=(0,))
-    seconds, line = said(alone)
-    assert SECONDS <= seconds < 5 * SECONDS
-    assert "rank 1" in line or "1/2 clients joined" in line, line
+ABSENT = {
+    0: rf"expected rank 0 on 127\.0\.0\.1:\d+, got no answer within {SECONDS} s",
+    1: rf"expected 2 processes, got none of rank 1 within {SECONDS} s",
+}
+
+
+@pytest.mark.parametrize("absent", ABSENT)
+def test_a_process_that_never_comes(absent: int) -> None:
+    (alone,) = run("absent", ranks=(1 - absent,))
+    assert alone.status == 3, alone
+    result = re.search(r"^FAILED after ([\d.]+) s: init_process_group: (.*)$", alone.output, re.M)
+    assert result, alone.output[-2000:]
+    assert SECONDS <= float(result[1]) < 5 * SECONDS
+    assert re.fullmatch(ABSENT[absent], result[2]), result[2]
 
 
 def test_processes_of_two_versions() -> None:
