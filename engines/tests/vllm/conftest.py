@@ -59,6 +59,14 @@ def environment(device: str, first: Sequence[Path] = ()) -> dict[str, str]:
     }
 
 
+def run_at_start(code: str, folder: Path) -> None:
+    """Writes a module into the folder, for `environment`: Python runs the code as it starts."""
+    import torch
+
+    own = "" if torch.backends.mps.is_available() else (HERE / "site" / "sitecustomize.py").read_text()
+    (folder / "sitecustomize.py").write_text(own + code)
+
+
 def run_engine(
     device: str, scenario: dict[str, Any], first: Sequence[Path] = (), variables: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
