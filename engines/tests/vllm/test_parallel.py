@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engines.tests.vllm.conftest import GREEDY_TOKENS, EngineFailed, run_engine
+from engines.tests.vllm.conftest import GREEDY_TOKENS, EngineFailed, run_at_start, run_engine
 
 
 @pytest.mark.parametrize(
@@ -43,6 +45,37 @@ def test_two_processes_on_mps(kind: str, family: str, reference: Any, monkeypatc
     first, second = run_engine("mps", {"model": str(path), "options": options, "rounds": [round_] * 2})["rounds"]
     assert first["tokens"] == second["tokens"] == tokens
     assert max(second["cached"]) > 0
+
+
+COUNT = """
+import os
+from torch_gdn.distributed import Copies
+finish = Copies.finish_reading
+def counted(self):
+    with open(f"{os.path.dirname(__file__)}/bytes of {os.getpid()}", "a") as file:
+        print(sum(staged.on_cpu.nbytes for staged in self.read), file=file)
+    finish(self)
+Copies.finish_reading = counted
+"""
+
+
+@pytest.mark.parametrize("kind", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_bytes_that_cross(kind: str, reference: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are those of the table in docs/several-macs.md."""
+    path, texts, _, _ = reference("qwen3_5")
+    config = json.loads((path / "config.json").read_text())
+    tokens, numbers = len(texts[2]) + GREEDY_TOKENS - 1, 2 * config["hidden_size"]
+    per_process = [numbers * tokens]  # the second one sends nothing
+    if kind == "tensor_parallel_size":
+        sums = numbers * config["num_hidden_layers"] + config["hidden_size"]
+        per_process = [sums * tokens + config["vocab_size"] // 2 * GREEDY_TOKENS] * 2
+    options = {"dtype": "float32", kind: 2, "distributed_executor_backend": "mp"}
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    run_at_start(COUNT, tmp_path)
+    round_ = {"prompts": texts[2:3], "tokens": GREEDY_TOKENS}
+    run_engine("mps", {"model": str(path), "options": options, "rounds": [round_]}, [tmp_path])
+    counted = [sum(map(int, file.read_text().split())) for file in tmp_path.glob("bytes of *")]
+    assert sorted(filter(None, counted)) == [4 * each for each in per_process]
 
 
 def test_several_machines_name_their_network(reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
