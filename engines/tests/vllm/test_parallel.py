@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engines.tests.vllm.conftest import GREEDY_TOKENS, EngineFailed, run_at_start, run_engine
+from engines.tests.vllm.conftest import GREEDY_TOKENS, EngineFailed, assert_tokens_agree, run_at_start, run_engine
+from tests.helpers.packed_models import PLAIN, Format, packed_model
+from tests.helpers.small_models import generated
 
 
 @pytest.mark.parametrize(
@@ -31,20 +34,47 @@ def test_two_processes(kind: str, family: str, is_eager: bool, reference: Any, m
     assert result["rounds"][0]["tokens"] == tokens
 
 
-@pytest.mark.parametrize(
-    "kind, family",
-    [("tensor_parallel_size", "qwen3_next"), ("pipeline_parallel_size", "qwen3_5")],
-)
-def test_two_processes_on_mps(kind: str, family: str, reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second round begins with states that the first one left, at the ends of blocks."""
-    path, texts, tokens, _ = reference(family)
+FAMILIES = ("qwen3_next_moe", "qwen3_5", "qwen3_5_moe")
+CELLS = [
+    ("tensor_parallel_size", "qwen3_next", ""),  # without experts
+    ("tensor_parallel_size", "qwen3_next_mtp", "drafts"),  # with experts
+    ("tensor_parallel_size", "qwen3_5_mtp", "drafts"),
+    ("tensor_parallel_size", "olmo_hybrid", ""),  # AURA has no codebook for its heads of 32
+    ("pipeline_parallel_size", "olmo_hybrid", "packed"),
+    *itertools.product(["tensor_parallel_size"], FAMILIES, ["", "aura"]),
+    *itertools.product(["pipeline_parallel_size"], FAMILIES, ["", "packed, aura"]),
+]
+OPTIONS = {
+    "drafts": {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}},
+    "aura": {"additional_config": {"aura": "8v8", "aura_tail": 14}},
+}
+
+PACKED = Format("compressed-tensors", plain=rf"{PLAIN}|\.[ab]_proj$")  # OLMo-Hybrid's decays have four rows
+
+
+@pytest.mark.sweep(len(CELLS))
+@pytest.mark.parametrize("kind, family, features", CELLS)
+def test_two_processes_on_mps(
+    kind: str, family: str, features: str, reference: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts come in parts. The second round begins with states that the first one left, at the ends of blocks, unless
+    the blocks of AURA are longer than the prompts.
+    """
+    path, texts, tokens, margins = reference(family, 6)
+    if "packed" in features:
+        path, numbers = packed_model(path, PACKED, folder / f"{family} packed")
+        tokens, margins = generated(numbers, texts, GREEDY_TOKENS)
     options = {"dtype": "float32", "max_num_batched_tokens": 64, kind: 2, "distributed_executor_backend": "mp"}
-    options["enable_prefix_caching"] = True
+    options |= {"enable_prefix_caching": True, "max_num_seqs": 4}
+    for name in OPTIONS.keys() & features.split(", "):
+        options |= OPTIONS[name]
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     round_ = {"prompts": texts, "tokens": GREEDY_TOKENS}
-    first, second = run_engine("mps", {"model": str(path), "options": options, "rounds": [round_] * 2})["rounds"]
-    assert first["tokens"] == second["tokens"] == tokens
-    assert max(second["cached"]) > 0
+    result = run_engine("mps", {"model": str(path), "options": options, "rounds": [round_] * 2})
+    for each in result["rounds"]:
+        assert_tokens_agree(each["tokens"], tokens, margins, 0.05 if "aura" in features else 0)
+    assert "aura" in features or max(result["rounds"][1]["cached"]) > 0
+    assert ("drafts" in features) == (result["metrics"].get("vllm:spec_decode_num_accepted_tokens", 0) > 0)
 
 
 COUNT = """
