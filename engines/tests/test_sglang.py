@@ -4,6 +4,7 @@ slots, and refusals of quantised files.
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -137,26 +138,32 @@ def test_a_token_changes_its_own_slot_and_padding_changes_nothing(slots: list[in
         assert all((result[slot].cpu() != before[slot]).any() for slot in used)
 
 
-def test_an_unknown_argument_is_refused_where_sglangs_kernel_cannot_run() -> None:
+def test_what_no_kernel_can_do_is_refused() -> None:
     x, states, slots = torch.zeros(2, 4), torch.zeros(2, 4, 3), torch.arange(2, dtype=torch.int32)
     starts = torch.tensor([0, 1, 2], dtype=torch.int32)
     known = {"pad_slot_id": -1, "validate_data": False}
     weight = torch.zeros(4, 4)
     kernels.convolve_tokens(x, states, weight, conv_state_indices=slots, intermediate_conv_window=None, **known)
     kernels.convolve_prompts(x.t(), weight, None, states, starts, cache_indices=slots, block_table=None, **known)
-    calls = [
-        ("causal_conv1d_update", kernels.convolve_tokens, (x, states, weight)),
-        ("causal_conv1d_fn", kernels.convolve_prompts, (x.t(), weight, None, states, starts)),
-    ]
-    for function, run, given in calls:
-        with pytest.raises(NotImplementedError, match=f"{function}: block_table: .* does not know this argument"):
-            run(*given, block_table=slots)
-    rule, q = kernels.DeltaRule(), torch.zeros(1, 2, 1, 4)
+    rule, q, gates = kernels.DeltaRule(), torch.zeros(1, 2, 1, 4), torch.zeros(1, 2, 1)
     pools = {"ssm_states": torch.zeros(2, 1, 4, 4), "cache_indices": slots, "query_start_loc": starts}
-    for name, own in (("decode", {"A_log": torch.zeros(1), "dt_bias": torch.zeros(1)}), ("extend", {})):
-        gates = torch.zeros(2, 1) if name == "decode" else torch.zeros(1, 2, 1)
-        with pytest.raises(NotImplementedError, match=f"TritonGDNKernel.{name}: retrieve_next_token: "):
-            getattr(rule, name)(q, q, q, gates, gates, **pools, **own, retrieve_next_token=slots)
+    of_decode = {"A_log": torch.zeros(1), "dt_bias": torch.zeros(1)} | pools
+    norm, unknown = SimpleNamespace(weight=torch.ones(4), eps=1e-6, activation="silu"), ".* does not know this argument"
+    tokens, prompts = (x, states, weight), (x.t(), weight, None, states, starts)
+    for message, refused in (
+        (f"causal_conv1d_update: block_table: {unknown}", partial(kernels.convolve_tokens, *tokens, block_table=slots)),
+        ("causal_conv1d_update: expected", partial(kernels.convolve_tokens, *tokens, cache_seqlens=slots)),
+        ("causal_conv1d_update: expected", partial(kernels.convolve_tokens, x[None], *tokens[1:])),
+        (f"causal_conv1d_fn: block_table: {unknown}", partial(kernels.convolve_prompts, *prompts, block_table=slots)),
+        (f"Kernel.decode: other: {unknown}", partial(rule.decode, q, q, q, gates[0], gates[0], **of_decode, other=1)),
+        (f"Kernel.extend: other: {unknown}", partial(rule.extend, q, q, q, gates, gates, **pools, other=1)),
+        ("multi-item", partial(rule.extend, q, q, q, gates, gates, **pools, inplace_update=False)),
+        ("FusedRMSNormGated", partial(kernels.gated_norm, norm, x, x, x)),
+        ("FusedRMSNormGated", partial(kernels.gated_norm, norm, x, x, prenorm=True)),
+        ("fused_sigmoid_mul", partial(kernels.sigmoid_mul, x, x, quant=True)),
+    ):
+        with pytest.raises(NotImplementedError, match=message):
+            refused()
 
 
 @pytest.mark.parametrize("values", [1, 3])  # heads of a key head
