@@ -45,17 +45,19 @@ def test_routes_as_float64_does(device: torch.device, dtype: torch.dtype, expert
         assert_close("weights", weights, expected, 6e-7, head_dim=0)
 
 
-@pytest.mark.parametrize(("n_group", "topk_group"), [(8, 3), (32, 32), (64 // 4, 1), (2, 1)])
+@pytest.mark.parametrize(
+    ("experts", "n_group", "topk_group"), [(64, 8, 3), (64, 32, 32), (64, 64 // 4, 1), (64, 2, 1), (32, 32, 20)]
+)
 @pytest.mark.parametrize("biased", [False, True])
-def test_groups(device: torch.device, n_group: int, topk_group: int, biased: bool) -> None:
-    logits = torch.randn(9, 64)
+def test_groups(device: torch.device, experts: int, n_group: int, topk_group: int, biased: bool) -> None:
+    logits = torch.randn(9, experts)
     options = {"scoring": "sigmoid", "n_group": n_group, "topk_group": topk_group}
-    options |= {"correction_bias": torch.randn(64)} if biased else {}
+    options |= {"correction_bias": torch.randn(experts)} if biased else {}
     weights, ids = route(device, logits, 4, **options)
     expected, expected_ids = reference.moe_router(logits.double(), 4, **widened(options))
     assert torch.equal(ids, expected_ids)
     assert_close("weights", weights, expected, 6e-7, head_dim=0)
-    assert (ids // (64 // n_group)).unique(dim=1).shape[1] <= 4
+    assert (ids // (experts // n_group)).unique(dim=1).shape[1] <= 4
 
 
 @pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
