@@ -4,6 +4,7 @@ slots, and refusals of quantised files.
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 from tests.helpers.errors import assert_close, assert_same_bits
 from torch_gdn import reference
+from torch_gdn_engines import sglang
 from torch_gdn_engines.sglang import kernels, sampling, tracking
 
 
@@ -252,3 +254,20 @@ def test_a_stream_is_recorded_except_on_mps(device: torch.device) -> None:
     seen: list[Any] = []
     sampling.record_stream(lambda *given: seen.append(given), torch.zeros(1, device=device), "stream")
     assert len(seen) == (device.type != "mps")
+
+
+@pytest.mark.parametrize("mode", ["auto", "mps", "off"])
+@pytest.mark.parametrize(("mlx", "cpu"), [(False, "0"), (True, "0"), (False, "1")])
+def test_sglangs_other_runners_keep_their_functions(
+    mode: str, mlx: bool, cpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered: list[str] = []
+    hooks = SimpleNamespace(require_checked_version=lambda: None, register=lambda: registered.append(mode))
+    environ = SimpleNamespace(envs=SimpleNamespace(SGLANG_USE_MLX=SimpleNamespace(get=lambda: mlx)))
+    monkeypatch.setitem(sys.modules, "sglang.srt.environ", environ)  # type: ignore[arg-type]
+    monkeypatch.setattr(sglang, "hooks", hooks, raising=False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", cpu)
+    monkeypatch.setenv("TORCH_GDN_SGLANG", mode)
+    sglang.register()
+    assert registered == ([mode] if mode == "mps" or (mode == "auto" and not mlx and cpu == "0") else [])
