@@ -131,3 +131,12 @@ def test_the_gradient_of_x(device: torch.device) -> None:
         (dx,) = torch.autograd.grad(y, x, dy.to(device))
     exact = dy.double() @ reference.dequantize(call["weight"].cpu(), call["scales"].cpu().double(), None, 8)
     assert_close("dx", dx.cpu(), exact, 2e-6, None)
+
+
+@pytest.mark.parametrize(("up", "numbers"), [({"shared_bits": 4}, "4 and 32"), ({"e4m3": True}, "8 and 128")], ids=str)
+def test_the_shared_experts_halves_are_packed_alike(up: dict[str, int], numbers: str) -> None:
+    point = ExpertPoint(D=96, I=96, IS=96, bits=8, shared_bits=8)
+    other = dict.fromkeys(["shared_up_biases"]) | draw_gate_up(replace(point, **up))
+    mixed = draw_gate_up(point) | {name: x for name, x in other.items() if name.startswith("shared_up")}
+    with pytest.raises(ValueError, match=f"shared_up_proj: expected the bits .* got {numbers} for 8 and 32"):
+        torch_gdn.moe_gate_up(**mixed)
