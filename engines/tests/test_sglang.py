@@ -84,13 +84,13 @@ def test_a_prompt_changes_its_own_slot_and_padding_changes_nothing(
     parts = [inputs_of(n) for n in lengths]
     pool, tracked = torch.randn(SLOTS, HV, V, K), torch.randn(len(slots), HV, V, K)
     found_pool, found_tracked = pool.clone().to(device), tracked.clone().to(device)
-    numbers: dict[str, Any] = {"track_chunk_idx": torch.tensor(chunks).to(device), "track_state": found_tracked}
+    kept_by: dict[str, Any] = {"track_chunk_idx": torch.tensor(chunks).to(device), "track_state": found_tracked}
     o, _, _ = kernels.DeltaRule().extend(
         *(torch.cat(part, 1).to(device) for part in zip(*parts, strict=True)),
         ssm_states=found_pool,
         cache_indices=torch.tensor(slots, dtype=torch.int32, device=device),
         query_start_loc=torch.tensor([0, *lengths], device=device).cumsum(0, dtype=torch.int32),
-        **(numbers if tracks else {}),
+        **(kept_by if tracks and kernels.DeltaRule.supports_track_state_snapshot else {}),
     )
     exact_pool = pool.double()
     for i, (slot, part, result) in enumerate(zip(slots, parts, o.split(lengths, 1), strict=True)):
