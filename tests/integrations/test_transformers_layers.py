@@ -161,6 +161,8 @@ def test_layers_of_another_form_are_left() -> None:
     layer, call = attention_call(GATED[0])
     assert supports("attention", layer, *call) == (True, "")
     assert "the cos and sin tables" in supports("attention", layer, call[0], tuple(x[0] for x in call[1]))[1]
+    for tables in (None, call[1][:1], torch.stack(call[1])):
+        assert "not a pair of cos and sin" in supports("attention", layer, call[0], tables)[1]
     layer.k_norm.eps = 1e-3
     assert supports("attention", layer, *call) == (False, "the norms of q and k differ")
     layer.k_norm.eps = layer.q_norm.eps
@@ -172,6 +174,7 @@ def test_layers_of_another_form_are_left() -> None:
     assert supports("mlp", block, x) == (False, "torch_gdn does not know GELU at this place")
     rotated = torch.zeros(1, 2, 5, 64), torch.zeros(1, 1, 5, 64), *torch.zeros(2, 1, 5, 32)
     assert supports("rotation", *rotated) == (True, "")
+    assert "after sin are positional" in supports("rotation", *rotated, None)[1]
     assert "unsqueeze_dim 2" in supports("rotation", *rotated, unsqueeze_dim=2)[1]
     assert "at most D / 2 pairs" in supports("rotation", *rotated[:2], *torch.zeros(2, 1, 5, 66))[1]
     assert "several devices" in supports("rotation", *rotated[:2], *torch.zeros(2, 1, 5, 32, device="meta"))[1]
