@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import cache
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from torch import Tensor
 
 import torch_gdn
 from tests.gdn.test_fla_arguments import RULES  # whose options have FLA's orders; the ops share one order
-from tests.helpers.docstrings import Call, Statements, entry
+from tests.helpers.docstrings import Call, Statements, entries, entry
 from torch_gdn import causal_conv1d_interface, reference
 from torch_gdn_check.registry.inputs import empty_on
 from torch_gdn_check.registry.registry import REGISTRY, OpEntry
@@ -202,6 +204,21 @@ def test_arguments_and_defaults_are_stated(function: Callable[..., Any]) -> None
         for name, each in inspect.signature(function).parameters.items()
     }
     assert {name: stated_default(entry(function, "Args", name)) for name in defaults} == defaults
+
+
+def test_defaults_of_classes_and_of_integrations_are_those_stated() -> None:
+    root, compared = Path(torch_gdn.__file__).parent, 0
+    for path in (path for path in root.rglob("*.py") if "Default: " in path.read_text()):
+        module = import_module(".".join(path.relative_to(root.parent).with_suffix("").parts))
+        own = [x for x in vars(module).values() if getattr(x, "__module__", "") == module.__name__ and callable(x)]
+        methods = [x for cls in own if isinstance(cls, type) for x in (getattr(cls, name) for name in vars(cls))]
+        for function in (x for x in [*own, *methods] if callable(x) and "Default: " in (inspect.getdoc(x) or "")):
+            known = inspect.signature(function).parameters
+            for argument in entries(function, "Args"):
+                if (stated := stated_default(entry(function, "Args", argument))) is not None:
+                    compared += 1
+                    assert stated == known[argument].default, f"{function.__qualname__}: {argument}"
+    assert compared > 100
 
 
 # Only the Python functions have these arguments.
