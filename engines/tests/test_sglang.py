@@ -205,6 +205,16 @@ def test_a_router_of_another_kind_is_sglangs() -> None:
         assert kernels.router(theirs, logits, logits, 2, True, **{name: value})[name] is value
 
 
+def test_a_norm_of_another_kind_is_sglangs() -> None:
+    (x, z), weight = torch.randn(2, 3, 8), torch.randn(8)
+    plain = {"weight": weight, "eps": 1e-6, "activation": "silu", "group_size": None, "norm_before_gate": True}
+    result = kernels.gated_norm_or_plain(theirs, SimpleNamespace(**plain), x, z)
+    assert_close("norm", result, reference.rms_norm_gated(x.double(), z.double(), weight.double()), 1e-6, head_dim=0)
+    assert kernels.gated_norm_or_plain(theirs, SimpleNamespace(**plain), x) == {}
+    for name, value in (("group_size", 4), ("norm_before_gate", False)):
+        assert kernels.gated_norm_or_plain(theirs, SimpleNamespace(**plain | {name: value}), x, z) == {}
+
+
 def test_experts_of_another_kind_are_sglangs() -> None:
     x, weights, ids = torch.randn(3, 32), torch.rand(3, 2), torch.tensor([[0, 3], [1, 0], [2, 3]], dtype=torch.int32)
     layer = SimpleNamespace(w13_weight=torch.randn(4, 64, 32), w2_weight=torch.randn(4, 32, 32))
