@@ -54,13 +54,14 @@ def test_few_keys_take_the_mean_of_the_tile_before(device: torch.device, count: 
     assert_same_bits("others", call[1].cpu()[:, [0, 1, 3]], means[:, [0, 1, 3]])
 
 
-def test_a_prompt_in_parts_and_its_decoding(device: torch.device) -> None:
+@pytest.mark.parametrize("own", [0, 1])
+def test_a_prompt_in_parts_and_its_decoding(device: torch.device, own: int) -> None:
     """The tail is a ring of rows. Each tile begins with the mean of the newest 128 keys of all parts so far."""
     sinks, tail, ring, heads, D, block_size = 4, 128, 144, 2, 64, 256
     x = torch.randn(400, heads, D)
     means = torch.zeros(3, block_size // TILE, heads, D, dtype=torch.float16, device=device)
     rows = torch.full((2, sinks + ring, heads, D), torch.nan, device=device)
-    table, slot, start = (torch.tensor(each, device=device) for each in ([[2, 0]], [1], [0]))
+    table, slot, start = (torch.tensor(each, device=device) for each in ([[2, 0]], [own], [0]))
     expected, first = torch.zeros(4, heads, D, dtype=torch.float64), 0
     for count in (100, 90, *[1] * 80, 30, *[1] * 100):
         new = x[first : first + count].to(device)
@@ -69,7 +70,7 @@ def test_a_prompt_in_parts_and_its_decoding(device: torch.device) -> None:
         torch_gdn.aura_paged_tile_means(new, means, table, *sequence, rows, slot, start, **options)
         for position in range(first, first + count):
             row = position if position < sinks else sinks + position % ring
-            rows[1, row] = x[position].to(device)
+            rows[own, row] = x[position].to(device)
             if position % TILE == 0:
                 end = min(position + TILE, first + count)
                 expected[position // TILE] = x[max(sinks, end - TILE) : end].double().mean(0)
