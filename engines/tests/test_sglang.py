@@ -29,10 +29,10 @@ def test_tokens_are_as_frequent_as_likely_over_seeds_and_over_positions(device: 
         assert deviations.abs().max() < 4, deviations
 
 
-def test_each_bit_of_a_seed_and_of_a_position_counts() -> None:
+def test_each_bit_of_a_seed_and_of_a_position_counts(device: torch.device) -> None:
     for given in (lambda x: (x, torch.ones(1)), lambda x: (torch.ones(1, dtype=torch.long), x % 2**31)):
-        seeds, positions = given(2 ** torch.arange(62))
-        tokens = sampling.sample_by_seeds(torch.zeros(1, 100_000), seeds, positions)
+        seeds, positions = (x.to(device) for x in given(2 ** torch.arange(62)))
+        tokens = sampling.sample_by_seeds(torch.zeros(1, 100_000, device=device), seeds, positions)
         assert len(tokens.unique()) == max(len(seeds.unique()), len(positions.unique()))
 
 
@@ -281,3 +281,6 @@ def test_sglangs_other_runners_keep_their_functions(
     monkeypatch.setenv("TORCH_GDN_SGLANG", mode)
     sglang.register()
     assert registered == ([mode] if mode == "mps" or (mode == "auto" and not mlx and cpu == "0") else [])
+    monkeypatch.setenv("TORCH_GDN_SGLANG", "cpu")
+    with pytest.raises(SystemExit, match=r"^TORCH_GDN_SGLANG=cpu: .*which has no build for the CPU on PyPI; set auto"):
+        sglang.register()
