@@ -28,7 +28,8 @@ an assessment of each that no test caught.
 {rates}
 
 The rate counts mutants that build, that a program can see, and whose tests end in {minutes} minutes. For the mutants of
-seeds 40 and 284731 that no test caught, we wrote new tests. The mutants of seed 1126 were drawn after those of seed 40.
+seeds 40, 284731 and 487850 that no test caught, we wrote new tests. The mutants of seed 1126 were drawn after those of
+seed 40.
 The tests caught {seeds}.
 """
 
