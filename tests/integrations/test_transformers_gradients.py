@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.helpers.devices import kernels_run
+from tests.helpers.devices import kernels_run, ready
 from tests.helpers.errors import relative_error
 from tests.integrations.models import KINDS, random_model, random_tokens, torch_gdn_enabled
 
@@ -143,3 +143,19 @@ def test_trainer_changes_each_parameter_as_without_packing(how: str, tmp_path: P
     for name, x in result.items():
         rounding = 2 * 2**-24 * model.get_parameter(name).norm()  # of the parameter itself, at each step
         assert (x - expected[name]).norm() < 4e-5 * expected[name].norm() + rounding, name
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ("qwen3_next", "qwen3_5", "olmo_hybrid") if kind in KINDS])
+def test_trainer_evaluates_in_autocast(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("accelerate", reason="Trainer needs it")
+    from transformers import Trainer, TrainingArguments, training_args
+
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", ready("mps").type)
+    monkeypatch.setattr(training_args, "is_torch_bf16_gpu_available", lambda: True)  # transformers asks for macOS 14
+    arguments = TrainingArguments(str(tmp_path), bf16=True, report_to="none", disable_tqdm=True)
+    rows = [{"input_ids": row, "labels": row} for row in random_tokens(2, 9)]
+    trainer = Trainer(random_model(kind), arguments, eval_dataset=rows)
+    expected = trainer.evaluate()["eval_loss"]
+    with torch_gdn_enabled() as transformers:
+        assert trainer.evaluate()["eval_loss"] == expected
+        assert transformers.status().fallbacks and not transformers.status().ran
