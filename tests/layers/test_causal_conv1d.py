@@ -63,7 +63,8 @@ def test_taps_with_a_gap_after_each_channel(device: torch.device) -> None:
 def test_states_of_any_width(device: torch.device, T: int, S: int) -> None:
     """W - 1 is Dao's width; W is FLA's and transformers'. The kernel changes at 16 tokens, and blocks have 32."""
     x, weight, bias, _ = inputs(T)
-    check(device, x, weight, bias, None, torch.randn(2, 12, S), True)
+    for state in (torch.randn(2, 12, S), torch.randn(2, S, 12).mT):
+        check(device, x, weight, bias, None, state, True)
 
 
 @pytest.mark.parametrize("width", [None, 3, 6])
