@@ -7,6 +7,7 @@ layers, attention, Triton kernels).
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Mapping
 from functools import cache
@@ -182,11 +183,15 @@ def replace_uniform_probabilities() -> None:
 
 
 def replace_compiled_functions() -> None:
-    """Takes torch.compile off the count of a token's rank, which would compile in the first request with logprobs."""
+    """Takes torch.compile off what would compile in a request: ranks for logprobs, counts of tokens after drafts."""
     from vllm.v1.sample import sampler
+    from vllm.v1.spec_decode import utils
 
-    function = sampler.batched_count_greater_than
-    sampler.batched_count_greater_than = getattr(function, "__wrapped__", function)
+    runner = sys.modules.get("vllm.v1.worker.gpu_model_runner")  # on the CPU it is imported later, from `utils`
+    for module in (sampler, utils, runner):
+        for name in ("batched_count_greater_than", "update_num_computed_tokens_for_batch_change"):
+            if function := getattr(module, name, None):
+                setattr(module, name, getattr(function, "__wrapped__", function))
 
 
 def replace_expert_routing() -> None:
