@@ -17,14 +17,18 @@ tests.toml says which tests claim a file. An entry of `tests` is a pytest argume
 from __future__ import annotations
 
 import fnmatch
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 TABLES = Path(__file__).parent / "faults"
+CHECKS = Path(__file__).parents[1]
+PROOF = "proof "  # precedes the name of a check in a fault's list of tests
 PARTS = {
     "shaders": "shaders",
     "metal": "host code of Metal",
@@ -82,6 +86,20 @@ def tests_of(file: str, claims: dict[str, list[str]], checkout: Path) -> tuple[s
     named = checkout.glob(f"tests/*/test_{Path(file).stem}.py")
     claimed = next((tests for pattern, tests in claims.items() if fnmatch.fnmatch(file, pattern)), [])
     return tuple(dict.fromkeys([*(str(path.relative_to(checkout)) for path in sorted(named)), *claimed]))
+
+
+@cache
+def functions_in(file: str) -> set[str]:
+    return set(re.findall(r"^ *def (\w+)\(", (CHECKOUT / file).read_text(), re.MULTILINE))
+
+
+def exists(test: str) -> bool:
+    """Returns whether a file of tests, a function in it, or a check of `evidence.proof` exists."""
+    if test.startswith(PROOF):
+        return any(f'@check("{test.removeprefix(PROOF)}"' in path.read_text() for path in CHECKS.rglob("checks.py"))
+    file, _, name = test.partition("::")
+    is_there = (CHECKOUT / file).exists()
+    return is_there and (not name or name.partition("[")[0].rpartition("::")[2] in functions_in(file))
 
 
 def all_faults() -> list[Fault]:

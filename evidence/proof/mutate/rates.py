@@ -54,6 +54,12 @@ class Row:
             return EQUIVALENT
         return CAUGHT if self.judged.startswith(CAUGHT_SINCE) else self.word
 
+    def fits(self, checkout: Path) -> bool:
+        """Returns whether the mutant can be planted still. Later changes of its file may have replaced the text."""
+        file, _, rest = self.mutant.partition("/")[2].partition(":")
+        source, text = checkout / file, rest.partition(": ")[2].partition(" -> ")[0]
+        return source.exists() and text in " ".join(source.read_text().split())
+
 
 def read_record(text: str) -> list[Row]:
     return [Row(*line.split("\t")) for line in text.splitlines()[1:]]

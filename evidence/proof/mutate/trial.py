@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from evidence.proof.mutate import forks
-from evidence.proof.mutate.faults import Fault
+from evidence.proof.mutate.faults import PROOF, Fault
 from evidence.proof.mutate.scratch import Finished, Late, NotBuilt, Scratch
 
 CAUGHT, MISSED, NOT_RUN = "caught", "MISSED", "not run"
@@ -19,7 +19,6 @@ SAMPLED = "a sample passed"  # the tests' other cases are still to run
 BROKEN, FALSE, LATE = "does not build", "fails without it too", "took too long"
 MOST_FAILING = 20  # tests that a run omits; if there are more, the machine fails
 NO_TESTS = 5  # pytest's status
-PROOF = "proof "  # precedes the name of a check in a fault's list of tests
 # A shader's fault shows only where the shader runs, and a CPU kernel's fault only on the CPU.
 SELECTION = {"shaders": "not cpu", "metal": "not cpu", "ops": "", "cpu": "not mps", "python": ""}
 

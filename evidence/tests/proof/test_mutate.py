@@ -12,14 +12,14 @@ import pytest
 
 from evidence.proof.checks import Silent
 from evidence.proof.mutate import forks, mutants, scratch
-from evidence.proof.mutate.faults import CHECKOUT, KINDS, PARTS, Fault, all_faults, sample
+from evidence.proof.mutate.faults import CHECKOUT, KINDS, PARTS, Fault, all_faults, exists, sample
 from evidence.proof.mutate.page import PAGE, RECORD, page_text, record_text, recorded
 from evidence.proof.mutate.rates import RECORD as DRAWN
 from evidence.proof.mutate.rates import Row, rates, read_record, with_verdicts
 from evidence.proof.mutate.rates import record_text as drawn_text
 from evidence.proof.mutate.runs import Run, run_all
 from evidence.proof.mutate.scratch import Finished
-from evidence.proof.mutate.trial import BROKEN, CAUGHT, FALSE, LATE, MISSED, NOT_RUN, PROOF, State, Verdict, failed_test
+from evidence.proof.mutate.trial import BROKEN, CAUGHT, FALSE, LATE, MISSED, NOT_RUN, State, Verdict, failed_test
 from evidence.tests.proof.needs import needs_simulated_device
 
 FAULTS = all_faults()
@@ -32,8 +32,13 @@ def test_a_fault_fits_the_tree(fault: Fault) -> None:
     assert fault.plant(source) != source
     assert fault.kind in KINDS
     assert fault.tests
-    for test in fault.tests:
-        assert test.startswith(PROOF) or (CHECKOUT / test.partition("::")[0]).exists()
+
+
+def test_the_tests_that_find_a_fault_exist() -> None:
+    named = {(fault.id, test) for fault in FAULTS for test in fault.tests}
+    named |= {(fault, verdict.test) for fault, verdict in recorded(RECORD.read_text()).items()}
+    named |= {(row.mutant, row.test) for row in read_record(DRAWN.read_text()) if row.fits(CHECKOUT)}
+    assert [each for each in sorted(named) if each[1] and not exists(each[1])] == []
 
 
 def test_identifiers_are_different() -> None:
