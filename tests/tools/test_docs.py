@@ -105,9 +105,17 @@ def test_files_exist(text: Path) -> None:
         assert (ROOT / path).exists(), path
 
 
+def test_variables_are_read() -> None:
+    words = "\n".join(text.read_text() for text in TEXTS)
+    named = set(re.findall(r"\b(?:TORCH_GDN|MPS_SIMULATOR)_[A-Z_]+\b", words))
+    sources = subprocess.check_output(["git", "grep", "-hE", "|".join(named), "--", ":!*.md"], cwd=ROOT, text=True)
+    assert len(named) > 5
+    assert {name for name in named if not re.search(rf"\b{name}\b", sources)} == set()
+
+
 @each_text
 def test_commands_exist(text: Path) -> None:
-    words, packages = text.read_text(), "torch_gdn|mps_simulator|bench|lab|proof|tests|examples"
+    words, packages = text.read_text(), "torch_gdn|mps_simulator|bench|evidence|tests|examples"
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     assert set(re.findall(r"(?:^    |`)make ([a-z]+)", words, flags=re.MULTILINE)) <= targets
     for module in re.findall(rf"python -m ((?:{packages})[a-z_.]*)", words):
