@@ -57,8 +57,8 @@ def test_lengths_around_a_chunk(device: torch.device, rule: str, T: int) -> None
 
 @each_rule
 def test_lengths_around_a_segment(rule: str) -> None:
-    """The states of earlier segments are computed again: 32 chunks of 32 tokens, and two of these and a token."""
-    for T in (1024, 1025, 2049):
+    """The states of earlier segments are computed again: 64 chunks of 32 tokens, and two of these and a token."""
+    for T in (2048, 4097):
         check(rule, draw_call(rule, T, 16, 16, B=1, H=1, HV=1), torch.device("cpu"))
 
 

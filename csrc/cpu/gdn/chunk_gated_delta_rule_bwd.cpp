@@ -14,7 +14,7 @@ namespace {
 
 using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-constexpr int64_t kSegment = 32;  // chunks whose states are kept at a time: 2 MB with K = V = 128
+constexpr int64_t kSegment = 64;  // chunks whose states are kept at a time: 4 MB with K = V = 128
 
 struct Inputs {
   cpu::Rows q, k, v, g, beta, d_o;
@@ -47,8 +47,10 @@ class BackwardCore {
         dstate_(floats(K_ * V_)),
         q_(floats(std::ssize(records_) * cpu::kTokens * K_)),
         k_(floats(std::ssize(records_) * cpu::kTokens * K_)),
-        dq_(floats(longest * K_)),
-        dk_(floats(longest * K_)) {
+        q_factors_(floats(longest)),
+        k_factors_(floats(longest)),
+        dq_(floats(s.HV > s.H ? std::ssize(records_) * cpu::kTokens * K_ : 0)),
+        dk_(floats(s.HV > s.H ? std::ssize(records_) * cpu::kTokens * K_ : 0)) {
     tiles_->K = K_, tiles_->V = V_;
   }
 
@@ -57,12 +59,11 @@ class BackwardCore {
     std::tie(batch_, first_, length_) =
         std::tuple(sequences_[sequence_].batch, sequences_[sequence_].first, sequences_[sequence_].length);
     chunks_ = ceil_div(length_, cpu::kTokens);
-    read_keys(in_.q, in_.scale, q_.get());
-    read_keys(in_.k, 1.0f, k_.get());
-    std::fill_n(dq_.get(), length_ * K_, 0.0f);
-    std::fill_n(dk_.get(), length_ * K_, 0.0f);
+    read_keys(in_.q, in_.scale, q_.get(), q_factors_.get());
+    read_keys(in_.k, 1.0f, k_.get(), k_factors_.get());
     const int64_t group = s_.HV / s_.H;
     for (int64_t i = 0; i < group; ++i) {
+      is_first_ = i == 0, is_last_ = i + 1 == group;
       head_ = s_.tiled ? i * s_.H + key_head_ : key_head_ * group + i;
       walk_forward();
       read(in_.gradients, dstate_.get());
@@ -71,8 +72,6 @@ class BackwardCore {
         in_.states.write(sequence_, head_, column, columns, dstate_.get() + column * K_, cpu::kColumns);
       });
     }
-    write_keys(in_.q, in_.scale, dq_.get(), out_.dq);
-    write_keys(in_.k, 1.0f, dk_.get(), out_.dk);
   }
 
  private:
@@ -88,13 +87,22 @@ class BackwardCore {
     });
   }
 
-  void read_keys(const cpu::Rows& x, float scale, float* out) const {
-    kernels_.read_keys(x.head(batch_, first_, key_head_, 0), length_, s_.K, in_.normalise, scale, K_, out);
+  void read_keys(const cpu::Rows& x, float scale, float* out, float* factors) const {
+    kernels_.read_keys(x.head(batch_, first_, key_head_, 0), length_, s_.K, in_.normalise, scale, K_, out, factors);
   }
 
-  void write_keys(const cpu::Rows& x, float scale, float* gradients, const cpu::Rows& out) const {
-    kernels_.write_keys(x.head(batch_, first_, key_head_, 0), length_, s_.K, in_.normalise, scale, gradients, K_,
-                        out.head(batch_, first_, key_head_, 0));
+  // Adds the gradients of a chunk's rows to those of the value heads before, and writes those of all heads.
+  void keep_keys(int64_t chunk, const float* x, const float* factors, float scale, float* gradients, float* sums,
+                 const cpu::Rows& out) const {
+    const int64_t count = cpu::kTokens * K_;
+    sums += chunk * count;
+    for (int64_t i = 0; !is_first_ && i < count; ++i) gradients[i] += sums[i];
+    if (is_last_) {
+      kernels_.write_keys(x, factors + chunk * cpu::kTokens, tiles_->tokens, s_.K, in_.normalise, scale, gradients, K_,
+                          out.head(batch_, token(chunk), key_head_, 0));
+    } else {
+      std::copy_n(gradients, count, sums);
+    }
   }
 
   int64_t token(int64_t chunk) const { return first_ + chunk * cpu::kTokens; }
@@ -146,10 +154,10 @@ class BackwardCore {
   }
 
   void keep(int64_t chunk) const {
-    const int64_t at = chunk * cpu::kTokens, tokens = tiles_->tokens, width = in_.per_channel ? s_.K : 1;
-    for (int64_t i = 0; i < tokens * K_; ++i) dq_[at * K_ + i] += tiles_->dq[i];
-    for (int64_t i = 0; i < tokens * K_; ++i) dk_[at * K_ + i] += tiles_->dk[i];
-    for (int64_t i = 0; i < tokens; ++i) {
+    keep_keys(chunk, tiles_->q, q_factors_.get(), in_.scale, tiles_->dq, dq_.get(), out_.dq);
+    keep_keys(chunk, tiles_->k, k_factors_.get(), 1.0f, tiles_->dk, dk_.get(), out_.dk);
+    const int64_t width = in_.per_channel ? s_.K : 1;
+    for (int64_t i = 0; i < tiles_->tokens; ++i) {
       const float* dg = tiles_->dg + i * (in_.per_channel ? K_ : 1);
       out_.dg.write(batch_, token(chunk) + i, head_, 0, width, dg);
       out_.dbeta.write(batch_, token(chunk) + i, head_, 0, 1, tiles_->dbeta + i);
@@ -167,7 +175,9 @@ class BackwardCore {
   std::vector<cpu::ChunkRecord> records_;  // these two hold every chunk of the longest sequence
   decltype(floats(0)) r_;
   decltype(floats(0)) starts_;  // the state before each segment
-  decltype(floats(0)) states_, dstate_, q_, k_, dq_, dk_;
+  decltype(floats(0)) states_, dstate_, q_, k_, q_factors_, k_factors_;
+  decltype(floats(0)) dq_, dk_;  // sums over value heads, if a key head has several
+  bool is_first_, is_last_;      // of its value heads
   int64_t sequence_, key_head_, head_, batch_, first_, length_, chunks_;
 };
 

@@ -40,9 +40,9 @@ struct BackwardTiles {
 };
 
 struct BackwardKernels {
-  // Writes tokens in f32 as whole chunks of rows of K floats, normalised if requested.
+  // Writes tokens in f32 as whole chunks of rows of K floats, normalised if requested, and the factors of the norms.
   void (*read_keys)(const HeadRows& x, int64_t tokens, int64_t width, bool normalise, float scale, int64_t K,
-                    float* out);
+                    float* out, float* factors);
   // These two make the parts of a chunk. `g` has one f32 per token, or `width` log decays. L and P are only made if
   // there is a record.
   void (*decay_head)(const HeadRows& g, int64_t width, BackwardTiles& tiles, ChunkRecord* record);
@@ -57,9 +57,9 @@ struct BackwardKernels {
   // These two compute dq, dk and dg from the gradients of the parts.
   void (*leave_head)(const ChunkRecord& record, BackwardTiles& tiles);
   void (*leave_channels)(const ChunkRecord& record, BackwardTiles& tiles);
-  // Writes gradients [rows, K] of normalised or scaled rows as those of x.
-  void (*write_keys)(const HeadRows& x, int64_t rows, int64_t width, bool normalise, float scale, float* gradients,
-                     int64_t K, const HeadRows& out);
+  // Writes gradients [rows, K] of the rows of a chunk that read_keys wrote as those of what it read.
+  void (*write_keys)(const float* x, const float* factors, int64_t rows, int64_t width, bool normalised, float scale,
+                     float* gradients, int64_t K, const HeadRows& out);
 };
 
 const BackwardKernels& backward_kernels();

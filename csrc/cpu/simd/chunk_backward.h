@@ -1,40 +1,63 @@
 // The kernels of BackwardKernels for one ISA variant.
 #include "cpu/simd/chunk.h"
 
-enum class Into { kSet, kAdd, kSubtract };
+enum class Into { kSet, kSubtract };
 enum class Zeros { kNone, kAbove, kBelow };  // of a, apart from the blocks on its diagonal
 
-// Computes out = a b, out += a b or out -= a b, where a(i, p) is a[i * row + p * step]. `rows` is a multiple of 8 and
-// `columns` of 32.
-template <Into into, Zeros zeros = Zeros::kNone>
-void multiply(int64_t rows, int64_t columns, int64_t count, const float* a, int64_t row, int64_t step, const float* b,
-              int64_t b_row, float* out, int64_t out_row) {
-  for (int64_t j = 0; j < columns; j += kTileColumns) {
-    for (int64_t i = 0; i < rows; i += kRows) {
-      Tile sums{};
-      const int64_t first = zeros == Zeros::kBelow ? i : 0, last = zeros == Zeros::kAbove ? i + kRows : count;
-      const float *left = a + i * row + first * step, *right = b + j + first * b_row;
-      for (int64_t p = first; p < last; ++p, left += step, right += b_row) {
+// Computes tile += a b, where a(i, p) is a[i * row + p * step].
+TORCH_GDN_INLINE void add_products(Tile& tile, const float* a, int64_t row, int64_t step, const float* b, int64_t b_row,
+                                   int64_t count) {
+  Tile sums = tile;
+  for (int64_t p = 0; p < count; ++p, a += step, b += b_row) {
 #pragma GCC unroll 8
-        for (int64_t r = 0; r < kRows; ++r) {
+    for (int64_t r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-          for (int64_t c = 0; c < kVectors; ++c) {
-            sums.at[r][c] = multiply_add(left[r * row], load(right + c * kLanes), sums.at[r][c]);
-          }
-        }
-      }
-#pragma GCC unroll 8
-      for (int64_t r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-        for (int64_t c = 0; c < kVectors; ++c) {
-          float* to = out + (i + r) * out_row + j + c * kLanes;
-          if constexpr (into == Into::kAdd) sums.at[r][c] = load(to) + sums.at[r][c];
-          if constexpr (into == Into::kSubtract) sums.at[r][c] = load(to) - sums.at[r][c];
-          store(to, sums.at[r][c]);
-        }
+      for (int64_t c = 0; c < kVectors; ++c) {
+        sums.at[r][c] = multiply_add(a[r * row], load(b + c * kLanes), sums.at[r][c]);
       }
     }
   }
+  tile = sums;
+}
+
+// Stores combine(row of the tile, offset, element of `from`, sum) for each vector of a tile.
+template <typename Combine>
+TORCH_GDN_INLINE void store_sums(const Tile& sums, const float* from, float* out, int64_t row, const Combine& combine) {
+#pragma GCC unroll 8
+  for (int64_t r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int64_t c = 0; c < kVectors; ++c) {
+      const int64_t at = r * row + c * kLanes;
+      store(out + at, combine(r, at, load(from + at), sums.at[r][c]));
+    }
+  }
+}
+
+// Calls f(i, j) for the first row and column of each tile. `rows` is a multiple of 8 and `columns` of 32.
+template <typename F>
+TORCH_GDN_INLINE void for_each_tile(int64_t rows, int64_t columns, const F& f) {
+  for (int64_t j = 0; j < columns; j += kTileColumns) {
+    for (int64_t i = 0; i < rows; i += kRows) f(i, j);
+  }
+}
+
+// Computes out = a b or out -= a b.
+template <Into into, Zeros zeros = Zeros::kNone>
+void multiply(int64_t rows, int64_t columns, int64_t count, const float* a, int64_t row, int64_t step, const float* b,
+              int64_t b_row, float* out, int64_t out_row) {
+  for_each_tile(rows, columns, [&](int64_t i, int64_t j) {
+    Tile sums{};
+    const int64_t first = zeros == Zeros::kBelow ? i : 0, last = zeros == Zeros::kAbove ? i + kRows : count;
+    add_products(sums, a + i * row + first * step, row, step, b + j + first * b_row, b_row, last - first);
+    float* to = out + i * out_row + j;
+    store_sums(sums, to, to, out_row,
+               [](int64_t, int64_t, Floats before, Floats sum) { return into == Into::kSet ? sum : before - sum; });
+  });
+}
+
+// The offset of a column in a state, whose panels are [K, 32].
+TORCH_GDN_INLINE int64_t in_panel(int64_t column, int64_t K) {
+  return column / kColumns * kColumns * K + column % kColumns;
 }
 
 // Transposes [rows, columns] to [columns, rows]. Both are multiples of the vectors' lanes.
@@ -62,10 +85,10 @@ TORCH_GDN_INLINE void scale_row(const float* x, float factor, int64_t count, flo
 }
 
 void read_keys_backward(const HeadRows& x, int64_t tokens, int64_t width, bool normalise, float scale, int64_t K,
-                        float* out) {
+                        float* out, float* factors) {
   upcast_rows(x, tokens, ceil_div(tokens, kTokens) * kTokens, width, out, K);
   for (int64_t i = 0; i < tokens; ++i, out += K) {
-    if (normalise) normalise_row(out, K, kNormEps);
+    factors[i] = normalise ? normalise_row(out, K, kNormEps) : 1.0f;
     scale_row(out, scale, K, out);
   }
 }
@@ -172,6 +195,7 @@ void decay_channels(const HeadRows& g, int64_t width, BackwardTiles& tiles, Chun
 void solve(const HeadRows& v, int64_t columns, const ChunkRecord& record, const float* state, float* r,
            BackwardTiles& tiles) {
   const int64_t K = tiles.K, V = tiles.V;
+  prefetch_rows(v, kTokens, tiles.tokens, columns);
   upcast_rows(v, tiles.tokens, kTokens, columns, r, V);
   for (int64_t j = 0; j < V; j += kColumns) {
     multiply<Into::kSubtract>(kTokens, kColumns, K, tiles.k_read, K, 1, state + j * K, kColumns, r + j, V);
@@ -184,23 +208,28 @@ void solve(const HeadRows& v, int64_t columns, const ChunkRecord& record, const 
 void advance_state(const float* r, const float* from, float* to, BackwardTiles& tiles) {
   const int64_t K = tiles.K, V = tiles.V;
   for (int64_t i = 0; i < kTokens; ++i) scale_row(r + i * V, tiles.beta[i], V, tiles.u + i * V);
-  for (int64_t j = 0; j < V; j += kColumns) {
-    for (int64_t d = 0; d < K; ++d) {
-      const int64_t at = j * K + d * kColumns;
-      scale_row(from + at, tiles.last[d], kColumns, to + at);
-    }
-    multiply<Into::kAdd>(K, kColumns, kTokens, tiles.k_write, 1, K, tiles.u + j, V, to + j * K, kColumns);
-  }
+  for_each_tile(K, V, [&](int64_t i, int64_t j) {
+    Tile sums{};
+    add_products(sums, tiles.k_write + i, 1, K, tiles.u + j, V, kTokens);
+    const int64_t first = in_panel(j, K) + i * kColumns;
+    const auto decay = [&](int64_t row, int64_t, Floats before, Floats sum) {
+      return tiles.last[i + row] * before + sum;
+    };
+    store_sums(sums, from + first, to + first, kColumns, decay);
+  });
 }
 
 // Computes a gradient [32, K] = x S^T as the transpose of S x^T, because the state's rows are along V.
 TORCH_GDN_INLINE void multiply_by_state(const float* state, const float* x_across, BackwardTiles& tiles, float* out) {
   const int64_t K = tiles.K;
-  multiply<Into::kSet>(K, kTokens, kColumns, state, kColumns, 1, x_across, kTokens, tiles.across, kTokens);
-  for (int64_t j = kColumns; j < tiles.V; j += kColumns) {
-    multiply<Into::kAdd>(K, kTokens, kColumns, state + j * K, kColumns, 1, x_across + j * kTokens, kTokens,
-                         tiles.across, kTokens);
-  }
+  for_each_tile(K, kTokens, [&](int64_t i, int64_t j) {
+    Tile sums{};
+    for (int64_t column = 0; column < tiles.V; column += kColumns) {
+      const float* b = x_across + column * kTokens + j;
+      add_products(sums, state + column * K + i * kColumns, kColumns, 1, b, kTokens, kColumns);
+    }
+    store_tile(sums, tiles.across + i * kTokens + j);
+  });
   transpose_matrix(tiles.across, K, kTokens, out);
 }
 
@@ -208,10 +237,13 @@ TORCH_GDN_INLINE void multiply_by_state(const float* state, const float* x_acros
 TORCH_GDN_INLINE void retreat_values(const ChunkRecord& record, const float* r, const float* dstate,
                                      BackwardTiles& tiles) {
   const int64_t K = tiles.K, V = tiles.V;
-  multiply<Into::kSet, Zeros::kBelow>(kTokens, V, kTokens, record.P, 1, kTokens, tiles.d_o, V, tiles.work, V);
-  for (int64_t j = 0; j < V; j += kColumns) {
-    multiply<Into::kAdd>(kTokens, kColumns, K, tiles.k_write, K, 1, dstate + j * K, kColumns, tiles.work + j, V);
-  }
+  for_each_tile(kTokens, V, [&](int64_t i, int64_t j) {
+    Tile sums{};
+    add_products(sums, record.P + i * kTokens + i, 1, kTokens, tiles.d_o + i * V + j, V, kTokens - i);
+    add_products(sums, tiles.k_write + i * K, K, 1, dstate + in_panel(j, K), kColumns, K);
+    float* to = tiles.work + i * V + j;
+    store_sums(sums, to, to, V, [](int64_t, int64_t, Floats, Floats sum) { return sum; });
+  });
   multiply<Into::kSet, Zeros::kBelow>(kTokens, V, kTokens, record.inverse, 1, kTokens, tiles.work, V, tiles.du, V);
   for (int64_t i = 0; i < kTokens; ++i) {
     tiles.dbeta[i] = dot(tiles.du + i * V, r + i * V, V);
@@ -222,26 +254,29 @@ TORCH_GDN_INLINE void retreat_values(const ChunkRecord& record, const float* r, 
 
 TORCH_GDN_INLINE void retreat_state(const float* state, float* dstate, BackwardTiles& tiles) {
   const int64_t K = tiles.K, V = tiles.V;
-  for (int64_t d = 0; d < K; ++d) {
-    Floats sum{};
-    for (int64_t j = 0; j < V; j += kColumns) {
-      const float* before = state + j * K + d * kColumns;
-      float* row = dstate + j * K + d * kColumns;
-      for (int64_t c = 0; c < kColumns; c += kLanes) sum += load(before + c) * load(row + c);
-      scale_row(row, tiles.last[d], kColumns, row);
+  Floats products[kLargestK]{};
+  for_each_tile(K, V, [&](int64_t i, int64_t j) {
+    Tile sums{};
+    add_products(sums, tiles.k_read + i, 1, K, tiles.work + j, V, kTokens);
+    for (auto& row : sums.at) {
+      for (Floats& sum : row) sum = -sum;
     }
-    tiles.dlast[d] = tiles.last[d] * sum_of_lanes(sum);
-  }
-  for (int64_t j = 0; j < V; j += kColumns) {
-    float* panel = dstate + j * K;
-    multiply<Into::kAdd>(K, kColumns, kTokens, tiles.q_read, 1, K, tiles.d_o + j, V, panel, kColumns);
-    multiply<Into::kSubtract>(K, kColumns, kTokens, tiles.k_read, 1, K, tiles.work + j, V, panel, kColumns);
-  }
+    add_products(sums, tiles.q_read + i, 1, K, tiles.d_o + j, V, kTokens);
+    const int64_t first = in_panel(j, K) + i * kColumns;
+    const auto decay = [&](int64_t row, int64_t at, Floats before, Floats sum) {
+      products[i + row] += load(state + first + at) * before;
+      return tiles.last[i + row] * before + sum;
+    };
+    store_sums(sums, dstate + first, dstate + first, kColumns, decay);
+  });
+  for (int64_t d = 0; d < K; ++d) tiles.dlast[d] = tiles.last[d] * sum_of_lanes(products[d]);
 }
 
 void retreat(const HeadRows& d_o, const HeadRows& dv, int64_t columns, const ChunkRecord& record, const float* r,
              const float* state, float* dstate, BackwardTiles& tiles) {
-  const int64_t K = tiles.K, V = tiles.V;
+  const int64_t V = tiles.V;
+  prefetch_rows(d_o, -kTokens, kTokens, columns);
+  prefetch_rows(dv, 0, tiles.tokens, columns);
   upcast_rows(d_o, tiles.tokens, kTokens, columns, tiles.d_o, V);
   retreat_values(record, r, dstate, tiles);
   const float* dr = tiles.work;
@@ -254,7 +289,7 @@ void retreat(const HeadRows& d_o, const HeadRows& dv, int64_t columns, const Chu
   multiply_by_state(state, tiles.o_across, tiles, tiles.dq_read);
   multiply_by_state(state, tiles.r_across, tiles, tiles.dk_read);
   multiply_by_state(dstate, tiles.u_across, tiles, tiles.dk_write);
-  for (int64_t i = 0; i < kTokens * K; i += kLanes) store(tiles.dk_read + i, -load(tiles.dk_read + i));
+  for (int64_t i = 0; i < kTokens * tiles.K; i += kLanes) store(tiles.dk_read + i, -load(tiles.dk_read + i));
   for (int64_t i = 0; i < kTokens; ++i) {
     for (int64_t j = 0; j < kTokens; ++j) {
       const int64_t at = i * kTokens + j;
@@ -278,11 +313,10 @@ void leave_head(const ChunkRecord& record, BackwardTiles& tiles) {
     const int64_t at = i * K;
     reads[i] = dot(tiles.q_read + at, tiles.dq_read + at, K) + dot(tiles.k_read + at, tiles.dk_read + at, K);
     writes[i] = dot(tiles.k_write + at, tiles.dk_write + at, K);
-    tiles.dg[i] = sum;
   }
   float later = 0, earlier = 0;
   for (int64_t i = 0; i < kTokens; ++i) {
-    tiles.dg[i] += earlier;
+    tiles.dg[i] = sum + earlier;
     earlier += writes[i];
   }
   for (int64_t i = kTokens - 1; i >= 0; --i) tiles.dg[i] += later += reads[i];
@@ -298,16 +332,22 @@ void leave_head(const ChunkRecord& record, BackwardTiles& tiles) {
     for (int64_t j = 0; j < kTokens; ++j) tiles.dP[i * kTokens + j] *= decays[j];
     for (int64_t j = 0; j < kTokens; ++j) tiles.dL[i * kTokens + j] *= decays[j];
   }
-  for (int64_t i = 0; i < kTokens; ++i) {
-    for (int64_t d = i * K; d < (i + 1) * K; d += kLanes) {
-      store(tiles.dq + d, read[i] * load(tiles.dq_read + d));
-      store(tiles.dk + d, read[i] * load(tiles.dk_read + d) + write[i] * load(tiles.dk_write + d));
-    }
-  }
-  multiply<Into::kAdd, Zeros::kAbove>(kTokens, K, kTokens, tiles.dP, kTokens, 1, tiles.k, K, tiles.dq, K);
-  multiply<Into::kAdd, Zeros::kBelow>(kTokens, K, kTokens, tiles.dP, 1, kTokens, tiles.q, K, tiles.dk, K);
-  multiply<Into::kAdd, Zeros::kAbove>(kTokens, K, kTokens, tiles.dL, kTokens, 1, tiles.k, K, tiles.dk, K);
-  multiply<Into::kAdd, Zeros::kBelow>(kTokens, K, kTokens, tiles.dL, 1, kTokens, tiles.k, K, tiles.dk, K);
+  for_each_tile(kTokens, K, [&](int64_t i, int64_t j) {
+    const int64_t row = i * kTokens, diagonal = row + i, first = i * K + j;
+    Tile of_q{}, of_k{};
+    add_products(of_q, tiles.dP + row, kTokens, 1, tiles.k + j, K, i + kRows);
+    const auto read_q = [&](int64_t token, int64_t, Floats of_read, Floats sum) {
+      return read[i + token] * of_read + sum;
+    };
+    store_sums(of_q, tiles.dq_read + first, tiles.dq + first, K, read_q);
+    add_products(of_k, tiles.dP + diagonal, 1, kTokens, tiles.q + first, K, kTokens - i);
+    add_products(of_k, tiles.dL + diagonal, 1, kTokens, tiles.k + first, K, kTokens - i);
+    add_products(of_k, tiles.dL + row, kTokens, 1, tiles.k + j, K, i + kRows);
+    const auto read_and_write = [&](int64_t token, int64_t at, Floats of_read, Floats sum) {
+      return read[i + token] * of_read + (write[i + token] * load(tiles.dk_write + first + at) + sum);
+    };
+    store_sums(of_k, tiles.dk_read + first, tiles.dk + first, K, read_and_write);
+  });
 }
 
 // The products of one vector of channels with those of earlier tokens.
@@ -358,17 +398,14 @@ void leave_channels(const ChunkRecord&, BackwardTiles& tiles) {
   }
 }
 
-void write_keys(const HeadRows& x, int64_t rows, int64_t width, bool normalise, float scale, float* gradients,
-                int64_t K, const HeadRows& out) {
-  alignas(64) float row[kLargestK] = {};
-  for (int64_t i = 0; i < rows; ++i, gradients += K) {
-    scale_row(gradients, scale, K, gradients);
-    if (normalise) {
-      upcast_row(x.data + i * x.stride, x.dtype, width, row);
-      const float factor = normalise_row(row, K, kNormEps), along = dot(row, gradients, K);
-      for (int64_t d = 0; d < K; d += kLanes) {
-        store(gradients + d, factor * (load(gradients + d) - along * load(row + d)));
-      }
+// With n = x / scale the normalised row, the gradient of what was normalised is factor (dn - n (n dn)).
+void write_keys(const float* x, const float* factors, int64_t rows, int64_t width, bool normalised, float scale,
+                float* gradients, int64_t K, const HeadRows& out) {
+  prefetch_rows(out, -kTokens, kTokens, width);  // of the chunk before, which is the next to be written
+  for (int64_t i = 0; i < rows; ++i, x += K, gradients += K) {
+    const float along = normalised && scale != 0.0f ? dot(x, gradients, K) / scale : 0.0f;
+    for (int64_t d = 0; d < K; d += kLanes) {
+      store(gradients + d, factors[i] * (scale * load(gradients + d) - along * load(x + d)));
     }
     downcast_row(gradients, width, out.dtype, out.data + i * out.stride);
   }
