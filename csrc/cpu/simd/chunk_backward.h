@@ -334,19 +334,19 @@ void leave_head(const ChunkRecord& record, BackwardTiles& tiles) {
   }
   for_each_tile(kTokens, K, [&](int64_t i, int64_t j) {
     const int64_t row = i * kTokens, diagonal = row + i, first = i * K + j;
-    Tile of_q{}, of_k{};
-    add_products(of_q, tiles.dP + row, kTokens, 1, tiles.k + j, K, i + kRows);
-    const auto read_q = [&](int64_t token, int64_t, Floats of_read, Floats sum) {
-      return read[i + token] * of_read + sum;
+    Tile q_sums{}, k_sums{};
+    add_products(q_sums, tiles.dP + row, kTokens, 1, tiles.k + j, K, i + kRows);
+    const auto read_q = [&](int64_t token, int64_t, Floats from_state, Floats sum) {
+      return read[i + token] * from_state + sum;
     };
-    store_sums(of_q, tiles.dq_read + first, tiles.dq + first, K, read_q);
-    add_products(of_k, tiles.dP + diagonal, 1, kTokens, tiles.q + first, K, kTokens - i);
-    add_products(of_k, tiles.dL + diagonal, 1, kTokens, tiles.k + first, K, kTokens - i);
-    add_products(of_k, tiles.dL + row, kTokens, 1, tiles.k + j, K, i + kRows);
-    const auto read_and_write = [&](int64_t token, int64_t at, Floats of_read, Floats sum) {
-      return read[i + token] * of_read + (write[i + token] * load(tiles.dk_write + first + at) + sum);
+    store_sums(q_sums, tiles.dq_read + first, tiles.dq + first, K, read_q);
+    add_products(k_sums, tiles.dP + diagonal, 1, kTokens, tiles.q + first, K, kTokens - i);
+    add_products(k_sums, tiles.dL + diagonal, 1, kTokens, tiles.k + first, K, kTokens - i);
+    add_products(k_sums, tiles.dL + row, kTokens, 1, tiles.k + j, K, i + kRows);
+    const auto read_and_write = [&](int64_t token, int64_t at, Floats from_state, Floats sum) {
+      return read[i + token] * from_state + (write[i + token] * load(tiles.dk_write + first + at) + sum);
     };
-    store_sums(of_k, tiles.dk_read + first, tiles.dk + first, K, read_and_write);
+    store_sums(k_sums, tiles.dk_read + first, tiles.dk + first, K, read_and_write);
   });
 }
 
