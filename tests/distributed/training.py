@@ -5,6 +5,7 @@ WAY is one, ddp or fsdp. Prints the losses of three steps over the whole batch a
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import sys
 from datetime import timedelta
@@ -58,6 +59,7 @@ def model() -> nn.Sequential:
 
 
 def main(own: str, size: str, address: str, way: str) -> None:
+    faulthandler.dump_traceback_later(200)  # before the test kills a process that hangs
     net: Any = model()
     rank, processes = int(own), int(size)
     if way != "one":
@@ -87,7 +89,7 @@ def main(own: str, size: str, address: str, way: str) -> None:
         if way != "one":
             dist.all_reduce(mean, dist.ReduceOp.AVG)
         losses.append(mean.item())
-    print("LOSSES" + json.dumps(losses))
+    print("LOSSES" + json.dumps(losses), flush=True)
     if way != "one":
         dist.destroy_process_group()
 
