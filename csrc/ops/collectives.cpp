@@ -40,7 +40,7 @@ bool notify(const c10::intrusive_ptr<c10d::Work>& work, int64_t pipe, int64_t ca
   c10::intrusive_ptr<c10::ivalue::Future> future;
   try {
     future = work->getFuture();
-  } catch (const c10::Error&) {  // of send and recv
+  } catch (const c10::Error&) {  // send and recv have none
     return false;
   }
   future->addCallback([pipe, call](c10::ivalue::Future&) {

@@ -177,7 +177,7 @@ class BackwardCore {
   decltype(floats(0)) starts_;  // the state before each segment
   decltype(floats(0)) states_, dstate_, q_, k_, q_factors_, k_factors_;
   decltype(floats(0)) dq_, dk_;  // sums over value heads, if a key head has several
-  bool is_first_, is_last_;      // of its value heads
+  bool is_first_, is_last_;      // whether head_ is the key head's first or last value head
   int64_t sequence_, key_head_, head_, batch_, first_, length_, chunks_;
 };
 
