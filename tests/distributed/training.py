@@ -59,7 +59,7 @@ def model() -> nn.Sequential:
 
 
 def main(own: str, size: str, address: str, way: str) -> None:
-    faulthandler.dump_traceback_later(200)  # before the test kills a process that hangs
+    faulthandler.dump_traceback_later(200, repeat=True)  # where it hangs, or that it is slow
     net: Any = model()
     rank, processes = int(own), int(size)
     if way != "one":

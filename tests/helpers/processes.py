@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,20 +32,22 @@ def free_port() -> int:
 
 
 def run_together(commands: Sequence[Sequence[str]], seconds: float, **environment: str) -> list[Ended]:
-    """Runs the commands at the same time, each after `python` with the simulated device, and kills what is left."""
+    """Runs the commands at the same time, each after `python` with the simulated device, and kills what is left.
+
+    seconds: how long a process may take after the one before it has ended. On a busy machine the last one takes longer.
+    """
     variables = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/check", "OMP_NUM_THREADS": "1"} | environment
     logs = [tempfile.TemporaryFile(mode="w+") for _ in commands]  # noqa: SIM115 (closed below)
     started = [
         subprocess.Popen([*PYTHON, *command], cwd=ROOT, env=variables, stdout=log, stderr=subprocess.STDOUT)
         for command, log in zip(commands, logs, strict=True)
     ]
-    end = time.monotonic() + seconds
     ended = []
     try:
         for process, log in zip(started, logs, strict=True):
             status: int | None = None
             try:
-                status = process.wait(max(0.1, end - time.monotonic()))
+                status = process.wait(seconds)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
