@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--jobs", metavar="N", type=int, default=1, help="try N at a time, each in its own copy")
     parser.add_argument("--list", action="store_true", help="list the mutants and their tests, and plant none")
-    parser.add_argument("--write", action="store_true", help="record the verdicts that there are, and plant none")
+    parser.add_argument("--write", action="store_true", help="record the verdicts, without rows whose line is gone")
     options = parser.parse_args(arguments)
 
     print(f"seed {options.seed}", flush=True)
@@ -48,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if options.write:
         state = State(FOLDER / "drawn.json", CHECKOUT)
-        rows = with_verdicts(read_record(RECORD.read_text()), options.seed, faults, state.verdicts)
+        rows = [row for old in read_record(RECORD.read_text()) if (row := old.refit(CHECKOUT))]
+        rows = with_verdicts(rows, options.seed, faults, state.verdicts)
         RECORD.write_text(record_text(rows))
         write_page()
         return 0

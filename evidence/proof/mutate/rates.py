@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from evidence.proof.mutate.faults import Fault
@@ -22,8 +23,8 @@ TEXT = """
 `python -m evidence.proof.mutate.drawn 20 --seed 7` draws random mutants. It applies the rules in
 `evidence/proof/mutate/rules/` to the shaders, the Python code and `csrc/`: another comparison, a bound off by one, a
 dropped barrier, a dropped guard, swapped strides, a wrong constant. A mutant runs the tests that can see it. `make
-proof` draws {count} new ones each time, and prints their seed. `evidence/proof/mutate/drawn.tsv` has each mutant, and
-an assessment of each that no test caught.
+proof` draws {count} new ones each time, and prints their seed. `evidence/proof/mutate/drawn.tsv` has each mutant whose
+line is still in the sources, and an assessment of each that no test caught.
 
 {rates}
 
@@ -43,10 +44,13 @@ class Row:
     judged: str = ""
 
     @property
+    def file(self) -> str:
+        return self.mutant.partition("/")[2].partition(":")[0]
+
+    @property
     def folder(self) -> str:
         """Returns the first two folders of the file."""
-        file = self.mutant.partition("/")[2].partition(":")[0]
-        return "/".join(file.split("/")[:-1][:2])
+        return "/".join(self.file.split("/")[:-1][:2])
 
     @property
     def counts_as(self) -> str:
@@ -54,11 +58,27 @@ class Row:
             return EQUIVALENT
         return CAUGHT if self.judged.startswith(CAUGHT_SINCE) else self.word
 
-    def fits(self, checkout: Path) -> bool:
-        """Returns whether the mutant can be planted still. Later changes of its file may have replaced the text."""
-        file, _, rest = self.mutant.partition("/")[2].partition(":")
-        source, text = checkout / file, rest.partition(": ")[2].partition(" -> ")[0]
-        return source.exists() and text in " ".join(source.read_text().split())
+    def refit(self, checkout: Path) -> Row | None:
+        """Returns the row with its line's file and number of today, or None if the line is gone.
+
+        If the line is no longer in its file, the one other file that has it counts.
+        """
+        part, (number, _, rest) = self.mutant.partition("/")[0], self.mutant.partition(":")[2].partition(": ")
+        files = lines_in(checkout / self.file.partition("/")[0], Path(self.file).suffix)
+        path, line = checkout / self.file, rest.partition(" -> ")[0]
+        found = [path] if line in files.get(path, ()) else [each for each, lines in files.items() if line in lines]
+        if len(found) != 1:
+            return None
+        numbers = [n for n, text in enumerate(files[found[0]], 1) if text == line]
+        nearest = min(numbers, key=lambda n: abs(n - int(number)))
+        return replace(self, mutant=f"{part}/{found[0].relative_to(checkout)}:{nearest}: {rest}")
+
+
+@cache
+def lines_in(folder: Path, suffix: str) -> dict[Path, list[str]]:
+    return {
+        path: [line.strip() for line in path.read_text().splitlines()] for path in sorted(folder.rglob(f"*{suffix}"))
+    }
 
 
 def read_record(text: str) -> list[Row]:

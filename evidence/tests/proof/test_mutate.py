@@ -37,8 +37,25 @@ def test_a_fault_fits_the_tree(fault: Fault) -> None:
 def test_the_tests_that_find_a_fault_exist() -> None:
     named = {(fault.id, test) for fault in FAULTS for test in fault.tests}
     named |= {(fault, verdict.test) for fault, verdict in recorded(RECORD.read_text()).items()}
-    named |= {(row.mutant, row.test) for row in read_record(DRAWN.read_text()) if row.fits(CHECKOUT)}
+    named |= {(row.mutant, row.test) for row in read_record(DRAWN.read_text())}
     assert [each for each in sorted(named) if each[1] and not exists(each[1])] == []
+
+
+def test_the_line_of_each_drawn_mutant_is_there() -> None:
+    """`python -m evidence.proof.mutate.drawn 0 --write` finds lines that moved, and drops the rows of others."""
+    rows = read_record(DRAWN.read_text())
+    assert [row.mutant for row in rows if not (found := row.refit(CHECKOUT)) or found.file != row.file] == []
+
+
+def test_a_row_follows_its_line(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for name, text in (("one.py", "x\ny  # b\nz\ny  # b\n"), ("two.py", "\n  v = 1\nw\n"), ("three.py", "w\ny  # b\n")):
+        (tmp_path / "a" / name).write_text(text)
+    rows = [Row("1", f"python/a/one.py:9: {line} -> 0", CAUGHT, "") for line in ("y  # b", "v = 1", "w", "u")]
+    found = [row.refit(tmp_path) for row in rows]
+    assert [row and row.mutant for row in found] == [
+        "python/a/one.py:4: y  # b -> 0", "python/a/two.py:2: v = 1 -> 0", None, None
+    ]  # fmt: skip
 
 
 def test_identifiers_are_different() -> None:
