@@ -9,7 +9,7 @@ import torch
 
 import torch_gdn
 from tests.helpers.devices import by_threads, profiled, ready
-from tests.helpers.errors import assert_same_bits, relative_error
+from tests.helpers.errors import assert_close, assert_same_bits, chunk_f32, relative_error
 from tests.helpers.gradients import (
     RULES,
     assert_exact_gradients,
@@ -22,6 +22,7 @@ from tests.helpers.gradients import (
     load,
     recorded,
 )
+from tests.helpers.prefill import each_device
 from torch_gdn import reference
 from torch_gdn_check.registry.bounds import OF_FLA
 from torch_gdn_check.registry.gradients import PER_TOKEN, exact_gradients
@@ -47,6 +48,21 @@ def test_raw_gates(device: torch.device, rule: str, dtype: torch.dtype) -> None:
 
 def test_a_bounded_gate(device: torch.device) -> None:
     check("chunk_kda", draw_call("chunk_kda", 40, raw=True) | {"lower_bound": -5.0}, device)
+
+
+@each_rule
+@each_device("chunked", "recurrent")
+def test_log_decays_above_0_let_a_state_grow(device: torch.device, rule: str) -> None:
+    """No algorithm clamps them, nor do the gradients."""
+    call = draw_call(rule, 70, B=1, H=1, HV=2)
+    call["g"] = call["g"].uniform_(-1.5, 2)
+    op, exact_op = RULES[rule]
+    result = op(**to_device(call, device), output_final_state=True)
+    exact = exact_op(**{name: x.double() for name, x in call.items()}, output_final_state=True)
+    for name, x, y in zip(("o", "final_state"), result, exact, strict=True):
+        assert y.abs().max() > 1e3
+        assert_close(name, x, y, chunk_f32(4 * largest_g_cumsum(call)))
+    check(rule, call, device, growth=4)
 
 
 @each_rule
