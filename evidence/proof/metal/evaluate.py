@@ -17,12 +17,14 @@ from evidence.proof.metal.tree import (
     Layout,
     Node,
     Tree,
+    bound_of,
     callee,
     callee_name,
     canonical,
     children,
     element_and_count,
     is_array,
+    name_in,
     type_of,
 )
 from evidence.proof.metal.values import (
@@ -86,6 +88,7 @@ class Evaluation(ABC):
     _declared: dict[str, int] = field(default_factory=dict, init=False)  # what decided if it is declared
     _rounds_at: dict[str, int] = field(default_factory=dict, init=False)  # the loops open at that point
     _globals: dict[str, Node] = field(default_factory=dict, init=False)
+    _last: dict[str, int] = field(default_factory=dict, init=False)  # what counters of unrolled loops end with
     _narrow: dict[str, int] = field(default_factory=dict, init=False)  # numbers of 32-bit products' places
     _rounds_open: int = field(default=0, init=False)  # open loops that are not unrolled
     _control: int = field(default=0, init=False)
@@ -333,6 +336,9 @@ class Evaluation(ABC):
 
     def _find_ArraySubscriptExpr(self, node: Node) -> Place | Memory:
         array, index = children(node)
+        count, last = bound_of(type_of(children(array)[0])), self._last.get(name_in(index), 0)
+        if array.get("castKind") == "ArrayToPointerDecay" and count <= last:
+            self._complain(node, f"the last round of a loop uses element {last} of an array of {count}")
         return self._element(node, self._evaluate(array), self._evaluate(index), type_of(array))
 
     def _find_CXXOperatorCallExpr(self, node: Node) -> Place | Memory:

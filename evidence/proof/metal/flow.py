@@ -19,6 +19,7 @@ from evidence.proof.metal.tree import (
     callee_name,
     children,
     is_array,
+    name_in,
     parameters_of,
     type_of,
 )
@@ -43,6 +44,7 @@ from evidence.proof.metal.values import (
     in_a_loop,
     join,
     merge,
+    number,
     sampled,
     size_of_smaller,
     union,
@@ -242,9 +244,26 @@ class Flow(Evaluation):
         first, _, condition, step, body = node["inner"]
         if first:
             self._statement(first)
+        if is_unrolled:
+            self._note_last_round(condition, step)
         self._rounds(condition, body, step, is_unrolled)
         if first:
             self._forget(first)
+
+    def _note_last_round(self, condition: Node, step: Node) -> None:
+        """Notes the last value of the counter of `for (int i = first; i < end; i += by)`, if it is known."""
+        moved, sides = children(step), children(condition)
+        past = {"<": 1, "<=": 0}.get(condition.get("opcode", ""))
+        if past is None or not moved or name_in(sides[0]) != name_in(moved[0]):
+            return
+        counter, by = name_in(moved[0]), {"++": number(1), "+=": Value()}.get(step.get("opcode", ""))
+        if by is None:
+            return
+        by = self._evaluate(moved[1]) if len(moved) > 1 else by
+        first, end, apart = (x.constant() for x in (self._values[counter], self._evaluate(sides[1]), by))
+        self._last.pop(counter, None)
+        if first is not None and end is not None and apart:
+            self._last[counter] = first + (end - past - first) // apart * apart
 
     def _rounds(self, condition: Node, body: Node, step: Node, is_unrolled: bool) -> None:
         """Repeats rounds until a round finds the same values at its head as the one before."""

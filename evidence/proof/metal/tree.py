@@ -41,6 +41,13 @@ def referenced(node: Node) -> str:
     return str(node.get("referencedDecl", {}).get("id") or node.get("referencedMemberDecl", ""))
 
 
+def name_in(node: Node) -> str:
+    """Returns the id of the variable that an expression is, apart from casts and parentheses, or an empty string."""
+    while node["kind"] in ("ImplicitCastExpr", "ParenExpr"):
+        node = children(node)[0]
+    return referenced(node)
+
+
 def callee(call: Node) -> Node:
     """Returns the name or member expression that a call calls."""
     node = children(call)[0]
@@ -248,6 +255,12 @@ def element_and_count(text: str) -> tuple[str, int]:
             count *= int(bound)
         plain = match[1].strip()
     return plain, count
+
+
+def bound_of(text: str) -> int:
+    """`float2[8][2]` has 8 elements."""
+    found = re.search(r"\[(\d+)\]", text)
+    return int(found[1]) if found else 0
 
 
 def is_array(text: str) -> bool:

@@ -267,3 +267,14 @@ def test_a_pointer_that_the_analysis_lost_may_not_be_used() -> None:
     body = "float a[1]; a[0] = x[0]; Held held = {a, 1}; x[0] = *held.p + float(held.n);"
     (problem,) = problems(body, "struct Held { thread float* p; int n; };")
     assert problem == "probe: program:15: a pointer to an unknown place: the checks have no rule for it"
+
+
+@pytest.mark.parametrize(
+    ("loop", "last"), [("i = 0; i <= 4; ++i", 4), ("i = 1; i < 7; i += 3", 4), ("i = 0; i < 6; ++i", 5)]
+)
+def test_the_last_round_of_a_loop_stays_in_its_array(loop: str, last: int) -> None:
+    """The simulated device takes the index after the last of an array of vectors."""
+    body = f"float2 a[4]; a[1] = 0.0f; {UNROLL}for (int {loop}) a[i] = 1.0f; x[0] = a[1].x;"
+    (problem,) = problems(body)
+    assert f"the last round of a loop uses element {last} of an array of 4" in problem
+    assert problems(body.replace("a[4]", f"a[{last + 1}]")) == []
