@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from engines.tests.sglang.conftest import environment
+from engines.tests.sglang.conftest import ROOT, environment
 from torch_gdn.quantized.formats import SUPPORTED
 
 LOAD = "from sglang.srt.plugins import load_plugins; load_plugins(); print('loaded')"
@@ -92,3 +94,10 @@ def test_what_is_not_supported_is_refused_before_a_model_is_loaded(model: Any, t
     assert len(said) == len(wanted), done.stdout + done.stderr
     for line, sentence in zip(said, wanted, strict=True):
         assert line.startswith(f"ValueError {sentence}")
+
+
+def test_sglang_has_the_options_that_its_page_names() -> None:
+    named = set(re.findall(r"`--([a-z-]+)", (ROOT / "docs" / "sglang.md").read_text()))
+    fields = Path(importlib.util.find_spec("sglang").origin).parent / "srt" / "arg_groups" / "field_order.py"
+    known = set(re.findall(r'"(\w+)"', fields.read_text()))
+    assert len(named) == 6 and {name.replace("-", "_") for name in named} - known == set()

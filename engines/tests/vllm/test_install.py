@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import vllm
 from packaging.requirements import Requirement
 
 from engines.tests.vllm.conftest import ROOT, environment
@@ -54,6 +55,17 @@ def test_the_check_of_the_steps_loads_qwen3_5() -> None:
     done = subprocess.run(["bash", "-c", check], env=variables, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines()[-1] == "TorchGdnQwenAttention"
+
+
+@pytest.mark.parametrize(("page", "count"), [("vllm", 8), ("plugins", 1), ("several-macs", 7)])
+def test_vllm_has_the_options_that_pages_name(page: str, count: int) -> None:
+    words = (ROOT / "docs" / f"{page}.md").read_text().replace("\\\n", "")
+    named = set(re.findall(r"`(--[a-z-]+)", words))
+    named |= {option for line in re.findall(" serve (.*)", words) for option in re.findall("--[a-z-]+", line)}
+    package = Path(vllm.__file__).parent
+    sources = [package / "engine" / "arg_utils.py", *(package / "entrypoints").rglob("cli_args.py")]
+    known = {option for path in sources for option in re.findall('"(--[a-z-]+)"', path.read_text())}
+    assert len(named) == count and named - known == set()
 
 
 @pytest.mark.parametrize("fits", [False, True], ids=["another PyTorch's", "this PyTorch's"])
