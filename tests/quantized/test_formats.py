@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +23,13 @@ from torch_gdn.quantized import (
     from_float8,
     from_gptq,
     from_mlx,
+    from_mxfp4,
     pack,
+    packed_weight,
     stack,
     unpack,
 )
+from torch_gdn.quantized.float8 import by_row
 from torch_gdn.quantized.packed_weight import combined
 
 RECORDED = (
@@ -258,61 +264,114 @@ def test_pack_is_the_inverse_of_unpack(bits: int) -> None:
     assert torch.equal(pack(codes, bits), words)
 
 
-def words_of(*shape: int) -> Tensor:
+def words(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.int32)
 
 
-def refuse_gptq(**changes: Any) -> None:
+def packed(**changes: Any) -> PackedWeight:
+    given = {"weight": words(N, 8), "scales": torch.ones(N, 2), "biases": torch.ones(N, 2), "bits": 4}
+    return PackedWeight(**(given | changes))
+
+
+def gptq(**changes: Any) -> PackedWeight:
     tensors, _ = gptq_tensors(4, K // GROUP, torch.arange(K) // GROUP)
-    from_gptq(**(tensors | {"bits": 4} | changes))
+    return from_gptq(**(tensors | {"bits": 4} | changes))
 
 
-REFUSALS = {
-    "3 bits": (lambda: refuse_gptq(bits=3), "from_gptq: bits: expected 4 or 8, got 3"),
-    "an unknown format": (lambda: refuse_gptq(checkpoint_format="marlin"), "checkpoint_format: expected .*'marlin'"),
-    "scales of other rows": (lambda: refuse_gptq(scales=torch.rand(2, 8)), "scales: expected 32 rows, got 8"),
-    "zero points of other rows": (lambda: refuse_gptq(qzeros=words_of(2, 2)), "qzeros: expected"),
-    "groups of other sizes": (
-        lambda: refuse_gptq(g_idx=(torch.arange(K) // 16).clamp(max=1)),
-        "g_idx: expected 32 columns in each of 2 groups",
+def awq(*sizes: int, columns: int = N, **changes: Any) -> PackedWeight:
+    return from_awq(words(*sizes[:2]), words(*sizes[2:]), torch.rand(sizes[2], columns), **changes)
+
+
+def compressed(*sizes: int, **changes: Any) -> PackedWeight:
+    return from_compressed_tensors(words(N, 8), torch.rand(*sizes), **({"bits": 4} | changes))
+
+
+def of_files(weight: tuple[int, int], scales: tuple[int, int]) -> Any:
+    return configuration.read(FP8).packing("layer", {"weight": weight, "weight_scale_inv": scales}, K, N)
+
+
+BYTES, NONE = torch.zeros(N, K, dtype=torch.uint8), torch.zeros(N, 2, dtype=torch.uint8)
+E4M3 = {"weight": BYTES, "scales": torch.ones(1, 1), "biases": None, "bits": 8}
+FOUR = {"scales": NONE, "biases": None}
+SHUFFLED = torch.arange(K) % 2
+REFUSALS: dict[str, Callable[[], Any]] = {
+    "from_gptq: bits, 3 bits": lambda: gptq(bits=3),
+    "from_gptq: checkpoint_format, an unknown format": lambda: gptq(checkpoint_format="marlin"),
+    "from_gptq: scales, scales of other rows": lambda: gptq(scales=torch.rand(2, 8)),
+    "from_gptq: qzeros, zero points of other rows": lambda: gptq(qzeros=words(2, 2)),
+    "from_gptq: g_idx, a group for other columns": lambda: gptq(g_idx=SHUFFLED[:2]),
+    "from_gptq: g_idx, groups of other sizes": lambda: gptq(g_idx=(torch.arange(K) // 16).clamp(max=1)),
+    "from_gptq: qweight, words of floats": lambda: gptq(qweight=torch.rand(8, N)),
+    "from_gptq: qweight, a row of words": lambda: gptq(qweight=words(8)),
+    "from_compressed_tensors: g_idx, act-order within experts": lambda: from_compressed_tensors(
+        words(2, N, 8), torch.rand(2, N, 2), weight_g_idx=torch.stack([SHUFFLED] * 2), bits=4
     ),
-    "words of floats": (lambda: refuse_gptq(qweight=torch.rand(8, N)), "qweight: expected int32 or uint32"),
-    "act-order within experts": (
-        lambda: from_compressed_tensors(
-            words_of(2, N, 8), torch.rand(2, N, 2), weight_g_idx=torch.stack([torch.arange(K) % 2] * 2), bits=4
-        ),
-        "g_idx: expected experts without act-order",
+    "from_compressed_tensors: group size, groups of 16": lambda: compressed(N, 4),
+    "from_compressed_tensors: scales, groups of a part of a column": lambda: compressed(N, 3),
+    "from_compressed_tensors: scales, no groups": lambda: compressed(N, 0),
+    "from_compressed_tensors: weight_scale, other rows than words": lambda: compressed(8, 2),
+    "from_compressed_tensors: weight_zero_point, zero points of other groups": lambda: compressed(
+        N, 2, weight_zero_point=words(4, 1)
     ),
-    "groups of 16": (
-        lambda: from_compressed_tensors(words_of(N, 8), torch.rand(N, 4), bits=4),
-        "group size: expected 32, 64, 128 or a multiple of one, got 16",
+    "from_awq: bits, AWQ of 8 bits": lambda: awq(K, 4, 2, 4, bits=8),
+    "from_awq: scales, AWQ's scales of other rows": lambda: awq(K, 4, 2, 4, columns=8),
+    "from_awq: qzeros, AWQ's zero points of other groups": lambda: from_awq(words(K, 4), words(1, 4), torch.rand(2, N)),
+    "from_awq: qzeros, AWQ's zero points of other rows": lambda: from_awq(words(K, 4), words(2, 3), torch.rand(2, N)),
+    "from_awq: qweight, AWQ of 60 columns": lambda: awq(60, 4, 2, 4),
+    "from_auto_round: packing_format, AutoRound's fp8": lambda: from_auto_round(
+        words(8, N), words(2, 4), torch.rand(2, N), bits=4, packing_format="auto_round:fp8_static"
     ),
-    "AWQ of 8 bits": (lambda: from_awq(words_of(K, 8), words_of(2, 8), torch.rand(2, N), bits=8), "bits: expected 4"),
-    "AutoRound's fp8": (
-        lambda: from_auto_round(
-            words_of(8, N), words_of(2, 4), torch.rand(2, N), bits=4, packing_format="auto_round:fp8_static"
-        ),
-        "packing_format: expected one of .*, got 'auto_round:fp8_static'",
+    "from_mlx: bits, MLX of 6 bits": lambda: from_mlx(words(N, 12), torch.rand(N, 1), torch.rand(N, 1), bits=6),
+    "PackedWeight: biases, biases of another dtype": lambda: packed(biases=torch.ones(N, 2).half()),
+    "PackedWeight: biases, zero points of float32 scales": lambda: packed(biases=NONE),
+    "PackedWeight: biases, biases of other groups": lambda: packed(biases=torch.ones(N, 1)),
+    "PackedWeight: weight, words of 64 bits": lambda: packed(weight=torch.zeros(N, 4, dtype=torch.int64)),
+    "PackedWeight: weight, a weight of one dimension": lambda: packed(weight=words(8)),
+    "PackedWeight: scales, whole scales": lambda: packed(scales=torch.ones(N, 2, dtype=torch.int64)),
+    "PackedWeight: scales, scales of other matrices": lambda: packed(scales=torch.ones(8, 2)),
+    "PackedWeight: order, an order of other columns": lambda: packed(order=torch.arange(8)),
+    "PackedWeight: biases, MXFP4 with biases": lambda: packed(scales=NONE),
+    "PackedWeight: biases, MXFP4 of 8 bits": lambda: packed(**FOUR, weight=words(N, 16), bits=8),
+    "PackedWeight: biases, MXFP4 in an order": lambda: packed(**FOUR, order=torch.arange(K)),
+    "PackedWeight: scales, MXFP4 with scales of other groups": lambda: packed(scales=NONE[:, :1], biases=None),
+    "from_mxfp4: scales, MXFP4 with scales of other dtypes": lambda: from_mxfp4(words(N, 8), torch.ones(N, 2)),
+    "from_mxfp4: weight, MXFP4 in floats": lambda: from_mxfp4(torch.ones(N, 8), NONE),
+    "from_mxfp4: weight, MXFP4 of 48 columns": lambda: from_mxfp4(words(N, 6), NONE),
+    "PackedWeight: biases, e4m3 with biases": lambda: packed(**E4M3 | {"biases": torch.ones(1, 1)}),
+    "PackedWeight: biases, e4m3 of 4 bits": lambda: packed(**E4M3 | {"bits": 4}),
+    "PackedWeight: biases, e4m3 in an order": lambda: packed(**E4M3, order=torch.arange(K)),
+    "PackedWeight: biases, no biases": lambda: packed(biases=None),
+    "from_float8: weight, FP8 in another dtype": lambda: from_float8(torch.zeros(2, 2), torch.ones(1, 1)),
+    "PackedWeight: scales, FP8 with scales of other blocks": lambda: from_float8(BYTES.repeat(7, 1), torch.ones(3, 1)),
+    "PackedWeight: scales, FP8 with scales of other experts": lambda: from_float8(BYTES[None], torch.ones(2, 1, 1)),
+    "weight, FP8 of bytes by row": lambda: by_row("weight", BYTES, N),
+    "weight_scale, FP8 by row with scales of other blocks": lambda: by_row("weight_scale", torch.ones(3, 1), 200),
+    "layer: weight, FP8 files of other columns": lambda: of_files((N, 32), (1, 1)),
+    "layer: weight_scale_inv, FP8 files with scales of other blocks": lambda: of_files((N, K), (3, 3)),
+    "stack: weights, experts of other shapes": lambda: stack(
+        [packed(), packed(weight=words(8, 8), scales=ONES, biases=ONES)]
     ),
-    "MLX of 6 bits": (lambda: from_mlx(words_of(N, 12), torch.rand(N, 1), torch.rand(N, 1), bits=6), "bits: expected"),
-    "biases of another dtype": (
-        lambda: from_mlx(words_of(N, 8), torch.rand(N, 1), torch.rand(N, 1).half(), bits=4),
-        "biases: expected torch.float32",
-    ),
-    "FP8 in another dtype": (
-        lambda: from_float8(torch.zeros(2, 2), torch.ones(1, 1)),
-        "from_float8: weight: expected float8_e4m3fn or uint8, got torch.float32",
-    ),
-    "FP8 with scales of other blocks": (
-        lambda: from_float8(torch.zeros(200, 2, dtype=torch.uint8), torch.ones(3, 1)),
-        r"scales: expected scales of blocks of 128 x 128, of rows or of all of \[200, 2\], got \[3, 1\]",
-    ),
-    "codes that do not fill a word": (lambda: pack(words_of(3), 4), "codes: expected a multiple of 8 columns"),
+    "stack: weights, sorted experts": lambda: stack([packed(order=torch.arange(K))] * 2),
+    "combined: weights, MXFP4 and others": lambda: combined([packed(), packed(**FOUR)], torch.cat),
+    "pack: codes, codes that do not fill a word": lambda: pack(words(3), 4),
 }
+ONES = torch.ones(8, 2)
+CONVERSIONS = Path(packed_weight.__file__).parent
 
 
-@pytest.mark.parametrize("what", REFUSALS)
-def test_refuses(what: str) -> None:
-    call, message = REFUSALS[what]
-    with pytest.raises(ValueError, match=message):
-        call()
+def refused_at(what: str) -> tuple[str, int]:
+    """Returns the module and line whose condition does not hold."""
+    with pytest.raises(ValueError, match=rf"^{what.partition(', ')[0]}: expected .+, got .+") as raised:
+        REFUSALS[what]()
+    frames = [each for each in traceback.extract_tb(raised.tb) if Path(each.filename).parent == CONVERSIONS]
+    return next((Path(each.filename).name, each.lineno or 0) for each in reversed(frames) if each.name != "expect")
+
+
+def test_each_condition_of_the_conversions_refuses_something() -> None:
+    seen = {refused_at(what) for what in REFUSALS}
+    conditions = set()
+    for path in CONVERSIONS.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "expect":
+                conditions.add((path.name, node.lineno))
+    assert conditions <= seen
