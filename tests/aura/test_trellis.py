@@ -120,9 +120,9 @@ def test_bad_arguments_are_named() -> None:
         trellis.table(7, 2)
     with pytest.raises(ValueError, match=r"bits: expected one of 2, 3, 4, got 5"):
         trellis.table(8, 5)
-    for table in (torch.zeros(63), torch.zeros(4), torch.zeros(8, 8)):
+    for sizes, bits in (([63], 2), ([4], 2), ([8, 8], 2), ([64], 0), ([64], 6)):
         with pytest.raises(ValueError, match="table: expected"):
-            trellis.encode(torch.zeros(1, 64), table, 2)
+            trellis.encode(torch.zeros(1, 64), torch.zeros(sizes), bits)
     for length in (3, 2):
         with pytest.raises(ValueError, match="expected a stream of whole bytes"):
             trellis.encode(torch.zeros(1, length), trellis.table(6, 2), 2)
