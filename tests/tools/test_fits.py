@@ -181,17 +181,22 @@ def test_layers_are_divided_by_memory() -> None:
     assert fits.divide(costs, 0, 0, [False] * 7 + [True], [10, 10]) is None
 
 
-def test_parts_are_the_whole_model() -> None:
+def test_parts_are_the_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import Qwen3NextConfig
 
     sizes = {"hidden_size": 64, "vocab_size": 256, "num_experts": 4, "intermediate_size": 96, "head_dim": 32}
     configuration = Qwen3NextConfig(num_hidden_layers=8, num_attention_heads=2, tie_word_embeddings=True, **sizes)
     needs = fits.needs_of(configuration)
-    parts = fits.parts_of(configuration, [128, 64], tokens=TOKENS)
+    parts = fits.parts_of(configuration, [128, 64], TOKENS, requests=3)
     assert parts is not None and parts.format.name == "bf16"
     assert sum(parts.layers) == configuration.num_hidden_layers
     tied = 256 * 64 * 2  # the last machine has the embedding too
-    assert sum(parts.needed) == needs.total("bf16", TOKENS) + tied
+    assert sum(parts.needed) == (whole := needs.total("bf16", TOKENS, requests=3) + tied)
+    monkeypatch.setattr(fits, "recommended", int)  # of bytes
+    for first in (whole // 10, whole // 2, whole * 9 // 10):  # enough together
+        parts = fits.parts_of(configuration, [first, whole - first], TOKENS, requests=3)
+        assert parts is None or parts.format.name != "bf16"
+        assert parts is None or max(x - y for x, y in zip(parts.needed, [first, whole - first], strict=True)) <= 0
 
 
 def test_the_command_of_each_machine(capsys: pytest.CaptureFixture[str]) -> None:
