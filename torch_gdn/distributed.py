@@ -449,45 +449,60 @@ def check_agreement(what: str, own: str) -> None:
 
 
 class Ring:
-    """Tells a program when another process of the default group ends, whether or not it is in a collective.
+    """Tells a program when another process of the default group ends or is stopped, in a collective or not.
 
-    Each process waits for a byte from the one before it. That one sends it when it ends in order, and if it dies or its
+    Each process sends a byte each second to the one after it, and another when it ends in order. If it dies or its
     machine is out of reach, the connection breaks. A program that is told ends too, and so the next process is told.
 
     Args:
         tell: gets one line that says what happened, in a thread of its own, unless this process has called `leave`.
+        seconds: after which a silence of the process before, whose machine still answers, is told.
     """
 
+    ALIVE, ENDED = b"1", b"0"
     PROBES: ClassVar[dict[str, int]] = {"TCP_KEEPIDLE": 10, "TCP_KEEPALIVE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 
-    def __init__(self, tell: Callable[[str], None]):
+    def __init__(self, tell: Callable[[str], None], seconds: float):
         rank, size = dist.get_rank(), dist.get_world_size()
-        self.tell, self.has_left, self.last = tell, False, f"rank {(rank - 1) % size} of the processes"
+        self.tell, self.seconds, self.has_left = tell, seconds, threading.Event()
+        self.last = f"rank {(rank - 1) % size} of the processes"
         address = address_towards(host_of(dist.distributed_c10d._get_default_store()))
         addresses: list[Any] = [None] * size
         with socket.create_server((address, 0), family=socket.getaddrinfo(address, 0)[0][0]) as listener:
+            listener.settimeout(seconds)
             dist.all_gather_object(addresses, listener.getsockname()[:2])
-            self.after = socket.create_connection(addresses[(rank + 1) % size])
+            self.after = socket.create_connection(addresses[(rank + 1) % size], timeout=seconds)
             self.before, _ = listener.accept()
+        self.before.settimeout(seconds)
         self.before.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, seconds in self.PROBES.items():
+        for name, value in self.PROBES.items():
             if hasattr(socket, name):  # macOS and Linux name the first one differently
-                self.before.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
-        threading.Thread(target=self.wait, name="torch_gdn ring", daemon=True).start()
+                self.before.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        for run in (self.send, self.wait):
+            threading.Thread(target=run, name="torch_gdn ring", daemon=True).start()
+
+    def send(self) -> None:
+        with contextlib.suppress(OSError):
+            while not self.has_left.wait(timeout=1):
+                self.after.sendall(self.ALIVE)
 
     def wait(self) -> None:
         try:
-            said = f"{self.last} has ended" if self.before.recv(1) else f"{self.last}: the connection is lost"
+            while (got := self.before.recv(1)) == self.ALIVE:
+                pass
+            said = f"{self.last} has ended" if got else f"{self.last}: the connection is lost"
         except OSError as error:
             said = f"{self.last}: the connection is lost ({error})"
-        if not self.has_left:
+            if error.errno is None:  # recv's own time-out; that of the probes has a number
+                said = f"{self.last} has not answered for {self.seconds:g} s"
+        if not self.has_left.is_set():
             self.tell(said)
 
     def leave(self) -> None:
         """Says that this process ends in order."""
-        self.has_left = True
+        self.has_left.set()
         with contextlib.suppress(OSError):  # the other may have ended
-            self.after.sendall(b"0")
+            self.after.sendall(self.ENDED)
         with contextlib.suppress(OSError):
             self.before.shutdown(socket.SHUT_RD)  # ends the thread
 

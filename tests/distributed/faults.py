@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import signal
+import subprocess
 import sys
 import time
 from datetime import timedelta
@@ -34,15 +36,20 @@ def listening() -> list[str]:
 
 
 def idle_in_a_ring(rank: int, fault: str) -> None:
-    """Raises what rank 0 is told when rank 1 dies or leaves, after more than the group's time-out without a call."""
+    """Raises what a process is told, after more than the group's time-out without a call: rank 0 when rank 1 dies,
+    leaves or is stopped, and rank 1 when it continues.
+    """
     told: queue.Queue[str] = queue.Queue()
-    ring = distributed.Ring(told.put)
+    ring = distributed.Ring(told.put, SECONDS)
     dist.barrier()
     time.sleep(1.5 * SECONDS)
-    if rank == 0:
+    if fault == "stopped idle" and rank == 1:
+        subprocess.Popen(["sh", "-c", f"sleep {3 * SECONDS}; kill -CONT {os.getpid()}"])
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if rank == 0 or fault == "stopped idle":
         raise RuntimeError(told.get(timeout=60))
     if fault == "killed idle":
-        os.kill(os.getpid(), 9)
+        os.kill(os.getpid(), signal.SIGKILL)
     ring.leave()
 
 
@@ -75,11 +82,11 @@ def main(own: str, address: str, fault: str) -> None:
         dist.all_reduce(x)
         if fault == "addresses":
             print("LISTENING", *listening())
-        if fault in ("killed idle", "left"):
+        if fault in ("killed idle", "left", "stopped idle"):
             return idle_in_a_ring(rank, fault)
         if fault in ("killed", "stopped") and rank == 1:
             if fault == "killed":
-                os.kill(os.getpid(), 9)
+                os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(3 * SECONDS)
             return
         started = time.monotonic()

@@ -68,6 +68,7 @@ def test_a_process_that_dies() -> None:
     [
         ("killed idle", -9, "rank 1 of the processes: the connection is lost"),
         ("left", 0, "rank 1 of the processes has ended"),
+        ("stopped idle", 3, f"rank 1 of the processes has not answered for {SECONDS} s"),
     ],
 )
 def test_an_idle_process_is_told(fault: str, status: int, expected: str) -> None:
@@ -75,6 +76,9 @@ def test_an_idle_process_is_told(fault: str, status: int, expected: str) -> None
     assert second.status == status, second
     _, line = said(first)
     assert line.startswith(expected), line
+    if fault == "stopped idle":
+        _, line = said(second)
+        assert line.startswith("rank 0 of the processes: the connection is lost"), line
 
 
 def test_a_process_that_is_too_slow() -> None:

@@ -133,6 +133,38 @@ def test_a_slow_cable_that_is_pulled(kind: tuple[str, str], reference: Any, tmp_
         assert "the connection is lost" in each.log.read_text()
 
 
+@pytest.mark.parametrize(
+    ("stops", "what", "kind"),
+    [(1, "worker", PIPELINE), (0, "machine", PIPELINE), (0, "worker", TENSORS), (1, "machine", TENSORS)],
+)
+def test_one_stops(stops: int, what: str, kind: tuple[str, str], reference: Any, tmp_path: Path) -> None:
+    """When processes stop in the middle of a request and their connections stay open, all others end and say why. A
+    stopped worker is killed. Other stopped processes end when they continue.
+    """
+    path, texts, _, _ = reference("qwen3_5")
+    model, master = with_tokenizer(path, tmp_path), free_port()
+    limit = {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "60"}
+    servers = [machine(rank, model, tmp_path / str(rank), master, *kind, **limit) for rank in (1, 0)]
+    with stopped_at_the_end(servers):
+        second, first = servers
+        first.wait()
+        stream = long_answer(first, model, texts[0])
+        there, here = (first, second)[stops].family(), (second, first)[stops].family()
+        stopped = there if what == "machine" else [each for each in there if "Worker" in each.name()]
+        for each in stopped:
+            each.suspend()
+        _, left = psutil.wait_procs(here if what == "machine" else here + there, timeout=180)
+        assert left == []
+        for each in stopped if what == "machine" else ():
+            each.resume()
+        _, left = psutil.wait_procs(there, timeout=120)
+        assert left == []
+        assert_fails(stream)
+    logs = [(second, first)[stops].log.read_text(), (first, second)[stops].log.read_text()]
+    assert logs[0].count(f"rank {stops} of the processes has not answered for 54 s") == 1
+    assert what == "machine" or logs[1].count("has been stopped for 54 s; it is killed") == 1
+
+
 ABSENT = {
     0: r"init_process_group: expected rank 0 on 127\.0\.0\.1:\d+, got no answer within 20 s",
     1: "init_process_group: expected 2 processes, got none of rank 1 within 20 s",

@@ -113,6 +113,7 @@ def register() -> None:
         from torch_gdn_engines.vllm import quantized, rotary
 
         compat.replace_message_reads()
+        compat.replace_worker_monitor()
         quantized.register()
         rotary.register()
     selector.register()

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -113,6 +115,22 @@ def replace_message_reads() -> None:
         return dequeue(self, None if timeout is None else max(0.0, end - time.monotonic()), indefinite)
 
     MessageQueue.dequeue = dequeue_or_end
+
+
+def replace_worker_monitor() -> None:
+    """Lets the process that starts workers kill one that is stopped. vLLM would wait for its end."""
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+    from torch_gdn_engines.vllm.ends import kill_stopped
+
+    start = MultiprocExecutor.start_worker_monitor
+
+    def start_worker_monitor(self: Any, inline: bool = False) -> None:
+        workers = [psutil.Process(worker.proc.pid) for worker in self.workers]
+        threading.Thread(target=kill_stopped, args=(workers,), daemon=True).start()
+        start(self, inline)
+
+    MultiprocExecutor.start_worker_monitor = start_worker_monitor
 
 
 def replace_copies() -> None:

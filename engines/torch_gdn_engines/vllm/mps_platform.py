@@ -164,6 +164,8 @@ class MpsPlatform(Platform):
         os.environ.setdefault(INTERFACE, "lo0" if sys.platform == "darwin" else "lo")
         if parallel.distributed_timeout_seconds is None:
             parallel.distributed_timeout_seconds = TIMEOUT
+        if parallel.cpu_distributed_timeout_seconds is None:  # of the groups that say what is sent
+            parallel.cpu_distributed_timeout_seconds = parallel.distributed_timeout_seconds
 
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:

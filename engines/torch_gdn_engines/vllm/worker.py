@@ -7,8 +7,7 @@ import contextlib
 import hashlib
 import json
 import os
-import signal
-import time
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from vllm.v1.worker.worker_base import CompilationTimes
 from torch_gdn import _C
 from torch_gdn.distributed import Ring, check_agreement  # its module registers the platform's back end
 from torch_gdn.memory import bytes_when_loaded, check_memory
-from torch_gdn_engines.vllm import compat, ring_buffers
+from torch_gdn_engines.vllm import compat, ends, ring_buffers
 from torch_gdn_engines.vllm.model_runner import MpsModelRunner
 from torch_gdn_engines.vllm.warmup import compile_kernels
 
@@ -34,7 +33,6 @@ logger = init_logger(__name__)
 
 SMALL_MEMORY = 24 << 30  # bytes; below, vLLM's default share leaves too little for macOS and other programs
 SHARE_OF_SMALL_MEMORY = 0.7
-SECONDS_TO_END = 10
 
 
 def share_of_memory(asked: float) -> float:
@@ -60,14 +58,6 @@ def description_of(model_config: Any) -> str:
     files = sorted((file.name, file.stat().st_size) for file in folder.glob("*.safetensors"))
     facts = json.dumps([configuration, files, str(model_config.dtype)], sort_keys=True, default=str)
     return f"{folder.name} ({hashlib.sha256(facts.encode()).hexdigest()[:12]})"
-
-
-def end_process(why: str) -> None:
-    """Ends this worker, in order if it can. The process of vLLM that started it sees that, and ends."""
-    logger.error("%s; this process ends too", why)
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(SECONDS_TO_END)
-    os._exit(1)
 
 
 class MpsWorker(Worker):
@@ -101,7 +91,8 @@ class MpsWorker(Worker):
         )
         if self.parallel_config.world_size > 1:
             check_agreement("model", description_of(self.model_config))
-            self.ring = Ring(end_process)
+            self.ring = Ring(ends.end_process, ends.patience())
+            threading.Thread(target=ends.end_with_parent, daemon=True).start()
         set_random_seed(self.model_config.seed)
         self._init_workspace_and_model_runner()
 
