@@ -186,6 +186,8 @@ def test_one_is_absent(absent: int, reference: Any, tmp_path: Path) -> None:
 FAULTS = {
     "version": "init_process_group: expected the same versions in all processes, got torch_gdn ",
     "model": "model: expected the same in all processes, got with_tokenizer (",
+    "layers": "VLLM_PP_LAYER_PARTITION: expected the same in all processes, got 2,2 in rank 0 and 1,3 in rank 1",
+    "division": "pipeline_parallel_size: expected the same in all processes, got 2 in rank 0 and 1 in rank 1",
 }
 
 
@@ -197,13 +199,16 @@ def test_two_that_do_not_fit(fault: str, reference: Any, tmp_path: Path) -> None
     if fault == "version":
         run_at_start("from torch_gdn import distributed\ndistributed.__version__ = '0.0.9'\n", tmp_path)
         environ["PYTHONPATH"] = environment("mps", [tmp_path])["PYTHONPATH"]
+    if fault == "layers":  # layer 1 would be in both
+        environ["VLLM_PP_LAYER_PARTITION"] = "1,3"
     if fault == "model":
         (tmp_path / "other").mkdir()
         other = with_tokenizer(model, tmp_path / "other")
         config = json.loads((other / "config.json").read_text())
         (other / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-3}))
     servers = [machine(0, model, tmp_path / "0", master, *PIPELINE)]
-    servers.append(machine(1, other, tmp_path / "1", master, *PIPELINE, **environ))
+    kind = TENSORS if fault == "division" else PIPELINE
+    servers.append(machine(1, other, tmp_path / "1", master, *kind, **environ))
     with stopped_at_the_end(servers):
         assert left_when_all_end(servers, 90) == []
     for each in servers:

@@ -10,7 +10,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -99,6 +99,19 @@ def replace_rendezvous() -> None:
     from vllm.utils.network_utils import get_distributed_init_method
 
     parallel_state.get_distributed_init_method = lambda ip, port: on_one_address(get_distributed_init_method(ip, port))
+
+
+def check_before_groups(check: Callable[[], None]) -> None:
+    """Runs `check` when all processes are there, before vLLM makes groups of them: groups that differ never start."""
+    from vllm.v1.worker import gpu_worker
+
+    make_groups = gpu_worker.ensure_model_parallel_initialized
+
+    def ensure_model_parallel_initialized(*args: Any) -> None:
+        check()
+        make_groups(*args)
+
+    gpu_worker.ensure_model_parallel_initialized = ensure_model_parallel_initialized
 
 
 def replace_message_reads() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from vllm.config import CacheConfig, set_current_vllm_config
+from vllm.distributed.utils import get_pp_indices
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import set_random_seed
@@ -60,6 +61,25 @@ def description_of(model_config: Any) -> str:
     return f"{folder.name} ({hashlib.sha256(facts.encode()).hexdigest()[:12]})"
 
 
+def settings_of(config: Any) -> dict[str, Any]:
+    """Returns the settings that a worker takes from its own machine's command, although all machines need the same."""
+    parallel, cache, scheduler = config.parallel_config, config.cache_config, config.scheduler_config
+    layers, parts = config.model_config.get_total_num_hidden_layers(), parallel.pipeline_parallel_size
+    ends = (get_pp_indices(layers, part, parts) for part in range(parts))
+    return {
+        "pipeline_parallel_size": parts,
+        "tensor_parallel_size": parallel.tensor_parallel_size,
+        "VLLM_PP_LAYER_PARTITION": ",".join(str(end - start) for start, end in ends),
+        "max_model_len": config.model_config.max_model_len,
+        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+        "max_num_seqs": scheduler.max_num_seqs,
+        "kv_cache_dtype": cache.cache_dtype,
+        "mamba_ssm_cache_dtype": cache.mamba_ssm_cache_dtype,
+        "enable_prefix_caching": cache.enable_prefix_caching,
+        "additional_config": config.additional_config,
+    }
+
+
 class MpsWorker(Worker):
     ring: Ring | None = None
 
@@ -82,6 +102,8 @@ class MpsWorker(Worker):
         current_platform.check_if_supports_dtype(self.model_config.dtype)
         os.environ["LOCAL_WORLD_SIZE"] = str(self.parallel_config.world_size)
         compat.replace_rendezvous()
+        if self.parallel_config.world_size > 1:
+            compat.check_before_groups(self.check_agreements)
         init_worker_distributed_environment(
             self.vllm_config,
             self.rank,
@@ -90,11 +112,15 @@ class MpsWorker(Worker):
             current_platform.dist_backend,
         )
         if self.parallel_config.world_size > 1:
-            check_agreement("model", description_of(self.model_config))
             self.ring = Ring(ends.end_process, ends.patience())
             threading.Thread(target=ends.end_with_parent, daemon=True).start()
         set_random_seed(self.model_config.seed)
         self._init_workspace_and_model_runner()
+
+    def check_agreements(self) -> None:
+        check_agreement("model", description_of(self.model_config))
+        for name, value in settings_of(self.vllm_config).items():
+            check_agreement(name, str(value))
 
     def _make_model_runner(self) -> MpsModelRunner:
         if self.use_v2_model_runner:
