@@ -113,3 +113,21 @@ def test_ray_is_refused(mps: Any) -> None:
     config.parallel_config.distributed_executor_backend = "ray"
     with pytest.raises(ValueError, match=r"^distributed_executor_backend: expected mp on mps, got ray: use --nnodes"):
         mps.check_processes(config.parallel_config)
+
+
+def test_machines_of_different_sizes_have_the_same_defaults(mps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.engine import arg_utils
+
+    from torch_gdn_engines.vllm import compat
+
+    owner = arg_utils.EngineArgs
+    monkeypatch.setattr(owner, "get_batch_defaults", owner.__dict__["get_batch_defaults"])  # to put it back
+    monkeypatch.setattr(arg_utils, "current_platform", mps)
+    monkeypatch.setattr(torch.backends.mps, "get_name", lambda: "Apple M4 Max")
+    compat.replace_batch_defaults()
+    alone, together = [], []
+    for gigabytes in (48, 96):
+        monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda size=gigabytes: size << 30)
+        alone.append(owner.get_batch_defaults(1))
+        together.append(owner.get_batch_defaults(2))
+    assert alone[0] != alone[1] and together == [alone[0]] * 2

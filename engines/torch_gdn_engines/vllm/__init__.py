@@ -114,6 +114,7 @@ def register() -> None:
 
         compat.replace_message_reads()
         compat.replace_worker_monitor()
+        compat.replace_batch_defaults()
         quantized.register()
         rotary.register()
     selector.register()

@@ -146,6 +146,25 @@ def replace_worker_monitor() -> None:
     MultiprocExecutor.start_worker_monitor = start_worker_monitor
 
 
+def replace_batch_defaults() -> None:
+    """Gives machines that share a model the same default sizes of a step. vLLM's depend on the machine's memory, and a
+    worker makes its buffers by its own machine's."""
+    from vllm.engine import arg_utils
+
+    theirs = arg_utils.EngineArgs.get_batch_defaults.__func__
+
+    def get_batch_defaults(cls: Any, world_size: int) -> Any:
+        platform = arg_utils.current_platform
+        if world_size > 1:
+            arg_utils.current_platform = View(platform, get_device_total_memory=lambda: 0)
+        try:
+            return theirs(cls, world_size)
+        finally:
+            arg_utils.current_platform = platform
+
+    arg_utils.EngineArgs.get_batch_defaults = classmethod(get_batch_defaults)
+
+
 def replace_copies() -> None:
     """Replaces the copies of small arrays, about ten per step. PyTorch's copy ends the stream's encoder each time."""
     from vllm.v1.utils import CpuGpuBuffer
