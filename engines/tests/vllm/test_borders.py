@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -131,3 +132,32 @@ def test_machines_of_different_sizes_have_the_same_defaults(mps: Any, monkeypatc
         alone.append(owner.get_batch_defaults(1))
         together.append(owner.get_batch_defaults(2))
     assert alone[0] != alone[1] and together == [alone[0]] * 2
+
+
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+ADDRESS = "expected this machine's address on the private network, got "
+
+
+@pytest.mark.parametrize(
+    "interface, own, first, error",
+    [
+        (
+            "",
+            "127.0.0.1",
+            "127.0.0.1",
+            rf"GLOO_SOCKET_IFNAME: expected .*, one of .*{LOOPBACK}.*, got none",
+        ),
+        ("bridge99", "127.0.0.1", "127.0.0.1", "GLOO_SOCKET_IFNAME: expected the interface .*, got bridge99"),
+        (LOOPBACK, "", "127.0.0.1", f"VLLM_HOST_IP: {ADDRESS}none"),
+        (LOOPBACK, "192.0.2.1", "127.0.0.1", rf"VLLM_HOST_IP: {ADDRESS}192\.0\.2\.1"),
+        (LOOPBACK, "127.0.0.1", "192.0.2.1", rf"master_addr: {ADDRESS}192\.0\.2\.1"),
+    ],
+)
+def test_a_network_that_a_machine_does_not_have_is_refused(
+    interface: str, own: str, first: str, error: str, mps: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
+    monkeypatch.setenv("VLLM_HOST_IP", own)
+    parallel = SimpleNamespace(distributed_executor_backend="mp", nnodes=2, node_rank=0, master_addr=first)
+    with pytest.raises(ValueError, match=error):
+        mps.check_processes(parallel)

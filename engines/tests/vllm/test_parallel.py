@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engines.tests.vllm.conftest import GREEDY_TOKENS, EngineFailed, assert_tokens_agree, run_at_start, run_engine
+from engines.tests.vllm.conftest import GREEDY_TOKENS, assert_tokens_agree, run_at_start, run_engine
 from tests.helpers.packed_models import PLAIN, Format, packed_model
 from tests.helpers.small_models import generated
 
@@ -106,11 +106,3 @@ def test_bytes_that_cross(kind: str, reference: Any, tmp_path: Path, monkeypatch
     run_engine("mps", {"model": str(path), "options": options, "rounds": [round_]}, [tmp_path])
     counted = [sum(map(int, file.read_text().split())) for file in tmp_path.glob("bytes of *")]
     assert sorted(filter(None, counted)) == [4 * each for each in per_process]
-
-
-def test_several_machines_name_their_network(reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, texts, _, _ = reference("qwen3_next")
-    options = {"dtype": "float32", "tensor_parallel_size": 2, "nnodes": 2, "node_rank": 0}
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    with pytest.raises(EngineFailed, match="GLOO_SOCKET_IFNAME: expected the interface of the private network"):
-        run_engine("mps", {"model": str(path), "options": options, "rounds": [{"prompts": texts[:1], "tokens": 1}]})

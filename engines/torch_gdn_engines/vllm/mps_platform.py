@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from functools import cache
 from typing import Any
@@ -156,16 +157,35 @@ class MpsPlatform(Platform):
         """
         if parallel.distributed_executor_backend == "ray":
             raise ValueError("distributed_executor_backend: expected mp on mps, got ray: use --nnodes")
-        if parallel.nnodes > 1 and not os.environ.get(INTERFACE):
-            raise ValueError(
-                f"{INTERFACE}: expected the interface of the private network between the machines, such as bridge0, "
-                "got none"
-            )
+        if parallel.nnodes > 1:
+            cls.check_network(parallel)
         os.environ.setdefault(INTERFACE, "lo0" if sys.platform == "darwin" else "lo")
         if parallel.distributed_timeout_seconds is None:
             parallel.distributed_timeout_seconds = TIMEOUT
         if parallel.cpu_distributed_timeout_seconds is None:  # of the groups that say what is sent
             parallel.cpu_distributed_timeout_seconds = parallel.distributed_timeout_seconds
+
+    @classmethod
+    def check_network(cls, parallel: Any) -> None:
+        """Refuses an interface and addresses that this machine does not have. Without VLLM_HOST_IP vLLM would listen on
+        the network that has the default route.
+        """
+        names, interface = [name for _, name in socket.if_nameindex()], os.environ.get(INTERFACE)
+        if interface not in names:
+            raise ValueError(
+                f"{INTERFACE}: expected the interface of the private network between the machines, one of "
+                f"{', '.join(names)}, got {interface or 'none'}"
+            )
+        own = {"VLLM_HOST_IP": os.environ.get("VLLM_HOST_IP")}
+        if parallel.node_rank == 0:
+            own["master_addr"] = parallel.master_addr
+        for name, address in own.items():
+            try:
+                socket.create_server((address or "none", 0)).close()
+            except OSError as error:
+                raise ValueError(
+                    f"{name}: expected this machine's address on the private network, got {address or 'none'} ({error})"
+                ) from error
 
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
