@@ -135,8 +135,9 @@ def test_saved_and_loaded(kind: str, tmp_path: pathlib.Path) -> None:
     other = conversations.generate(random_tokens(1, 30, seed=2), **OPTIONS)
     conversations.save(tmp_path / "conversations.safetensors")
     loaded = ConversationCache(model, PLENTY)
+    loaded.generate(random_tokens(1, 9, seed=4), **OPTIONS)  # which the file replaces
     loaded.load(tmp_path / "conversations.safetensors")
-    assert loaded.nbytes == conversations.nbytes
+    assert loaded.nbytes == conversations.nbytes == sum(node.nbytes for node in loaded.nodes())
     for told in (text, other):
         prompt = torch.cat([told, random_tokens(1, 4, seed=3)], 1)
         expected = from_scratch(model, prompt).tolist()
@@ -162,7 +163,9 @@ def test_another_models_conversations_are_refused(tmp_path: pathlib.Path) -> Non
     conversations.save(tmp_path / "conversations.safetensors")
     scaled = random_model("qwen3_5")
     scaled.config.rms_norm_eps = 1e-3
-    for other in (random_model("qwen3_5", seed=1), scaled):
+    trained = random_model("qwen3_5")
+    trained.model.norm.weight.data[-1] += 1
+    for other in (random_model("qwen3_5", seed=1), scaled, trained):
         with pytest.raises(ValueError, match="expected conversations of model"):
             ConversationCache(other, PLENTY).load(tmp_path / "conversations.safetensors")
 

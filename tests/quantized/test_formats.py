@@ -205,6 +205,9 @@ def test_float8_matrices_under_each_other(rows: int, scale_rows: int) -> None:
     both = combined([from_float8(**tensors) for tensors, _ in made], torch.cat)
     assert both.scales.shape == (scale_rows, 2)
     assert torch.equal(both.dequantize(torch.float64), torch.cat([numbers_in_float64(tensors) for tensors, _ in made]))
+    for tensors, _ in made:  # as engines hold them
+        weight = from_float8(tensors["weight"], by_row("weight_scale", tensors["weight_scale"], rows))
+        assert torch.equal(weight.dequantize(torch.float64), numbers_in_float64(tensors))
 
 
 FUSED = "model.layers.0.mlp.experts.gate_up_proj"
