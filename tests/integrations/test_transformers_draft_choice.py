@@ -89,8 +89,11 @@ def test_the_choice_is_kept_by_model_and_device(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("TORCH_GDN_TUNING_CACHE", str(file))
     file.write_text(json.dumps({"version": 4, "devices": {"M9": []}}), encoding="utf-8")
     simulate(draft_choice.choice_of("a model", CPU), 64, drafted=0.5, accepted=6)
-    draft_choice.keep("a model", CPU)
+    simulate(draft_choice.choice_of("a slower one", CPU), 64, drafted=2.0)
+    for model in ("a model", "a slower one"):
+        draft_choice.keep(model, CPU)
     draft_choice.choices.clear()
+    assert draft_choice.choice_of("a slower one", CPU).faster == PLAIN
     result = draft_choice.choice_of("a model", CPU)
     assert result.next_segment() == (DRAFTED, 512)
     assert result.seconds == {PLAIN: 1.0, DRAFTED: 0.5}
