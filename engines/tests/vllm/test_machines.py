@@ -150,7 +150,7 @@ def test_one_stops(stops: int, what: str, kind: tuple[str, str], reference: Any,
         first.wait()
         stream = long_answer(first, model, texts[0])
         there, here = (first, second)[stops].family(), (second, first)[stops].family()
-        stopped = there if what == "machine" else [each for each in there if "Worker" in each.name()]
+        stopped = there if what == "machine" else [each for each in there if "Worker" in each.cmdline()[0]]
         for each in stopped:
             each.suspend()
         _, left = psutil.wait_procs(here if what == "machine" else here + there, timeout=180)
