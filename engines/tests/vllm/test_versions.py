@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from engines.tests.vllm.conftest import GREEDY_TOKENS, ROOT, assert_tokens_agree, run_engine
+from engines.tests.vllm.test_parallel import assert_two_are_one
 
 VERSION = "0.33.0"
 
@@ -63,3 +64,16 @@ def test_codes_by_the_name_of_a_dtype(reference: Any) -> None:
     )
     assert any(name.startswith("aura_paged_attention") for name in result["kernels"])
     assert_tokens_agree(result["rounds"][0]["tokens"], tokens, margins, 0.05)
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize(
+    "kind, family, features",
+    [
+        ("pipeline_parallel_size", "qwen3_5", "packed, aura"),
+        ("pipeline_parallel_size", "qwen3_next_moe", ""),
+        ("tensor_parallel_size", "qwen3_next_mtp", "drafts"),
+    ],
+)
+def test_two_processes(kind: str, family: str, features: str, reference: Any, tmp_path: Path) -> None:
+    assert assert_two_are_one(kind, family, features, reference, tmp_path, [python_files_of(VERSION)]) == VERSION
