@@ -102,7 +102,10 @@ def test_the_choice_is_kept_by_model_and_device(tmp_path: Path, monkeypatch: pyt
     assert json.loads(file.read_text(encoding="utf-8"))["devices"] == {"M9": []}
 
 
-@pytest.mark.parametrize("drafts", [[], {"cpu": 1}, {"cpu": {"m": {"seconds": {}}}}], ids=str)
+NO_TIME = {"seconds": {PLAIN: 0.0, DRAFTED: 1.0}, "proposed": 0, "accepted": 0}
+
+
+@pytest.mark.parametrize("drafts", [[], {"cpu": 1}, {"cpu": {"m": {"seconds": {}}}}, {"cpu": {"m": NO_TIME}}], ids=str)
 def test_a_file_that_keep_did_not_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drafts: Any) -> None:
     file = tmp_path / "table.json"
     monkeypatch.setenv("TORCH_GDN_TUNING_CACHE", str(file))

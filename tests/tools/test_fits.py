@@ -191,7 +191,8 @@ def test_parts_are_the_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parts is not None and parts.format.name == "bf16"
     assert sum(parts.layers) == configuration.num_hidden_layers
     tied = 256 * 64 * 2  # the last machine has the embedding too
-    assert sum(parts.needed) == (whole := needs.total("bf16", TOKENS, requests=3) + tied)
+    whole = needs.total("bf16", TOKENS, requests=3) + tied
+    assert sum(parts.needed) == whole
     monkeypatch.setattr(fits, "recommended", int)  # of bytes
     for first in (whole // 10, whole // 2, whole * 9 // 10):  # enough together
         parts = fits.parts_of(configuration, [first, whole - first], TOKENS, requests=3)
