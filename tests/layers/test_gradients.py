@@ -420,6 +420,15 @@ def test_what_works_in_place_refuses(device: torch.device) -> None:
 
 def test_a_row_that_is_too_long_for_mps() -> None:
     """It would need more registers than a GPU has. The norm itself takes it, and so does the CPU's gradient."""
+    wide = torch.linspace(-2, 2, 1200).requires_grad_()  # FLA's tests have this size
+    exact = wide.detach().double().requires_grad_()
+    torch_gdn.rms_norm_gated(wide, wide).sum().backward()
+    reference.rms_norm_gated(exact, exact).sum().backward()
+    assert wide.grad is not None
+    assert exact.grad is not None
+    assert relative_error(wide.grad, exact.grad) < 1e-6
+    with pytest.raises(ValueError, match="x: expected a last dimension of at most 1024 on mps, got 1200"):
+        torch_gdn.rms_norm_gated(wide.detach().to(ready("mps")), torch.ones(1200, device="mps"))
     x = torch.ones(1, 12289, requires_grad=True)
     torch_gdn.rms_norm(x).sum().backward()
     on_device = torch.ones(1, 12289, device=ready("mps"), requires_grad=True)

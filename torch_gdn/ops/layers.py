@@ -134,8 +134,8 @@ def rms_norm_gated(
     round_norm.
 
     Args:
-        x: [..., D], bfloat16, float16 or float32. D is at most 1024. Any strides. x is copied if its last stride is not
-            1, or if it has more than 4 dimensions and is not contiguous.
+        x: [..., D], bfloat16, float16 or float32. D is at most 16384, on `mps` 1024. Any strides. x is copied if its
+            last stride is not 1, or if it has more than 4 dimensions and is not contiguous.
         g: x's shape, bfloat16, float16 or float32. The gate. Any strides.
         weight: [D], bfloat16, float16 or float32. Default: ones.
         bias: None. The norm has no bias.

@@ -241,7 +241,7 @@ register(
         compiled=partial(one_dtype, NORM_ROWS[:3]),
         operations=lambda call: 5 * call["x"].numel(),
         exponentials=1,
-        invalid=partial(wrong_norm, second="g", too_long=1025),
+        invalid=partial(wrong_norm, second="g", too_long=16385),
     ),
     OpEntry(
         "norm_bwd",

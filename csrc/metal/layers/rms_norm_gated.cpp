@@ -8,8 +8,6 @@ namespace torch_gdn {
 
 namespace {
 
-static_assert(RmsNormGated<int64_t>::kLargestRow == kRmsNormGatedLargestRow);
-
 Launch launch_rms_norm_gated(const RmsNormGated<int64_t>& op, const Tensor& x, const Tensor& g, const Tensor& y) {
   auto parameters = row_parameters<RmsNormGatedParameters>(x, "rms_norm_gated: x");
   parameters.gate = row_strides(g);
@@ -30,6 +28,8 @@ Launch launch_rms_norm_gated(const RmsNormGated<int64_t>& op, const Tensor& x, c
 }
 
 void run(const RmsNormGated<int64_t>& op, const Tensor& y) {
+  TORCH_CHECK_VALUE(op.D <= kRmsNormGatedLargestRow, "rms_norm_gated: x: expected a last dimension of at most ",
+                    kRmsNormGatedLargestRow, " on mps, got ", op.D);  // a simdgroup keeps a row in its registers
   if (y.numel() == 0) return;
   launcher().run({launch_rms_norm_gated(op, as_rows(op.x, "x"), as_rows(op.g, "g"), y)});
 }

@@ -13,7 +13,7 @@ struct RmsNormGated {
       "rms_norm_gated(Tensor x, Tensor g, Tensor? weight=None, str activation='silu', float eps=1e-6, "
       "bool round_norm=False) -> Tensor";
 
-  static constexpr int64_t kLargestRow = 1024;
+  static constexpr int64_t kLargestRow = 16384;
 
   Tensor x, g;
   optional<Tensor> weight;
@@ -31,7 +31,7 @@ struct RmsNormGated {
 
   void check(const char* op) {
     const Check<Int> check(op, "x", x);
-    D = check_rows<Int>(check, x, weight, eps, "a last dimension from 1 to 1024", kLargestRow);
+    D = check_rows<Int>(check, x, weight, eps, "a last dimension from 1 to 16384", kLargestRow);
     check.is_activation("g", g);
     check.same_shape("g", g, "x", x);
     check.value(activation == "silu" || activation == "swish" || has_sigmoid(), "activation",
