@@ -1,6 +1,7 @@
 """Gradients of the delta rules. A Function saves a call's inputs, and nothing per chunk: the backward op computes the
-states again. Raw gates are computed again too, and their gradients are those of `fused_kda_gate`, which has a head's
-gate as that of one channel, and minus a sigmoid as the bounded gate."""
+states again. If q, k and v are views of a convolution's output, it saves that call's inputs, which the convolution
+saves too, and convolves again. Raw gates are computed again too, and their gradients are those of `fused_kda_gate`,
+which has a head's gate as that of one channel, and minus a sigmoid as the bounded gate."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from torch_gdn.autograd import differentiate
+from torch_gdn.autograd.layers import call_of_convolution
 
 
 class Options(NamedTuple):
@@ -29,6 +31,7 @@ class Options(NamedTuple):
     output_dtype: torch.dtype | None = None
     head_grouping: str = "block"
     return_intermediate_states: bool = False
+    views: tuple[tuple[Any, ...], ...] = ()  # sizes, strides and offsets of q, k and v
 
 
 class DeltaRule(Function):
@@ -45,6 +48,7 @@ class DeltaRule(Function):
         cu_seqlens: Tensor | None,
         chunk_indices: Tensor | None,
         options: Options,
+        *convolution: Any,  # the call whose output has the views
     ) -> tuple[Tensor, Tensor, Tensor]:
         its = options
         state = (initial_state, its.output_final_state, its.use_qk_l2norm_in_kernel, its.state_v_first, cu_seqlens)
@@ -63,17 +67,24 @@ class DeltaRule(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        *tensors, _, ctx.options = inputs
-        ctx.save_for_backward(*tensors)
+        tensors, ctx.options, convolution = inputs[:9], inputs[10], inputs[11:]
+        ctx.other_arguments = [None if isinstance(x, Tensor) else x for x in convolution]
+        convolution = [x if isinstance(x, Tensor) else None for x in convolution]
+        ctx.save_for_backward(*((None,) * 3 if ctx.options.views else tensors[:3]), *tensors[3:], *convolution)
         ctx.set_materialize_grads(False)
         _, final_state, h = output
         ctx.mark_non_differentiable(*((h,) if ctx.options.output_final_state else (final_state, h)))
 
     @staticmethod
     def backward(ctx: Any, do: Tensor | None, dht: Tensor | None, _: Any) -> Any:
-        *inputs, cu_seqlens = ctx.saved_tensors
-        q, k, v, g, beta, initial_state, A_log, dt_bias = inputs
+        q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, *convolution = ctx.saved_tensors
         its: Options = ctx.options
+        if its.views:
+            arguments = (y if x is None else x for x, y in zip(convolution, ctx.other_arguments, strict=True))
+            with torch.no_grad():
+                y, _ = torch.ops.gdn.causal_conv1d(*arguments)
+                q, k, v = (y.as_strided(*view) for view in its.views)
+        inputs = (q, k, v, g, beta, initial_state, A_log, dt_bias)
         gate = torch.ops.gdn.fused_kda_gate
         wide = g if its.of_channels else g[..., None]
         gates = (wide, A_log, dt_bias, its.lower_bound)
@@ -98,7 +109,7 @@ class DeltaRule(Function):
             grad.view(x.shape).to(x.dtype) if need and x is not None and grad is not None else None
             for grad, x, need in zip(result, inputs, ctx.needs_input_grad, strict=False)
         )
-        return *kept, None, None, None
+        return *kept, *(None for _ in ctx.needs_input_grad[8:])
 
 
 def delta_rule(
@@ -111,7 +122,11 @@ def delta_rule(
     options: Options,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns o, final_state and h as the op does, and records what their gradients need."""
-    o, final_state, h = DeltaRule.apply(*inputs, initial_state, A_log, dt_bias, cu_seqlens, chunk_indices, options)
+    convolution = call_of_convolution(*inputs[:3])
+    if convolution:
+        options = options._replace(views=tuple((x.shape, x.stride(), x.storage_offset()) for x in inputs[:3]))
+    tensors = (initial_state, A_log, dt_bias, cu_seqlens, chunk_indices)
+    o, final_state, h = DeltaRule.apply(*inputs, *tensors, options, *convolution)
     return o, final_state, h
 
 

@@ -202,6 +202,21 @@ class CausalConv1d(Function):
         return dx, dweight, dbias, dy if needs_residual else None, dstate, None, None, None, None, None
 
 
+def keep_call(y: Tensor, arguments: tuple[Any, ...]) -> None:
+    """Notes on a convolution's output how to compute it again, unless the call has a residual."""
+    if arguments[3] is None and not torch.compiler.is_compiling():
+        detached = tuple(x.detach() if isinstance(x, Tensor) else x for x in arguments)
+        y.torch_gdn_convolution = (*detached[:5], False, None, *detached[7:])  # type: ignore[attr-defined]
+
+
+def call_of_convolution(*views: Tensor) -> tuple[Any, ...]:
+    """Returns the arguments of the op of which all tensors are views, or () if that cannot be seen."""
+    base = None if torch.compiler.is_compiling() else views[0]._base
+    if base is None or base._version > 0 or any(x._base is not base or x.dtype != base.dtype for x in views):
+        return ()
+    return getattr(base, "torch_gdn_convolution", ())
+
+
 class QuantizedLinear(Function):
     """The weights are frozen. The gradient of x multiplies by them as numbers of x's dtype."""
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_gdn.autograd import needs_grad
-from torch_gdn.autograd.layers import CausalConv1d
+from torch_gdn.autograd.layers import CausalConv1d, keep_call
 from torch_gdn.ops.arguments import check_cu_seqlens, check_tensor
 
 __all__ = [
@@ -81,8 +81,10 @@ def causal_conv1d(
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, *others: Any) -> tuple[Tensor, Tensor]:
     """Calls the op, or its Function, with all arguments by place."""
-    run = CausalConv1d.apply if needs_grad(x, weight, bias, *others[:2]) else torch.ops.gdn.causal_conv1d
-    y, final_state = run(x, weight, bias, *others)
+    if not needs_grad(x, weight, bias, *others[:2]):
+        return torch.ops.gdn.causal_conv1d(x, weight, bias, *others)
+    y, final_state = CausalConv1d.apply(x, weight, bias, *others)
+    keep_call(y, (x, weight, bias, *others))
     return y, final_state
 
 
