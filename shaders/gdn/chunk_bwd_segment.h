@@ -24,18 +24,14 @@ METAL_FUNC int64_t channel_plane(constant ChunkBwdParameters& parameters, int64_
   return (matrices * kBwdChannelPlanes + plane) * parameters.key_columns;
 }
 
-// The states of a segment are [K, V] in whole blocks of rows and whole slices of columns.
+// The states of a segment are [K, V] in whole blocks of rows and whole slices of columns. A simdgroup moves the 256
+// bytes of an 8x8 block as its lanes hold them (core/fragment.h). Blocks of the same columns follow one another.
 METAL_FUNC int64_t state_floats(constant ChunkBwdParameters& parameters) {
   return int64_t(parameters.key_rows) * parameters.value_columns;
 }
 
-METAL_FUNC StateStrides kept_strides(constant ChunkBwdParameters& parameters) {
-  StateStrides strides;
-  strides.sequence = 0;
-  strides.head = state_floats(parameters);
-  strides.key = parameters.value_columns;
-  strides.value = 1;
-  return strides;
+METAL_FUNC int64_t state_block(constant ChunkBwdParameters& parameters, int row, int column) {
+  return int64_t(column) * parameters.key_rows + int64_t(row) * 8;
 }
 
 // Every lane of the simdgroup must call this.

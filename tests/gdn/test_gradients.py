@@ -11,6 +11,7 @@ import torch_gdn
 from tests.helpers.devices import by_threads, profiled, ready
 from tests.helpers.errors import assert_close, assert_same_bits, chunk_f32, relative_error
 from tests.helpers.gradients import (
+    HEADS,
     RULES,
     assert_exact_gradients,
     check,
@@ -30,6 +31,7 @@ from torch_gdn_check.registry.inputs import to_device
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 AS_FAR_AS_FLA = 1.3
+WALKS = ("chunk_bwd_h", "chunk_gated_delta_rule_bwd_dhu")
 each_rule = pytest.mark.parametrize("rule", RULES)
 
 
@@ -123,7 +125,23 @@ def test_memory_on_mps_grows_by_the_token(rule: str) -> None:
 @each_rule
 @pytest.mark.parametrize(("K", "V"), [(64, 64), (96, 96), (128, 128), (256, 256), (1, 1), (33, 65), (60, 100)])
 def test_sizes_of_heads(device: torch.device, rule: str, K: int, V: int) -> None:
-    check(rule, draw_call(rule, 40, K, V, B=1, H=1, HV=2), device)
+    H, HV = (1, 2) if K == 1 else (4, 8)  # the only number of a head may be a small difference
+    check(rule, draw_call(rule, 40, K, V, B=1, H=H, HV=HV), device)
+
+
+@each_rule
+def test_columns_that_a_threadgroup_walks(rule: str) -> None:
+    """All 128 of a head if each of the 8 cores gets a head, otherwise fewer. The bits are the same."""
+    device, bits = ready("mps"), {}
+    call = draw_call(rule, 40, 32, 128, B=1, H=8, HV=8)
+    do, dht = draw_outer(call)
+    for heads, threads in ((8, 512), (4, 256), (2, 128)):
+        fewer = {name: x.narrow(HEADS.get(name, 2), 0, heads) for name, x in call.items()}
+        with profiled() as profile:
+            result = gradients_of(RULES[rule][0], fewer, do[:, :, :heads], dht[:, :heads], device)
+        assert all(profile.launched(f"{walk}_32_{threads}") for walk in WALKS), profile
+        for name, x in result.items():
+            assert_same_bits(name, x, bits.setdefault(name, x).narrow(HEADS.get(name, 2), 0, heads))
 
 
 @each_rule

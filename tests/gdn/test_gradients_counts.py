@@ -14,8 +14,6 @@ from torch_gdn_check.registry.inputs import to_device
 
 pytestmark = pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")
 MOST = 1.15
-# Each of the four threadgroups of a head reads the keys, so that 32 heads have 128 threadgroups.
-OF_WALKS = {"chunk_bwd_h": 1.56, "chunk_gated_delta_rule_bwd_dhu": 1.58}
 
 
 def assert_few_bytes(run: Callable[[], Any], kernels: int) -> None:
@@ -25,14 +23,13 @@ def assert_few_bytes(run: Callable[[], Any], kernels: int) -> None:
     for name, figures in profile.kernels.items():
         issued = figures.device_bytes_issued_read + figures.device_bytes_issued_written
         distinct = figures.device_bytes_distinct_read + figures.device_bytes_distinct_written
-        most = next((ratio for walk, ratio in OF_WALKS.items() if name.startswith(walk)), MOST)
-        assert distinct <= issued <= most * distinct, f"{name}: {issued / distinct:.3f}"
+        assert distinct <= issued <= MOST * distinct, f"{name}: {issued / distinct:.3f}"
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_kernels_of_the_rules(rule: str, dtype: torch.dtype) -> None:
-    call = draw_call(rule, 64, 128, 128, B=1, H=1, HV=2, dtype=dtype)
+    call = draw_call(rule, 64, 128, 128, B=1, H=4, HV=8, dtype=dtype)  # a head for each core
     do, dht = draw_outer(call)
     on_device = to_device(call | {"do": do, "dht": dht}, ready("mps"))
     assert_few_bytes(lambda: getattr(torch.ops.gdn, f"{rule}_bwd")(**on_device), 8)

@@ -102,6 +102,7 @@ def backward_points() -> Iterator[RulePoint]:
 def compiled_backward() -> Iterator[RulePoint]:
     for dtype, (K, V) in itertools.product(DTYPES, (*MODEL_SIZES, *OTHER_SIZES)):
         yield RulePoint(dtype, K=K, V=V, tokens=2)
+    yield from (RulePoint(BF16, K=K, V=V, tokens=2, H=80, HV=80) for K, V in MODEL_SIZES)  # a head for each core
 
 
 for name, rule in (

@@ -171,6 +171,20 @@ class Backward {
     return {size_t(parameters_.rows * parts), size_t(s_.HV), size_t(s_.B)};
   }
 
+  // Each threadgroup of a walk reads the keys, so it owns as many slices of V as a core has registers for. It owns
+  // fewer if a core would have no threadgroup.
+  int64_t walk_threads() const {
+    const int64_t slices = ceil_div(s_.V, kBwdSlice), cores = int64_t(launcher().device().core_count);
+    int64_t owned = s_.K > 128 ? 2 : 4;
+    while (owned > 1 && (slices % owned != 0 || slices / owned * s_.HV * s_.N < cores)) --owned;
+    return owned * kBwdThreads;
+  }
+
+  std::array<size_t, 3> walks() const {
+    const int64_t slices = ceil_div(s_.V, kBwdSlice);
+    return {size_t(slices * kBwdThreads / walk_threads()), size_t(s_.HV), size_t(s_.N)};
+  }
+
   // The state before a segment. The first one starts from initial_state.
   Tensor start(int64_t segment) const {
     return segment > 0 && segment < scratch_.segments ? scratch_.starts[segment - 1] : Tensor();
@@ -191,12 +205,12 @@ class Backward {
     parameters_.has_carried = keeps_state;
     return {"chunk_bwd_h",
             "gdn/chunk_bwd_h.metal",
-            {s_.K},
+            {s_.K, walk_threads()},
             {scratch_.keys, scratch_.squares, scratch_.channels, scratch_.betas, in_.initial_state, start(segment),
              in_.cu_seqlens, scratch_.values, scratch_.h, keeps_state ? start(segment + 1) : Tensor(),
              Binding::values(parameters_)},
-            state_threadgroups(s_),
-            kBwdThreads};
+            walks(),
+            size_t(walk_threads())};
   }
 
   Launch dv_local() const {
@@ -211,12 +225,12 @@ class Backward {
   Launch walk_back(int64_t segment) const {
     return {"chunk_gated_delta_rule_bwd_dhu",
             "gdn/chunk_gated_delta_rule_bwd_dhu.metal",
-            {s_.K},
+            {s_.K, walk_threads()},
             {scratch_.keys, scratch_.squares, scratch_.channels, scratch_.betas, in_.final_gradient,
              scratch_.gradients_at[(segment + 1) % 2], in_.cu_seqlens, scratch_.values, scratch_.dh,
              scratch_.gradients_at[segment % 2], out_.dinitial_state, Binding::values(parameters_)},
-            state_threadgroups(s_),
-            kBwdThreads};
+            walks(),
+            size_t(walk_threads())};
   }
 
   Launch value_gradients() const {
@@ -230,7 +244,8 @@ class Backward {
   }
 
   Launch state_gradients() const {
-    const int64_t slices = whole_slices(int(s_.K)) / kBwdSlice, slices_at_once = slices % 2 == 0 ? 2 : 1;
+    const int64_t slices = whole_slices(int(s_.K)) / kBwdSlice;
+    const int64_t slices_at_once = slices % 2 == 0 ? 2 : slices % 3 == 0 ? 3 : 1;
     const int64_t threads = slices_at_once * kBwdThreads;
     return {"chunk_bwd_dqkwg",
             "gdn/chunk_bwd_dqkwg.metal",
