@@ -66,7 +66,7 @@ def inputs_of(case: Case) -> dict[str, Any]:
     return inputs
 
 
-def of_ggml(case: Case, device: torch.device) -> Prepared:
+def ggml_attention(case: Case, device: torch.device) -> Prepared:
     if device.type != "cpu":
         raise Skipped("its Metal op is no function that can be called alone")
     if case.dtype != torch.float32 or case.q.size(-1) != case.v.size(-1):
@@ -87,13 +87,13 @@ PREFILL: dict[str, Prepare] = {
     "torch_gdn": torch_gdn_prefill,
     "transformers": transformers("torch_chunk_gated_delta_rule"),
     "MLX": mlx,
-    "ggml": of_ggml,
+    "ggml": ggml_attention,
 }
 DECODE: dict[str, Prepare] = {
     "torch_gdn": decode_by(torch.ops.gdn.fused_recurrent_gated_delta_rule_),
     "transformers": transformers("torch_recurrent_gated_delta_rule"),
     "MLX": mlx,
-    "ggml": of_ggml,
+    "ggml": ggml_attention,
 }
 KDA_PREFILL: dict[str, Prepare] = {
     "torch_gdn": prefill_by(torch_gdn.chunk_kda),

@@ -32,9 +32,9 @@ def chunked(layer: Layer, tokens: int) -> int:
     """Counts the work in chunks, with v_new computed without w. Each key head has k k^T and q k^T. Each value head has
     k S, q S, the state's update, the inverse times v and the scores times v_new. Zeros above diagonals count too.
     """
-    of_key_heads = 2 * 2 * CHUNK * layer.K * layer.H
-    of_value_heads = (3 * 2 * layer.K * layer.V + 2 * 2 * CHUNK * layer.V) * layer.HV
-    return tokens * (of_key_heads + of_value_heads)
+    key_head_work = 2 * 2 * CHUNK * layer.K * layer.H
+    value_head_work = (3 * 2 * layer.K * layer.V + 2 * 2 * CHUNK * layer.V) * layer.HV
+    return tokens * (key_head_work + value_head_work)
 
 
 def activations(layer: Layer, tokens: int, dtype: torch.dtype) -> int:

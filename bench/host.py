@@ -20,7 +20,7 @@ from bench.timing import Call, measure
 from torch_gdn import _C
 from torch_gdn_check.registry import REGISTRY
 from torch_gdn_check.registry.inputs import to_device
-from torch_gdn_check.registry.layers import of_decoding
+from torch_gdn_check.registry.layers import decoding_points
 
 NOTHING, ADD = "an op that does nothing", "torch.add_"
 SOURCE = Path(__file__).with_name("do_nothing.cpp")
@@ -28,7 +28,7 @@ SOURCE = Path(__file__).with_name("do_nothing.cpp")
 
 def decode_calls(ops: Any, device: torch.device) -> dict[str, Call]:
     """Calls the ops of a namespace for a token of one Qwen3-Next layer."""
-    points = of_decoding(QWEN3_NEXT[1:], torch.bfloat16).items()
+    points = decoding_points(QWEN3_NEXT[1:], torch.bfloat16).items()
     calls = {op: to_device(REGISTRY[op].call(point), device) for op, point in points}
     return {op: partial(getattr(ops, op), **call) for op, call in calls.items()}
 

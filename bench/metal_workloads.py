@@ -50,7 +50,7 @@ def rule_inputs(shape: Shape, state_v_first: bool = False) -> tuple[list[Tensor]
 FUSED = {"use_qk_l2norm_in_kernel": True, "use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True}
 
 
-def of_rule(op: Callable[..., object], shape: Shape, state_v_first: bool, algorithm: str | None) -> Workload:
+def rule_workload(op: Callable[..., object], shape: Shape, state_v_first: bool, algorithm: str | None) -> Workload:
     inputs, tensors = rule_inputs(shape, state_v_first)
     return workload(partial(op, state_v_first=state_v_first), shape._replace(algorithm=algorithm), inputs, tensors)
 
@@ -69,7 +69,7 @@ def workload(op: Callable[..., object], shape: Shape, inputs: list[Tensor], tens
 
 def decode(shape: Shape, state_v_first: bool = False) -> Workload:
     """Decodes one token of each sequence, with its state in a slot: gates, norm of q and k, and the rule."""
-    return of_rule(
+    return rule_workload(
         torch.ops.gdn.fused_recurrent_gated_delta_rule_, shape._replace(tokens=1, algorithm=None), state_v_first, None
     )
 
@@ -79,7 +79,7 @@ def decode_v_first(shape: Shape) -> Workload:
 
 
 def prefill(shape: Shape) -> Workload:
-    return of_rule(torch.ops.gdn.chunk_gated_delta_rule_, shape, False, shape.algorithm)
+    return rule_workload(torch.ops.gdn.chunk_gated_delta_rule_, shape, False, shape.algorithm)
 
 
 def kda_prefill(shape: Shape) -> Workload:
@@ -91,7 +91,7 @@ def kda_prefill(shape: Shape) -> Workload:
     return workload(torch_gdn.chunk_kda_, shape, inputs, tensors)
 
 
-def of_module(name: str) -> Callable[[Shape], Workload]:
+def module_workload(name: str) -> Callable[[Shape], Workload]:
     def make(shape: Shape) -> Workload:
         made = module(name, shape.layer, shape.tokens, shape.dtype, DEVICE)
         return Workload(made.call, made.bytes, shape.tokens)
@@ -114,5 +114,5 @@ WORKLOADS: Mapping[str, Callable[[Shape], Workload]] = {
     "prefill": prefill,
     "kda-prefill": kda_prefill,
     "conv-update": conv_update,
-    **{name: of_module(name) for name in MODULES},
+    **{name: module_workload(name) for name in MODULES},
 }

@@ -194,10 +194,10 @@ def shares_of(call: Call) -> dict[str, float]:
 def tables(rows: Sequence[Row]) -> list[str]:
     """Returns Markdown with a line for each contender."""
     heading = ["", "dtype", "T", "", "ms", "tokens/s", "of ours", *PARTS, "error", ""]
-    of_ours = results.ratios(rows)
+    over_ours = results.ratios(rows)
     lines = []
     for row in rows:
-        ratio = of_ours.get((row.key, row.contender))
+        ratio = over_ours.get((row.key, row.contender))
         shares = [f"{100 * row.shares[part]:.0f} %" if row.shares else "" for part in PARTS]
         rate = (f"{row.rate:,.0f}" if row.rate >= 100 else f"{row.rate:.3g}") if row.rate else ""
         error = "" if row.error is None else f"{row.error:.1e}"

@@ -20,7 +20,7 @@ from bench.timing import Call, measure
 from torch_gdn_check.registry import REGISTRY
 from torch_gdn_check.registry.bounds import relative_error
 from torch_gdn_check.registry.inputs import to_device
-from torch_gdn_check.registry.layers import ConvolutionPoint, of_layer
+from torch_gdn_check.registry.layers import ConvolutionPoint, layer_points
 
 LARGEST_ERROR = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 1e-3}
 TOKENS = (1, 1024, 4096)
@@ -38,7 +38,7 @@ MODULES = [name for name, entry in REGISTRY.items() if entry.exponentials and no
 
 def module(name: str, layer: Layer, tokens: int, dtype: torch.dtype, device: torch.device) -> Module:
     """Calls the op as a layer does, without a state."""
-    entry, point = REGISTRY[name], of_layer(layer[1:], dtype, tokens)[name]
+    entry, point = REGISTRY[name], layer_points(layer[1:], dtype, tokens)[name]
     if isinstance(point, ConvolutionPoint):
         point = replace(point, from_state=False)
     drawn = entry.call(point)

@@ -69,12 +69,12 @@ def serving(rows: Sequence[Row], path: Path) -> None:
         return
     figure, (throughput, first, between) = plt.subplots(1, 3, figsize=(14, 4))
     for name, (colour, style) in SERVERS.items():
-        of_name = sorted((row for row in result if row.contender == name), key=lambda row: row.size)
-        clients = [row.size for row in of_name]
-        throughput.plot(clients, [1 / row.seconds for row in of_name if row.seconds], style, color=colour, label=name)
+        named = sorted((row for row in result if row.contender == name), key=lambda row: row.size)
+        clients = [row.size for row in named]
+        throughput.plot(clients, [1 / row.seconds for row in named if row.seconds], style, color=colour, label=name)
         for axis, what in ((first, "first token"), (between, "between tokens")):
-            median = [1e3 * row.latencies[what] for row in of_name]
-            above = [1e3 * (row.latencies[f"{what}, p95"] - row.latencies[what]) for row in of_name]
+            median = [1e3 * row.latencies[what] for row in named]
+            above = [1e3 * (row.latencies[f"{what}, p95"] - row.latencies[what]) for row in named]
             axis.errorbar(clients, median, [[0] * len(above), above], fmt=style, color=colour, capsize=3, label=name)
     for axis, title in ((throughput, "requests a second"), (first, "to the first token, ms"), (between, "between, ms")):
         axis.set(title=title, xlabel="clients", yscale="log")

@@ -67,7 +67,7 @@ def marked(row: Row) -> str:
     return milliseconds(row.seconds) + ("" if row.is_steady else f" {UNSTEADY}")
 
 
-def cells(row: Row, of_ours: float | None) -> list[str]:
+def cells(row: Row, over_ours: float | None) -> list[str]:
     if row.seconds is None:
         return [row.case, row.dtype, str(row.size), row.contender, "", "", "", "", "", "", "", row.note]
     share = "" if row.floor is None else f"{100 * row.floor / row.seconds:.0f} %"
@@ -78,7 +78,7 @@ def cells(row: Row, of_ours: float | None) -> list[str]:
         row.contender,
         marked(row),
         milliseconds(row.median),
-        "" if row.contender == OURS or of_ours is None else f"{of_ours:.2f}",
+        "" if row.contender == OURS or over_ours is None else f"{over_ours:.2f}",
         f"{row.operations / row.seconds / 1e9:.0f}" if row.operations else "",
         f"{row.bytes / row.seconds / 1e9:.1f}" if row.bytes else "",
         share,
@@ -103,14 +103,14 @@ def table(rows: Sequence[Row], size_name: str) -> str:
         "error",
         "",
     ]
-    of_ours = ratios(rows)
-    lines = [cells(row, of_ours.get((row.key, row.contender))) for row in rows]
+    over_ours = ratios(rows)
+    lines = [cells(row, over_ours.get((row.key, row.contender))) for row in rows]
     return markdown(heading, lines)
 
 
 def summary(rows: Sequence[Row], size_name: str) -> str:
     """Returns a line per size: our time, and how many times as long each contender takes. Empty without contenders."""
-    of_ours = ratios(rows)
+    over_ours = ratios(rows)
     others = list(dict.fromkeys(row.contender for row in rows if row.seconds is not None and row.contender != OURS))
     if not others:
         return ""
@@ -119,7 +119,7 @@ def summary(rows: Sequence[Row], size_name: str) -> str:
         if row.contender != OURS or row.seconds is None:
             continue
         share = "" if row.floor is None else f"{100 * row.floor / row.seconds:.0f} %"
-        times = [of_ours.get((row.key, name)) for name in others]
+        times = [over_ours.get((row.key, name)) for name in others]
         start = [row.case, row.dtype, str(row.size), marked(row), share]
         lines.append(start + ["" if time is None else f"{time:.1f} x" for time in times])
     return markdown(["layer", "dtype", size_name, "ms", "of the ceiling", *others], lines)

@@ -73,7 +73,7 @@ def steadiest(attempts: Iterable[dict[str, list[float]]]) -> dict[str, Time]:
     """
     result: list[dict[str, Time]] = []
     for rounds in attempts:
-        times = {name: Time.of(of_call) for name, of_call in rounds.items()}
+        times = {name: Time.of(samples) for name, samples in rounds.items()}
         if all(time.is_steady for time in times.values()):
             return times
         result.append(times)

@@ -81,7 +81,7 @@ def held_back(count: int) -> torch.Tensor:
 
     files = corpus.held_back_files(corpus.standard_library())[:count]
     pieces = [corpus.pieces(corpus.as_tensor(corpus.joined([file])), PIECE) for file in files]
-    return torch.stack([of_file[len(of_file) // 2] for of_file in pieces])
+    return torch.stack([pieces_of_file[len(pieces_of_file) // 2] for pieces_of_file in pieces])
 
 
 def bits_per_byte(model: Qwen3NextForCausalLM, pieces: torch.Tensor, label: str) -> float:

@@ -25,13 +25,13 @@ def test_pytorch_itself_is_compared_before_any_kernel() -> None:
 @pytest.mark.parametrize("device", ["cpu", "mps"])
 def test_pytorch_itself_is_right_here(device: str) -> None:
     device = ready(device)
-    for step in plan.of_pytorch():
+    for step in plan.pytorch_steps():
         result = execute(step, device)
         assert result.status == PASS, result.message
         assert 0 < result.figures["tensors"][step.group]["error"] < 5e-3
 
 
-@pytest.mark.parametrize("step", plan.of_pytorch(), ids=lambda step: step.name)
+@pytest.mark.parametrize("step", plan.pytorch_steps(), ids=lambda step: step.name)
 @pytest.mark.parametrize("factor", [1.01, float("nan")])
 def test_pytorch_that_is_off_is_named(step: Any, factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only results in the dtype of the step are off: the exact ones are in float64."""

@@ -25,7 +25,7 @@ def simulated_settings() -> dict[str, Any] | None:
 
 def check_facts(device: torch.device) -> Outcome:
     figures: dict[str, Any] = {"versions": info.versions(), "system": info.system(), "mps": info.mps()}
-    machine, absent = facts.of_machine()
+    machine, absent = facts.machine_facts()
     figures |= {"ops": info.ops(), "simulated": simulated_settings(), "machine": machine, "absent": absent}
     return Outcome(figures, why_no_mps("check"))
 

@@ -45,7 +45,7 @@ def low_power_mode() -> bool:
     return modes[0] == "1"
 
 
-def of_device(name: str) -> Any:
+def device_fact(name: str) -> Any:
     if not _C.has_launcher():
         raise Skipped("there is no mps device")
     return dict(_C.device_facts())[name]
@@ -70,12 +70,12 @@ FACTS: dict[str, Callable[[], Any]] = {
     "performance cores": lambda: int(asked("sysctl", "-n", "hw.perflevel0.physicalcpu")),
     "virtual machine": is_virtual,
     "low-power mode": low_power_mode,
-    "GPU": lambda: of_device("name"),
-    "GPU cores": lambda: of_device("core_count"),
-    "GPU families": lambda: of_device("families"),
-    "registryID": lambda: of_device("registry_id"),
-    "maxBufferLength": lambda: of_device("max_buffer_length"),
-    "recommendedMaxWorkingSetSize": lambda: of_device("recommended_max_working_set_size"),
+    "GPU": lambda: device_fact("name"),
+    "GPU cores": lambda: device_fact("core_count"),
+    "GPU families": lambda: device_fact("families"),
+    "registryID": lambda: device_fact("registry_id"),
+    "maxBufferLength": lambda: device_fact("max_buffer_length"),
+    "recommendedMaxWorkingSetSize": lambda: device_fact("recommended_max_working_set_size"),
     "torch": lambda: torch.__version__,
     "torch commit": lambda: torch.version.git_version,
     "torch at build": lambda: _C.built_with_torch,
@@ -84,7 +84,7 @@ FACTS: dict[str, Callable[[], Any]] = {
 }
 
 
-def of_machine() -> tuple[dict[str, Any], dict[str, str]]:
+def machine_facts() -> tuple[dict[str, Any], dict[str, str]]:
     """Returns the facts, and why those that are None are missing."""
     facts: dict[str, Any] = {}
     absent: dict[str, str] = {}

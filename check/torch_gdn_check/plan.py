@@ -48,7 +48,7 @@ def steps(folder: Path, quick: bool) -> list[Step]:
     )
     return [
         *about_the_device(),
-        *of_pytorch(),
+        *pytorch_steps(),
         *(Step(PROBE, name, "", partial(probes.check_probe, name=name)) for name in probes.PROBES),
         *from_seeds(quick),
         *recorded(folder, quick),
@@ -65,7 +65,7 @@ def about_the_device() -> list[Step]:
     ]
 
 
-def of_pytorch() -> list[Step]:
+def pytorch_steps() -> list[Step]:
     return [
         Step(PYTORCH, name, str(dtype).removeprefix("torch."), partial(pytorch.check_call, name=name, dtype=dtype))
         for name in pytorch.CALLS

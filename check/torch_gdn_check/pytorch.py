@@ -43,5 +43,5 @@ def check_call(device: torch.device, name: str, dtype: torch.dtype) -> Outcome:
     outcome = judged([Part(name, "", relative_error(result, exact), BOUNDS[dtype])])
     if not outcome.problem:
         return outcome
-    of_whom = f"PyTorch's own {name} in {str(dtype).removeprefix('torch.')} is off on this device"
-    return Outcome(outcome.figures, f"{of_whom}: {outcome.problem}. Wrong numbers of a model need not be torch_gdn's.")
+    suspect = f"PyTorch's own {name} in {str(dtype).removeprefix('torch.')} is off on this device"
+    return Outcome(outcome.figures, f"{suspect}: {outcome.problem}. Wrong numbers of a model need not be torch_gdn's.")

@@ -182,8 +182,8 @@ class Workers:
 
 def batches(steps: Sequence[Step]) -> list[list[Step]]:
     """Groups steps whose kernel variants compile from one source. Any other step is by itself."""
-    of_variants = {step.variant: step for step in steps if step.variant is not None}
-    together = [[of_variants[variant] for variant in source] for source in by_source(of_variants)]
+    by_variant = {step.variant: step for step in steps if step.variant is not None}
+    together = [[by_variant[variant] for variant in source] for source in by_source(by_variant)]
     return together + [[step] for step in steps if step.variant is None]
 
 

@@ -60,8 +60,8 @@ def test_states_are_copied_where_the_mask_says_so(device: torch.device) -> None:
     mask = torch.tensor([True, False, True, True, True, True], device=device)
     tracking.track_all_layers(*result, source, mask, destination, batch_size=5)
     assert all(torch.equal(x.cpu(), y) for x, y in zip(result, wanted, strict=True))
-    of_one_slot, slot = torch.zeros(1, 5, 3, device=device), torch.zeros(1, dtype=torch.long, device=device)
-    tracking.track_one_layer(of_one_slot, of_one_slot, slot, slot > 0, slot, batch_size=1)
+    one_slot, slot = torch.zeros(1, 5, 3, device=device), torch.zeros(1, dtype=torch.long, device=device)
+    tracking.track_one_layer(one_slot, one_slot, slot, slot > 0, slot, batch_size=1)
 
 
 H, HV, K, V, SLOTS = 2, 4, 32, 16, 6
@@ -149,7 +149,7 @@ def test_what_no_kernel_can_do_is_refused() -> None:
     kernels.convolve_prompts(x.t(), weight, None, states, starts, cache_indices=slots, block_table=None, **known)
     rule, q, gates = kernels.DeltaRule(), torch.zeros(1, 2, 1, 4), torch.zeros(1, 2, 1)
     pools = {"ssm_states": torch.zeros(2, 1, 4, 4), "cache_indices": slots, "query_start_loc": starts}
-    of_decode = {"A_log": torch.zeros(1), "dt_bias": torch.zeros(1)} | pools
+    decode_args = {"A_log": torch.zeros(1), "dt_bias": torch.zeros(1)} | pools
     norm, unknown = SimpleNamespace(weight=torch.ones(4), eps=1e-6, activation="silu"), ".* does not know this argument"
     tokens, prompts = (x, states, weight), (x.t(), weight, None, states, starts)
     for message, refused in (
@@ -157,7 +157,7 @@ def test_what_no_kernel_can_do_is_refused() -> None:
         ("causal_conv1d_update: expected", partial(kernels.convolve_tokens, *tokens, cache_seqlens=slots)),
         ("causal_conv1d_update: expected", partial(kernels.convolve_tokens, x[None], *tokens[1:])),
         (f"causal_conv1d_fn: block_table: {unknown}", partial(kernels.convolve_prompts, *prompts, block_table=slots)),
-        (f"Kernel.decode: other: {unknown}", partial(rule.decode, q, q, q, gates[0], gates[0], **of_decode, other=1)),
+        (f"Kernel.decode: other: {unknown}", partial(rule.decode, q, q, q, gates[0], gates[0], **decode_args, other=1)),
         (f"Kernel.extend: other: {unknown}", partial(rule.extend, q, q, q, gates, gates, **pools, other=1)),
         ("multi-item", partial(rule.extend, q, q, q, gates, gates, **pools, inplace_update=False)),
         ("FusedRMSNormGated", partial(kernels.gated_norm, norm, x, x, x)),
@@ -189,9 +189,9 @@ def test_a_convolution_without_slots_takes_a_slot_for_each_sequence(activation: 
     exact = torch.nn.functional.silu(exact) if activation else exact
     y = kernels.convolve_tokens(x, pool.clone(), weight, activation=activation)
     starts = torch.arange(4, dtype=torch.int32)
-    of_prompts = kernels.convolve_prompts(x.t(), weight, None, pool.clone(), starts, activation=activation).t()
+    from_prompts = kernels.convolve_prompts(x.t(), weight, None, pool.clone(), starts, activation=activation).t()
     assert_close("y", y, exact, 1e-6, head_dim=0)
-    assert_close("y of prompts", of_prompts, exact, 1e-6, head_dim=0)
+    assert_close("y of prompts", from_prompts, exact, 1e-6, head_dim=0)
 
 
 def theirs(*given: Any, **options: Any) -> Any:

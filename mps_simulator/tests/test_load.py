@@ -94,13 +94,13 @@ def test_headers_of_torch_that_were_installed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int
 ) -> None:
     """A new installation changes their times, and clang refuses a precompiled header whose files have another time."""
-    header = tmp_path / "system" / "of_torch.h"
+    header = tmp_path / "system" / "torch_header.h"
     header.parent.mkdir()
     header.write_text("#pragma once\ninline int two() { return 2; }\n")
-    monkeypatch.setattr(build, "SHARED_HEADERS", "#include <of_torch.h>\n")
+    monkeypatch.setattr(build, "SHARED_HEADERS", "#include <torch_header.h>\n")
     sources = [tmp_path / f"unit_{number}.cpp" for number in range(build.MANY)]
     for source in sources:
-        source.write_text(f'#include <of_torch.h>\nextern "C" int {source.stem}() {{ return two(); }}\n')
+        source.write_text(f'#include <torch_header.h>\nextern "C" int {source.stem}() {{ return two(); }}\n')
     flags = ["-isystem", str(header.parent)]
     mps_simulator.load(sources, name="shares", flags=flags)
     changed = header.stat().st_mtime + seconds

@@ -35,7 +35,7 @@ def floats(operations: dict[str, int]) -> dict[str, float]:
     return {kind: count / 32 for kind, count in operations.items() if kind in FLOATS}
 
 
-def of_value(value: str, element: str = "float") -> dict[str, float]:
+def counted_in(value: str, element: str = "float") -> dict[str, float]:
     width = 4 if element == "float4" else 1
     x, out = torch.rand(34 * width) + 1, torch.zeros(32 * width)
     kernel = figures(SOURCE.replace("TYPE", element).replace("VALUE", value), [x.to("mps"), out.to("mps"), 5])
@@ -65,7 +65,7 @@ def of_value(value: str, element: str = "float") -> dict[str, float]:
     ],
 )
 def test_each_kind(value: str, expected: dict[str, float]) -> None:
-    assert of_value(value) == expected
+    assert counted_in(value) == expected
 
 
 def test_a_product_that_is_used_twice_is_no_fma() -> None:
@@ -75,7 +75,7 @@ def test_a_product_that_is_used_twice_is_no_fma() -> None:
 
 
 def test_vectors_count_each_element() -> None:
-    assert of_value("a * b + c", "float4") == {"fma": 4}
+    assert counted_in("a * b + c", "float4") == {"fma": 4}
 
 
 @pytest.mark.parametrize("turns", [1, 7])

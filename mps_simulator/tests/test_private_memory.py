@@ -34,8 +34,8 @@ kernel void private_memory(device const float* source [[buffer(0)]], device cons
 def twin(name: str, source: str, *words: str, last: int | None = None) -> Twin:
     """Returns a twin that copies its source. `last` is the last thread's index, if only that thread is at fault."""
     result = [*words, THREAD if last is None else thread(63)]
-    of_last = [] if last is None else [last]
-    return Twin(name, source, ("9", "8"), result, arguments=lambda: [ramp(), indices(*of_last), unwritten()])
+    last_index = [] if last is None else [last]
+    return Twin(name, source, ("9", "8"), result, arguments=lambda: [ramp(), indices(*last_index), unwritten()])
 
 
 FILL = "float x[8]; for (int n = 0; n < 8; ++n) x[n] = source[i];"

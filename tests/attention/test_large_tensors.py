@@ -25,10 +25,10 @@ def tensors(keys: int, HQ: int) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(("keys", "HQ"), [(40, 4), (40, 24), (150, 4)], ids=["decode", "prefill", "divided"])
 def test_attention(keys: int, HQ: int) -> None:
-    of_sequence = (int32(1, 0)[None], int32(0, 2), int32(2 * keys))
+    tables = (int32(1, 0)[None], int32(0, 2), int32(2 * keys))
     with sparse_memory() as device:
         near = {name: x.to(device) for name, x in tensors(keys, HQ).items()}
-        table, boundaries, length = (x.to(device) for x in of_sequence)
+        table, boundaries, length = (x.to(device) for x in tables)
         indices = {"block_table": table, "cu_seqlens": boundaries, "seq_lens": length}
         expected = torch_gdn.paged_attention(**near, **indices).cpu()
         for name, x in near.items():

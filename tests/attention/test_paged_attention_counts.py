@@ -44,10 +44,10 @@ def gathered(L: int, T: int, ratio: int) -> int:
     """Counts the bytes of one sequence if its pages are gathered and repeated for each query head, with scores in
     memory.
     """
-    of_keys, of_queries, scores = 2 * T * HK * D, L * HK * ratio * D, L * T * HK * ratio
-    gather = 2 * of_keys  # read and written
-    repeat = (1 + ratio) * of_keys
-    attention = ratio * of_keys + 2 * of_queries + 4 * scores  # scores and weights are written and read
+    key_count, query_count, scores = 2 * T * HK * D, L * HK * ratio * D, L * T * HK * ratio
+    gather = 2 * key_count  # read and written
+    repeat = (1 + ratio) * key_count
+    attention = ratio * key_count + 2 * query_count + 4 * scores  # scores and weights are written and read
     return (gather + repeat + attention) * SIZE
 
 

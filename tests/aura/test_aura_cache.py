@@ -97,8 +97,8 @@ class Decoded:
             return keys, values
         positions = torch.arange(total - keys.shape[2], total)[:, None]
         coded = (positions >= self.sinks) & (positions < self.coded_to)
-        of_keys, of_values = (self.through_codes(x, which) for which, x in enumerate((keys, values)))
-        return torch.where(coded, of_keys, keys), torch.where(coded, of_values, values)
+        coded_keys, coded_values = (self.through_codes(x, which) for which, x in enumerate((keys, values)))
+        return torch.where(coded, coded_keys, keys), torch.where(coded, coded_values, values)
 
     def through_codes(self, x: Tensor, which: int) -> Tensor:
         signs = reference.aura_signs(x.shape[-1], 2 * self.index + which)

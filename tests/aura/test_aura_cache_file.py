@@ -203,5 +203,5 @@ def test_the_format_is_in_the_file(tmp_path: Path) -> None:
     held(model).save(tmp_path / "a")
     content = aura_file.read(tmp_path / "a")
     assert [layer["kind"] for layer in content.layers] == ["codes", "codes, window 4"]
-    assert content.of_layer(1)["key.norms"].shape == (2, 2, 6)
-    assert content.of_layer(1)["exact.keys"].shape == (2, 2, 2, 64)
+    assert content.layer_tensors(1)["key.norms"].shape == (2, 2, 6)
+    assert content.layer_tensors(1)["exact.keys"].shape == (2, 2, 2, 64)

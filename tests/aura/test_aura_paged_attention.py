@@ -21,8 +21,8 @@ from torch_gdn_check.registry.attention import (
     aura_pages,
     make_call,
     means_of_pages,
-    of_slots,
     place_exact_rows,
+    slot_means,
 )
 from torch_gdn_check.registry.aura import Codec
 from torch_gdn_check.registry.inputs import Call, to_device
@@ -52,7 +52,7 @@ def coded(call: Call, scheme: str) -> tuple[Call, Call]:
         cache = call[f"{name}_cache"]
         if name == "key" and cache.shape[1] % TILE == 0:
             codes["key_tile_means"] = means_of_pages(cache)
-            means = of_slots(codes["key_tile_means"])
+            means = slot_means(codes["key_tile_means"])
             pages, decoded = aura_pages(codec, cache - means)
             decoded += means
         else:

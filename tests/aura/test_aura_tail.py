@@ -244,5 +244,5 @@ def test_bytes(tail: int, capacity: int, tokens: int, coded: int, tiles: int) ->
     exact, means = tokens - coded, D * 2
     assert both.cache.bytes_used == 2 * 2 * (coded * (4 * (8 + 6) + 4) + exact * 2 * D * 4 + tiles * means)
     codes = capacity - 2 - tail
-    of_tiles = -(-codes // 128) * means if tiles else 0
-    assert both.cache.bytes_reserved == 2 * 2 * (codes * (4 * (8 + 6) + 4) + (2 + 2 * tail) * 2 * D * 4 + of_tiles)
+    tile_values = -(-codes // 128) * means if tiles else 0
+    assert both.cache.bytes_reserved == 2 * 2 * (codes * (4 * (8 + 6) + 4) + (2 + 2 * tail) * 2 * D * 4 + tile_values)

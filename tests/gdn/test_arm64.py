@@ -62,10 +62,10 @@ def prefill(program: Path, case: Case, processor: str, **environment: str) -> tu
     on_device.write_bytes(b"".join(x.contiguous().view(torch.uint8).numpy().tobytes() for x in tensors))
     command = [EMULATOR, "-cpu", processor, str(program), str(on_device), str(back)]
     result = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | environment).stdout
-    of_o = 2 * tokens * COLUMNS
+    o_bytes = 2 * tokens * COLUMNS
     results = bytearray(back.read_bytes())
-    o = torch.frombuffer(results[:of_o], dtype=torch.bfloat16).view(case.v.shape)
-    return result.strip(), o, torch.frombuffer(results[of_o:], dtype=torch.float32).view(case.initial_state.shape)
+    o = torch.frombuffer(results[:o_bytes], dtype=torch.bfloat16).view(case.v.shape)
+    return result.strip(), o, torch.frombuffer(results[o_bytes:], dtype=torch.float32).view(case.initial_state.shape)
 
 
 @pytest.mark.parametrize("K", [128, 40, 33])

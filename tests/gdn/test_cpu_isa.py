@@ -189,8 +189,8 @@ def test_bits(results: dict[str, Named], dtype: torch.dtype) -> None:
     for op in NORMS:
         name = f"{op} {dtype}"
         if "residual" in (call := cases()[name].call):
-            of_sum = (call["x"].float() + call["residual"].float()).to(dtype)
-            assert torch.equal(results[name]["residual_out"], of_sum)
+            total = (call["x"].float() + call["residual"].float()).to(dtype)
+            assert torch.equal(results[name]["residual_out"], total)
 
 
 def test_codes_are_looked_up(results: dict[str, Named]) -> None:

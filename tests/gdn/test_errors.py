@@ -141,9 +141,9 @@ def test_no_sequences_give_empty_outputs(
     call["cu_seqlens"] = call["cu_seqlens"][:1].to("cpu" if boundaries_on_the_cpu else device)
     before = {name: call[name].clone() for name in entry.written if name in call}
     result = entry.outputs(call, entry.run(call))
-    of_parameters = result.keys() - before.keys()  # gradients, which are sums over no tokens
-    assert result.keys() >= before.keys() and not any(result[name].any() for name in of_parameters)
-    assert not of_parameters or entry.name.endswith("_bwd")
+    parameter_grads = result.keys() - before.keys()  # gradients, which are sums over no tokens
+    assert result.keys() >= before.keys() and not any(result[name].any() for name in parameter_grads)
+    assert not parameter_grads or entry.name.endswith("_bwd")
     assert all(torch.equal(call[name], x) for name, x in before.items())
 
 

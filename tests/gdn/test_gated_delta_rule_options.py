@@ -63,8 +63,8 @@ def test_raw_gates_and_betas_of_strided_views(device: torch.device, op: str) -> 
     """Gates and betas are halves of one projection of packed sequences. A_log and dt_bias have strides too."""
     case = make_case(70, HV=3, cu_seqlens=[0, 3, 3, 70])
     options = raw_gates(case, torch.bfloat16) | raw_betas(case, torch.bfloat16)
-    of_heads = {name: torch.stack([options[name], options[name] + 1], -1) for name in ("A_log", "dt_bias")}
-    strided = {name: x.to(device)[:, 0] for name, x in of_heads.items()}
+    stacked = {name: torch.stack([options[name], options[name] + 1], -1) for name in ("A_log", "dt_bias")}
+    strided = {name: x.to(device)[:, 0] for name, x in stacked.items()}
     on_device = case.to(device)
     fused = torch.cat([case.g, case.beta], -1).to(device)
     on_device.g, on_device.beta = fused.split(3, -1)

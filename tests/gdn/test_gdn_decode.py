@@ -45,9 +45,9 @@ def in_three_ops(call: Call) -> Tensor:
     H = (call["conv_weight"].shape[0] - HV * V) // (2 * K)
     indices, cu_seqlens, accepted = call["state_indices"], call.get("cu_seqlens"), call.get("num_accepted_tokens")
     flags, null = call["has_initial_state"], call["null_index"]
-    of_sequences = indices[:, 0] if indices.dim() == 2 else indices
+    sequence_slots = indices[:, 0] if indices.dim() == 2 else indices
     mixed = torch_gdn.causal_conv1d_update_(
-        call["qkv"], call["conv_weight"], call["conv_pool"], of_sequences, flags, null, call["conv_bias"], "silu",
+        call["qkv"], call["conv_weight"], call["conv_pool"], sequence_slots, flags, null, call["conv_bias"], "silu",
         cu_seqlens=cu_seqlens, num_accepted_tokens=accepted,
     )  # fmt: skip
     q, k, v = mixed.split([H * K, H * K, HV * V], -1)

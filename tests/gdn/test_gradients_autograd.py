@@ -139,9 +139,9 @@ def test_either_output_alone(rule: str, call: Call) -> None:
     o, state = RULES[rule][0](**(call | leaves | {"output_final_state": True}))
     parts = [torch.autograd.grad(x.sum(), list(leaves.values()), retain_graph=True) for x in (o, state)]
     both = torch.autograd.grad(o.sum() + state.sum(), list(leaves.values()))
-    for name, of_o, of_state, of_both in zip(leaves, *parts, both, strict=True):
-        assert of_state.abs().sum() > 0 or name == "q", name
-        torch.testing.assert_close(of_o + of_state, of_both, rtol=1e-4, atol=1e-4, msg=name)
+    for name, from_o, from_state, from_both in zip(leaves, *parts, both, strict=True):
+        assert from_state.abs().sum() > 0 or name == "q", name
+        torch.testing.assert_close(from_o + from_state, from_both, rtol=1e-4, atol=1e-4, msg=name)
 
 
 @each_rule

@@ -44,9 +44,9 @@ def test_kernels_of_the_layers(dtype: torch.dtype) -> None:
 
     ops, F32, gates = torch.ops.gdn, torch.float32, (1, 128, 4, 128)
     x, dy, weight, state, dstate = (draw(*sizes) for sizes in (*[(1, 128, 512)] * 2, (512, 4), *[(1, 512, 3)] * 2))
-    of_x, of_y, of_g = (draw(*gates) for _ in range(3))
-    of_gate, A_log, bias = draw(*gates, dtype=F32), draw(4, dtype=F32), draw(512, dtype=F32)
+    x4, dy4, gate = (draw(*gates) for _ in range(3))
+    raw_gate, A_log, bias = draw(*gates, dtype=F32), draw(4, dtype=F32), draw(512, dtype=F32)
     assert_few_bytes(lambda: ops.norm_bwd(dy, x, draw(512), None, None, "silu", 1e-6, False, False, True), 2)
-    assert_few_bytes(lambda: ops.norm_bwd(of_y, of_x, draw(128), of_g, None, "silu", 1e-6, False, False, True), 2)
-    assert_few_bytes(lambda: ops.fused_kda_gate_bwd(of_gate, of_g, A_log, bias), 2)
+    assert_few_bytes(lambda: ops.norm_bwd(dy4, x4, draw(128), gate, None, "silu", 1e-6, False, False, True), 2)
+    assert_few_bytes(lambda: ops.fused_kda_gate_bwd(raw_gate, gate, A_log, bias), 2)
     assert_few_bytes(lambda: ops.causal_conv1d_bwd(dy, x, weight, None, state, dstate, "silu", None, None, True), 3)

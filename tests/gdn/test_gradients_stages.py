@@ -18,7 +18,7 @@ from torch_gdn_check.registry.drawing import drawing
 TOKENS, H, HV, K, V = 3, 1, 2, 2, 3
 STATE = (HV, K, V)
 OPTIONS = stages.Options(0.7, True, "block")
-of_heads_and_channels = pytest.mark.parametrize("width", [1, K], ids=["head", "channels"])
+heads_and_channels = pytest.mark.parametrize("width", [1, K], ids=["head", "channels"])
 
 
 class Stage(Function):
@@ -31,8 +31,8 @@ class Stage(Function):
         return run(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, *of_outputs: Tensor) -> Any:
-        result = ctx.back(*ctx.saved_tensors, *of_outputs)
+    def backward(ctx: Any, *output_grads: Tensor) -> Any:
+        result = ctx.back(*ctx.saved_tensors, *output_grads)
         return None, None, *((result,) if isinstance(result, Tensor) else result)
 
 
@@ -73,7 +73,7 @@ def rule(form: tuple[Tensor, ...], beta: Tensor, v: Tensor, state: Tensor) -> tu
     return o, last[..., None] * state + torch.einsum("ihk,ihv->hkv", k_write, beta * r), r
 
 
-@of_heads_and_channels
+@heads_and_channels
 def test_chunk_bwd_dv_local(x: stages.Inputs) -> None:
     parts = stages.parts_of(x, OPTIONS)
     check(
@@ -83,7 +83,7 @@ def test_chunk_bwd_dv_local(x: stages.Inputs) -> None:
     )
 
 
-@of_heads_and_channels
+@heads_and_channels
 def test_chunk_gated_delta_rule_bwd_dhu(x: stages.Inputs) -> None:
     """du is the gradient of v before beta multiplies it."""
     parts = stages.parts_of(x, OPTIONS)
@@ -97,7 +97,7 @@ def test_chunk_gated_delta_rule_bwd_dhu(x: stages.Inputs) -> None:
     check(lambda v, state: rule(form_of(parts), parts.beta, v, state)[:2], back, x.v, draw(*STATE))
 
 
-@of_heads_and_channels
+@heads_and_channels
 def test_prepare_wy_repr_bwd_and_chunk_bwd_dqkwg(x: stages.Inputs) -> None:
     """The gradients of v, beta and every part of the form, from those of o and of the state after the chunk."""
     parts, state = stages.parts_of(x, OPTIONS), draw(*STATE)
@@ -120,7 +120,7 @@ def test_prepare_wy_repr_bwd_and_chunk_bwd_dqkwg(x: stages.Inputs) -> None:
     check(run, back, x.v, x.beta, *form_of(parts)[:-1], last)
 
 
-@of_heads_and_channels
+@heads_and_channels
 def test_chunk_bwd_intra(x: stages.Inputs) -> None:
     """The gradients of q, k and the log decays, of each value head, from those of the form."""
     options = OPTIONS._replace(scale=1.0, normalise=False)
@@ -131,9 +131,9 @@ def test_chunk_bwd_intra(x: stages.Inputs) -> None:
     def run(*leaves: Tensor) -> tuple[Tensor, ...]:
         return *form_of(form(*leaves))[:-1], form(*leaves).last.expand(HV, K)
 
-    def back(q: Tensor, k: Tensor, g: Tensor, dL: Tensor, *of_form: Tensor) -> tuple[Tensor, ...]:
+    def back(q: Tensor, k: Tensor, g: Tensor, dL: Tensor, *form_tensors: Tensor) -> tuple[Tensor, ...]:
         strictly = dL.permute(2, 0, 1).tril(-1).permute(1, 2, 0)
-        return stages.chunk_bwd_intra(form(q, k, g), stages.FormGradients(strictly, *of_form))
+        return stages.chunk_bwd_intra(form(q, k, g), stages.FormGradients(strictly, *form_tensors))
 
     check(run, back, draw(TOKENS, HV, K), draw(TOKENS, HV, K), x.g)
 
@@ -151,7 +151,7 @@ def test_chunk_bwd_keys(head_grouping: str, normalise: bool) -> None:
         check(run, lambda q, dq: stages.key_gradients(q, dq, options), draw(TOKENS, 2, K))
 
 
-@of_heads_and_channels
+@heads_and_channels
 def test_the_stages_together(x: stages.Inputs) -> None:
     """Two chunks of two tokens and one of one: the rule's own gradients, by numerical derivatives of the recurrence."""
 

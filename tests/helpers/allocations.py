@@ -17,7 +17,7 @@ import mps_simulator
 from torch_gdn import _C
 from torch_gdn_check.registry import REGISTRY
 from torch_gdn_check.registry.inputs import to_device
-from torch_gdn_check.registry.layers import of_decoding
+from torch_gdn_check.registry.layers import decoding_points
 
 METAL = b"libtorch_gdn_metal"
 CALLS = 20
@@ -25,7 +25,7 @@ CALLS = 20
 
 def decode_calls() -> Iterator[tuple[str, Callable[[], object]]]:
     """Returns decode calls in place, with a buffer for the output."""
-    for op, point in of_decoding((2, 4, 64, 32), torch.float32, batch=2).items():
+    for op, point in decoding_points((2, 4, 64, 32), torch.float32, batch=2).items():
         entry = REGISTRY[op]
         call = to_device(entry.call(point), "mps")
         if "out" in entry.written:

@@ -219,8 +219,8 @@ class Comparison:
         """Yields the expressions of the claimed shape, each with the value it must have."""
         if shape == "any shape":
             return
-        if of_other := re.fullmatch(r"(\w+)'s shape", shape):
-            other = self.call[of_other[1]]
+        if same_shape := re.fullmatch(r"(\w+)'s shape", shape):
+            other = self.call[same_shape[1]]
             assert x.shape == other.shape, f"{name}: {list(x.shape)}, stated {shape}, {list(other.shape)}"
             return
         if flat := re.fullmatch(r"(.*) elements in any shape", shape):

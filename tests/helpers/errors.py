@@ -31,14 +31,14 @@ __all__ = [
     "assert_same_bits",
     "chunk_f32",
     "head_errors",
-    "of_a_sum",
     "relative_error",
+    "sum_error",
 ]
 
 NARROWEST = 4  # lanes of the narrowest variant of the CPU kernels
 
 
-def of_a_sum(terms: int, dtype: torch.dtype) -> float:
+def sum_error(terms: int, dtype: torch.dtype) -> float:
     """Returns how far the rounding of a sum of squares takes a norm, which divides by its root.
 
     The narrowest variant adds terms / 4 squares in turn in each of 4 lanes. Each addition rounds the sum so far, by

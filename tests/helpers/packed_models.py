@@ -233,25 +233,25 @@ def packed_model(model: Path, how: Format, folder: Path) -> tuple[Path, Path]:
     from safetensors.torch import load_file, save_file
 
     packed, numbers = folder / "packed", folder / "numbers"
-    plain, wide, of_packed, of_numbers = [], {}, {}, {}
+    plain, wide, packed_tensors, plain_tensors = [], {}, {}, {}
     named = functools.partial(wrapped_name, how=how) if how.wrapped else str
     for name, weight in load_file(model / "model.safetensors").items():
         module, is_weight = name.removesuffix(".weight"), name.endswith(".weight") and weight.dim() == 2
         if not is_weight or re.search(how.plain, module):
-            of_packed[named(name)] = of_numbers[name] = weight
+            packed_tensors[named(name)] = plain_tensors[name] = weight
             plain += [named(module)] if is_weight else []
             continue
         own = replace(how, bits=8) if how.eight and re.search(how.eight, module) else how
         wide |= {named(module): {"bits": 8, "group_size": how.group}} if own is not how else {}
-        tensors, of_numbers[name] = float8(weight) if how.layout == "fp8" else written(quantise(weight, own), own)
-        of_packed |= {named(f"{module}.{each}"): tensor.contiguous() for each, tensor in tensors.items()}
+        tensors, plain_tensors[name] = float8(weight) if how.layout == "fp8" else written(quantise(weight, own), own)
+        packed_tensors |= {named(f"{module}.{each}"): tensor.contiguous() for each, tensor in tensors.items()}
     if how.layout == "mlx":
-        of_packed = as_mlx(of_packed)
+        packed_tensors = as_mlx(packed_tensors)
     config = json.loads((model / "config.json").read_text())
     if how.wrapped:
         config = wrap(config)
-        of_packed |= vision_part(config, how)
-    for path, weights in ((packed, of_packed), (numbers, of_numbers)):
+        packed_tensors |= vision_part(config, how)
+    for path, weights in ((packed, packed_tensors), (numbers, plain_tensors)):
         shutil.copytree(model, path)
         save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     config["quantization_config"] = configuration(how, plain) | wide

@@ -60,7 +60,7 @@ def tensors_of(form: str, name: str, shape: torch.Size) -> dict[str, Tensor]:
             result = {f"{stem}.switch_mlp.{part}": packed(form, E, rows, K) for part, rows in parts.items()}
         else:
             result = {f"{stem}.experts.{e}.{part}": packed(form, n, K) for e in range(E) for part, n in parts.items()}
-        return {f"{each}.{ending}": x for each, of_each in result.items() for ending, x in of_each.items()}
+        return {f"{each}.{ending}": x for each, entries in result.items() for ending, x in entries.items()}
     if len(shape) != 2 or shape[0] % 128 or "embed" in name or name.endswith((".gate.weight", "lm_head.weight")):
         return {name: torch.zeros(shape, dtype=torch.bfloat16)}
     return {f"{module}.{ending}": x for ending, x in packed(form, *shape).items()}

@@ -124,11 +124,11 @@ def test_states_take_a_part_of_the_memory(
 def test_pages_take_what_the_states_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     given = SimpleNamespace(max_memory_percent=0.5)
 
-    def of_pages(cache: Any, config: Any, for_pages: Any, *_: Any, **__: Any) -> None:
+    def with_for_pages(cache: Any, config: Any, for_pages: Any, *_: Any, **__: Any) -> None:
         raise MemoryError(for_pages.max_memory_percent)
 
     monkeypatch.setattr(continuous_batching, "slots_and_share", lambda *_: (2, 0.125))
-    monkeypatch.setattr(continuous_batching.paged_cache.PagedAttentionCache, "__init__", of_pages)
+    monkeypatch.setattr(continuous_batching.paged_cache.PagedAttentionCache, "__init__", with_for_pages)
     with pytest.raises(MemoryError, match=r"0\.375"):
         continuous_batching.HybridCache(random_model("qwen3_5").config, given, CPU, SimpleNamespace(tp_size=1))
     assert given.max_memory_percent == 0.5

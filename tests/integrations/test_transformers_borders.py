@@ -302,9 +302,9 @@ def groups_of(names: Sequence[str]) -> list[list[str]]:
     places: dict[tuple[str, str], list[str]] = {}
     for name in names:
         places.setdefault(place_of(name), []).append(name)
-    of_layers = [result for (_, part), result in places.items() if part == "layer"]
-    of_parts = [result for (_, part), result in places.items() if part != "layer"]
-    rows = [*zip_longest(*of_layers), *zip_longest(*of_parts)]
+    layer_results = [result for (_, part), result in places.items() if part == "layer"]
+    part_results = [result for (_, part), result in places.items() if part != "layer"]
+    rows = [*zip_longest(*layer_results), *zip_longest(*part_results)]
     return [[name for name in row if name is not None] for row in rows]
 
 

@@ -130,15 +130,15 @@ class Clock:
         return self.now
 
 
-@pytest.mark.parametrize(("of_two", "way"), [(1.1, DRAFTED), (5.0, PLAIN)])
-def test_auto_runs_the_faster_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_two: float, way: str) -> None:
+@pytest.mark.parametrize(("two_cost", "way"), [(1.1, DRAFTED), (5.0, PLAIN)])
+def test_auto_runs_the_faster_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_cost: float, way: str) -> None:
     transformers.disable()
     folder, prompt = files(tmp_path, "qwen3_5", "always"), random_tokens(1, 20)
     given = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 100}
     expected = loaded(folder).generate(prompt, **given)
     transformers.enable(drafts="auto")
     model = loaded(folder)
-    clock = Clock(model, {1: 1.0, 2: of_two})
+    clock = Clock(model, {1: 1.0, 2: two_cost})
     monkeypatch.setattr(draft_choice, "clock", clock)
     cache = DynamicCache(config=model.config)
     assert torch.equal(model.generate(prompt, **given, **with_cache(cache)), expected)

@@ -66,8 +66,8 @@ def model_of_images(folder: Path) -> Any:
     model.save_pretrained(folder)
     file = folder / "model.safetensors"
     tensors = load_file(file)
-    of_text = {name.replace("language_model.", ""): x for name, x in tensors.items()}
-    own = layer_of(model.model.language_model, of_text, 1.0, 0.0, 0.01)
+    text_tensors = {name.replace("language_model.", ""): x for name, x in tensors.items()}
+    own = layer_of(model.model.language_model, text_tensors, 1.0, 0.0, 0.01)
     assert all(name.startswith(QWEN[1]) for name in own)
     save_file(tensors | own, file, metadata={"format": "pt"})
     return Qwen3_5ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()

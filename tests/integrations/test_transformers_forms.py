@@ -77,12 +77,12 @@ def test_attention(option: str) -> None:
             **kwargs: Any,
         ) -> Any:
             given = {"past_key_values": past_key_values, "cache": cache}
-            of_cache = {name: value for name, value in given.items() if name == attention.CACHE_NAMES.model}
+            cache_arguments = {name: value for name, value in given.items() if name == attention.CACHE_NAMES.model}
             if self.value is not None and option == "scaling":
                 hidden_states = hidden_states * self.value
             elif self.value is not None:
                 kwargs |= {option: self.value}
-            return super().forward(hidden_states, position_embeddings, attention_mask, **of_cache, **kwargs)
+            return super().forward(hidden_states, position_embeddings, attention_mask, **cache_arguments, **kwargs)
 
     for owner in (QWEN.Qwen3NextAttention, OptionAttention):
         attention.modules[owner] = QWEN

@@ -102,13 +102,13 @@ class SnapshotCache(DynamicCache):
         return recurrent_states
 
 
-def of_another_layer(model: Any) -> Any:
+def another_layer(model: Any) -> Any:
     cache = prompted(model)
     cache.layers[0].__class__ = KeepsAll
     return cache
 
 
-def of_another_class(model: Any) -> Any:
+def another_class(model: Any) -> Any:
     return prompted(model, SnapshotCache(config=model.config))
 
 
@@ -125,7 +125,7 @@ def wrapped_layer(model: Any) -> Any:
     return cache
 
 
-@pytest.mark.parametrize("cache_for", [of_another_layer, of_another_class, wrapped_cache, wrapped_layer])
+@pytest.mark.parametrize("cache_for", [another_layer, another_class, wrapped_cache, wrapped_layer])
 def test_a_cache_that_keeps_states_by_its_own_code(cache_for: Any) -> None:
     model = random_model("qwen3_5")
     cache = cache_for(model)
@@ -248,7 +248,7 @@ def test_a_compiled_layer_writes_only_into_states_that_it_may_overwrite() -> Non
     torch._dynamo.reset()
     compiled = torch.compile(layer, backend=backend, fullgraph=True)
     x = torch.randn(2, 1, model.config.hidden_size)
-    for cache_for, rule in ((prompted, f"{RULE}_"), (of_another_class, RULE), (of_another_layer, RULE)):
+    for cache_for, rule in ((prompted, f"{RULE}_"), (another_class, RULE), (another_layer, RULE)):
         cache, other = cache_for(model), cache_for(model)
         before, kept = state_of(cache), state_of(cache).clone()
         result, expected = compiled(x, **{CACHE_NAMES.delta_net: cache}), layer(x, **{CACHE_NAMES.delta_net: other})

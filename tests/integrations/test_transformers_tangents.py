@@ -15,13 +15,13 @@ from torch_gdn.integrations import transformers
 SOME = [kind for kind in ("qwen3_5", "olmo_hybrid") if models.available(kind)]  # experts have no tangent in PyTorch
 
 
-def of_inputs(model: torch.nn.Module) -> tuple[Tensor, Tensor]:
+def input_tangent(model: torch.nn.Module) -> tuple[Tensor, Tensor]:
     x = torch.randn(1, 6, model.config.hidden_size, device=model.device)
     f: Callable[[Tensor], Tensor] = lambda x: model(inputs_embeds=x, use_cache=False).logits  # noqa: E731
     return torch.func.jvp(f, (x,), (torch.ones_like(x),))
 
 
-def of_weights(model: torch.nn.Module) -> tuple[Tensor, Tensor]:
+def weight_tangent(model: torch.nn.Module) -> tuple[Tensor, Tensor]:
     x = torch.randn(1, 6, model.config.hidden_size, device=model.device)
     weights = {name: weight.detach() for name, weight in model.named_parameters()}
     tangents = {name: torch.ones_like(weight) * 1e-2 for name, weight in weights.items()}
@@ -33,7 +33,7 @@ def of_weights(model: torch.nn.Module) -> tuple[Tensor, Tensor]:
     return torch.func.jvp(f, (weights,), (tangents,))
 
 
-@pytest.mark.parametrize("with_respect_to", [of_inputs, of_weights])
+@pytest.mark.parametrize("with_respect_to", [input_tangent, weight_tangent])
 @pytest.mark.parametrize("kind", SOME)
 def test_a_models_tangent_is_that_without_torch_gdn(
     kind: str, with_respect_to: Callable[[torch.nn.Module], tuple[Tensor, Tensor]]

@@ -113,10 +113,10 @@ def table() -> str:
         finished.check_returncode()
         result = json.loads(finished.stdout.splitlines()[-1])
         assert result["transformers"] == version, result
-        for kind, of_kind in result["measured"].items():
-            figures = " | ".join(f"{x['f32']:.1e} | {x['bf16']:.2f}" for x in of_kind.values())
+        for kind, measured in result["measured"].items():
+            figures = " | ".join(f"{x['f32']:.1e} | {x['bf16']:.2f}" for x in measured.values())
             rows.setdefault(kind, []).append(f"| {kind} | {version} | {figures} |")
-    return "\n".join(lines + [row for of_kind in rows.values() for row in of_kind])
+    return "\n".join(lines + [row for measured in rows.values() for row in measured])
 
 
 def main() -> int:

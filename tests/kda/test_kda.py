@@ -90,7 +90,7 @@ def test_the_reference_without_decay_is_the_delta_rule() -> None:
     inputs = kda_inputs(20, 32, 32)
     per_head = inputs["g"][..., 0]
     inputs["g"] = per_head[..., None].expand_as(inputs["g"])
-    of_rule = torch_gdn.reference.fused_recurrent_gated_delta_rule(
+    from_rule = torch_gdn.reference.fused_recurrent_gated_delta_rule(
         **(to_device(inputs, ready("cpu")) | {"g": per_head})
     )
-    assert (exact_kda(inputs)[0] - of_rule[0]).norm() < 1e-6 * of_rule[0].norm()
+    assert (exact_kda(inputs)[0] - from_rule[0]).norm() < 1e-6 * from_rule[0].norm()

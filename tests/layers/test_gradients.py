@@ -162,11 +162,11 @@ def gradients(case: Case, tensors: Tensors) -> Tensors:
     return dict(zip(leaves, result, strict=True))
 
 
-def exact_gradients(case: Case, tensors: Tensors, of_outputs: list[Tensor]) -> Tensors:
+def exact_gradients(case: Case, tensors: Tensors, output_grads: list[Tensor]) -> Tensors:
     leaves = {name: x.detach().cpu().double().requires_grad_() for name, x in tensors.items()}
     result = case.exact(**leaves, **case.options)
     outputs = result if isinstance(result, tuple) else (result,)
-    results = torch.autograd.grad(outputs, list(leaves.values()), [x.cpu().double() for x in of_outputs])
+    results = torch.autograd.grad(outputs, list(leaves.values()), [x.cpu().double() for x in output_grads])
     return dict(zip(leaves, results, strict=True))
 
 
@@ -177,8 +177,8 @@ def test_equals_autograd_in_float64(device: torch.device, case: Case, dtype: tor
     tensors = case.draw(dtype, device)
     result = gradients(case, tensors)
     with torch.no_grad():
-        of_outputs = output_gradients(run(case, tensors))
-    exact = exact_gradients(case, tensors, of_outputs)
+        output_grads = output_gradients(run(case, tensors))
+    exact = exact_gradients(case, tensors, output_grads)
     for name, x in result.items():
         assert x.dtype == dtype and x.shape == tensors[name].shape and x.device == tensors[name].device
         bound = ROUNDED[dtype] * (1 + (case.rounds_between if dtype != F32 else 0))
@@ -257,8 +257,8 @@ def test_a_batch_row_has_its_gradients_alone(device: torch.device, name: str) ->
     leaves = {k: (x[1:] if k in inputs else x).detach().requires_grad_(k in inputs) for k, x in tensors.items()}
     outputs = run(case, leaves)
     with torch.no_grad():
-        of_outputs = output_gradients(run(case, tensors))
-    result = torch.autograd.grad(outputs, [leaves[key] for key in inputs], [x[1:] for x in of_outputs])
+        output_grads = output_gradients(run(case, tensors))
+    result = torch.autograd.grad(outputs, [leaves[key] for key in inputs], [x[1:] for x in output_grads])
     for key, x in zip(inputs, result, strict=True):
         assert_same_bits(key, x, together[key][1:])
 
@@ -272,9 +272,9 @@ def test_a_packed_sequence_has_its_gradients_alone(device: torch.device) -> None
     outputs = torch_gdn.causal_conv1d(x, **filters, initial_state=state, cu_seqlens=BOUNDARIES, **options)
     dx, dinitial = torch.autograd.grad(outputs, (x, state), (dy, dstate))
     for n, (first, last) in enumerate(zip(BOUNDARIES[:-1].tolist(), BOUNDARIES[1:].tolist(), strict=True)):
-        own, of_state = x[:, first:last].detach().requires_grad_(), state[n : n + 1].detach().requires_grad_()
-        outputs = torch_gdn.causal_conv1d(own, **filters, initial_state=of_state, **options)
-        alone = torch.autograd.grad(outputs, (own, of_state), (dy[:, first:last], dstate[n : n + 1]))
+        own, own_state = x[:, first:last].detach().requires_grad_(), state[n : n + 1].detach().requires_grad_()
+        outputs = torch_gdn.causal_conv1d(own, **filters, initial_state=own_state, **options)
+        alone = torch.autograd.grad(outputs, (own, own_state), (dy[:, first:last], dstate[n : n + 1]))
         assert_same_bits(f"x of {n}", alone[0], dx[:, first:last])
         assert_same_bits(f"state of {n}", alone[1], dinitial[n : n + 1])
 
@@ -322,10 +322,10 @@ def test_as_close_as_transformers_in_bfloat16(device: torch.device, name: str) -
     leaves = {key: x.cpu().requires_grad_() for key, x in tensors.items()}
     outputs = plain(**leaves)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    of_outputs = output_gradients(outputs)
-    theirs = torch.autograd.grad(outputs, list(leaves.values()), of_outputs)
+    output_grads = output_gradients(outputs)
+    theirs = torch.autograd.grad(outputs, list(leaves.values()), output_grads)
     exact_options = {k: v for k, v in case.options.items() if k != "round_norm"}
-    exact = exact_gradients(Case(case.function, case.exact, case.sizes, exact_options), tensors, of_outputs)
+    exact = exact_gradients(Case(case.function, case.exact, case.sizes, exact_options), tensors, output_grads)
     for (key, x), other in zip(result.items(), theirs, strict=True):
         ours, other_error = (relative_error(each.cpu().double(), exact[key]) for each in (x, other))
         assert ours <= 1.3 * other_error, f"{key}: {ours:.2e}, transformers {other_error:.2e}"

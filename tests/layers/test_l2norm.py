@@ -6,7 +6,7 @@ from torch import Tensor
 
 import torch_gdn
 from tests.helpers.devices import launched
-from tests.helpers.errors import assert_close, of_a_sum
+from tests.helpers.errors import assert_close, sum_error
 from torch_gdn import reference
 
 BOUND = {torch.float32: 2e-7, torch.bfloat16: 1.8e-3, torch.float16: 2.2e-4}
@@ -24,7 +24,7 @@ def test_equals_the_reference(device: torch.device, dtype: torch.dtype, width: i
     x = torch.randn(2, 5, 3, width).to(dtype)
     y = normalise(device, x)
     assert y.dtype == dtype and y.is_contiguous()
-    assert_close("l2norm", y, reference.l2norm(x.double()), BOUND[dtype] + of_a_sum(min(width, BLOCK), dtype))
+    assert_close("l2norm", y, reference.l2norm(x.double()), BOUND[dtype] + sum_error(min(width, BLOCK), dtype))
 
 
 def test_eps_is_added_to_the_sum(device: torch.device) -> None:
@@ -45,6 +45,6 @@ def test_no_elements(device: torch.device, shape: tuple[int, ...], dtype: torch.
 def test_l2norm_fwd_gives_the_factor_too(device: torch.device, shape: tuple[int, ...]) -> None:
     x = torch.randn(shape)
     y, rstd = launched(device, "l2norm", torch_gdn.l2norm_fwd, x.to(device))
-    bound = BOUND[torch.float32] + of_a_sum(min(shape[-1], BLOCK), torch.float32)
+    bound = BOUND[torch.float32] + sum_error(min(shape[-1], BLOCK), torch.float32)
     assert_close("rstd", rstd, reference.l2norm_fwd(x.double())[1], bound, head_dim=None)
     assert torch.equal(y.cpu(), x * rstd.cpu()[..., None])

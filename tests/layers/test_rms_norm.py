@@ -8,7 +8,7 @@ from torch import Tensor
 
 import torch_gdn
 from tests.helpers.devices import launched
-from tests.helpers.errors import assert_close, assert_same_bits, of_a_sum, relative_error
+from tests.helpers.errors import assert_close, assert_same_bits, relative_error, sum_error
 from torch_gdn import reference
 
 BOUND = {torch.float32: 3e-7, torch.bfloat16: 1.8e-3, torch.float16: 2.2e-4}
@@ -40,7 +40,7 @@ def test_equals_the_reference(device: torch.device, dtype: torch.dtype, D: int, 
     x, weight, residual = inputs(3, 2, D, dtype=dtype)
     y, h = normalise(device, x, weight, residual, eps=1e-5, zero_centered=zero_centered)
     assert y.dtype == h.dtype == dtype and y.is_contiguous() and h.is_contiguous()
-    bound = BOUND[dtype] + of_a_sum(D, dtype)
+    bound = BOUND[dtype] + sum_error(D, dtype)
     assert_close("y", y, exact(x, weight, residual, 1e-5, zero_centered), bound)
     assert_same_bits("h", h, (x.float() + residual.float()).to(dtype))
 
@@ -48,9 +48,9 @@ def test_equals_the_reference(device: torch.device, dtype: torch.dtype, D: int, 
 def test_the_sum_is_not_rounded_before_the_norm(device: torch.device) -> None:
     x, weight, residual = inputs(50, 128, dtype=torch.bfloat16)
     y, h = normalise(device, x, weight, residual)
-    of_the_rounded, _ = normalise(device, h, weight)
+    from_rounded, _ = normalise(device, h, weight)
     right = exact(x, weight, residual)
-    assert relative_error(y.double(), right) < 0.8 * relative_error(of_the_rounded.double(), right)
+    assert relative_error(y.double(), right) < 0.8 * relative_error(from_rounded.double(), right)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

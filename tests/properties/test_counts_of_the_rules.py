@@ -55,8 +55,8 @@ def counts_of(op: str, field: str) -> list[int]:
     """Returns the counts that a field may have. Autograd in float64 takes minutes for a thousand tokens."""
     if field == "tokens":
         return NEAR + LONG
-    of_heads = {"K": 128, "V": 192} if op == "gdn_decode_" else {"K": 256, "V": 256}
-    return [n for n in NEAR + LONG[:3] if n <= of_heads[field]] if field in of_heads else NEAR
+    most = {"K": 128, "V": 192} if op == "gdn_decode_" else {"K": 256, "V": 256}
+    return [n for n in NEAR + LONG[:3] if n <= most[field]] if field in most else NEAR
 
 
 def drawn_points(op: str) -> Iterator[tuple[str, str, Any]]:

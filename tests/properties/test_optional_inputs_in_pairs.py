@@ -63,13 +63,13 @@ def value_of(name: str, declared: str, call: Call) -> Any:
     if name == "residual" and "w_down" in call:
         return torch.randn(len(call["hidden"]), call["w_down"].shape[1]).to(call["hidden"].dtype)
     if name in ("A_log", "dt_bias", "gk", "gv") and "v" in call:
-        return of_the_rule(name, call)
+        return rule_output(name, call)
     if name == "seq_idx":
         return torch.arange(call["x"].shape[1]).div(3, rounding_mode="floor").expand(call["x"].shape[:2])
     return ABSENT
 
 
-def of_the_rule(name: str, call: Call) -> Tensor:
+def rule_output(name: str, call: Call) -> Tensor:
     """Returns gates of each head, or of each channel of its keys or values."""
     batch, tokens, heads, V = call["v"].shape
     K = call["k"].shape[-1]

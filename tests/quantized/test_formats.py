@@ -289,7 +289,7 @@ def compressed(*sizes: int, **changes: Any) -> PackedWeight:
     return from_compressed_tensors(words(N, 8), torch.rand(*sizes), **({"bits": 4} | changes))
 
 
-def of_files(weight: tuple[int, int], scales: tuple[int, int]) -> Any:
+def fp8_files(weight: tuple[int, int], scales: tuple[int, int]) -> Any:
     return configuration.read(FP8).packing("layer", {"weight": weight, "weight_scale_inv": scales}, K, N)
 
 
@@ -349,8 +349,8 @@ REFUSALS: dict[str, Callable[[], Any]] = {
     "PackedWeight: scales, FP8 with scales of other experts": lambda: from_float8(BYTES[None], torch.ones(2, 1, 1)),
     "weight, FP8 of bytes by row": lambda: by_row("weight", BYTES, N),
     "weight_scale, FP8 by row with scales of other blocks": lambda: by_row("weight_scale", torch.ones(3, 1), 200),
-    "layer: weight, FP8 files of other columns": lambda: of_files((N, 32), (1, 1)),
-    "layer: weight_scale_inv, FP8 files with scales of other blocks": lambda: of_files((N, K), (3, 3)),
+    "layer: weight, FP8 files of other columns": lambda: fp8_files((N, 32), (1, 1)),
+    "layer: weight_scale_inv, FP8 files with scales of other blocks": lambda: fp8_files((N, K), (3, 3)),
     "stack: weights, experts of other shapes": lambda: stack(
         [packed(), packed(weight=words(8, 8), scales=ONES, biases=ONES)]
     ),

@@ -31,8 +31,8 @@ def test_few_rows_read_each_weight_once(bits: int, most: float) -> None:
         assert name == f"quantized_linear_bfloat_{M}_4_{bits}"
         packed = bytes_of(call["weight"], call["scales"], call["biases"])
         issued = figures.device_bytes_issued_read + figures.device_bytes_issued_written
-        of_x = bytes_of(call["x"]) * 256 // 32
-        assert 1.0 <= (issued - of_x) / packed <= 1.02
+        x_bytes = bytes_of(call["x"]) * 256 // 32
+        assert 1.0 <= (issued - x_bytes) / packed <= 1.02
         assert M > 1 or issued / packed <= most
         # copying x to threadgroup memory takes 8 times the least cycles, so that a lane's reads can take the least
         assert figures.bank_cycles <= 1.6 * figures.least_bank_cycles

@@ -54,13 +54,13 @@ def test_operations_of_the_chunked_form_by_hand() -> None:
 
 def test_bytes_of_prefill_by_hand() -> None:
     work = counting.prefill(QWEN3_NEXT, 10, torch.bfloat16)
-    of_a_token = 2 * (16 * 128 * 2 + 32 * 128 * 2) + 4 * (32 * 2)
-    assert work.bytes == 10 * of_a_token + 2 * 32 * 128 * 128 * 4
+    token_bytes = 2 * (16 * 128 * 2 + 32 * 128 * 2) + 4 * (32 * 2)
+    assert work.bytes == 10 * token_bytes + 2 * 32 * 128 * 128 * 4
 
 
 def test_bytes_of_kda_have_a_decay_for_each_key_channel() -> None:
-    of_a_token = 4 * 32 * 128 * 2 + 4 * (32 * 128 + 32)
-    assert counting.kda(KIMI_LINEAR, 10, 3, torch.bfloat16).bytes == 3 * (10 * of_a_token + 2 * 32 * 128 * 128 * 4)
+    token_bytes = 4 * 32 * 128 * 2 + 4 * (32 * 128 + 32)
+    assert counting.kda(KIMI_LINEAR, 10, 3, torch.bfloat16).bytes == 3 * (10 * token_bytes + 2 * 32 * 128 * 128 * 4)
 
 
 def test_bytes_of_decode_are_nearly_all_state() -> None:

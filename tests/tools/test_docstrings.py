@@ -98,19 +98,19 @@ def other_calls() -> dict[Callable[..., Any], list[Call]]:
     """Returns calls of functions that share an op with another."""
     columns, weight = {"x": torch.zeros(2, 5, 7)}, {"weight": torch.zeros(5, 4), "bias": torch.zeros(5)}
     state, indices = torch.zeros(2, 5, 6), torch.tensor([1, 0])
-    of_tokens = {"x": torch.zeros(2, 5), "cache": state, "residual": torch.zeros(2, 5), **weight}
-    of_columns = {**columns, "conv_state": state, "conv_state_indices": indices, **weight}
+    token_call = {"x": torch.zeros(2, 5), "cache": state, "residual": torch.zeros(2, 5), **weight}
+    column_call = {**columns, "conv_state": state, "conv_state_indices": indices, **weight}
     packed = {"cu_seqlens": torch.tensor([0, 17, 17, 100]), "chunk_size": 64}
     return {
         torch_gdn.l2norm_fwd: [{"x": torch.zeros(2, 3, 5)}],
         torch_gdn.fused_gdn_gate: [{"g": torch.zeros(2, 3), "A_log": torch.zeros(3), "dt_bias": torch.zeros(3)}],
-        torch_gdn.causal_conv1d_update: [of_tokens],
+        torch_gdn.causal_conv1d_update: [token_call],
         torch_gdn.causal_conv1d_fn: [
             {**columns, **weight, "seq_idx": torch.zeros(2, 7, dtype=torch.int32), "return_final_states": False},
             {**columns, **weight, "initial_states": state, "return_final_states": True, "final_states_out": state + 0},
             {**columns, **weight, "return_final_states": True},
         ],
-        causal_conv1d_interface.causal_conv1d_update: [of_columns, of_columns | {"x": torch.zeros(2, 5)}],
+        causal_conv1d_interface.causal_conv1d_update: [column_call, column_call | {"x": torch.zeros(2, 5)}],
         torch_gdn.prepare_chunk_indices: [packed],
         torch_gdn.prepare_chunk_offsets: [packed],
     }
@@ -173,8 +173,8 @@ def test_arguments_have_the_stated_dtypes_and_no_others(function: Callable[..., 
 
 
 def test_every_function_of_tensors_is_compared() -> None:
-    of_no_tensors = {"prefill_algorithm", "warmup"}
-    assert set(FUNCTIONS.values()) - set(TENSOR_FUNCTIONS) == {FUNCTIONS[name] for name in of_no_tensors}
+    without_tensors = {"prefill_algorithm", "warmup"}
+    assert set(FUNCTIONS.values()) - set(TENSOR_FUNCTIONS) == {FUNCTIONS[name] for name in without_tensors}
 
 
 @each_op
@@ -262,14 +262,14 @@ def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
 @each_op
 def test_function_op_and_reference_have_one_signature(op: OpEntry[Any]) -> None:
     function = next(f for f, each in OF_OPS.items() if each is op)
-    of_op, of_function = defaults_of_op(op), defaults_of(function)
-    assert {(op.name, name) for name in of_op if name not in of_function} <= OP_ONLY.keys()
-    assert {name for name in of_function if name not in of_op} <= PYTHON_ONLY.keys()
-    shared = {name: value for name, value in of_function.items() if name in of_op.keys() - COMPUTED.get(op.name, ())}
-    assert shared == {name: of_op[name] for name in shared}
-    assert (list(shared) != [name for name in of_op if name in shared]) == (op.name in RULES)
-    if of_reference := getattr(reference, op.name, None):
-        assert defaults_of(of_reference).items() <= of_op.items()
+    in_op, in_python = defaults_of_op(op), defaults_of(function)
+    assert {(op.name, name) for name in in_op if name not in in_python} <= OP_ONLY.keys()
+    assert {name for name in in_python if name not in in_op} <= PYTHON_ONLY.keys()
+    shared = {name: value for name, value in in_python.items() if name in in_op.keys() - COMPUTED.get(op.name, ())}
+    assert shared == {name: in_op[name] for name in shared}
+    assert (list(shared) != [name for name in in_op if name in shared]) == (op.name in RULES)
+    if reference_function := getattr(reference, op.name, None):
+        assert defaults_of(reference_function).items() <= in_op.items()
 
 
 def test_fla_names_are_the_same_functions() -> None:

@@ -334,9 +334,9 @@ def test_a_checkout_names_the_folders_of_its_neighbours_and_a_wheel_their_versio
     (file,) = tmp_path.glob("*.dist-info/METADATA")
     checkout = email.message_from_string(file.read_text())
     for extra, package, folder in (("check", "torch_gdn_check", "check"), ("engines", "torch_gdn_engines", "engines")):
-        (of_checkout,), (of_wheel,) = (
+        (from_checkout,), (from_wheel,) = (
             [line for line in result.get_all("Requires-Dist", []) if line.endswith(f'extra == "{extra}"')]
             for result in (checkout, metadata)
         )
-        assert of_checkout.startswith(f"{package} @ {(ROOT / folder).as_uri()} ;")
-        assert of_wheel.startswith(f"{package}<0.2,>=0.1;")
+        assert from_checkout.startswith(f"{package} @ {(ROOT / folder).as_uri()} ;")
+        assert from_wheel.startswith(f"{package}<0.2,>=0.1;")

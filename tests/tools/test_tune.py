@@ -103,16 +103,16 @@ SHAPES: list[dict[str, int]] = [{"tokens": tokens, "heads": heads} for tokens in
 @pytest.mark.parametrize("wanted", _C.prefill_algorithms())
 def test_a_row_decides_for_the_rule_that_it_measured(rule: str, wanted: str) -> None:
     """The other rule keeps the heuristic, or goes by its own rows, even if they are farther away."""
-    of_kda = rule == KDA
-    heuristic = [algorithm(**shape, channel_decays=not of_kda) for shape in SHAPES]
+    is_kda = rule == KDA
+    heuristic = [algorithm(**shape, channel_decays=not is_kda) for shape in SHAPES]
     tuning_cache.install({KEY: [Row(64, 32, 128, wanted, rule=rule)]})
-    assert {algorithm(**shape, channel_decays=of_kda) for shape in SHAPES} == {wanted}
-    assert [algorithm(**shape, channel_decays=not of_kda) for shape in SHAPES] == heuristic
+    assert {algorithm(**shape, channel_decays=is_kda) for shape in SHAPES} == {wanted}
+    assert [algorithm(**shape, channel_decays=not is_kda) for shape in SHAPES] == heuristic
     (other,) = set(RULES) - {rule}
     for far in _C.prefill_algorithms():
         tuning_cache.install({KEY: [Row(64, 32, 128, wanted, rule=rule), Row(10**6, 10**6, 1, far, rule=other)]})
-        assert {algorithm(**shape, channel_decays=of_kda) for shape in SHAPES} == {wanted}
-        assert {algorithm(**shape, channel_decays=not of_kda) for shape in SHAPES} == {far}
+        assert {algorithm(**shape, channel_decays=is_kda) for shape in SHAPES} == {wanted}
+        assert {algorithm(**shape, channel_decays=not is_kda) for shape in SHAPES} == {far}
 
 
 def test_a_table_is_of_its_device_alone() -> None:

@@ -58,12 +58,12 @@ class CodedTensor:
         """Returns what decodes codes: codebook and signs."""
         return self.codebook, self.signs
 
-    def of_tokens(self) -> dict[str, Tensor]:
+    def token_tensors(self) -> dict[str, Tensor]:
         return {name: x for name in OF_TOKENS if (x := getattr(self, name)) is not None}
 
     def parts(self, length: int) -> dict[str, Tensor]:
         """Returns everything that reading the first `length` tokens needs."""
-        tokens = {name: x[:, :, : entries(name, length)] for name, x in self.of_tokens().items()}
+        tokens = {name: x[:, :, : entries(name, length)] for name, x in self.token_tensors().items()}
         return tokens | self.tables_of_file()
 
     def tables_of_file(self) -> dict[str, Tensor]:
@@ -71,7 +71,7 @@ class CodedTensor:
 
     def fill(self, parts: dict[str, Tensor]) -> None:
         """Takes over such parts. Their tokens become the first ones."""
-        for name, x in self.of_tokens().items():
+        for name, x in self.token_tensors().items():
             x[:, :, : parts[name].shape[2]] = parts[name].to(x.device)
         for name in self.tables_of_file():
             setattr(self, name, parts[name].to(self.norms.device))
@@ -100,12 +100,12 @@ class CodedTensor:
 
     def resize(self, capacity: int, start: int, end: int) -> None:
         """Takes memory for `capacity` tokens. Keeps those from start, where a tile begins, to end."""
-        for name, x in self.of_tokens().items():
+        for name, x in self.token_tensors().items():
             first, last, size = (entries(name, tokens) for tokens in (start, end, capacity))
             other = x.new_zeros(*x.shape[:2], size, *x.shape[3:])
             other[:, :, : last - first] = x[:, :, first:last]
             setattr(self, name, other)
 
     def select(self, rows: Tensor) -> None:
-        for name, x in self.of_tokens().items():
+        for name, x in self.token_tensors().items():
             setattr(self, name, x.index_select(0, rows))

@@ -126,7 +126,7 @@ class KVCache:
     @property
     def bytes_reserved(self) -> int:
         """Returns the bytes of memory that the cache has taken for `capacity` tokens."""
-        code_bytes = sum(x.nbytes for coded in (self.keys, self.values) for x in coded.of_tokens().values())
+        code_bytes = sum(x.nbytes for coded in (self.keys, self.values) for x in coded.token_tensors().values())
         return code_bytes + self.exact.keys.nbytes + self.exact.values.nbytes
 
     @property

@@ -18,7 +18,7 @@ from torch_gdn.autograd.layers import call_of_convolution
 class Options(NamedTuple):
     """A call's options, apart from tensors."""
 
-    of_channels: bool  # Kimi Delta Attention
+    per_channel: bool  # Kimi Delta Attention
     scale: float | None = None
     output_final_state: bool = False
     use_qk_l2norm_in_kernel: bool = False
@@ -55,7 +55,7 @@ class DeltaRule(Function):
         betas = (its.use_beta_sigmoid_in_kernel, its.allow_neg_eigval)
         more = (its.output_dtype, its.head_grouping, its.return_intermediate_states)
         gate: tuple[Any, ...] = (its.use_gate_in_kernel, A_log, dt_bias)
-        if its.of_channels:
+        if its.per_channel:
             chunks: tuple[Any, ...] = (its.chunk_size,)
             gate += (its.lower_bound,)
             op = torch.ops.gdn.chunk_kda
@@ -86,7 +86,7 @@ class DeltaRule(Function):
                 q, k, v = (y.as_strided(*view) for view in its.views)
         inputs = (q, k, v, g, beta, initial_state, A_log, dt_bias)
         gate = torch.ops.gdn.fused_kda_gate
-        wide = g if its.of_channels else g[..., None]
+        wide = g if its.per_channel else g[..., None]
         gates = (wide, A_log, dt_bias, its.lower_bound)
         logits = (beta[..., None], None, None, -2.0 if its.allow_neg_eigval else -1.0)  # beta is minus the bounded gate
         with torch.no_grad():
@@ -95,8 +95,8 @@ class DeltaRule(Function):
         do = torch.zeros_like(v) if do is None else do
         rule = (its.scale, initial_state, its.use_qk_l2norm_in_kernel, its.state_v_first, cu_seqlens, its.head_grouping)
         dq, dk, dv, dg, dbeta, dstate = differentiate(
-            "chunk_kda_bwd" if its.of_channels else "chunk_gated_delta_rule_bwd",
-            q, k, v, log_decays if its.of_channels else log_decays[..., 0], betas,
+            "chunk_kda_bwd" if its.per_channel else "chunk_gated_delta_rule_bwd",
+            q, k, v, log_decays if its.per_channel else log_decays[..., 0], betas,
             do, dht if its.output_final_state else None, *rule,
         )  # fmt: skip
         dA_log = ddt_bias = None

@@ -237,5 +237,5 @@ class QuantizedLinear(Function):
             raise RuntimeError(
                 "quantized_linear: expected frozen weights and a frozen bias, got one that requires grad"
             )
-        numbers = torch.ops.gdn.dequantize(*ctx.saved_tensors, ctx.bits, None, dy.dtype)
-        return dy @ numbers, None, None, None, None
+        weight = torch.ops.gdn.dequantize(*ctx.saved_tensors, ctx.bits, None, dy.dtype)
+        return dy @ weight, None, None, None, None

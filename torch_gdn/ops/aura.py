@@ -421,9 +421,9 @@ def aura_paged_attention(
         >>> tables = (signs, codebooks.boundaries(codebook), codebook)
         >>> cache = [part for x in (k, v) for part in (*torch_gdn.aura_encode(x, *tables)[:2], codebook, signs)]
         >>> table, boundaries = torch.tensor([[2, 0]]), torch.tensor([0, 1])
-        >>> of_sequence = (table, boundaries, torch.tensor([20]))
-        >>> o = torch_gdn.aura_paged_attention(q, *cache, *of_sequence)
-        >>> exact = torch_gdn.paged_attention(q, k, v, *of_sequence)
+        >>> sequence = (table, boundaries, torch.tensor([20]))
+        >>> o = torch_gdn.aura_paged_attention(q, *cache, *sequence)
+        >>> exact = torch_gdn.paged_attention(q, k, v, *sequence)
         >>> bool((o - exact).norm() < 0.03 * exact.norm())
         True
     """
@@ -507,9 +507,9 @@ def aura_paged_tile_means(
     Example:
         >>> import torch, torch_gdn
         >>> means, keys = torch.zeros(2, 1, 1, 64, dtype=torch.float16), 3 + torch.randn(128, 1, 64)
-        >>> of_sequence = (torch.tensor([[1]]), torch.tensor([0, 128]), torch.tensor([128]))
+        >>> sequence = (torch.tensor([[1]]), torch.tensor([0, 128]), torch.tensor([128]))
         >>> exact = (torch.zeros(1, 8, 1, 64), torch.tensor([-1]), torch.tensor([0]))
-        >>> torch_gdn.aura_paged_tile_means(keys, means, *of_sequence, *exact)
+        >>> torch_gdn.aura_paged_tile_means(keys, means, *sequence, *exact)
         >>> torch.equal(means[1, 0, 0], keys[:, 0].mean(0).half()), means[0].count_nonzero().item()
         (True, 0)
     """

@@ -72,8 +72,8 @@ class PackedWeight:
         is_whole = self.biases is None and self.is_e4m3 and self.bits == 8 and self.order is None
         expect("PackedWeight: biases", is_whole, "None, and neither order nor 4 bits, for e4m3 in uint8", "others")
         *experts, N, K = self.shape
-        *of_experts, rows, groups = self.scales.shape
-        fits = of_experts == experts and rows in (-(-N // BLOCK), N, 1) and groups in (-(-K // BLOCK), 1)
+        *scale_experts, rows, groups = self.scales.shape
+        fits = scale_experts == experts and rows in (-(-N // BLOCK), N, 1) and groups in (-(-K // BLOCK), 1)
         expected = f"scales of blocks of {BLOCK} x {BLOCK}, of rows or of all of {list(self.shape)}"
         expect("PackedWeight: scales", fits, expected, list(self.scales.shape))
 

@@ -117,13 +117,13 @@ def decay_gradients(parts: Parts, dP: Tensor, dL: Tensor, reads: Tensor, writes:
     Token t's decay multiplies reads of the state from t on, writes before t to the state after the chunk, that state,
     and each product of a token from t on with one before t.
     """
-    of_heads = parts.pairs.shape[-1] == 1
-    if of_heads:
+    per_head = parts.pairs.shape[-1] == 1
+    if per_head:
         terms = (dP * parts.P + dL * parts.L)[..., None]
         reads, writes, last = (x.sum(-1, keepdim=True) for x in (reads, writes, last))
     else:
-        of_k = dP[..., None] * parts.q[:, None] + dL[..., None] * parts.k[:, None]
-        terms = of_k * parts.k[None] * parts.pairs
+        k_terms = dP[..., None] * parts.q[:, None] + dL[..., None] * parts.k[:, None]
+        terms = k_terms * parts.k[None] * parts.pairs
     size = len(terms)
     after = torch.ones(size, size, dtype=terms.dtype, device=terms.device).tril()[:, :, None, None]
     before = pad(terms.cumsum(1), (0, 0, 0, 0, 1, 0))[:, :-1]  # [i, t]: the sum over j < t
@@ -168,9 +168,9 @@ def chunk_bwd_dqkwg(
     parts: Parts, r: Tensor, do: Tensor, du: Tensor, state: Tensor, dstate: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns the gradients of q and k as they read the state, of k as it writes it, and of `last`."""
-    of_q = torch.einsum("ihv,hkv->ihk", do, state)
-    of_k = -torch.einsum("ihv,hkv->ihk", parts.beta * du, state)
-    return of_q, of_k, torch.einsum("ihv,hkv->ihk", parts.beta * r, dstate), (state * dstate).sum(-1)
+    q_terms = torch.einsum("ihv,hkv->ihk", do, state)
+    k_terms = -torch.einsum("ihv,hkv->ihk", parts.beta * du, state)
+    return q_terms, k_terms, torch.einsum("ihv,hkv->ihk", parts.beta * r, dstate), (state * dstate).sum(-1)
 
 
 def chunk_bwd_intra(parts: Parts, form: FormGradients) -> tuple[Tensor, Tensor, Tensor]:

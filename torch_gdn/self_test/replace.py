@@ -36,13 +36,13 @@ def plan(failed: Iterable[Verdict]) -> Plan:
         decodes = [op for op in (f"fused_recurrent_{rule}", f"fused_recurrent_{rule}_") if op in problems]
         for op in decodes:
             wrong.setdefault("recurrent", f"{op}: {problems[op]['']}")
-        left = [each for each in _C.prefill_algorithms() if each not in wrong]
+        remaining = [each for each in _C.prefill_algorithms() if each not in wrong]
         result.excluded[rule] = sorted(wrong)
-        instead = " or ".join(left) or "the CPU's kernel"
+        instead = " or ".join(remaining) or "the CPU's kernel"
         result.reasons.update({f"chunk_{rule}:{name}": f"{x}; {instead} runs instead" for name, x in wrong.items()})
-        if not left:
+        if not remaining:
             result.on_cpu.update(prefills)
-        for op in decodes if left else ():
+        for op in decodes if remaining else ():
             result.reasons[op] = f"{problems.pop(op)['']}; another prefill algorithm runs instead"
     result.on_cpu.update(problems)
     result.reasons.update({op: f"{x['']}; the CPU's kernel runs instead, on copies" for op, x in problems.items()})
@@ -64,11 +64,11 @@ def run_instead(op: str, call: Call) -> Any:
     """Runs a call of an op whose kernel failed. Its algorithm is no longer chosen where there is another one."""
     if op.startswith("fused_recurrent") and op not in on_cpu:
         prefill = getattr(torch.ops.gdn, op.replace("fused_recurrent", "chunk")).default
-        taken = {each.name for each in prefill._schema.arguments}
-        beta, others = call.get("beta"), [x for name, x in call.items() if name not in taken]
+        parameters = {each.name for each in prefill._schema.arguments}
+        beta, others = call.get("beta"), [x for name, x in call.items() if name not in parameters]
         by_head = call.get("g") is not None and beta is not None and beta.dim() == 3
         if by_head and all(x is None for x in others):  # no channel gates, no speculative decoding
-            results = prefill(**{name: x for name, x in call.items() if name in taken})
+            results = prefill(**{name: x for name, x in call.items() if name in parameters})
             return results[0] if op.endswith("_") else results[:2]
     copies = Copies(getattr(torch.ops.gdn, op).default, call)
     copies.run()

@@ -276,15 +276,15 @@ def parts_of(
         rest = size_of(model, format) - sum(size_of(x, format) for x in decoder) - embedding
         tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
         last = rest + embedding if tied else rest  # the last machine has a copy of what is tied
-        numbers = divide(costs, embedding, last, kinds, memories)
-        if numbers is None:
+        counts = divide(costs, embedding, last, kinds, memories)
+        if counts is None:
             return None
-        ends = list(accumulate(numbers))
-        needed = [sum(costs[end - number : end]) for number, end in zip(numbers, ends, strict=True)]
+        ends = list(accumulate(counts))
+        needed = [sum(costs[end - number : end]) for number, end in zip(counts, ends, strict=True)]
         needed[0] += embedding
         needed[-1] += last
         if all(size <= memory for size, memory in zip(needed, memories, strict=True)):
-            return Parts(format, numbers, tuple(needed))
+            return Parts(format, counts, tuple(needed))
     return None
 
 

@@ -133,7 +133,7 @@ def means_of_pages(cache: Tensor) -> Tensor:
     return means.masked_fill(tiles.isnan().all(2), torch.nan)
 
 
-def of_slots(means: Tensor) -> Tensor:
+def slot_means(means: Tensor) -> Tensor:
     """Returns what each slot has of means [blocks, tiles of a block, ..], in float64."""
     return means.double().repeat_interleave(TILE, 1)
 
@@ -211,7 +211,7 @@ def draw_coded(point: PagePoint) -> Call:
         cache = call[f"{name}_cache"]
         if point.means and name == "key":
             result["key_tile_means"] = means_of_pages(cache)
-            cache = cache - of_slots(result["key_tile_means"])
+            cache = cache - slot_means(result["key_tile_means"])
         codes, norms = aura_pages(codec, cache)[0]
         codes, norms = (codes.contiguous(), norms.contiguous()) if point.plain else (codes, norms)
         result |= {f"{name}_codes": codes, f"{name}_norms": norms}
@@ -245,7 +245,7 @@ def exact_coded(call: Call) -> None:
         parts = {part: call[f"{name}_{part}"] for part in ("codes", "norms", "codebook", "signs")}
         caches[name] = reference.aura_decode(**parts, dtype=torch.float64)
     if call.get("key_tile_means") is not None:
-        caches["key"] += of_slots(call["key_tile_means"])
+        caches["key"] += slot_means(call["key_tile_means"])
     if "exact_keys" in call:
         place_exact_rows(call, caches)
     reference.paged_attention(key_cache=caches["key"], value_cache=caches["value"], **plain)

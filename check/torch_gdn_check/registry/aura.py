@@ -155,8 +155,8 @@ def compiled_codecs(
     rotations: tuple[bool, ...] = (False,),
 ) -> Iterator[CodecPoint]:
     """Yields codecs. `codes` are bits, and whether a trellis code has them."""
-    for (bits, of_trellis), D, dtype, rotated in itertools.product(codes, HEAD_SIZES, DTYPES, rotations):
-        yield CodecPoint(dtype, D=D, bits=bits, tokens=2, rotated=rotated, trellis=of_trellis)
+    for (bits, is_trellis), D, dtype, rotated in itertools.product(codes, HEAD_SIZES, DTYPES, rotations):
+        yield CodecPoint(dtype, D=D, bits=bits, tokens=2, rotated=rotated, trellis=is_trellis)
 
 
 def draw_encode(point: CodecPoint) -> Call:
@@ -347,8 +347,8 @@ ATTENTIONS += [
     AuraPoint(F32, bits=(4, 4), D=512, ratio=1, queries=9, keys=20, batch=1, exact=(20, 4)),
 ]
 ATTENTIONS += [
-    AuraPoint(F32, bits=bits, D=D, ratio=form, queries=1, keys=203, batch=1, trellis=of_trellis)
-    for bits, D, of_trellis, forms in (
+    AuraPoint(F32, bits=bits, D=D, ratio=form, queries=1, keys=203, batch=1, trellis=is_trellis)
+    for bits, D, is_trellis, forms in (
         ((4, 4), 128, True, (4, 8, 17)),
         ((3, 2), 80, True, (4, 8, 17)),
         ((8, 3), 64, True, (4, 8)),
@@ -364,9 +364,9 @@ QUICK_ATTENTIONS.append(AuraPoint(BF16, bits=(8, 4), D=128, queries=1, keys=128,
 
 
 def compiled_attention() -> Iterator[AuraPoint]:
-    for (bits, of_trellis), D, dtype, form in itertools.product(CODES, HEAD_SIZES, DTYPES, FORMS):
+    for (bits, is_trellis), D, dtype, form in itertools.product(CODES, HEAD_SIZES, DTYPES, FORMS):
         one = AuraPoint(dtype, bits=bits, D=D, ratio=form, queries=1, keys=2, batch=1, exact=(1, 1))
-        yield replace(one, trellis=of_trellis)
+        yield replace(one, trellis=is_trellis)
 
 
 def draw_flash_p1(point: AuraPoint) -> Call:

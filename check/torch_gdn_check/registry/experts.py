@@ -172,13 +172,13 @@ PACKED_SMALL = ExpertPoint(D=96, I=96, IS=96, bits=4, shared_bits=8)
 def wrong_packed(entry: OpEntry[ExpertPoint], weight: str, *shared: tuple[str, str, str]) -> Iterator[Invalid]:
     """Yields changes of a call with packed weights, which replaces the small call."""
 
-    def of_packed(bad: Invalid) -> Invalid:
+    def as_packed(bad: Invalid) -> Invalid:
         return replace(bad, what=f"packed, {bad.what}", change=lambda call: bad.change(entry.call(PACKED_SMALL)))
 
     for names in ((weight, "w_scales", "w_biases"), *shared):
-        yield from map(of_packed, wrong_scales(*names))
-        yield of_packed(Invalid(names[2], ValueError, "absent", put(names[2], None)))
-        yield of_packed(Invalid(names[0], TypeError, "without scales", invalid.options(dict.fromkeys(names[1:]))))
+        yield from map(as_packed, wrong_scales(*names))
+        yield as_packed(Invalid(names[2], ValueError, "absent", put(names[2], None)))
+        yield as_packed(Invalid(names[0], TypeError, "without scales", invalid.options(dict.fromkeys(names[1:]))))
     small = ExpertPoint(D=130, I=130, IS=130, bits=8, shared_bits=8, e4m3=True)
     for names in ((weight, "w_scales", "w_biases"), *shared):
         yield from wrong_e4m3(entry, small, *names)

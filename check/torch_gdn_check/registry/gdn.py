@@ -81,17 +81,17 @@ SMALL = RulePoint(K=64, V=32, chunk_size=16, tokens=20, batch=2, H=2, HV=4)
 # ---- end to end ------------------------------------------------------------------------------------------------------
 
 
-def draw_rule(point: RulePoint, chunked: bool, in_place: bool, of_channels: bool) -> Call:
+def draw_rule(point: RulePoint, chunked: bool, in_place: bool, per_channel: bool) -> Call:
     case = point.case()
     state = case.initial_state
     assert state is not None
     call: Call = {"q": case.q, "k": case.k, "v": case.v, "g": case.g, "beta": case.beta}
-    if of_channels:  # heads remember some tokens
+    if per_channel:  # heads remember some tokens
         call["g"] = logsigmoid(torch.randn(*case.g.shape, point.K) + 2)
     if chunked:
         call["chunk_size"] = point.chunk_size
     elif point.channels or point.gated:
-        call |= {} if of_channels else channels_of(case)
+        call |= {} if per_channel else channels_of(case)
         call["beta"] = torch.randn(case.v.shape).sigmoid()
     if in_place:
         call |= slots(torch.randn(max(5, len(state) + 2), *state.shape[1:]), len(state))
@@ -106,11 +106,11 @@ def draw_rule(point: RulePoint, chunked: bool, in_place: bool, of_channels: bool
         call["state_pool"] = call["state_pool"].to(point.pool)
     if case.cu_seqlens is not None:
         call["cu_seqlens"] = case.cu_seqlens
-        if chunked and not of_channels:
+        if chunked and not per_channel:
             call["chunk_indices"] = prepare_chunk_indices(case.cu_seqlens, point.chunk_size)
     if point.gated:
         call |= {"use_gate_in_kernel": True, "A_log": torch.randn(point.HV)}
-        call["dt_bias"] = torch.randn(point.HV * (point.K if of_channels else 1))
+        call["dt_bias"] = torch.randn(point.HV * (point.K if per_channel else 1))
         call |= {"use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": True}
     if point.normalise or point.gated:
         call["use_qk_l2norm_in_kernel"] = True
@@ -360,7 +360,7 @@ def operations_of_rule(call: Call) -> int:
 
 
 def rule_entry(name: str, in_place: bool, **fields: Any) -> OpEntry[RulePoint]:
-    draw = partial(draw_rule, chunked=False, in_place=in_place, of_channels=False)
+    draw = partial(draw_rule, chunked=False, in_place=in_place, per_channel=False)
     exact = partial(exact_rule, rule=reference.fused_recurrent_gated_delta_rule)
     shared: dict[str, Any] = {"draw": draw, "exact": exact, "small": SMALL, "result": "o"}
     shared |= {"heads": {"final_state": 1, "state_pool": 1}, "operations": operations_of_rule}
@@ -387,7 +387,7 @@ for in_place, suffix in ((False, ""), (True, "_")):
         rule_entry(
             CHUNK + suffix,
             in_place,
-            draw=partial(draw_rule, chunked=True, in_place=in_place, of_channels=False),
+            draw=partial(draw_rule, chunked=True, in_place=in_place, per_channel=False),
             points=list(chunk_points(in_place)),
             quick=rule_pools if in_place else [RulePoint(BF16, tokens=130, algorithm=each) for each in ALGORITHMS],
             compiled=partial(compiled_pools, *ALGORITHMS) if in_place else compiled_chunks,
@@ -398,7 +398,7 @@ for in_place, suffix in ((False, ""), (True, "_")):
         rule_entry(
             "fused_recurrent_kda" + suffix,
             in_place,
-            draw=partial(draw_rule, chunked=False, in_place=in_place, of_channels=True),
+            draw=partial(draw_rule, chunked=False, in_place=in_place, per_channel=True),
             exact=exact_kda,
             points=recurrent_kda_points(in_place),
             bound=kda_bounds,
@@ -408,7 +408,7 @@ for in_place, suffix in ((False, ""), (True, "_")):
         rule_entry(
             "chunk_kda" + suffix,
             in_place,
-            draw=partial(draw_rule, chunked=True, in_place=in_place, of_channels=True),
+            draw=partial(draw_rule, chunked=True, in_place=in_place, per_channel=True),
             exact=exact_kda,
             points=list(kda_points(in_place)),
             quick=rule_pools if in_place else [RulePoint(BF16, algorithm=each) for each in CHUNKED],

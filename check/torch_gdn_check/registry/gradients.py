@@ -49,8 +49,8 @@ def exact_gradients(
     return dict(zip(leaves, zeros, strict=True))
 
 
-def draw_backward(point: RulePoint, of_channels: bool) -> Call:
-    call = draw_rule(point, chunked=True, in_place=False, of_channels=of_channels)
+def draw_backward(point: RulePoint, per_channel: bool) -> Call:
+    call = draw_rule(point, chunked=True, in_place=False, per_channel=per_channel)
     call = {name: x for name, x in call.items() if name not in ("chunk_size", "chunk_indices", "output_final_state")}
     state = call.pop("initial_state", None)
     call["do"] = torch.randn(call["v"].shape).to(point.dtype)
@@ -112,7 +112,7 @@ for name, rule in (
     register(
         OpEntry(
             name,
-            draw=partial(draw_backward, of_channels=name == "chunk_kda_bwd"),
+            draw=partial(draw_backward, per_channel=name == "chunk_kda_bwd"),
             small=SMALL,
             points=list(backward_points()),
             compiled=compiled_backward,

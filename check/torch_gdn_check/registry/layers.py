@@ -507,7 +507,7 @@ def mixed_dtypes() -> Iterator[tuple[OpEntry[Any], Point]]:
 # ---- ops of a layer --------------------------------------------------------------------------------------------------
 
 
-def of_layer(sizes: tuple[int, int, int, int], dtype: torch.dtype, tokens: int, batch: int = 1) -> dict[str, Point]:
+def layer_points(sizes: tuple[int, int, int, int], dtype: torch.dtype, tokens: int, batch: int = 1) -> dict[str, Point]:
     """Yields the points at which a layer of these (H, HV, K, V) calls these ops, for a prompt and for a step."""
     H, HV, K, V = sizes
     rows = RowPoint(dtype, D=V, tokens=tokens, heads=HV, batch=batch)
@@ -516,10 +516,10 @@ def of_layer(sizes: tuple[int, int, int, int], dtype: torch.dtype, tokens: int, 
     return result | {"causal_conv1d": columns, "causal_conv1d_update_": replace(columns, tokens=1)}
 
 
-def of_decoding(sizes: tuple[int, int, int, int], dtype: torch.dtype, batch: int = 1) -> dict[str, Point]:
+def decoding_points(sizes: tuple[int, int, int, int], dtype: torch.dtype, batch: int = 1) -> dict[str, Point]:
     """Yields the points at which a model of such layers calls ops for one token per sequence."""
     H, HV, K, V = sizes
-    result = of_layer(sizes, dtype, 1, batch)
+    result = layer_points(sizes, dtype, 1, batch)
     del result["causal_conv1d"]
     result |= dict.fromkeys(("l2norm", "rms_norm"), RowPoint(dtype, D=K, tokens=1, heads=H, batch=batch))
     rule = RulePoint(dtype, K=K, V=V, tokens=1, batch=batch, H=H, HV=HV)

@@ -108,8 +108,8 @@ def wrong_slots(entry: OpEntry[Point]) -> Iterator[Invalid]:
     yield Invalid("slot_mapping", ValueError, "too few", change("slot_mapping", lambda x: x[3:]))
     for size in (0, -1, 2**31):
         yield Invalid("block_size", ValueError, f"{size}", put("block_size", size))
-    of_four = change("block_table", lambda x: x[:, :1].repeat(1, 4))
-    yield Invalid("block_table", ValueError, "2^31 tokens", lambda call: of_four(call) | {"block_size": 2**29})
+    four_blocks = change("block_table", lambda x: x[:, :1].repeat(1, 4))
+    yield Invalid("block_table", ValueError, "2^31 tokens", lambda call: four_blocks(call) | {"block_size": 2**29})
 
 
 def compiled_pages() -> Iterator[PagePoint]:

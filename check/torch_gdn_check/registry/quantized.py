@@ -151,33 +151,33 @@ def zero_points_of_float32(scales: str, biases: str) -> Callable[[Call], Call]:
 def wrong_e4m3(entry: OpEntry[Any], point: Point, weight: str, scales: str, biases: str) -> Iterator[Invalid]:
     """Yields changes of a call with e4m3 numbers, which replaces the small call."""
 
-    def of_e4m3(bad: Invalid) -> Invalid:
+    def as_e4m3(bad: Invalid) -> Invalid:
         return replace(bad, what=f"e4m3, {bad.what}", change=lambda call: bad.change(entry.call(point)))
 
     codes = change(weight, lambda w: torch.zeros(*w.shape[:-1], w.shape[-1] // 4, dtype=torch.int32))
-    yield of_e4m3(Invalid(biases, ValueError, "biases", lambda call: call | {biases: call[scales]}))
-    yield of_e4m3(Invalid(biases, ValueError, "none for codes", codes))
-    yield of_e4m3(Invalid(scales, TypeError, "integers", change(scales, torch.Tensor.int)))
-    yield of_e4m3(Invalid(scales, ValueError, "a row too many", change(scales, lambda x: torch.cat([x, x], -2))))
-    yield of_e4m3(Invalid(scales, ValueError, "a column too many", change(scales, lambda x: torch.cat([x, x], -1))))
-    yield of_e4m3(Invalid(scales, ValueError, "no columns", change(scales, lambda x: x[..., :0])))
-    yield of_e4m3(Invalid(scales, ValueError, "a dimension too few", change(scales, lambda x: x[0])))
-    yield of_e4m3(Invalid(weight, ValueError, "columns apart", change(weight, columns_apart)))
+    yield as_e4m3(Invalid(biases, ValueError, "biases", lambda call: call | {biases: call[scales]}))
+    yield as_e4m3(Invalid(biases, ValueError, "none for codes", codes))
+    yield as_e4m3(Invalid(scales, TypeError, "integers", change(scales, torch.Tensor.int)))
+    yield as_e4m3(Invalid(scales, ValueError, "a row too many", change(scales, lambda x: torch.cat([x, x], -2))))
+    yield as_e4m3(Invalid(scales, ValueError, "a column too many", change(scales, lambda x: torch.cat([x, x], -1))))
+    yield as_e4m3(Invalid(scales, ValueError, "no columns", change(scales, lambda x: x[..., :0])))
+    yield as_e4m3(Invalid(scales, ValueError, "a dimension too few", change(scales, lambda x: x[0])))
+    yield as_e4m3(Invalid(weight, ValueError, "columns apart", change(weight, columns_apart)))
 
 
 def wrong_mxfp4(entry: OpEntry[Any], point: Point, weight: str, scales: str, biases: str) -> Iterator[Invalid]:
     """Yields changes of a call with MXFP4, which replaces the small call."""
 
-    def of_mxfp4(bad: Invalid) -> Invalid:
+    def as_mxfp4(bad: Invalid) -> Invalid:
         return replace(bad, what=f"MXFP4, {bad.what}", change=lambda call: bad.change(entry.call(point)))
 
-    yield of_mxfp4(Invalid(biases, ValueError, "biases", lambda call: call | {biases: call[scales]}))
-    yield of_mxfp4(Invalid(scales, ValueError, "a group too few", change(scales, lambda x: x[..., 1:])))
-    yield of_mxfp4(Invalid(scales, ValueError, "a row fewer", change(scales, lambda x: x[..., 1:, :])))
-    yield of_mxfp4(Invalid(scales, ValueError, "columns apart", change(scales, columns_apart)))
-    yield of_mxfp4(Invalid(biases, ValueError, "scales of floats", change(scales, Tensor.float)))
+    yield as_mxfp4(Invalid(biases, ValueError, "biases", lambda call: call | {biases: call[scales]}))
+    yield as_mxfp4(Invalid(scales, ValueError, "a group too few", change(scales, lambda x: x[..., 1:])))
+    yield as_mxfp4(Invalid(scales, ValueError, "a row fewer", change(scales, lambda x: x[..., 1:, :])))
+    yield as_mxfp4(Invalid(scales, ValueError, "columns apart", change(scales, columns_apart)))
+    yield as_mxfp4(Invalid(biases, ValueError, "scales of floats", change(scales, Tensor.float)))
     double = change(weight, lambda w: torch.cat([w, w], -1))
-    yield of_mxfp4(Invalid(scales, ValueError, "twice the codes", double))
+    yield as_mxfp4(Invalid(scales, ValueError, "twice the codes", double))
 
 
 MXFP4_SMALL = QuantizedPoint(N=40, K=96, mxfp4=True)

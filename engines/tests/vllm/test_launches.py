@@ -39,7 +39,7 @@ DENSE = {"linear": 2, "act_and_mul": 1}
 TOTALS = {"Qwen3.5-35B-A3B": (EXPERTS, 504), "Qwen3-Next-80B-A3B": (EXPERTS, 600), "Qwen3.5-0.8B": (DENSE, 264)}
 
 
-def of_step(step: list[list[Any]]) -> dict[str, Counter[str]]:
+def step_launches(step: list[list[Any]]) -> dict[str, Counter[str]]:
     """Returns the launches outside of layers, of a linear layer and of the attention layer; linear layers are alike."""
     result: dict[str, Counter[str]] = {"once": Counter()}
     for layer, _, counts, *_ in step:
@@ -78,7 +78,7 @@ def test_a_step(name: str, tmp_path: Path) -> None:
         (attention,) = (counts for layer, part, counts, *_ in step if (layer, part) == (3, "attention"))
         assert attention == sums(PREFILL, {"index_select": 1})
     for step in (steps[2], steps[6]):
-        result = of_step(step)
+        result = step_launches(step)
         assert result == {"once": ONCE, "linear": sums(NORMS, LINEAR, mlp), "full": sums(NORMS, FULL, mlp)}
         assert sums(*(each[3] for each in step)) == {"to the device": 1, "to the host": 1}
         assert sum(sums(*(each[4] for each in step)).values()) == 1
@@ -90,7 +90,7 @@ def test_a_step_with_codes(tmp_path: Path) -> None:
     exact row."""
     name = "Qwen3.5-0.8B"
     steps = steps_of(name, tmp_path, (1,), additional_config={"aura": "8v4"})
-    result = of_step(steps[2])
+    result = step_launches(steps[2])
     assert result["once"] == sums(ONCE, {"copy_from_host": 1})
     assert result["full"] == sums(NORMS, CODES, DENSE)
     assert total_of(name, result) == 301

@@ -27,7 +27,7 @@ COMPRESSED: dict[str, Any] = {
 }
 
 
-def of_gptq(name: str, rows: int, columns: int, bits: int = 4, group: int = 128) -> dict[str, tuple[int, ...]]:
+def gptq_shapes(name: str, rows: int, columns: int, bits: int = 4, group: int = 128) -> dict[str, tuple[int, ...]]:
     groups = columns // group
     zeros = rows * bits // 32
     shapes = {"qweight": (columns * bits // 32, rows), "qzeros": (groups, zeros), "scales": (groups, rows)}
@@ -56,11 +56,11 @@ def method_of(config: Any, kind: type, name: str, columns: int = 256) -> Any:
 
 def test_the_files_decide_whatever_names_the_configuration_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bits and groups are those of the shapes, as `dynamic` or AutoRound's `extra_config` may set them by layer."""
-    shapes = of_gptq("lm_head", 256, 128) | {"model.visual.blocks.0.attn.qkv.weight": (96, 32)}
-    shapes |= of_gptq(f"{LAYER}.mlp.down_proj", 64, 256, bits=8, group=32) | {f"{LAYER}.mlp.up_proj.weight": (8, 8)}
+    shapes = gptq_shapes("lm_head", 256, 128) | {"model.visual.blocks.0.attn.qkv.weight": (96, 32)}
+    shapes |= gptq_shapes(f"{LAYER}.mlp.down_proj", 64, 256, bits=8, group=32) | {f"{LAYER}.mlp.up_proj.weight": (8, 8)}
     shapes |= {f"{LAYER}.mlp.gate_proj.weight": (8, 8), f"{LAYER}.mlp.down_proj.g_idx": (256,)}
     for part in "qkv":
-        shapes |= of_gptq(f"{LAYER}.self_attn.{part}_proj", 64, 256)
+        shapes |= gptq_shapes(f"{LAYER}.self_attn.{part}_proj", 64, 256)
     config = configuration(GPTQ | {"dynamic": {r"-:.*self_attn.*": {}}, "lm_head": False}, shapes, monkeypatch)
     ours = "language_model.model.layers.3"
     packings = {
@@ -95,7 +95,7 @@ def test_layers_that_the_files_lack_in_part_are_refused(
 ) -> None:
     shapes: dict[str, Any] = {}
     for part in "qkv":
-        shapes |= of_gptq(f"{LAYER}.self_attn.{part}_proj", 64, 256)
+        shapes |= gptq_shapes(f"{LAYER}.self_attn.{part}_proj", 64, 256)
     shapes |= {f"{LAYER}.self_attn.{name}": shape for name, shape in change.items()}
     config = configuration(GPTQ, {name: shape for name, shape in shapes.items() if shape}, monkeypatch)
     with pytest.raises(ValueError, match=rf"^language_model\.model\.layers\.3\.self_attn\.{error}"):
@@ -117,6 +117,6 @@ def test_vllm_can_send_a_configuration_to_its_other_processes(monkeypatch: pytes
     for kind in quantized.CONFIGURATIONS.values():
         assert pickle.loads(pickle.dumps(kind)) is kind
     for written in (GPTQ, COMPRESSED):
-        config = configuration(written, of_gptq("lm_head", 256, 128), monkeypatch)
+        config = configuration(written, gptq_shapes("lm_head", 256, 128), monkeypatch)
         sent = pickle.loads(pickle.dumps(config))
         assert (sent.shapes, type(sent.format)) == (config.shapes, type(config.format))

@@ -258,8 +258,8 @@ def share_of_means(vllm_config: Any) -> float:
     if not wants_means(vllm_config):
         return 0.0
     impls = [each.impl for each in coded_layers(vllm_config)]
-    of_tiles = (2 * each.head_size / (TILE * each.scheme.bytes_per_token(each.head_size)) for each in impls)
-    return max(of_tiles, default=0.0)
+    mean_shares = (2 * each.head_size / (TILE * each.scheme.bytes_per_token(each.head_size)) for each in impls)
+    return max(mean_shares, default=0.0)
 
 
 def allocate(vllm_config: Any, device: torch.device) -> Slots | None:

@@ -191,11 +191,11 @@ def _compile(program: str, kernel: str, arguments: Sequence[str], threads: int) 
         directory = Path(folder)
         try:
             lowered = to_llvm(directory, opencl(program, kernel, arguments, threads))
-            result.problems.extend(rules.of_source(lowered))
+            result.problems.extend(rules.source_problems(lowered))
             for pipeline, passes in PIPELINES.items():
                 code = optimised(directory, lowered, passes)
                 if pipeline == "O2":
-                    result.problems.extend(rules.of_optimised(code))
+                    result.problems.extend(rules.optimised_problems(code))
                 try:
                     result.figures[pipeline] = read_figures(to_agx(directory))
                 except MesaFailed as failure:

@@ -12,7 +12,7 @@ FIELD = re.compile(
 SPACES = {"1": "device", "2": "constant"}
 
 
-def of_source(code: str) -> list[str]:
+def source_problems(code: str) -> list[str]:
     """Finds, before optimisation, a load of one element through a pointer to a vector, which one load could give
     whole."""
     fields = {result[1]: SPACES[result[2]] for result in FIELD.finditer(code)}
@@ -26,7 +26,7 @@ def _is_shift(divisor: str) -> bool:
     return divisor.isdigit() and int(divisor).bit_count() == 1
 
 
-def of_optimised(code: str) -> list[str]:
+def optimised_problems(code: str) -> list[str]:
     """Finds 64-bit divisions, which take the GPU hundreds of instructions, and arrays that an index keeps in memory."""
     problems = []
     divisions = [kind for kind, by in DIVISION.findall(code) if not _is_shift(by)]

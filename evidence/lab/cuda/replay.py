@@ -60,10 +60,10 @@ class Session:
         return ctypes.c_uint64(buffers[binding.buffer].address.value + binding.offset)
 
     def fill(self, fill: Fill, buffers: Sequence[Buffer]) -> None:
-        content, taken = self.reader.content(fill.content), 0
+        content, start = self.reader.content(fill.content), 0
         for first, last in fill.runs:
-            buffers[fill.buffer].write(content[taken : taken + last - first], first)
-            taken += last - first
+            buffers[fill.buffer].write(content[start : start + last - first], first)
+            start += last - first
 
     def run(self, case: CaseRecord, pattern: int | None) -> dict[str, Bytes]:
         """Returns the contents of the outputs' buffers. Without a pattern, only bytes that the host wrote are set."""

@@ -105,8 +105,8 @@ def times(session: replay.Session, found: dict[str, Any]) -> None:
 
 def peers_beside(cubins: Path, found: dict[str, Any]) -> None:
     found["peers"], found["peer_versions"] = [], peers.versions()
-    of_mlx = (peers.mlx_times, peers_linear.linear_times, peers_experts.experts_times)
-    mlx = [partial(times, cubins, ARCHITECTURE) for times in of_mlx]
+    mlx_timers = (peers.mlx_times, peers_linear.linear_times, peers_experts.experts_times)
+    mlx = [partial(times, cubins, ARCHITECTURE) for times in mlx_timers]
     asked: list[Callable[[], list[peers.PeerTime]]] = [*mlx, peers.fla_times]
     for ask in asked:
         try:

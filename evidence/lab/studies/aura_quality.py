@@ -83,7 +83,7 @@ def held_back_pieces(count: int, length: int) -> Tensor:
     saw."""
     files = corpus.held_back_files(corpus.standard_library())[:count]
     pieces = [corpus.pieces(corpus.as_tensor(corpus.joined([file])), length) for file in files]
-    return torch.stack([of_file[len(of_file) // 2] for of_file in pieces]).long()
+    return torch.stack([pieces_of_file[len(pieces_of_file) // 2] for pieces_of_file in pieces]).long()
 
 
 @torch.no_grad()

@@ -121,8 +121,8 @@ def compare(source: Source) -> list[Result]:
 
     def result(name: str, family: str, k: Tensor, v: Tensor, bits: float) -> Result:
         pairs = ((k, source.k.double()), (v, source.v.double()), (source.attention(k, v), exact))
-        of_k, of_v, of_o = (relative_error(x, right) for x, right in pairs)
-        return Result(name, family, bits, (of_k, of_v, of_o))
+        k_error, v_error, o_error = (relative_error(x, right) for x, right in pairs)
+        return Result(name, family, bits, (k_error, v_error, o_error))
 
     found = []
     for scheme in SCHEMES:

@@ -128,7 +128,7 @@ def cached(x: Tensor, bits: int, seed: int, table: str, means: bool, earlier: bo
         torch.ops.gdn.aura_encode_(x[None], torch.arange(T), *tables, coded.codes, coded.norms, coded.tile_means)
     else:
         coded.append(x[None], torch.arange(T), 0)
-    return Stored(tuple(coded.of_tokens().values()), coded.decoded(T, torch.float32)[0])
+    return Stored(tuple(coded.token_tensors().values()), coded.decoded(T, torch.float32)[0])
 
 
 class Aura(NamedTuple):
@@ -205,23 +205,23 @@ def rotated(x: Tensor, seed: int, code: Callable[[Tensor], Stored]) -> Stored:
 def even_scales(x: Tensor) -> tuple[Tensor, Tensor]:
     """Returns KVarN's scales by token [.., T, 1] and by channel [.., 1, D], the most even ones of 16 rounds."""
     tokens, channels = x.new_zeros(x[..., :1].shape), x.new_zeros(x[..., :1, :].shape)  # logarithms
-    of_tokens, of_channels = x.std(-1, keepdim=True), x.std(-2, keepdim=True)
-    best, least = (tokens, channels), unevenness(of_tokens, of_channels)
+    token_stds, channel_stds = x.std(-1, keepdim=True), x.std(-2, keepdim=True)
+    best, least = (tokens, channels), unevenness(token_stds, channel_stds)
     for _ in range(16):
-        tokens = (tokens + of_tokens.clamp(1e-3, 1e3).log()).clamp(-0.3, 10)
-        of_channels = (x * (-tokens - channels).exp()).std(-2, keepdim=True)
-        channels = (channels + of_channels.clamp(1e-3, 1e3).log()).clamp(-0.3, 10)
+        tokens = (tokens + token_stds.clamp(1e-3, 1e3).log()).clamp(-0.3, 10)
+        channel_stds = (x * (-tokens - channels).exp()).std(-2, keepdim=True)
+        channels = (channels + channel_stds.clamp(1e-3, 1e3).log()).clamp(-0.3, 10)
         balanced = x * (-tokens - channels).exp()
-        of_tokens, of_channels = balanced.std(-1, keepdim=True), balanced.std(-2, keepdim=True)
-        now = unevenness(of_tokens, of_channels)
+        token_stds, channel_stds = balanced.std(-1, keepdim=True), balanced.std(-2, keepdim=True)
+        now = unevenness(token_stds, channel_stds)
         best = torch.where(now <= least, tokens, best[0]), torch.where(now <= least, channels, best[1])
         least = torch.minimum(now, least)
     return best[0].exp(), best[1].exp()
 
 
-def unevenness(of_tokens: Tensor, of_channels: Tensor) -> Tensor:
+def unevenness(token_stds: Tensor, channel_stds: Tensor) -> Tensor:
     """Returns [.., 1, 1], the largest deviation over the smallest, of tokens and of channels."""
-    ratios = [std.amax((-1, -2)) / std.amin((-1, -2)).clamp(min=1e-8) for std in (of_tokens, of_channels)]
+    ratios = [std.amax((-1, -2)) / std.amin((-1, -2)).clamp(min=1e-8) for std in (token_stds, channel_stds)]
     return (ratios[0] + ratios[1])[..., None, None]
 
 
@@ -262,14 +262,14 @@ def kvarn_format(keys: int, values: int) -> Format:
         (f"KVarN {what} {bits}", partial(rotated, seed=seed, code=partial(kvarn, bits=bits, dim=dim)))
         for (what, seed), bits, dim in zip(SEEDS.items(), (keys, values), (-2, -1), strict=True)
     ]
-    of_keys, of_values = (Part(label, code, TILE, sinks=TILE, slow=True) for label, code in parts)
-    return Format(f"KVarN k{keys}v{values}", "KVarN", of_keys, of_values)
+    key_part, value_part = (Part(label, code, TILE, sinks=TILE, slow=True) for label, code in parts)
+    return Format(f"KVarN k{keys}v{values}", "KVarN", key_part, value_part)
 
 
 def turboquant(preset: str, keys: int, values: int) -> Format:
     code = bare_fp8 if keys == 8 else partial(aura, bits=keys, seed=SEEDS["keys"])
-    of_values = Part(f"turboquant values {values}", partial(uniform_vectors, bits=values))
-    return Format(f"turboquant_{preset}", "turboquant", Part(f"turboquant keys {keys}", code), of_values)
+    value_part = Part(f"turboquant values {values}", partial(uniform_vectors, bits=values))
+    return Format(f"turboquant_{preset}", "turboquant", Part(f"turboquant keys {keys}", code), value_part)
 
 
 def all_formats() -> dict[str, Format]:

@@ -58,14 +58,14 @@ def attend(layer: Layer, keys: Tensor, values: Tensor, form: Format, scale: floa
         end, exact = int(row[-1]) + 1, [part.first_exact(row + 1) for part in (form.keys, form.values)]
         start = min(int(bounds.min()) for bounds in exact)
         column = torch.arange(start, end)
-        of_keys, of_values = ((column >= bounds[:, None]).repeat(HQ // HK, 1) for bounds in exact)
+        key_mask, value_mask = ((column >= bounds[:, None]).repeat(HQ // HK, 1) for bounds in exact)
         later = (column > row[:, None]).repeat(HQ // HK, 1)
         scores = block @ keys[:, :end].mT
-        scores[..., start:] += of_keys * (block @ (k[:, start:end] - keys[:, start:end]).mT)
+        scores[..., start:] += key_mask * (block @ (k[:, start:end] - keys[:, start:end]).mT)
         scores[..., start:].masked_fill_(later, -math.inf)
         weights = scores.softmax(-1)
         out = weights @ values[:, :end]
-        out += (of_values * weights[..., start:]) @ (v[:, start:end] - values[:, start:end])
+        out += (value_mask * weights[..., start:]) @ (v[:, start:end] - values[:, start:end])
         outputs.append(out.view(HK, HQ // HK, -1, D))
     return torch.cat(outputs, 2).view(HQ, L, D)
 
@@ -214,7 +214,7 @@ class Pycode:
 def long_pieces(count: int, length: int) -> Tensor:
     """Returns [count, length + 1], the middle of each of `count` held-back modules that are long enough."""
     files = corpus.held_back_files(corpus.standard_library())
-    of_files = [
+    all_pieces = [
         corpus.pieces(corpus.as_tensor(corpus.joined([file])), length) for file in files if file.stat().st_size > length
     ]
-    return torch.stack([of_file[len(of_file) // 2] for of_file in of_files[:count]]).long()
+    return torch.stack([pieces_of_file[len(pieces_of_file) // 2] for pieces_of_file in all_pieces[:count]]).long()

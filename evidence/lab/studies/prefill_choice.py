@@ -84,11 +84,11 @@ def combined(one: Counts, other: Counts, combine: Callable[[float, float], float
     }
 
 
-def of_chunks(one: Counts, two: Counts, chunks: int) -> Counts:
+def for_chunks(one: Counts, two: Counts, chunks: int) -> Counts:
     return combined(one, two, lambda a, b: a + (chunks - 1) * (b - a))
 
 
-def of_heads(counts: Counts, factor: float) -> Counts:
+def for_heads(counts: Counts, factor: float) -> Counts:
     more = combined(counts, counts, lambda a, _: a * factor)
     for name, of in more.items():
         of.__dict__.update({key: vars(counts[name])[key] for key in NOT_COUNTS if key in vars(of)})
@@ -118,13 +118,13 @@ def all_cases(workload: str) -> list[Case]:
             codes |= result
     for chunks, algorithm in product(CHUNKS[2:], ALGORITHMS):
         one, two = counted[CHUNK][algorithm], counted[2 * CHUNK][algorithm]
-        counted.setdefault(chunks * CHUNK, {})[algorithm] = of_chunks(one, two, chunks)
+        counted.setdefault(chunks * CHUNK, {})[algorithm] = for_chunks(one, two, chunks)
     cases = []
     for tokens, heads in product(counted, HEADS):
-        of_all = {name: of_heads(counts, heads / LAYER.HV) for name, counts in counted[tokens].items()}
+        scaled = {name: for_heads(counts, heads / LAYER.HV) for name, counts in counted[tokens].items()}
         for chip, facts in CHIPS.items():
             chosen = _C.prefill_algorithm(tokens, heads, 128, 128, "", facts.cores, workload == "kda-prefill")[0]
-            seconds = {name: metal_model.total(counts, codes, chip)[0] for name, counts in of_all.items()}
+            seconds = {name: metal_model.total(counts, codes, chip)[0] for name, counts in scaled.items()}
             cases.append(Case(tokens, 4 * heads / facts.cores, chosen, seconds))
     return cases
 

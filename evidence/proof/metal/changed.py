@@ -128,17 +128,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:  # recording all launches takes a minute
         launches = strict_launches.all_launches() if shaders else []
     groups = by_kernel(launch.variant for launch in launches)
-    taken = selection(groups, shaders)
+    chosen = selection(groups, shaders)
     for kernel, variants in groups.items():
-        print(f"  {kernel}: {len(taken.get(kernel, ()))} of {len(variants)} variants taken")
+        print(f"  {kernel}: {len(chosen.get(kernel, ()))} of {len(variants)} variants chosen")
     try:
-        problems = examine(launches, [each for variants in taken.values() for each in variants], Silent())
+        problems = examine(launches, [each for variants in chosen.values() for each in variants], Silent())
     except Unavailable as reason:
         print(f"not run: {reason}")
         return 2
     for problem in problems:
         print(f"WRONG: {problem}")
-    print(f"{sum(map(len, taken.values()))} variants taken, {len(problems)} wrong; `make proof` takes all")
+    print(f"{sum(map(len, chosen.values()))} variants chosen, {len(problems)} wrong; `make proof` takes all")
     return 1 if problems else 0
 
 

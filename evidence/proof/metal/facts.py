@@ -115,15 +115,15 @@ class Peak:
         self._tree, self._layout, self._reached = tree, layout, reached
         self._of_functions: dict[str, Use] = {}
 
-    def of_function(self, function: Node) -> Use:
+    def peak_in(self, function: Node) -> Use:
         identifier = function["id"]
         if identifier not in self._of_functions:
             body = body_of(function)
             assert body is not None
-            taken = Use()
+            use = Use()
             for parameter in parameters_of(function):
-                taken += self._variable(parameter)
-            self._of_functions[identifier] = taken + self._of(body)
+                use += self._variable(parameter)
+            self._of_functions[identifier] = use + self._of(body)
         return self._of_functions[identifier]
 
     def _variable(self, node: Node) -> Use:
@@ -151,7 +151,7 @@ class Peak:
         if node["kind"] in ("CallExpr", "CXXMemberCallExpr", "CXXOperatorCallExpr"):
             function = self._tree.function(callee(node))
             if function is not None and function["id"] in self._reached:
-                peak = peak.most(self.of_function(function))
+                peak = peak.most(self.peak_in(function))
         return peak
 
 
@@ -160,7 +160,7 @@ def examine(tree: Tree, layout: Layout, kernel: Kernel) -> tuple[Facts, set[Prob
     flow = Flow(tree, layout, kernel=kernel)
     flow.run()
     functions = [function for function in tree.functions.values() if function["id"] in flow.reached]
-    use = Peak(tree, layout, flow.reached).of_function(kernel.function)
+    use = Peak(tree, layout, flow.reached).peak_in(kernel.function)
     worst = max(flow.accesses.values(), key=lambda access: (access.passes, access.place), default=None)
     facts = Facts(
         name=kernel.name,

@@ -128,10 +128,10 @@ def is_of_models(entry: OpEntry[Any], point: Point) -> bool:
     if not isinstance(point, CodecPoint | AuraPoint | PagePoint):
         return True
     if isinstance(point, PagePoint) and "key_codes" not in entry.arguments:
-        of_models = point.cache == torch.bfloat16
+        common_format = point.cache == torch.bfloat16
     else:
-        of_models = point.bits in (8, 4, (8, 4))
-    return of_models and point.dtype == torch.bfloat16 and point.D == 128
+        common_format = point.bits in (8, 4, (8, 4))
+    return common_format and point.dtype == torch.bfloat16 and point.D == 128
 
 
 @cache

@@ -115,12 +115,12 @@ def all_faults() -> list[Fault]:
 
 def sample(faults: Sequence[Fault], count: int) -> list[Fault]:
     """Takes kinds in turn, and of each kind a fault of the part that was taken least so far."""
-    left, taken = list(faults), list[Fault]()
-    while left and len(taken) < count:
+    remaining, chosen = list(faults), list[Fault]()
+    while remaining and len(chosen) < count:
         for kind in KINDS:
-            of_kind = [fault for fault in left if fault.kind == kind]
-            if of_kind and len(taken) < count:
-                parts = [fault.part for fault in taken]
-                taken.append(min(of_kind, key=lambda fault: parts.count(fault.part)))
-                left.remove(taken[-1])
-    return taken
+            same_kind = [fault for fault in remaining if fault.kind == kind]
+            if same_kind and len(chosen) < count:
+                parts = [fault.part for fault in chosen]
+                chosen.append(min(same_kind, key=lambda fault: parts.count(fault.part)))
+                remaining.remove(chosen[-1])
+    return chosen

@@ -258,9 +258,9 @@ def draw(count: int, seed: str, sources: Sequence[Source] = SOURCES, features: S
         sorted((x for x in all_mutants(source) if any(word in x[0] for word in words)), key=lambda x: place_of(x, seed))
         for source in sources
     ]
-    taken: list[Fault] = []
-    while len(taken) < count and any(piles):
+    chosen: list[Fault] = []
+    while len(chosen) < count and any(piles):
         for source, pile in zip(sources, piles, strict=True):
             drawn = (fault for each in iter_pop(pile) if means_something_else(fault := fault_of(*each)))
-            taken += islice(drawn, source.share)
-    return taken[:count]
+            chosen += islice(drawn, source.share)
+    return chosen[:count]

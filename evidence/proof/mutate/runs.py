@@ -59,24 +59,24 @@ class Run:
 
     def judge(self, faults: Sequence[Fault], kept: dict[str, Verdict], progress: Progress) -> dict[str, Verdict]:
         result = dict(kept)
-        left = [fault for fault in faults if fault.id not in result or result[fault.id].word == SAMPLED]
-        if not left:
+        remaining = [fault for fault in faults if fault.id not in result or result[fault.id].word == SAMPLED]
+        if not remaining:
             return result
-        progress.expect(len(left))
-        left.sort(key=lambda fault: fault.file.startswith("csrc/"))  # csrc/ takes a build
+        progress.expect(len(remaining))
+        remaining.sort(key=lambda fault: fault.file.startswith("csrc/"))  # csrc/ takes a build
         scratches = self._scratches()
         for sweeps in (self.seed,) if self.suite else (self.seed, "all"):
             for scratch in scratches:
                 scratch.sweeps = sweeps
             word = None if sweeps == self.seed else SAMPLED
-            of_this_round = [fault for fault in left if (result[fault.id].word if fault.id in result else None) == word]
-            for fault, verdict in try_all(scratches, of_this_round):
+            group = [fault for fault in remaining if (result[fault.id].word if fault.id in result else None) == word]
+            for fault, verdict in try_all(scratches, group):
                 result[fault.id] = self.state.verdicts[fault.id] = verdict
                 self.state.save()
                 if verdict.word != SAMPLED:
                     progress.step(line_of(fault, verdict))
         if self.suite:
-            survivors = [fault for fault in left if result[fault.id].word == SAMPLED]
+            survivors = [fault for fault in remaining if result[fault.id].word == SAMPLED]
             scratches[0].sweeps = self.seed
             for fault, verdict in try_together(scratches[0], survivors):
                 result[fault.id] = self.state.verdicts[fault.id] = verdict

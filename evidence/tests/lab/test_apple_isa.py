@@ -114,24 +114,24 @@ ptr %p, i64 3, i1 false)"""
 
 @pytest.mark.parametrize("operation", ["sdiv", "udiv", "srem", "urem", "sdiv exact"])
 def test_a_division_of_64_bits_is_a_problem(operation: str) -> None:
-    assert rules.of_optimised(f"  %q = {operation} i32 %a, %b") == []
-    assert rules.of_optimised(f"  %q = {operation} i64 %a, 1024") == []
-    assert len(rules.of_optimised(f"  %q = {operation} i64 %a, 1023")) == 1
-    (problem,) = rules.of_optimised(f"  %q = {operation} i64 %a, %b")
+    assert rules.optimised_problems(f"  %q = {operation} i32 %a, %b") == []
+    assert rules.optimised_problems(f"  %q = {operation} i64 %a, 1024") == []
+    assert len(rules.optimised_problems(f"  %q = {operation} i64 %a, 1023")) == 1
+    (problem,) = rules.optimised_problems(f"  %q = {operation} i64 %a, %b")
     assert problem == f"1 divisions of 64 bits ({operation.split()[0]})"
 
 
 def test_an_array_left_in_memory_is_a_problem() -> None:
-    (problem,) = rules.of_optimised("  %window = alloca [4 x float], align 4\n  %v = load float, ptr %window")
+    (problem,) = rules.optimised_problems("  %window = alloca [4 x float], align 4\n  %v = load float, ptr %window")
     assert problem == "%window is left in memory: [4 x float]"
 
 
 def test_an_element_of_a_vector_in_memory_loaded_alone_is_a_problem() -> None:
     whole = "  %v = load <4 x float>, ptr addrspace(1) %x, align 16\n"
     field = '  %y = getelementptr inbounds %"struct.metal::vec.3", ptr addrspace(1) %x, i32 0, i32 1\n'
-    assert rules.of_source(whole + field) == []  # taking an address is no load
+    assert rules.source_problems(whole + field) == []  # taking an address is no load
     load = "  %e = load float, ptr addrspace(1) %y, align 4\n"
-    assert rules.of_source(field + load) == ["a device vector's element is loaded alone, as float"]
+    assert rules.source_problems(field + load) == ["a device vector's element is loaded alone, as float"]
 
 
 def test_figures_are_those_of_the_compilers_line() -> None:

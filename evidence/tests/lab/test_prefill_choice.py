@@ -45,8 +45,8 @@ def test_longer_prompts_and_more_heads_are_counted_from_short_ones(
 
     one, two = counted(SMALL, CHUNK), counted(SMALL, 2 * CHUNK)
     for derived, direct in (
-        (prefill_choice.of_chunks(one, two, 3), counted(SMALL, 3 * CHUNK)),
-        (prefill_choice.of_heads(two, 3), counted(SMALL._replace(H=3, HV=6), 2 * CHUNK)),
+        (prefill_choice.for_chunks(one, two, 3), counted(SMALL, 3 * CHUNK)),
+        (prefill_choice.for_heads(two, 3), counted(SMALL._replace(H=3, HV=6), 2 * CHUNK)),
     ):
         assert counts_of(derived) == counts_of(direct)
         # the data decide which branch a decay takes

@@ -42,9 +42,9 @@ def test_every_symbol_is_there(march: str) -> None:
     mps_simulator.activate()
     variants = [launch.variant for launch in model_launches()]
     kernels = set(share_of(sorted({each.kernel for each in first_of_each_type(variants)}), 8))
-    taken = [each for each in first_of_each_type(variants) if each.kernel in kernels]
-    assert {name for each in taken for name in each.arguments} >= {*TYPES}
+    chosen = [each for each in first_of_each_type(variants) if each.kernel in kernels]
+    assert {name for each in chosen for name in each.arguments} >= {*TYPES}
     with mps_simulator.settings(march=march):
-        for each in taken:
+        for each in chosen:
             source = _C.shader_source(each.kernel, each.file, list(each.arguments))
             assert each.name in mps_simulator.metal.Library(source).functions

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 N, K, GROUP = 32, 64, 32
 
 
-def of_compressed_tensors(bits: int, symmetric: bool, strategy: str) -> dict[str, Tensor]:
+def compressed_tensors_case(bits: int, symmetric: bool, strategy: str) -> dict[str, Tensor]:
     grouped = strategy == "group"
     args = QuantizationArgs(
         num_bits=bits, symmetric=symmetric, strategy=strategy, group_size=GROUP if grouped else None, type="int"
@@ -45,7 +45,7 @@ def drawn(bits: int, symmetric: bool) -> tuple[nn.Linear, Tensor, Tensor | int]:
     return linear, scales, 2 ** (bits - 1) if symmetric else zeros
 
 
-def of_gptq_layout(bits: int, symmetric: bool, packer: type[nn.Module]) -> dict[str, Tensor]:
+def gptq_case(bits: int, symmetric: bool, packer: type[nn.Module]) -> dict[str, Tensor]:
     linear, scales, zeros = drawn(bits, symmetric)
     layer = packer(bits, GROUP, K, N, bias=False)
     layer.device = torch.device("cpu")
@@ -54,7 +54,7 @@ def of_gptq_layout(bits: int, symmetric: bool, packer: type[nn.Module]) -> dict[
     return tensors | {"dequantized": layer(torch.eye(K)).T}
 
 
-def of_awq_layout() -> dict[str, Tensor]:
+def awq_case() -> dict[str, Tensor]:
     linear, scales, zeros = drawn(4, symmetric=False)
     layer = WQLinear_GEMM.from_linear(linear, 4, GROUP, scales=scales.T, zeros=zeros.T, device="cpu")
     tensors = {"qweight": layer.qweight, "qzeros": layer.qzeros, "scales": layer.scales}
@@ -64,16 +64,16 @@ def of_awq_layout() -> dict[str, Tensor]:
 def main() -> None:
     torch.manual_seed(0)
     layers = {
-        "ct_4": of_compressed_tensors(4, True, "group"),
-        "ct_4_zero": of_compressed_tensors(4, False, "group"),
-        "ct_8_channel": of_compressed_tensors(8, True, "channel"),
-        "ct_8_zero_channel": of_compressed_tensors(8, False, "channel"),
-        "gptq_4": of_gptq_layout(4, True, qlinear_torch_zp.QuantLinear),
-        "gptq_4_zero": of_gptq_layout(4, False, qlinear_torch_zp.QuantLinear),
-        "gptq_8_zero": of_gptq_layout(8, False, qlinear_torch_zp.QuantLinear),
-        "gptq_v2_4_zero": of_gptq_layout(4, False, qlinear_torch.QuantLinear),
-        "gptq_v2_8": of_gptq_layout(8, True, qlinear_torch.QuantLinear),
-        "awq_4": of_awq_layout(),
+        "ct_4": compressed_tensors_case(4, True, "group"),
+        "ct_4_zero": compressed_tensors_case(4, False, "group"),
+        "ct_8_channel": compressed_tensors_case(8, True, "channel"),
+        "ct_8_zero_channel": compressed_tensors_case(8, False, "channel"),
+        "gptq_4": gptq_case(4, True, qlinear_torch_zp.QuantLinear),
+        "gptq_4_zero": gptq_case(4, False, qlinear_torch_zp.QuantLinear),
+        "gptq_8_zero": gptq_case(8, False, qlinear_torch_zp.QuantLinear),
+        "gptq_v2_4_zero": gptq_case(4, False, qlinear_torch.QuantLinear),
+        "gptq_v2_8": gptq_case(8, True, qlinear_torch.QuantLinear),
+        "awq_4": awq_case(),
     }
     tensors = {f"{layer}.{name}": x.contiguous() for layer, result in layers.items() for name, x in result.items()}
     versions = {package: version(package) for package in ("compressed-tensors", "auto-round", "torch")}

@@ -82,16 +82,16 @@ def attention_calls(kind: Callable[[], Any], is_gated: bool, run: Callable[..., 
 
     cache.update = recorded
     for start, end in ((0, 3), (3, 4), (4, 5)):
-        of_tokens = {"position_embeddings": tables(angles[:, start:end]), "position_ids": torch.arange(start, end)}
-        of_tokens |= {"attention_mask": mask[:, :, start:end, :end], CACHE_NAMES.model: cache}
-        result.append(run(hidden_states=x[:, start:end], **of_tokens))
+        arguments = {"position_embeddings": tables(angles[:, start:end]), "position_ids": torch.arange(start, end)}
+        arguments |= {"attention_mask": mask[:, :, start:end, :end], CACHE_NAMES.model: cache}
+        result.append(run(hidden_states=x[:, start:end], **arguments))
         layer = cache.layers[0]
         result.append([told[-1], layer.keys.clone(), layer.values.clone()])
     ends = torch.tensor([0, 5, 10])
     packed = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": 5, "max_length_k": 5}
     for position_embeddings in (tables(angles.view(1, 10, -1)), *([] if is_gated else [None])):
-        of_tokens = {"position_embeddings": position_embeddings, "attention_mask": None}
-        result.append(run(hidden_states=x.view(1, 10, 32), **of_tokens, **packed))
+        arguments = {"position_embeddings": position_embeddings, "attention_mask": None}
+        result.append(run(hidden_states=x.view(1, 10, 32), **arguments, **packed))
     return result
 
 

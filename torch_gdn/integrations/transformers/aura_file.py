@@ -31,7 +31,7 @@ class Content:
     layers: list[dict[str, Any]]
     tensors: dict[str, Tensor]
 
-    def of_layer(self, index: int) -> dict[str, Tensor]:
+    def layer_tensors(self, index: int) -> dict[str, Tensor]:
         prefix = f"{index}."
         return {name.removeprefix(prefix): x for name, x in self.tensors.items() if name.startswith(prefix)}
 
@@ -40,7 +40,7 @@ class Content:
         file.require(len(self.layers) == len(layers), f"{len(layers)} layers, as the model has", len(self.layers))
         for index, (layer, saved) in enumerate(zip(layers, self.layers, strict=True)):
             try:
-                fill(layer, saved, self.of_layer(index), device)
+                fill(layer, saved, self.layer_tensors(index), device)
             except ValueError as error:
                 raise ValueError(f"layer {index}: {error}") from None
 

@@ -97,13 +97,13 @@ class PrefixStates:
     def after(self, request: str) -> None:
         """Follows a step, when its complete pages have their hashes."""
         table, size = self.pages.block_table.get(request, []), self.pages.tokens_per_page
-        for taken in self.pending.pop(request, []):
-            page = taken.tokens // size - 1
+        for snapshot in self.pending.pop(request, []):
+            page = snapshot.tokens // size - 1
             name = self.pages.ledger.block_to_hash.get(table[page]) if page < len(table) else None
             if name is None or name in self.pool.slot_with:
-                self.pool.give_back(taken.slot)
-            elif taken.slot is not None:
-                self.pool.keep(taken.slot, name)
+                self.pool.give_back(snapshot.slot)
+            elif snapshot.slot is not None:
+                self.pool.keep(snapshot.slot, name)
             elif self.pool.free:
                 slot = self.pool.take()
                 self.pool.copy([self.pool.slot_of[request]], [slot])
@@ -111,8 +111,8 @@ class PrefixStates:
 
     def drop(self, request: str) -> None:
         self.branches.pop(request, None)
-        for taken in self.pending.pop(request, []):
-            self.pool.give_back(taken.slot)
+        for snapshot in self.pending.pop(request, []):
+            self.pool.give_back(snapshot.slot)
 
     def drop_all(self) -> None:
         for request in [*self.pending, *self.branches]:
