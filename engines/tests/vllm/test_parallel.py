@@ -71,17 +71,21 @@ def assert_two_are_one(
         path, numbers = packed_model(path, PACKED, folder / "packed")
         tokens, margins = generated(numbers, texts, GREEDY_TOKENS)
     options = {"dtype": "float32", "max_num_batched_tokens": 64, "enable_prefix_caching": True, "max_num_seqs": 4}
+    is_coded_pipeline = has_codes and kind == "pipeline_parallel_size"
+    if is_coded_pipeline:  # what a prompt's part reads as codes depends on where parts end, and that on other requests
+        options["max_num_seqs"] = 1
     for name in OPTIONS.keys() & features.split(", "):
         options |= OPTIONS[name]
     one = {"model": str(path), "options": options, "rounds": [{"prompts": texts, "tokens": GREEDY_TOKENS}] * 2}
     two = {**one, "options": {**options, kind: 2, "distributed_executor_backend": "mp"}}
     result = run_engine("mps", two, first, {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"})
     assert max(result["rounds"][1]["cached"]) > 0
-    if has_codes and kind == "pipeline_parallel_size":  # one process's numbers, bit by bit
+    if is_coded_pipeline:
         alone = run_engine("mps", one, first)
         assert [each["tokens"] for each in result["rounds"]] == [each["tokens"] for each in alone["rounds"]]
-    for each in result["rounds"]:
-        assert_tokens_agree(each["tokens"], tokens, margins, 0.05 if has_codes else 0)
+    else:
+        for each in result["rounds"]:
+            assert_tokens_agree(each["tokens"], tokens, margins, 0.05 if has_codes else 0)
     assert ("drafts" in features) == (result["metrics"].get("vllm:spec_decode_num_accepted_tokens", 0) > 0)
     return str(result["version"])
 
