@@ -136,7 +136,7 @@ def test_launches_are_recorded_as_far_as_they_are_taken(
 
 @needs_clang
 @pytest.mark.parametrize("fault", [False, True])
-def test_the_command_reports_a_fault_and_what_was_taken(
+def test_the_command_reports_a_fault_and_what_was_chosen(
     fault: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shaders = shutil.copytree(strict_front_end.SHADERS, tmp_path / "shaders")
@@ -149,6 +149,6 @@ def test_the_command_reports_a_fault_and_what_was_taken(
     assert strict_changed.main([]) == int(fault)
     out = capsys.readouterr().out
     assert "Strict Metal: one changed" in out
-    assert "  solve_tril: 3 of 3 variants taken" in out or "  solve_tril: 1 of 1 variants taken" in out
+    assert "  solve_tril: 3 of 3 variants chosen" in out or "  solve_tril: 1 of 1 variants chosen" in out
     assert "  l2norm: 0 of " in out
     assert ("WRONG: gdn/solve_tril.metal" in out) == fault
