@@ -188,7 +188,10 @@ FAULTS = {
     "model": "model: expected the same in all processes, got with_tokenizer (",
     "layers": "VLLM_PP_LAYER_PARTITION: expected the same in all processes, got 2,2 in rank 0 and 1,3 in rank 1",
     "division": "pipeline_parallel_size: expected the same in all processes, got 2 in rank 0 and 1 in rank 1",
+    "drafts": "speculative_config: expected the same in all processes, got None in rank 0 and ('ngram', 2) in rank 1",
 }
+NGRAM = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}')
+KINDS = {"division": (PIPELINE, TENSORS), "drafts": (TENSORS, (*TENSORS, *NGRAM))}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -206,9 +209,9 @@ def test_two_that_do_not_fit(fault: str, reference: Any, tmp_path: Path) -> None
         other = with_tokenizer(model, tmp_path / "other")
         config = json.loads((other / "config.json").read_text())
         (other / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-3}))
-    servers = [machine(0, model, tmp_path / "0", master, *PIPELINE)]
-    kind = TENSORS if fault == "division" else PIPELINE
-    servers.append(machine(1, other, tmp_path / "1", master, *kind, **environ))
+    kinds = KINDS.get(fault, (PIPELINE, PIPELINE))
+    servers = [machine(0, model, tmp_path / "0", master, *kinds[0])]
+    servers.append(machine(1, other, tmp_path / "1", master, *kinds[1], **environ))
     with stopped_at_the_end(servers):
         assert left_when_all_end(servers, 90) == []
     for each in servers:

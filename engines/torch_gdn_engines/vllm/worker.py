@@ -64,6 +64,7 @@ def description_of(model_config: Any) -> str:
 def settings_of(config: Any) -> dict[str, Any]:
     """Returns the settings that a worker takes from its own machine's command, although all machines need the same."""
     parallel, cache, scheduler = config.parallel_config, config.cache_config, config.scheduler_config
+    drafts = config.speculative_config
     layers, parts = config.model_config.get_total_num_hidden_layers(), parallel.pipeline_parallel_size
     ends = (get_pp_indices(layers, part, parts) for part in range(parts))
     return {
@@ -76,6 +77,7 @@ def settings_of(config: Any) -> dict[str, Any]:
         "kv_cache_dtype": cache.cache_dtype,
         "mamba_ssm_cache_dtype": cache.mamba_ssm_cache_dtype,
         "enable_prefix_caching": cache.enable_prefix_caching,
+        "speculative_config": (drafts.method, drafts.num_speculative_tokens) if drafts else None,
         "additional_config": config.additional_config,
     }
 
