@@ -1,4 +1,4 @@
-// What the two walks through the chunks of a segment share: products of 8 rows of keys with a state in registers.
+// What the two walks through the chunks of a segment share: products of a chunk's keys with a state in registers.
 #pragma once
 #include "core/tile.h"
 #include "gdn/chunk_bwd_segment.h"

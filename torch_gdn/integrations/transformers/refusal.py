@@ -104,7 +104,7 @@ def norm_refusal(
     activation: str,
 ) -> str:
     """Returns the refusal. `dtypes` are those of the input and of the gate."""
-    if row > (1024,):  # the limit on mps
+    if row[-1] > 1024:  # kRmsNormGatedLargestRow, the limit on mps
         return f"x: expected a last dimension from 1 to 1024, got {row[-1]}"
     x, gate = (meta(row, dtype) for dtype in dtypes)
     return refused("rms_norm_gated", x=x, g=gate, weight=meta(*weight), activation=activation)
