@@ -13,6 +13,7 @@ from torch_gdn.command_line import SHUTDOWN_TIMEOUT as SECONDS
 from torch_gdn.integrations.draining import Drain
 from torch_gdn.tools import serve
 from torch_gdn_engines.vllm import kv_cache_dtype, versions
+from torch_gdn_engines.vllm import serve as vllm_serve
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -69,3 +70,11 @@ def test_auras_dtype_names_the_option_of_vllm_0_32(given: list[str], monkeypatch
     kv_cache_dtype.refuse_in_old_versions(["model", "--kv-cache-dtype", "auto"])
     monkeypatch.setattr(versions, "version_of_vllm", lambda: "0.33.0")
     kv_cache_dtype.refuse_in_old_versions(["model", *given])
+
+
+@pytest.mark.parametrize("rank", [["--node-rank", "1"], ["--node_rank=1"], ["-r", "1"]])
+def test_only_the_first_machine_serves(rank: list[str]) -> None:
+    with pytest.raises(SystemExit, match=r"^--headless: expected with --node-rank 1: only rank 0 answers requests$"):
+        vllm_serve.require_headless(["model", "--nnodes", "2", *rank])
+    vllm_serve.require_headless(["model", *rank, "--headless"])
+    vllm_serve.require_headless(["model", "--nnodes", "2", "--node-rank", "0"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -161,3 +162,29 @@ def test_a_network_that_a_machine_does_not_have_is_refused(
     parallel = SimpleNamespace(distributed_executor_backend="mp", nnodes=2, node_rank=0, master_addr=first)
     with pytest.raises(ValueError, match=error):
         mps.check_processes(parallel)
+
+
+@pytest.mark.parametrize("waits", ["wait_until_ready", "dequeue"])
+def test_a_shutdown_ends_the_wait_for_another_machine(waits: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other machine has ended before it connects or writes."""
+    from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+
+    from torch_gdn_engines.vllm import compat
+
+    monkeypatch.setattr(MessageQueue, waits, getattr(MessageQueue, waits))  # to be restored
+    compat.replace_message_reads()
+    queue, ends = MessageQueue(1, 0, connect_ip="127.0.0.1"), []
+    if waits == "dequeue":
+        queue = MessageQueue.create_from_handle(queue.export_handle(), 0)
+
+    def wait() -> None:
+        try:
+            getattr(queue, waits)()
+        except RuntimeError as error:
+            ends.append(str(error))
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    queue.shutdown()
+    waiting.join(30)
+    assert ends == ["a process of this engine has ended"]

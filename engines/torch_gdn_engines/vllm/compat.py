@@ -115,19 +115,39 @@ def check_before_groups(check: Callable[[], None]) -> None:
 
 
 def replace_message_reads() -> None:
-    """Lets a shutdown of vLLM end the wait for a message from another machine, as it ends that for shared memory."""
+    """Lets a shutdown of vLLM end the waits for another machine, for its connection and for its messages."""
     from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 
-    dequeue = MessageQueue.dequeue
+    dequeue, wait_until_ready = MessageQueue.dequeue, MessageQueue.wait_until_ready
+
+    def poll(self: Any) -> Any:
+        ready = self.remote_socket.poll(MESSAGE_POLL)
+        if not ready and self.shutting_down:
+            raise RuntimeError("a process of this engine has ended")
+        return ready
 
     def dequeue_or_end(self: Any, timeout: float | None = None, indefinite: bool = False) -> Any:
         end = time.monotonic() + (math.inf if timeout is None else timeout)
-        while self._is_remote_reader and not self.remote_socket.poll(MESSAGE_POLL) and time.monotonic() < end:
-            if self.shutting_down:
-                raise RuntimeError("a process of this engine has ended")
+        while self._is_remote_reader and not poll(self) and time.monotonic() < end:
+            pass
         return dequeue(self, None if timeout is None else max(0.0, end - time.monotonic()), indefinite)
 
+    def wait_until_ready_or_end(self: Any) -> None:
+        remote = self.remote_socket
+
+        def recv() -> bytes:
+            while not poll(self):
+                pass
+            return remote.recv()
+
+        self.remote_socket = View(remote, recv=recv)
+        try:
+            wait_until_ready(self)
+        finally:
+            self.remote_socket = remote
+
     MessageQueue.dequeue = dequeue_or_end
+    MessageQueue.wait_until_ready = wait_until_ready_or_end
 
 
 def replace_worker_monitor() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import os
 import sys
@@ -23,6 +24,16 @@ def main() -> None:
     start(arguments, Drain(NAME, timeout))
 
 
+def require_headless(arguments: list[str]) -> None:
+    """Exits if a machine other than the first would answer requests. Its engine would fail, and end the first one's."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--node-rank", "--node_rank", "-r", default="0")
+    parser.add_argument("--headless", action="store_true")
+    options, _ = parser.parse_known_args(arguments)
+    if options.node_rank != "0" and not options.headless:
+        sys.exit(f"--headless: expected with --node-rank {options.node_rank}: only rank 0 answers requests")
+
+
 def start(arguments: list[str], drain: Drain) -> None:
     """Serves with vLLM's arguments, where there is a device."""
     device = os.environ.setdefault("TORCH_GDN_VLLM", "mps")
@@ -36,6 +47,8 @@ def start(arguments: list[str], drain: Drain) -> None:
             f'{drain.name}: vLLM is not installed here ({error}): torch_gdn\'s documentation, page "vLLM", says how'
         )
     kv_cache_dtype.refuse_in_old_versions(arguments)
+    if device == "mps":
+        require_headless(arguments)
     drain.install()
     serve([*arguments, "--shutdown-timeout", str(drain.seconds)])
 
