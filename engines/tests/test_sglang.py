@@ -36,6 +36,12 @@ def test_each_bit_of_a_seed_and_of_a_position_counts(device: torch.device) -> No
         assert len(tokens.unique()) == max(len(seeds.unique()), len(positions.unique()))
 
 
+def test_a_seed_gives_the_tokens_of_earlier_versions(device: torch.device) -> None:
+    seeds, positions = torch.tensor([0, 1, 2**40, 2**61]).to(device), torch.tensor([0, 7, 2**20, 2**30]).to(device)
+    tokens = sampling.sample_by_seeds(torch.zeros(4, 100_000, device=device), seeds, positions)
+    assert tokens[:, 0].tolist() == [42359, 36756, 67420, 52633]
+
+
 def test_filtered_tokens_are_those_of_the_whole_vocabulary(device: torch.device) -> None:
     """A seed chooses a token by its id, whatever its rank. Here the filter keeps all tokens."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -65,13 +66,14 @@ class Row:
         """
         part, (number, _, rest) = self.mutant.partition("/")[0], self.mutant.partition(":")[2].partition(": ")
         files = lines_in(checkout / self.file.partition("/")[0], Path(self.file).suffix)
-        path, line = checkout / self.file, rest.partition(" -> ")[0]
-        found = [path] if line in files.get(path, ()) else [each for each, lines in files.items() if line in lines]
-        if len(found) != 1:
-            return None
-        numbers = [n for n, text in enumerate(files[found[0]], 1) if text == line]
-        nearest = min(numbers, key=lambda n: abs(n - int(number)))
-        return replace(self, mutant=f"{part}/{found[0].relative_to(checkout)}:{nearest}: {rest}")
+        path = checkout / self.file
+        for line in (rest[: arrow.start()] for arrow in re.finditer(" -> ", rest)):  # a line of Python may have one too
+            found = [path] if line in files.get(path, ()) else [each for each, lines in files.items() if line in lines]
+            if len(found) == 1:
+                numbers = [n for n, text in enumerate(files[found[0]], 1) if text == line]
+                nearest = min(numbers, key=lambda n: abs(n - int(number)))
+                return replace(self, mutant=f"{part}/{found[0].relative_to(checkout)}:{nearest}: {rest}")
+        return None
 
 
 @cache

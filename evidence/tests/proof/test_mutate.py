@@ -49,12 +49,12 @@ def test_the_line_of_each_drawn_mutant_is_there() -> None:
 
 def test_a_row_follows_its_line(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    for name, text in (("one.py", "x\ny  # b\nz\ny  # b\n"), ("two.py", "\n  v = 1\nw\n"), ("three.py", "w\ny  # b\n")):
+    for name, text in (("one.py", "x\ny  -> b\nz\ny  -> b\n"), ("two.py", "\n  v = 1\nw\n"), ("b.py", "w\ny  -> b\n")):
         (tmp_path / "a" / name).write_text(text)
-    rows = [Row("1", f"python/a/one.py:9: {line} -> 0", CAUGHT, "") for line in ("y  # b", "v = 1", "w", "u")]
+    rows = [Row("1", f"python/a/one.py:9: {line} -> 0", CAUGHT, "") for line in ("y  -> b", "v = 1", "w", "u")]
     found = [row.refit(tmp_path) for row in rows]
     assert [row and row.mutant for row in found] == [
-        "python/a/one.py:4: y  # b -> 0", "python/a/two.py:2: v = 1 -> 0", None, None
+        "python/a/one.py:4: y  -> b -> 0", "python/a/two.py:2: v = 1 -> 0", None, None
     ]  # fmt: skip
 
 
