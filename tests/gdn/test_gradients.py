@@ -145,6 +145,15 @@ def test_columns_that_a_threadgroup_walks(rule: str) -> None:
 
 
 @each_rule
+def test_a_scale_of_zero(device: torch.device, rule: str) -> None:
+    call = draw_call(rule, 40, raw=True) | {"scale": 0.0}
+    do, dht = draw_outer(call)
+    result = gradients_of(RULES[rule][0], call, do, dht, device)
+    assert not result.pop("q").any()
+    assert_exact_gradients(result, exact_of(rule, call, do, dht), 32 + largest_g_cumsum(call))
+
+
+@each_rule
 def test_a_batch_of_three(device: torch.device, rule: str) -> None:
     check(rule, draw_call(rule, 40, B=3), device)
 

@@ -117,6 +117,18 @@ def test_rows_around_eps(device: torch.device, op: str) -> None:
             assert_near(name, x.view(rows), exact[name].view(rows))
 
 
+@pytest.mark.parametrize("activation", ["silu", "sigmoid"])
+@pytest.mark.parametrize("op", [op for op in NORMS if "activation" in REGISTRY[op].arguments])
+def test_gates_of_norms(device: torch.device, op: str, activation: str) -> None:
+    """Each row has one gate, so that a small gradient of a wide open gate is compared with numbers of its size."""
+    entry, values = REGISTRY[op], around(OF_GATES)
+    call = entry.call(replace(entry.small, tokens=len(values), heads=1, batch=1)) | {"activation": activation}
+    call["g"] = values.view(1, -1, 1, 1).expand_as(call["g"]).contiguous()
+    on_device, exact = to_device(call, device), entry.exact_outputs(call)
+    for name, x in entry.outputs(on_device, entry.run(on_device)).items():
+        assert_near(name, x, exact[name], 104 * LEAST)  # silu multiplies the smallest sigmoid by the gate
+
+
 @pytest.mark.parametrize("op", [op for op in NORMS if "x" in REGISTRY[op].arguments])
 def test_without_eps_a_row_of_zeros_is_nan(device: torch.device, op: str) -> None:
     """The row is NaN as in PyTorch, and other rows keep their bits."""
