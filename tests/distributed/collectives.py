@@ -92,9 +92,9 @@ def check_the_largest_integers() -> None:
 
 
 def check_an_average_of_integers_drops_the_fraction() -> None:
-    x = torch.tensor([-3, 5, 7], device="mps") - rank()
+    x = torch.tensor([-3, 5, 7], device="mps") - rank() ** 2
     dist.all_reduce(x, Op.AVG)
-    same(x, [-4, 4, 6])
+    same(x, [-4, 3, 5])
     x = torch.tensor([0, 0, rank()], device="mps") * 5
     dist.all_reduce(x, Op.AVG)
     same(x, [0, 0, 5])
@@ -118,7 +118,7 @@ def check_all_reduce_of_truths() -> None:
 def check_reductions_that_mean_nothing_are_refused() -> None:
     for x, op, name in (
         (torch.zeros(2, dtype=torch.bool, device="mps"), Op.AVG, "AVG"),
-        (torch.zeros(2, dtype=torch.uint64, device="mps"), Op.MAX, "MAX"),
+        *((mine(torch.uint64), getattr(Op, name), name) for name in ("MIN", "MAX", "AVG")),
     ):
         try:
             dist.all_reduce(x, op)
@@ -397,6 +397,7 @@ def check_threads_of_gloo_do_not_touch_python() -> None:
     with patch.object(Copies, "sent", traced):
         for _ in range(100):
             work = dist.all_gather_into_tensor(torch.empty(12, device="mps"), mine(), async_op=True)
+            work = dist.all_gather([torch.empty(4, device="mps") for _ in range(3)], mine(), async_op=True)
             del work
         dist.barrier()
     assert threads <= {"MainThread", "torch_gdn collectives"}, threads
@@ -461,6 +462,20 @@ def check_compiled() -> None:
     same(total, 2 * torch.tensor(EXPECTED["SUM"]) + 1)
     same(gathered, 3 * torch.tensor(NUMBERS).reshape(-1))
     same(own, NUMBERS[rank()])
+
+
+def check_copies_stay_until_the_gpu_has_read_them() -> None:
+    x = mine()
+    with patch.object(torch_gdn.distributed.Event, "query", lambda _: False):
+        dist.all_reduce(x)
+        assert [copy.tolist() for copy in Copies.being_read[-1][1]] == [EXPECTED["SUM"]]
+
+
+def check_a_forked_process_starts_a_thread_of_its_own() -> None:
+    with patch("os.getpid", lambda: -5):
+        for _ in range(2):
+            dist.all_reduce(mine())
+    assert [thread.name for thread in threading.enumerate()].count("torch_gdn collectives") == 2
 
 
 def check_tensors_of_a_mesh() -> None:

@@ -6,9 +6,11 @@ import json
 from functools import cache
 
 import pytest
+import torch.distributed as dist
 
 from tests.distributed.collectives import checks_of
 from tests.helpers.processes import Ended, free_port, run_together
+from torch_gdn.distributed import host_of, rendezvous
 
 SCRIPT = "tests/distributed/collectives.py"
 SIZE = 3
@@ -40,3 +42,16 @@ def test_collective(backend: str, check: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_process_ends_well(backend: str) -> None:
     assert [process.status for process in ended(backend)] == [0] * SIZE, ended(backend)[0].output[-3000:]
+
+
+def test_a_stores_address_is_found_below_any_prefix() -> None:
+    store: dist.Store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    for name in ("group", "of a group"):
+        store = dist.PrefixStore(name, store)
+        assert host_of(store) == "localhost"
+
+
+@pytest.mark.parametrize("query", ["", "?rank=0", "?world_size=1", "?rank=-1&world_size=1", "?rank=0&world_size=0"])
+def test_an_address_wants_a_rank_and_a_size(query: str) -> None:
+    with pytest.raises(ValueError, match="expected rank and world_size with an init_method"):
+        next(rendezvous(f"torch-gdn://127.0.0.1:1{query}"))
