@@ -9,10 +9,9 @@
 //     dk_j = exp(c_j) dk_read_j + exp(c_last - c_j) dk_write_j + sum_i dL_ji D(i, j) k_i + sum_i x_ij
 //     dg_t = dlast + sum_{i >= t} (reads of i) + sum_{i < t} (writes of i) + sum_{i >= t > j} x_ij k_j
 // where x_ij = (dL_ij k_i + dP_ij q_i) D(j, i).
-#include "core/gates.h"
 #include "gdn/chunk_bwd_walk.h"
 
-template <int Threads, bool PerChannel = false>
+template <int Threads, bool PerChannel = false, bool Summed = false>
 [[kernel]] void chunk_bwd_intra(
     device const float* g [[buffer(0)]],
     device const int* cu_seqlens [[buffer(1)]],
@@ -46,7 +45,7 @@ template <int Threads, bool PerChannel = false>
   const int64_t plane = C * stride;
   float log_decay[C], key[C], dk[C], dg_sums[C];
   UNROLL for (int i = 0; i < C; ++i) {
-    log_decay[i] = has_gate && i < chunk.tokens ? clamped_log_decay(gates[int64_t(i) * parameters.g.token]) : 0.0f;
+    log_decay[i] = has_gate && i < chunk.tokens ? log_decay_of<Summed>(gates, parameters.g.token, i) : 0.0f;
     key[i] = rows[kBwdK * plane + i * stride];
     dg_sums[i] = channels[channel_plane(parameters, matrices, kBwdDlast) + channel];
   }

@@ -4,11 +4,11 @@
 // owns a channel of all tokens, then half the channels of the products with one earlier token. Registers: 16 channels
 // of k_j D(j, i). Threadgroup memory: q, k and exp(g) of 32 channels; L, P, and A, which is inverted. Layout: q and k
 // [B, T, H, K], v and d_o [B, T, HV, V] with row strides; g [B, T, HV] or, with PerChannel, [B, T, HV, K], and beta [B,
-// T, HV], f32; rstd [B, T, H] f32. The results have zeros past the tokens and columns. Let D(j, i) be the product of
-// exp(g) after token j up to token i, and c the running sum of g. Then
+// T, HV], f32; rstd [B, T, H] f32. The results have zeros past the tokens and columns. With Summed, g has the sum of a
+// chunk's log decays up to each token. With Unit, beta is 1, and the inverse I. Let D(j, i) be the product of exp(g)
+// after token j up to token i, and c the running sum of g. Then
 //     q_read_i = q_i exp(c_i)   k_read_i = k_i exp(c_i)   k_write_i = k_i exp(c_last - c_i)
 //     L_ij = sum_c k_i D(j, i) k_j for i > j   P_ij = sum_c q_i D(j, i) k_j for i >= j   inverse = (I + beta L)^-1
-#include "core/gates.h"
 #include "gdn/chunk_bwd_segment.h"
 #include "gdn/chunk_threads.h"
 #include "gdn/triangle.h"
@@ -48,7 +48,7 @@ METAL_FUNC void add_products(
   }
 }
 
-template <typename T, bool PerChannel = false>
+template <typename T, bool PerChannel = false, bool Summed = false, bool Unit = false>
 [[kernel]] void chunk_bwd_prepare(
     device const T* q [[buffer(0)]],
     device const T* k [[buffer(1)]],
@@ -109,9 +109,9 @@ template <typename T, bool PerChannel = false>
         query = parameters.scale * float(queries[i * parameters.q.token + channel]);
         query *= is_normalised ? q_rstd[row] : 1.0f;
         key = float(own_keys[i * parameters.k.token + channel]) * (is_normalised ? k_rstd[row] : 1.0f);
-        log_decay = clamped_log_decay(gates[i * parameters.g.token + (PerChannel ? channel : 0)]);
+        log_decay = log_decay_of<Summed>(gates + (PerChannel ? channel : 0), parameters.g.token, i);
       } else if (!PerChannel && i < chunk.tokens) {
-        log_decay = clamped_log_decay(gates[i * parameters.g.token]);
+        log_decay = log_decay_of<Summed>(gates, parameters.g.token, i);
       }
       sum += log_decay;
       const float read = gate_exp(sum);
@@ -139,14 +139,14 @@ template <typename T, bool PerChannel = false>
   device const float* own_beta =
       beta + batch * parameters.beta.batch + first * parameters.beta.token + head * parameters.beta.head;
   const int token = int(lane) % kBwdChunk;
-  const float token_beta = token < chunk.tokens ? own_beta[token * parameters.beta.token] : 0.0f;
+  const float token_beta = token >= chunk.tokens ? 0.0f : Unit ? 1.0f : own_beta[token * parameters.beta.token];
   if (int(lane) < kBwdChunk) betas[matrices * kBwdChunk + int(lane)] = token_beta;
   for (int start = 0; start < kBwdChunk * kBwdChunk; start += 32) {
     const int item = start + int(lane);
     const int i = item / kBwdChunk;
     const int j = item % kBwdChunk;
     const float row_beta = simd_shuffle(token_beta, ushort(i));
-    if (i / 8 >= j / 8) triangle[triangle_element(i, j)] = row_beta * L[item];
+    if (i / 8 >= j / 8) triangle[triangle_element(i, j)] = Unit ? 0.0f : row_beta * L[item];
     squares[square_plane(matrices, kBwdL) + item] = L[item];
     squares[square_plane(matrices, kBwdP) + item] = P[item];
   }

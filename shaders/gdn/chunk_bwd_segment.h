@@ -1,5 +1,6 @@
 // Finds a threadgroup's matrices, and the chunks of a sequence that lie in the segment.
 #pragma once
+#include "core/gates.h"
 #include "core/sequences.h"
 #include "gdn/chunk_bwd.h"
 
@@ -34,6 +35,13 @@ METAL_FUNC int64_t state_block(constant ChunkBwdParameters& parameters, int row,
   return int64_t(column) * parameters.key_rows + int64_t(row) * 8;
 }
 
+// Returns the log decay of a chunk's token i. If `Summed`, `gates` has the sum of the log decays up to each token.
+template <bool Summed>
+METAL_FUNC float log_decay_of(device const float* gates, int64_t token_stride, int i) {
+  const float gate = gates[i * token_stride];
+  return clamped_log_decay(Summed && i > 0 ? gate - gates[(i - 1) * token_stride] : gate);
+}
+
 // Every lane of the simdgroup must call this.
 METAL_FUNC Chunk
 own_chunk(device const int* cu_seqlens, constant ChunkBwdParameters& parameters, uint row, uint batch, uint lane) {
@@ -59,7 +67,7 @@ own_rows(device const int* cu_seqlens, constant ChunkBwdParameters& parameters, 
   rows.from = max(first, int64_t(0));
   rows.to = min(last, int64_t(parameters.rows));
   rows.starts_here = first >= 0;
-  rows.ends_here = last <= parameters.rows;
+  rows.ends_here = last <= parameters.rows || parameters.is_last != 0;
   const bool is_empty_here = first == last && first >= 0 && (first < parameters.rows || parameters.is_last != 0);
   rows.is_here = rows.from < rows.to || is_empty_here;
   return rows;
