@@ -37,9 +37,9 @@ def call_of(op: str, device: torch.device, cu_seqlens: list[int]) -> dict:
     if op in CHUNKED:
         chunks = -(-20 // 16) + N
         call["chunk_indices"] = torch.zeros(chunks, 2, dtype=torch.int64, device=device)
-        if "h" in call:
-            call["h"] = call["h"].new_zeros(1, chunks, *call["h"].shape[2:])
-    for name in ("initial_state", "dfinal_state", "dht"):
+        for name in {"h", "dh"} & call.keys():
+            call[name] = call[name].new_zeros(1, chunks, *call[name].shape[2:])
+    for name in ("initial_state", "dfinal_state", "h0", "dht"):
         if call.get(name) is not None:
             call[name] = call[name].new_zeros(N, *call[name].shape[1:])
     if "state_pool" in call:
@@ -75,8 +75,8 @@ def test_a_right_one_is_not(device: torch.device, op: str, cu_seqlens: list[int]
 def test_too_few_chunk_indices_are_reported(device: torch.device, op: str) -> None:
     call = call_of(op, device, [0, 1, 2, 20])
     call["chunk_indices"] = call["chunk_indices"][:3]  # 4 chunks need 4 rows
-    if "h" in call:
-        call["h"] = call["h"][:, :3].contiguous()
+    for name in {"h", "dh"} & call.keys():
+        call[name] = call[name][:, :3].contiguous()
     REGISTRY[op].run(call)
     words = "expected one row for each chunk of cu_seqlens, got fewer than 4"
     with pytest.raises(RuntimeError, match=rf"^{op}: chunk_indices: {words}\b"):

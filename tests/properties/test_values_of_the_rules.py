@@ -75,7 +75,8 @@ def valid(name: str, x: Tensor, call: Call) -> Tensor:
 
 def names_of(op: str, call: Call) -> list[str]:
     """Returns the tensors to change. The g of most stages is a sum of all decays before, which cannot rise."""
-    is_sum = "chunk_fwd" in op or op in ("chunk_scaled_dot_kkt", "recompute_w_u")
+    is_sum = "chunk_fwd" in op or "_bwd_d" in op
+    is_sum = is_sum or op in ("chunk_scaled_dot_kkt", "recompute_w_u", "prepare_wy_repr_bwd")
     return [name for name in tensors_of(call) if is_floating(call[name]) and not (is_sum and name == "g")]
 
 

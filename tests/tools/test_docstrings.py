@@ -30,7 +30,7 @@ FUNCTIONS = {x.__name__: x for x in (getattr(torch_gdn, n) for n in torch_gdn.__
 OF_OPS = {
     FUNCTIONS.get(name) or FUNCTIONS[name.removesuffix("_")]: op
     for name, op in REGISTRY.items()
-    if not name.endswith("_bwd")
+    if not name.endswith("_bwd") or name in FUNCTIONS
 }
 DTYPES = (
     torch.bfloat16,
@@ -242,6 +242,10 @@ COMPUTED = {
     "chunk_fwd_h": {"g"},
     "chunk_fwd_o": {"g"},
     "chunk_scaled_dot_kkt": {"g", "beta"},
+    "chunk_bwd_dv_local": {"g"},
+    "chunk_gated_delta_rule_bwd_dhu": {"g"},
+    "prepare_wy_repr_bwd": {"g"},
+    "chunk_bwd_dqkwg": {"g"},
     "paged_attention_": {"out", "max_query_len", "max_seq_len"},
     "aura_paged_attention_": {"out", "max_query_len", "max_seq_len"},
     "aura_paged_tile_means_": {"max_query_len", "max_seq_len"},

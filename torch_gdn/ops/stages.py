@@ -11,14 +11,18 @@ from torch.nn.functional import pad
 from torch_gdn.ops.arguments import check_cu_seqlens, check_tensor
 
 __all__ = [
+    "chunk_bwd_dqkwg",
+    "chunk_bwd_dv_local",
     "chunk_fwd_h",
     "chunk_fwd_o",
+    "chunk_gated_delta_rule_bwd_dhu",
     "chunk_gated_delta_rule_fwd_h",
     "chunk_local_cumsum",
     "chunk_scaled_dot_kkt",
     "chunk_scaled_dot_kkt_fwd",
     "prepare_chunk_indices",
     "prepare_chunk_offsets",
+    "prepare_wy_repr_bwd",
     "recompute_w_u",
     "recompute_w_u_fwd",
     "solve_tril",
@@ -75,6 +79,13 @@ def prepare_chunk_offsets(cu_seqlens: Tensor, chunk_size: int = 64) -> Tensor:
     check_cu_seqlens("prepare_chunk_offsets", cu_seqlens)
     chunks = (cu_seqlens.diff() + chunk_size - 1) // chunk_size
     return pad(chunks.cumsum(0), (1, 0))
+
+
+def decay_sums(function: str, g: Tensor | None, name: str, like: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    """Returns g, or zeros for the tokens and heads of `like`."""
+    check_tensor(function, name, like)
+    check_cu_seqlens(function, cu_seqlens)
+    return torch.zeros(like.shape[:3], dtype=torch.float32, device=like.device) if g is None else g
 
 
 def chunk_local_cumsum(
@@ -204,10 +215,7 @@ def recompute_w_u(
         >>> w.shape, u.shape
         (torch.Size([1, 70, 4, 64]), torch.Size([1, 70, 4, 32]))
     """
-    check_tensor("recompute_w_u", "beta", beta)
-    check_cu_seqlens("recompute_w_u", cu_seqlens)
-    if g is None:
-        g = torch.zeros_like(beta, dtype=torch.float32)
+    g = decay_sums("recompute_w_u", g, "beta", beta, cu_seqlens)
     return torch.ops.gdn.recompute_w_u(k, v, beta, A, g, cu_seqlens, chunk_indices)
 
 
@@ -260,9 +268,7 @@ def chunk_fwd_h(
         >>> h.shape, v_new.shape, final_state
         (torch.Size([1, 2, 4, 64, 32]), torch.Size([1, 70, 4, 32]), None)
     """
-    check_cu_seqlens("chunk_fwd_h", cu_seqlens)
-    if g is None:
-        g = torch.zeros(u.shape[:3], dtype=torch.float32, device=u.device)
+    g = decay_sums("chunk_fwd_h", g, "u", u, cu_seqlens)
     h, v_new, final_state = torch.ops.gdn.chunk_fwd_h(
         k, w, u, g, initial_state, output_final_state, chunk_size, state_v_first, cu_seqlens, chunk_indices
     )
@@ -310,7 +316,194 @@ def chunk_fwd_o(
         >>> torch_gdn.chunk_fwd_o(q, k, v, h=torch.zeros(1, 2, 4, 64, 32)).shape
         torch.Size([1, 70, 4, 32])
     """
-    check_cu_seqlens("chunk_fwd_o", cu_seqlens)
-    if g is None:
-        g = torch.zeros(v.shape[:3], dtype=torch.float32, device=v.device)
+    g = decay_sums("chunk_fwd_o", g, "v", v, cu_seqlens)
     return torch.ops.gdn.chunk_fwd_o(q, k, v, h, g, scale, state_v_first, cu_seqlens, chunk_size, chunk_indices)
+
+
+def chunk_bwd_dv_local(
+    q: Tensor,
+    k: Tensor,
+    do: Tensor,
+    g: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    cu_seqlens: Tensor | None = None,
+    chunk_size: int = 16,
+    chunk_indices: Tensor | None = None,
+) -> Tensor:
+    """Computes the gradient of v_new from the outputs of its own chunk: dv = scale tril(q k^T exp(g_i - g_j))^T do.
+
+    FLA: `fla.ops.common.chunk_o.chunk_bwd_dv_local`, without its `g_gamma` and `A`. The ops of the gradients' stages
+    launch the kernels of the whole gradients, so their chunks have 16 tokens, and they take and return float32.
+
+    Args:
+        q: [B, T, H, K], float32. K is at most 256.
+        k: q's shape, float32.
+        do: [B, T, HV, V], float32. The gradient of o. HV is a multiple of H. V is at most 512.
+        g: [B, T, HV], float32. The cumulative sum from `chunk_local_cumsum` with the same chunk_size. Default: zeros.
+        scale: Factor of o. Default: K ** -0.5.
+        chunk_size: 16, which is the only size. Default: 16.
+        cu_seqlens, chunk_indices: See `chunk_fwd_h`.
+
+    Returns:
+        dv: [B, T, HV, V], float32.
+
+    Example:
+        >>> import torch, torch_gdn
+        >>> q, k, do = torch.ones(1, 2, 1, 4), torch.ones(1, 2, 1, 4), torch.tensor([1.0, 10.0]).view(1, 2, 1, 1)
+        >>> torch_gdn.chunk_bwd_dv_local(q, k, do)[0, :, 0, 0]
+        tensor([22., 20.])
+    """
+    g = decay_sums("chunk_bwd_dv_local", g, "do", do, cu_seqlens)
+    return torch.ops.gdn.chunk_bwd_dv_local(q, k, do, g, scale, cu_seqlens, chunk_size, chunk_indices)
+
+
+def chunk_gated_delta_rule_bwd_dhu(
+    q: Tensor,
+    k: Tensor,
+    w: Tensor,
+    do: Tensor,
+    dv: Tensor,
+    g: Tensor | None = None,
+    *,
+    h0: Tensor | None = None,
+    dht: Tensor | None = None,
+    scale: float | None = None,
+    cu_seqlens: Tensor | None = None,
+    chunk_size: int = 16,
+    chunk_indices: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Carries the gradient dS of the state back from chunk to chunk, and completes that of v_new with it.
+
+    In each chunk, from the last to the first, dv2 = dv + (k exp(g_last - g)) dS, then
+    dS <- exp(g_last) dS + scale (q exp(g))^T do - w^T dv2.
+
+    FLA: `fla.ops.common.chunk_delta_h.chunk_gated_delta_rule_bwd_dhu`, without its `gk`.
+
+    Args:
+        q: [B, T, H, K], float32. K is at most 256.
+        k: q's shape, float32.
+        w: [B, T, HV, K], float32. From `recompute_w_u`. HV is a multiple of H.
+        do: [B, T, HV, V], float32. The gradient of o. V is at most 512.
+        dv: do's shape, float32. From `chunk_bwd_dv_local`.
+        g: [B, T, HV], float32. The cumulative sum from `chunk_local_cumsum` with the same chunk_size. Default: zeros.
+        h0: [N, HV, K, V], any floating dtype. The initial state. Only whether there is one matters. Default: None.
+        dht: [N, HV, K, V], any floating dtype. The gradient of the final state. Default: zeros.
+        scale: Factor of o. Default: K ** -0.5.
+        chunk_size: 16, which is the only size. Default: 16.
+        cu_seqlens, chunk_indices: See `chunk_fwd_h`.
+
+    Returns:
+        dh: [B, NT, HV, K, V], float32. The gradient of the state after each chunk. NT is that of `chunk_fwd_h`. Rows
+            without a chunk are 0.
+        dh0: [N, HV, K, V], float32; None unless h0.
+        dv2: [B, T, HV, V], float32. The gradient of v_new.
+
+    Example:
+        >>> import torch, torch_gdn
+        >>> q, k, w = torch.randn(1, 70, 2, 64), torch.randn(1, 70, 2, 64), torch.randn(1, 70, 4, 64)
+        >>> do, dv = torch.randn(1, 70, 4, 32), torch.randn(1, 70, 4, 32)
+        >>> dh, dh0, dv2 = torch_gdn.chunk_gated_delta_rule_bwd_dhu(q, k, w, do, dv)
+        >>> dh.shape, dh0, dv2.shape
+        (torch.Size([1, 5, 4, 64, 32]), None, torch.Size([1, 70, 4, 32]))
+    """
+    g = decay_sums("chunk_gated_delta_rule_bwd_dhu", g, "do", do, cu_seqlens)
+    dh, dh0, dv2 = torch.ops.gdn.chunk_gated_delta_rule_bwd_dhu(
+        q, k, w, do, dv, g, h0, dht, scale, cu_seqlens, chunk_size, chunk_indices
+    )
+    return dh, None if h0 is None else dh0, dv2
+
+
+def prepare_wy_repr_bwd(
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    dw: Tensor,
+    du: Tensor,
+    g: Tensor | None = None,
+    *,
+    cu_seqlens: Tensor | None = None,
+    chunk_indices: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Computes the gradients of k, v, beta and the log decays from those of w and u, the WY form of each chunk.
+
+    FLA: `fla.ops.gated_delta_rule.wy_fast.prepare_wy_repr_bwd`, without its `gk` and its `A`, which the op computes
+    again. dg is that of the log decays, not of their cumulative sum g: it is FLA's dg after `chunk_local_cumsum` with
+    `reverse`, in a form in which no terms cancel. Chunks have 16 tokens, as in `chunk_bwd_dv_local`.
+
+    Args:
+        k: [B, T, H, K], float32. K is at most 256.
+        v: [B, T, HV, V], float32. HV is a multiple of H. V is at most 512.
+        beta: [B, T, HV], float32.
+        dw: [B, T, HV, K], float32. From `chunk_bwd_dqkwg`.
+        du: v's shape, float32. dv2 from `chunk_gated_delta_rule_bwd_dhu`.
+        g: [B, T, HV], float32. The cumulative sum from `chunk_local_cumsum` with chunks of 16 tokens. Default: zeros.
+        cu_seqlens, chunk_indices: See `chunk_fwd_h`.
+
+    Returns:
+        dk: [B, T, H, K], float32. The part of k's gradient that `chunk_bwd_dqkwg` does not return.
+        dv: [B, T, HV, V], float32.
+        dbeta: [B, T, HV], float32.
+        dg: [B, T, HV], float32. The part of the log decays' gradient that `chunk_bwd_dqkwg` does not return.
+
+    Example:
+        >>> import torch, torch_gdn
+        >>> k, v, beta = torch.randn(1, 70, 2, 64), torch.randn(1, 70, 4, 32), torch.rand(1, 70, 4)
+        >>> dw, du = torch.randn(1, 70, 4, 64), torch.randn(1, 70, 4, 32)
+        >>> dk, dv, dbeta, dg = torch_gdn.prepare_wy_repr_bwd(k, v, beta, dw, du)
+        >>> dk.shape, dv.shape, dbeta.shape
+        (torch.Size([1, 70, 2, 64]), torch.Size([1, 70, 4, 32]), torch.Size([1, 70, 4]))
+    """
+    g = decay_sums("prepare_wy_repr_bwd", g, "beta", beta, cu_seqlens)
+    return torch.ops.gdn.prepare_wy_repr_bwd(k, v, beta, dw, du, g, cu_seqlens, chunk_indices)
+
+
+def chunk_bwd_dqkwg(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    do: Tensor,
+    h: Tensor,
+    dh: Tensor,
+    dv: Tensor,
+    g: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    cu_seqlens: Tensor | None = None,
+    chunk_size: int = 16,
+    chunk_indices: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Computes the gradients of q, k, w and the log decays from those of o, of v_new and of the states after chunks.
+
+    FLA: `fla.ops.common.chunk_o.chunk_bwd_dqkwg`, without its `g_gamma` and its `w`, of which only the shape matters.
+    dg is that of the log decays, as in `prepare_wy_repr_bwd`. dq and dk are sums over the value heads of a key head.
+
+    Args:
+        q: [B, T, H, K], float32. K is at most 256.
+        k: q's shape, float32.
+        v: [B, T, HV, V], float32. v_new from `chunk_fwd_h`. HV is a multiple of H. V is at most 512.
+        do: v's shape, float32. The gradient of o.
+        h: [B, NT, HV, K, V], float32. From `chunk_fwd_h` with the same cu_seqlens and chunk_indices.
+        dh: h's shape, float32. From `chunk_gated_delta_rule_bwd_dhu`.
+        dv: v's shape, float32. dv2 from `chunk_gated_delta_rule_bwd_dhu`.
+        g: [B, T, HV], float32. The cumulative sum from `chunk_local_cumsum` with the same chunk_size. Default: zeros.
+        scale: Factor of o. Default: K ** -0.5.
+        chunk_size: 16, which is the only size. Default: 16.
+        cu_seqlens, chunk_indices: See `chunk_fwd_h`.
+
+    Returns:
+        dq: [B, T, H, K], float32.
+        dk: [B, T, H, K], float32. To it, `prepare_wy_repr_bwd` adds the part from w and u.
+        dw: [B, T, HV, K], float32.
+        dg: [B, T, HV], float32. To it, `prepare_wy_repr_bwd` adds the part from w and u.
+
+    Example:
+        >>> import torch, torch_gdn
+        >>> q, k, v = torch.randn(1, 70, 2, 64), torch.randn(1, 70, 2, 64), torch.randn(1, 70, 4, 32)
+        >>> h, dh = torch.randn(1, 5, 4, 64, 32), torch.randn(1, 5, 4, 64, 32)
+        >>> dq, dk, dw, dg = torch_gdn.chunk_bwd_dqkwg(q, k, v, do=v, h=h, dh=dh, dv=v)
+        >>> dq.shape, dw.shape, dg.shape
+        (torch.Size([1, 70, 2, 64]), torch.Size([1, 70, 4, 64]), torch.Size([1, 70, 4]))
+    """
+    g = decay_sums("chunk_bwd_dqkwg", g, "v", v, cu_seqlens)
+    return torch.ops.gdn.chunk_bwd_dqkwg(q, k, v, do, h, dh, dv, g, scale, cu_seqlens, chunk_size, chunk_indices)

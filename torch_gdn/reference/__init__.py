@@ -6,7 +6,7 @@ compare every kernel with `fused_recurrent_gated_delta_rule` on float64 inputs. 
 Mirrokni 2025) with norms corrected and attention in the rotated space.
 """
 
-from torch_gdn.reference import attention, aura, experts, gdn, gradients, kda, layers, quantized
+from torch_gdn.reference import attention, aura, experts, gdn, gradients, kda, layers, quantized, stages
 from torch_gdn.reference.attention import *
 from torch_gdn.reference.aura import *
 from torch_gdn.reference.experts import *
@@ -15,6 +15,7 @@ from torch_gdn.reference.gradients import *
 from torch_gdn.reference.kda import *
 from torch_gdn.reference.layers import *
 from torch_gdn.reference.quantized import *
+from torch_gdn.reference.stages import *
 
 __all__ = []
 __all__ += attention.__all__
@@ -25,3 +26,4 @@ __all__ += gradients.__all__
 __all__ += kda.__all__
 __all__ += layers.__all__
 __all__ += quantized.__all__
+__all__ += stages.__all__

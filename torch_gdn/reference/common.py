@@ -87,7 +87,7 @@ def gradients(
         leaves = [None if x is None else x.detach().clone().requires_grad_() for x in inputs]
         results = function(*leaves)
         results = results if isinstance(results, tuple) else (results,)
-        pairs = [(y, dy) for y, dy in zip(results, grad_outputs, strict=True) if dy is not None]
+        pairs = [(y, dy) for y, dy in zip(results, grad_outputs, strict=True) if dy is not None and y.requires_grad]
         given = [x for x in leaves if x is not None]
         result = iter(
             torch.autograd.grad(

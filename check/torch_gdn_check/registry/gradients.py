@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,8 +13,8 @@ from torch import Tensor
 
 from torch_gdn import reference
 from torch_gdn.reference.common import chunks, sequences
-from torch_gdn_check.registry import bounds, invalid
-from torch_gdn_check.registry.gdn import BF16, F16, F32, SMALL, RulePoint, draw_rule, outside
+from torch_gdn_check.registry import bounds, invalid, stages
+from torch_gdn_check.registry.gdn import BF16, F16, F32, SMALL, RulePoint, draw_rule, outside, stage_bounds
 from torch_gdn_check.registry.inputs import Call
 from torch_gdn_check.registry.invalid import change
 from torch_gdn_check.registry.models import DTYPES, MODEL_SIZES, OTHER_SIZES
@@ -125,3 +126,73 @@ for name, rule in (
             hostile=outside(),
         )
     )
+
+
+# ---- stages ----------------------------------------------------------------------------------------------------------
+
+
+def draw_stage(point: RulePoint, inputs: tuple[tuple[str, str], ...]) -> Call:
+    """Draws a stage's call. `inputs` maps each argument to what it is, or to what it is the gradient of."""
+    case = replace(point, dtype=F32).case()
+    known = vars(case) | vars(stages.stages_of(case, 16))
+    call: Call = {
+        name: torch.randn(known[source[2:]].shape) if source.startswith("d ") else known[source]
+        for name, source in inputs
+    }
+    if case.cu_seqlens is not None:
+        call |= {"cu_seqlens": case.cu_seqlens, "chunk_indices": known["chunk_indices"]}
+    return call
+
+
+def wrong_stage(entry: OpEntry[RulePoint], sizes: tuple[str, str]) -> Iterator[Invalid]:
+    tensors = [name for name, x in entry.call(entry.small).items() if isinstance(x, Tensor)]
+    rows = [name for name in tensors if name not in ("h", "dh", "h0", "dht")]
+    yield from [*invalid.half(*(name for name in tensors if name not in ("h0", "dht")))]
+    yield from [*invalid.too_short(*rows[1:]), *invalid.too_flat(*rows)]
+    yield from [*invalid.sizes(*sizes), *invalid.packing(has_indices=True)]
+    for name in {"h", "dh"} & set(tensors):
+        yield Invalid(name, ValueError, "a chunk too few", change(name, invalid.short))
+    if "dht" in tensors:
+        for name in ("h0", "dht"):
+            yield Invalid(name, ValueError, "one for two", change(name, lambda state: state[:1]))
+            yield Invalid(name, TypeError, "integers", change(name, torch.Tensor.int))
+    if "chunk_size" in entry.arguments:
+        yield Invalid("chunk_size", ValueError, "64", invalid.put("chunk_size", 64))
+
+
+def stage_points() -> Iterator[RulePoint]:
+    yield RulePoint(F32, H=2, HV=4)
+    yield RulePoint(F32, K=33, V=65, tokens=84, boundaries=(0, 17, 17, 20, 84), H=2, HV=4)
+    yield RulePoint(F32, K=256, V=96, aligned=False, tokens=40, repeated_keys=True)
+
+
+def stage_entry(name: str, inputs: str, result: str = "", sizes: tuple[str, str] = ("k", "v")) -> OpEntry[RulePoint]:
+    """Makes a stage's entry. `inputs` has 'argument' or 'argument:source', and 'argument:d source' for gradients."""
+    pairs = tuple((each.split(":")[0], each.split(":")[-1]) for each in inputs.split(", "))
+    function = getattr(reference, name)
+    return OpEntry(
+        name,
+        draw=partial(draw_stage, inputs=pairs),
+        exact=lambda call: function(**accepted_by(function, call)),
+        small=SMALL,
+        points=list(stage_points()),
+        compiled=lambda: (RulePoint(F32, K=K, V=V, tokens=2) for K, V in (*MODEL_SIZES, *OTHER_SIZES)),
+        bound=stage_bounds,
+        heads={"dh0": 1},
+        result=result,
+        launches=None,
+        scratch=True,
+        invalid=partial(wrong_stage, sizes=sizes),
+    )
+
+
+register(
+    stage_entry("chunk_bwd_dv_local", "q, k, do:d v, g:g_cumsum", "dv", sizes=("q", "do")),
+    stage_entry(
+        "chunk_gated_delta_rule_bwd_dhu",
+        "q, k, w, do:d v, dv:d v, g:g_cumsum, h0:initial_state, dht:d initial_state",
+        sizes=("q", "do"),
+    ),
+    stage_entry("prepare_wy_repr_bwd", "k, v, beta, dw:d w, du:d v, g:g_cumsum"),
+    stage_entry("chunk_bwd_dqkwg", "q, k, v:v_new, do:d v, h, dh:d h, dv:d v, g:g_cumsum", sizes=("q", "v")),
+)

@@ -90,7 +90,8 @@ def compiled_at(*families: type[Point]) -> Wanted:
 
 
 def backward_at(points: Iterable[RulePoint]) -> Wanted:
-    yield from ((REGISTRY[op], point) for point in points for op in reference.gradients.__all__)
+    ops = (*reference.gradients.__all__, *reference.stages.__all__)
+    yield from ((REGISTRY[op], point) for point in points for op in ops)
 
 
 @cache

@@ -1,0 +1,140 @@
+// The stages of the gradients of the chunked rule, over chunks of 16 tokens, in float32. g is the sum of a chunk's log
+// decays up to each token. Gradients of g are those of the log decays.
+#pragma once
+#include "ops/gdn/gated_delta_rule.h"
+
+namespace torch_gdn {
+
+template <typename Int>
+struct ChunkBwdStage {
+  static constexpr int64_t kTokens = 16;  // in a chunk, because the Metal kernels have no other size
+
+  Tensor k, g;
+  optional<double> scale;
+  optional<Tensor> cu_seqlens, chunk_indices;
+  int64_t chunk_size = kTokens;
+
+  ChunkShape<Int> shape;
+
+  auto options() { return std::tie(scale, cu_seqlens, chunk_size, chunk_indices); }
+
+  // Checks the sizes, which those of `key` [B, T, H, K] and `value` [B, T, HV, V] give, and g and the sequences.
+  void check_shape(const Check<Int>& check, const char* key_name, const Tensor& key, const char* name,
+                   const Tensor& value) {
+    check.value(chunk_size == kTokens, "chunk_size", "16, the chunk of the gradients", chunk_size);
+    check.is_float32(key_name, key).dimensions(4, "[B, T, H, K]");
+    check.is_float32(name, value).dimensions(4, "[B, T, HV, V]");
+    const auto& s = shape = shape_of<Int>(check, key_name, key, name, value, kTokens);
+    check_values(check, name, value);
+    check.is_float32("k", k).shape("[B, T, H, K]", {s.B, s.T, s.H, s.K});
+    check.is_float32("g", g).shape("[B, T, HV]", {s.B, s.T, s.HV});
+    check_sequences(check, shape, cu_seqlens, chunk_indices);
+  }
+
+  void check_keys(const Check<Int>& check, const char* name, const Tensor& x) const {
+    check.is_float32(name, x).shape("[B, T, HV, K]", {shape.B, shape.T, shape.HV, shape.K});
+  }
+  void check_values(const Check<Int>& check, const char* name, const Tensor& x) const {
+    check.is_float32(name, x).shape("[B, T, HV, V]", {shape.B, shape.T, shape.HV, shape.V});
+  }
+
+  Tensor rows(const Int& heads, const Int& columns) const {
+    return empty<Int>({shape.B, shape.T, heads, columns}, k.options());
+  }
+  Tensor numbers() const { return empty<Int>({shape.B, shape.T, shape.HV}, k.options()); }
+};
+
+template <typename Int>
+struct ChunkBwdDvLocal : ChunkBwdStage<Int> {
+  static constexpr const char* kSchema =
+      "chunk_bwd_dv_local(Tensor q, Tensor k, Tensor do, Tensor g, float? scale=None, Tensor? cu_seqlens=None, "
+      "int chunk_size=16, Tensor? chunk_indices=None) -> Tensor";
+
+  Tensor q, d_o;
+
+  auto arguments() { return std::tuple_cat(std::tie(q, this->k, d_o, this->g), this->options()); }
+  void check(const char* op) { this->check_shape(Check<Int>(op, "q", q), "q", q, "do", d_o); }
+  Tensor outputs() const { return this->rows(this->shape.HV, this->shape.V); }
+};
+
+template <typename Int>
+struct ChunkGatedDeltaRuleBwdDhu : ChunkBwdStage<Int> {
+  static constexpr const char* kSchema =
+      "chunk_gated_delta_rule_bwd_dhu(Tensor q, Tensor k, Tensor w, Tensor do, Tensor dv, Tensor g, Tensor? h0=None, "
+      "Tensor? dht=None, float? scale=None, Tensor? cu_seqlens=None, int chunk_size=16, Tensor? chunk_indices=None) "
+      "-> (Tensor dh, Tensor dh0, Tensor dv2)";
+
+  Tensor q, w, d_o, dv;
+  optional<Tensor> h0, dht;
+
+  auto arguments() { return std::tuple_cat(std::tie(q, this->k, w, d_o, dv, this->g, h0, dht), this->options()); }
+
+  void check(const char* op) {
+    const Check<Int> check(op, "q", q);
+    this->check_shape(check, "q", q, "do", d_o);
+    this->check_keys(check, "w", w);
+    this->check_values(check, "dv", dv);
+    check_initial_state(check, this->shape, h0, false, "h0");
+    check_initial_state(check, this->shape, dht, false, "dht");
+  }
+
+  std::tuple<Tensor, Tensor, Tensor> outputs() const {
+    const auto& s = this->shape;
+    return {empty<Int>({s.B, s.NT, s.HV, s.K, s.V}, q.options()), final_state(s, q, h0.has_value(), false),
+            this->rows(s.HV, s.V)};
+  }
+};
+
+template <typename Int>
+struct PrepareWyReprBwd : ChunkBwdStage<Int> {
+  static constexpr const char* kSchema =
+      "prepare_wy_repr_bwd(Tensor k, Tensor v, Tensor beta, Tensor dw, Tensor du, Tensor g, "
+      "Tensor? cu_seqlens=None, Tensor? chunk_indices=None) -> (Tensor dk, Tensor dv, Tensor dbeta, Tensor dg)";
+
+  Tensor v, beta, dw, du;
+
+  auto arguments() { return std::tie(this->k, v, beta, dw, du, this->g, this->cu_seqlens, this->chunk_indices); }
+
+  void check(const char* op) {
+    const Check<Int> check(op, "k", this->k);
+    this->check_shape(check, "k", this->k, "v", v);
+    const auto& s = this->shape;
+    check.is_float32("beta", beta).shape("[B, T, HV]", {s.B, s.T, s.HV});
+    this->check_keys(check, "dw", dw);
+    this->check_values(check, "du", du);
+  }
+
+  std::tuple<Tensor, Tensor, Tensor, Tensor> outputs() const {
+    const auto& s = this->shape;
+    return {this->rows(s.H, s.K), this->rows(s.HV, s.V), this->numbers(), this->numbers()};
+  }
+};
+
+template <typename Int>
+struct ChunkBwdDqkwg : ChunkBwdStage<Int> {
+  static constexpr const char* kSchema =
+      "chunk_bwd_dqkwg(Tensor q, Tensor k, Tensor v, Tensor do, Tensor h, Tensor dh, Tensor dv, Tensor g, "
+      "float? scale=None, Tensor? cu_seqlens=None, int chunk_size=16, Tensor? chunk_indices=None) -> "
+      "(Tensor dq, Tensor dk, Tensor dw, Tensor dg)";
+
+  Tensor q, v, d_o, h, dh, dv;
+
+  auto arguments() { return std::tuple_cat(std::tie(q, this->k, v, d_o, h, dh, dv, this->g), this->options()); }
+
+  void check(const char* op) {
+    const Check<Int> check(op, "q", q);
+    this->check_shape(check, "q", q, "v", v);
+    const auto& s = this->shape;
+    this->check_values(check, "do", d_o);
+    check.is_float32("h", h).shape("[B, NT, HV, K, V]", {s.B, s.NT, s.HV, s.K, s.V});
+    check.is_float32("dh", dh).shape("[B, NT, HV, K, V]", {s.B, s.NT, s.HV, s.K, s.V});
+    this->check_values(check, "dv", dv);
+  }
+
+  std::tuple<Tensor, Tensor, Tensor, Tensor> outputs() const {
+    const auto& s = this->shape;
+    return {this->rows(s.H, s.K), this->rows(s.H, s.K), this->rows(s.HV, s.K), this->numbers()};
+  }
+};
+
+}  // namespace torch_gdn
