@@ -16,7 +16,6 @@ variable TORCH_GDN_SELF_TEST says what is tested:
     off     nothing, and nothing is replaced
 """
 
-from torch_gdn.self_test.replace import on_cpu, replaced
-from torch_gdn.self_test.run import VARIABLE, install, load, mode
+from torch_gdn.self_test.run import VARIABLE, install, load, mode, on_cpu, replaced
 
 __all__ = ["VARIABLE", "install", "load", "mode", "on_cpu", "replaced"]

@@ -1,4 +1,4 @@
-"""Runs the first call of each kernel variant on the CPU as well, and compares the results.
+"""Runs the first call of each kernel variant on the CPU as well, compares the results, and replaces what is wrong.
 
 The op gdn_self_test::<op>, which takes the op's first calls, keeps other threads' first launches waiting, and waits for
 the device twice.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache, partial
 from threading import RLock
@@ -18,7 +19,6 @@ import torch
 from torch_gdn import _C
 from torch_gdn._recorder import recording
 from torch_gdn.self_test import verdicts
-from torch_gdn.self_test.replace import replace_failed, replaced, run_instead
 from torch_gdn.self_test.shadow import Call, Copies, copied_bytes
 from torch_gdn.self_test.verdicts import Verdict, Verdicts
 
@@ -31,7 +31,10 @@ MODES = ("auto", "again", "off")
 MOST_BYTES = 1 << 26
 MOST_UNTESTED = 1000  # calls of an op that are not tested; a process then trusts their variants
 LONGEST = 300  # characters of a problem
+RULES = {"gated_delta_rule": False, "kda": True}  # whether each key channel has its own decay
 
+on_cpu: set[str] = set()  # ops of which something failed that only the CPU's kernel replaces
+replaced: dict[str, str] = {}  # by op, or op:algorithm: its problem, and what runs instead
 _lock = RLock()
 _known: Verdicts = {}  # what this process has tested or read
 _machine = ""  # once the verdicts were read
@@ -52,7 +55,7 @@ def install() -> None:
     _machine = ""
     for each in (_known, _untested, _warned):
         each.clear()
-    replace_failed(())
+    replace_failed()
     library()
     _C.set_self_test(True)
 
@@ -156,9 +159,12 @@ def tested(verdict: Verdict, names: list[str], copies: Copies) -> Any:
     return results
 
 
+# ---- what failed -----------------------------------------------------------------------------------------------------
+
+
 def replace_and_warn() -> None:
     """Replaces what failed. Warns, in one line, of everything that this process has not warned of yet."""
-    replace_failed([each for each in _known.values() if each.problem])
+    replace_failed()
     news = {name: reason for name, reason in replaced.items() if name not in _warned}
     if news:
         _warned.update(news)
@@ -166,3 +172,55 @@ def replace_and_warn() -> None:
         warnings.warn(
             f"torch_gdn: the self-test found kernels that are wrong on {_machine}: {listed}. {REPORT}", stacklevel=4
         )
+
+
+def replace_failed() -> None:
+    """Replaces everything that failed, and nothing else."""
+    excluded, its_on_cpu, reasons = plan(_known.values())
+    for rule, channel_decays in RULES.items():
+        _C.exclude_prefill_algorithms(excluded[rule], channel_decays)
+    for state in (on_cpu, replaced):
+        state.clear()
+    on_cpu.update(its_on_cpu)
+    replaced.update(reasons)
+
+
+def plan(known: Iterable[Verdict]) -> tuple[dict[str, list[str]], set[str], dict[str, str]]:
+    """Returns the prefill algorithms that failed, by rule; the ops that run on the CPU; and what `replaced` says."""
+    problems: dict[str, dict[str, str]] = {}  # by op and algorithm, or "" without one
+    for each in known:
+        if each.problem:
+            problems.setdefault(each.op, {}).setdefault(each.algorithm or "", each.problem)
+    excluded, its_on_cpu, reasons = {}, set[str](), dict[str, str]()
+    for rule in RULES:
+        prefills = [f"chunk_{rule}", f"chunk_{rule}_"]  # which have the same kernels
+        wrong = problems.pop(prefills[0], {}) | problems.pop(prefills[1], {})
+        decodes = [op for op in (f"fused_recurrent_{rule}", f"fused_recurrent_{rule}_") if op in problems]
+        for op in decodes:
+            wrong.setdefault("recurrent", f"{op}: {problems[op]['']}")
+        remaining = [each for each in _C.prefill_algorithms() if each not in wrong]
+        excluded[rule] = sorted(wrong)
+        instead = " or ".join(remaining) or "the CPU's kernel"
+        reasons |= {f"chunk_{rule}:{name}": f"{x}; {instead} runs instead" for name, x in wrong.items()}
+        if not remaining:
+            its_on_cpu.update(prefills)
+        for op in decodes if remaining else ():
+            reasons[op] = f"{problems.pop(op)['']}; another prefill algorithm runs instead"
+    its_on_cpu.update(problems)
+    reasons |= {op: f"{x['']}; the CPU's kernel runs instead, on copies" for op, x in problems.items()}
+    return excluded, its_on_cpu, reasons
+
+
+def run_instead(op: str, call: Call) -> Any:
+    """Runs a call of an op whose kernel failed. Its algorithm is no longer chosen where there is another one."""
+    if op.startswith("fused_recurrent") and op not in on_cpu:
+        prefill = getattr(torch.ops.gdn, op.replace("fused_recurrent", "chunk")).default
+        parameters = {each.name for each in prefill._schema.arguments}
+        beta, others = call.get("beta"), [x for name, x in call.items() if name not in parameters]
+        by_head = call.get("g") is not None and beta is not None and beta.dim() == 3
+        if by_head and all(x is None for x in others):  # no channel gates, no speculative decoding
+            results = prefill(**{name: x for name, x in call.items() if name in parameters})
+            return results[0] if op.endswith("_") else results[:2]
+    copies = Copies(getattr(torch.ops.gdn, op).default, call)
+    copies.run()
+    return copies.write_back()

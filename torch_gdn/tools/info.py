@@ -12,7 +12,7 @@ import torch_gdn
 from torch_gdn import _C, command_line
 from torch_gdn._mps import command_output, why_no_mps
 from torch_gdn.self_test import verdicts
-from torch_gdn.self_test.replace import plan
+from torch_gdn.self_test.run import plan
 
 
 def versions() -> dict[str, str]:
@@ -100,9 +100,9 @@ def self_tested() -> list[str]:
     if not _C.has_launcher():
         return []
     known = verdicts.settled(verdicts.machine()).values()
-    failed = [each for each in known if each.problem]
-    passed = [f"{len(known) - len(failed)} kernel variants passed" if known else "not run on this machine yet"]
-    return passed + [f"FAILED: {name}: {reason}" for name, reason in plan(failed).reasons.items()]
+    _, _, reasons = plan(known)
+    lines = [f"{sum(not x.problem for x in known)} kernel variants passed" if known else "not run on this machine yet"]
+    return lines + [f"FAILED: {name}: {reason}" for name, reason in reasons.items()]
 
 
 def show(title: str, lines: list[str]) -> None:
