@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from torch_gdn.autograd import differentiate
+from torch_gdn.autograd import differentiate, needs_grad
 from torch_gdn.autograd.layers import call_of_convolution
 
 
@@ -120,14 +120,18 @@ def delta_rule(
     cu_seqlens: Tensor | None,
     chunk_indices: Tensor | None,
     options: Options,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns o, final_state and h as the op does, and records what their gradients need."""
-    convolution = call_of_convolution(*inputs[:3])
-    if convolution:
-        options = options._replace(views=tuple((x.shape, x.stride(), x.storage_offset()) for x in inputs[:3]))
-    tensors = (initial_state, A_log, dt_bias, cu_seqlens, chunk_indices)
-    o, final_state, h = DeltaRule.apply(*inputs, *tensors, options, *convolution)
-    return o, final_state, h
+) -> tuple[Any, ...]:
+    """Returns what the chunked functions do, and records what the gradients need if any is needed."""
+    tensors = (*inputs, initial_state, A_log, dt_bias, cu_seqlens, chunk_indices)
+    if needs_grad(*tensors):
+        convolution = call_of_convolution(*inputs[:3])
+        if convolution:
+            options = options._replace(views=tuple((x.shape, x.stride(), x.storage_offset()) for x in inputs[:3]))
+        o, final_state, h = DeltaRule.apply(*tensors, options, *convolution)
+    else:
+        o, final_state, h = DeltaRule.forward(*tensors, options)
+    state_or_none = final_state if options.output_final_state else None
+    return (o, state_or_none, h) if options.return_intermediate_states else (o, state_or_none)
 
 
 def inputs_of_chunks(

@@ -121,22 +121,11 @@ def chunk_gated_delta_rule(
     layout = fla_arguments.layout_of_states(CHUNK, state_v_first, transpose_state_layout)
     if not use_gate_in_kernel:
         A_log = dt_bias = None
-    betas = (use_beta_sigmoid_in_kernel, allow_neg_eigval)
     state = (output_final_state, use_qk_l2norm_in_kernel, layout)
+    gates = (use_gate_in_kernel, None, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     more = (output_dtype, head_grouping, return_intermediate_states)
-    if needs_grad(q, k, v, g, beta, initial_state, A_log, dt_bias):
-        options = Options(False, scale, *state, chunk_size, use_gate_in_kernel, None, *betas, output_dtype)
-        options = options._replace(head_grouping=head_grouping, return_intermediate_states=return_intermediate_states)
-        tensors = (initial_state, A_log, dt_bias, cu_seqlens, chunk_indices)
-        o, final_state, h = delta_rule((q, k, v, g, beta), *tensors, options)
-    else:
-        chunks = (cu_seqlens, chunk_indices, chunk_size)
-        gates = (use_gate_in_kernel, A_log, dt_bias, *betas)
-        o, final_state, h = torch.ops.gdn.chunk_gated_delta_rule(
-            q, k, v, g, beta, scale, initial_state, *state, *chunks, *gates, *more
-        )
-    state_or_none = final_state if output_final_state else None
-    return (o, state_or_none, h) if return_intermediate_states else (o, state_or_none)
+    options = Options(False, scale, *state, chunk_size, *gates, *more)
+    return delta_rule((q, k, v, g, beta), initial_state, A_log, dt_bias, cu_seqlens, chunk_indices, options)
 
 
 def chunk_gated_delta_rule_(
@@ -300,13 +289,12 @@ def fused_recurrent_gated_delta_rule(
     more = (output_dtype, head_grouping)
     if needs_grad(q, k, v, g, gk, gv, beta, initial_state, A_log, dt_bias):
         inputs = inputs_of_chunks(RECURRENT, q, k, v, g, beta, gk, gv)
-        options = Options(False, scale, *state, 64, use_gate_in_kernel, None, *betas, output_dtype, head_grouping)
-        o, final_state, _ = delta_rule(inputs, initial_state, A_log, dt_bias, cu_seqlens, None, options)
-    else:
-        gates = (gk, gv, use_gate_in_kernel, A_log, dt_bias, *betas)
-        o, final_state = torch.ops.gdn.fused_recurrent_gated_delta_rule(
-            q, k, v, g, beta, scale, initial_state, *state, cu_seqlens, *gates, *more
-        )
+        options = Options(False, scale, *state, 64, use_gate_in_kernel, None, *betas, *more)
+        return delta_rule(inputs, initial_state, A_log, dt_bias, cu_seqlens, None, options)
+    gates = (gk, gv, use_gate_in_kernel, A_log, dt_bias, *betas)
+    o, final_state = torch.ops.gdn.fused_recurrent_gated_delta_rule(
+        q, k, v, g, beta, scale, initial_state, *state, cu_seqlens, *gates, *more
+    )
     return o, final_state if output_final_state else None
 
 

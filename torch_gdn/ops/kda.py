@@ -110,20 +110,10 @@ def chunk_kda(
     if not use_gate_in_kernel:
         A_log = dt_bias = lower_bound = None
     state = (output_final_state, use_qk_l2norm_in_kernel, layout)
-    betas = (use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    gates = (use_gate_in_kernel, lower_bound, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     more = (output_dtype, head_grouping, return_intermediate_states)
-    if needs_grad(q, k, v, g, beta, initial_state, A_log, dt_bias):
-        options = Options(True, scale, *state, chunk_size, use_gate_in_kernel, lower_bound, *betas, output_dtype)
-        options = options._replace(head_grouping=head_grouping, return_intermediate_states=return_intermediate_states)
-        tensors = (initial_state, A_log, dt_bias, cu_seqlens, None)
-        o, final_state, h = delta_rule((q, k, v, g, beta), *tensors, options)
-    else:
-        gates = (use_gate_in_kernel, A_log, dt_bias, lower_bound, *betas)
-        o, final_state, h = torch.ops.gdn.chunk_kda(
-            q, k, v, g, beta, scale, initial_state, *state, cu_seqlens, chunk_size, *gates, *more
-        )
-    state_or_none = final_state if output_final_state else None
-    return (o, state_or_none, h) if return_intermediate_states else (o, state_or_none)
+    options = Options(True, scale, *state, chunk_size, *gates, *more)
+    return delta_rule((q, k, v, g, beta), initial_state, A_log, dt_bias, cu_seqlens, None, options)
 
 
 def chunk_kda_(
@@ -265,13 +255,12 @@ def fused_recurrent_kda(
     more = (output_dtype, head_grouping)
     if needs_grad(q, k, v, g, beta, initial_state, A_log, dt_bias):
         inputs = inputs_of_chunks(RECURRENT, q, k, v, g, beta)
-        options = Options(True, scale, *state, 64, use_gate_in_kernel, lower_bound, *betas, output_dtype, head_grouping)
-        o, final_state, _ = delta_rule(inputs, initial_state, A_log, dt_bias, cu_seqlens, None, options)
-    else:
-        gate = (use_gate_in_kernel, A_log, dt_bias, lower_bound, *betas)
-        o, final_state = torch.ops.gdn.fused_recurrent_kda(
-            q, k, v, g, beta, scale, initial_state, *state, cu_seqlens, *gate, *more
-        )
+        options = Options(True, scale, *state, 64, use_gate_in_kernel, lower_bound, *betas, *more)
+        return delta_rule(inputs, initial_state, A_log, dt_bias, cu_seqlens, None, options)
+    gate = (use_gate_in_kernel, A_log, dt_bias, lower_bound, *betas)
+    o, final_state = torch.ops.gdn.fused_recurrent_kda(
+        q, k, v, g, beta, scale, initial_state, *state, cu_seqlens, *gate, *more
+    )
     return o, final_state if output_final_state else None
 
 
