@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from tests.helpers.packed_models import Codes, Format, float8, mxfp4, quantise, stored, words
-from torch_gdn.integrations.transformers import packed_patches, versions
+from torch_gdn.integrations.transformers import loading_patches, versions
 from torch_gdn.quantized import PackedWeight
 from torch_gdn.quantized.formats import SUPPORTED
 from torch_gdn_engines.packed_methods import as_parameter
@@ -108,7 +108,7 @@ def load_part(param: Any, loaded: Tensor, part: int) -> None:
 def configured(engine: str, config: dict[str, Any], adapters: dict[str, Any]) -> Any:
     """Returns what the engine makes of a file's configuration: the adapter's object, or None to read it by itself."""
     if engine == "transformers":
-        return packed_patches.packed_format(PreTrainedConfig(quantization_config=config), None, "mps", {})
+        return loading_patches.packed_format(PreTrainedConfig(quantization_config=config), None, "mps", {})
     method = config.get("quant_method", "mlx")
     if engine == "vllm":
         method = "inc" if method == "auto-round" else method

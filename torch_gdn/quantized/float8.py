@@ -73,22 +73,14 @@ class Float8(Format):
         known = f"a scale for each {BLOCK} x {BLOCK} weights, {list(blocks)}, for each row, or for all"
         expect(f"{name}: {scale.name}", scales[-2:] in fitting, known, list(scales))
         has_columns = len(scales) > 1 and scales[-1] == blocks[1]
-        return Packing(8, BLOCK if has_columns else columns, self.held.tensors, is_e4m3=True)
+        return Packing(8, BLOCK if has_columns else columns, self.tensors, is_e4m3=True)
 
 
 def float8(method: str, scale: str, left_out: str = "") -> Format:
     """Returns the format of files whose scales have the name `scale`."""
     stored = (Stored("weight", is_e4m3=True), Stored(scale, columns="group"))
     make = partial(convert, scale)
-    return Float8(
-        method,
-        stored,
-        make,
-        ignored=ACTIVATIONS,
-        held_as=Format(method, stored, make),
-        translate=by_row,
-        left_out=left_out,
-    )
+    return Float8(method, stored, make, ignored=ACTIVATIONS, translate=by_row, left_out=left_out)
 
 
 def read(config: Mapping[str, Any]) -> Format:

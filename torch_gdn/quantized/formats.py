@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from torch_gdn.quantized.packed_weight import BLOCK, PackedWeight
+from torch_gdn.quantized.packed_weight import PackedWeight
+from torch_gdn.reference.quantized import BLOCK
 
 EXPERTS = {
     "gate_up_proj": ("gate_proj", "up_proj"),

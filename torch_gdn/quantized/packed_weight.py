@@ -10,9 +10,9 @@ from torch import Tensor
 
 import torch_gdn.reference.quantized as reference
 from torch_gdn.quantized.packing import as_int32, blocks, expect, expect_bits, pack, unpack
+from torch_gdn.reference.quantized import BLOCK
 
 GROUPS = (128, 64, 32)  # columns that share a scale, as the ops take them
-BLOCK = 128  # rows, and columns, of e4m3 numbers that share a scale
 
 
 @dataclass(frozen=True)
@@ -117,16 +117,7 @@ class PackedWeight:
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Returns the matrix with its columns in their own order, computed in float32, or in float64 for that dtype."""
         computed = torch.promote_types(dtype, torch.float32)
-        biases = self.biases_in(computed)
-        if self.is_mxfp4:
-            return reference.unpack(self.weight, self.scales, None, 4, computed).to(dtype)
-        if biases is None:
-            N, K = self.shape[-2:]
-            scales = scales_of_rows(scales_of_rows(self.scales.to(computed), N).mT, K).mT
-            return (self.weight.view(torch.float8_e4m3fn).to(computed) * scales).to(dtype)
-        codes = unpack(self.weight, self.bits).unflatten(-1, (-1, self.group_size)).to(computed)
-        groups = self.scales.to(computed)[..., None] * codes + biases[..., None]
-        w = groups.flatten(-2).to(dtype)
+        w = reference.unpack(self.weight, self.scales, self.biases, self.bits, computed).to(dtype)
         return w if self.order is None else w.index_select(-1, self.order.argsort())
 
     def by_row(self) -> PackedWeight:
@@ -143,9 +134,7 @@ class PackedWeight:
 
 def scales_of_rows(scales: Tensor, rows: int) -> Tensor:
     """Repeats the scales [..., R, G] of blocks of rows, or of all rows, for each row."""
-    if scales.shape[-2] in (1, rows):
-        return scales.expand(*scales.shape[:-2], rows, -1)
-    return scales.repeat_interleave(BLOCK, -2)[..., :rows, :]
+    return reference.along(scales, -2, rows).expand(*scales.shape[:-2], rows, -1)
 
 
 def stack(weights: Sequence[PackedWeight]) -> PackedWeight:
@@ -171,12 +160,11 @@ def combined(weights: Sequence[PackedWeight], combine: Callable[[list[Tensor]], 
     expect("combined: weights", len({x.is_mxfp4 for x in weights}) == 1, "all MXFP4, or none", "some")
     alike = weights if len({x.dtypes for x in weights}) == 1 else [x.in_float32() for x in weights]
     if alike[0].is_e4m3:  # blocks of rows end with each matrix
-        scales = combine([x.by_row().scales for x in alike])
-        return PackedWeight(combine([x.weight for x in alike]), scales, None, 8).in_blocks()
-    if alike[0].is_mxfp4:
-        return PackedWeight(combine([x.weight for x in alike]), combine([x.scales for x in alike]), None, 4)
-    weight, scales, biases = (combine([getattr(x, part) for x in alike]) for part in ("weight", "scales", "biases"))
-    return PackedWeight(weight, scales, biases, weights[0].bits)
+        alike = [x.by_row() for x in alike]
+    weight, scales = (combine([getattr(x, part) for x in alike]) for part in ("weight", "scales"))
+    biases = None if alike[0].biases is None else combine([x.biases for x in alike if x.biases is not None])
+    result = PackedWeight(weight, scales, biases, weights[0].bits)
+    return result.in_blocks() if result.is_e4m3 else result
 
 
 def assemble(

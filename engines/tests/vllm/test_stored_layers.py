@@ -9,7 +9,7 @@ import pytest
 from vllm.model_executor.layers.linear import LinearBase, QKVParallelLinear, ReplicatedLinear
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
-from torch_gdn_engines.vllm import quantized, stored_layers
+from torch_gdn_engines.vllm import quantized, quantized_layers
 from torch_gdn_engines.vllm.quantized_layers import PackedLinearMethod
 
 LAYER = "model.language_model.layers.3"
@@ -39,7 +39,7 @@ def configuration(written: dict[str, Any], shapes: dict[str, tuple[int, ...]], m
     from vllm.model_executor.models.qwen3_5 import Qwen3_5ForConditionalGeneration as Model
 
     headers = {name: {"shape": list(shape)} for name, shape in shapes.items()} | {"__metadata__": {"format": "pt"}}
-    monkeypatch.setattr(stored_layers, "get_safetensors_params_metadata", lambda *_, **options: headers)
+    monkeypatch.setattr(quantized_layers, "get_safetensors_params_metadata", lambda *_, **options: headers)
     config = quantized.CONFIGURATIONS[written["quant_method"]].from_config(written)
     config.maybe_update_config("a model")
     config.apply_vllm_mapper(Model.hf_to_vllm_mapper.get_rename_mapper())

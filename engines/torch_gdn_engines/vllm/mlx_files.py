@@ -16,9 +16,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
 from torch_gdn.quantized import mlx
 from torch_gdn.quantized.formats import refusal
-from torch_gdn_engines.vllm.packed_loader import PackedLoader
-from torch_gdn_engines.vllm.quantized_layers import plain_method
-from torch_gdn_engines.vllm.stored_layers import PackedConfig
+from torch_gdn_engines.vllm.quantized_layers import PackedConfig, PackedLoader, plain_method
 
 MODELS = ("qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe")  # others may be changed in other ways
 TEXT_PARTS = {"qwen3_5": "Qwen3_5ForCausalLM", "qwen3_5_moe": "Qwen3_5MoeForCausalLM"}  # of models with a vision part

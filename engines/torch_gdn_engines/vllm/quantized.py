@@ -14,9 +14,8 @@ from vllm.model_executor.model_loader import register_model_loader
 
 from torch_gdn.quantized import configuration
 from torch_gdn.quantized.formats import refusal
-from torch_gdn_engines.vllm import mlx_files, moe, packed_loader
-from torch_gdn_engines.vllm.quantized_layers import classes_of_experts
-from torch_gdn_engines.vllm.stored_layers import PackedConfig
+from torch_gdn_engines.vllm import mlx_files, moe
+from torch_gdn_engines.vllm.quantized_layers import PackedConfig, PackedLoader, classes_of_experts
 
 
 class PackedAutoRoundConfig(PackedConfig):
@@ -45,7 +44,7 @@ CONFIGURATIONS: dict[str, type] = {
     "inc": PackedAutoRoundConfig,
     "mlx": mlx_files.PackedMLXConfig,
 }
-LOADERS = {"torch_gdn_packed": packed_loader.PackedLoader, "torch_gdn_mlx": mlx_files.MLXLoader}
+LOADERS = {"torch_gdn_packed": PackedLoader, "torch_gdn_mlx": mlx_files.MLXLoader}
 
 
 def load_format_of(method: str | None, asked: str) -> str:

@@ -31,18 +31,13 @@ def names_of(name: str) -> tuple[str, str, str]:
 def add_parameters(module: Module, name: str, shape: tuple[int, ...], packing: Packing) -> None:
     """Adds the parameters of a packed weight on the meta device; a file will fill them."""
     *rows, K = shape
-    names = names_of(name)
-    if packing.is_e4m3:
-        module.register_parameter(names[0], parameter(torch.empty(shape, dtype=torch.uint8, device="meta")))
-        module.register_parameter(names[1], parameter(torch.empty(*rows, 1, device="meta")))
-        module.register_parameter(names[2], None)
-        return
-    words = torch.empty(*rows, K // packing.per_word, dtype=torch.int32, device="meta")
-    scales = torch.empty(*rows, K // fitting_group("group size", packing.group_size), device="meta")
-    is_mxfp4 = packing.is_mxfp4
-    parameters = (words, scales.byte() if is_mxfp4 else scales, None if is_mxfp4 else scales.clone())
-    for name, x in zip(names, parameters, strict=True):
-        module.register_parameter(name, x if x is None else parameter(x))
+    groups = 1 if packing.is_e4m3 else K // fitting_group("group size", packing.group_size)
+    dtype = torch.uint8 if packing.is_e4m3 else torch.int32
+    codes = torch.empty(*rows, K // packing.per_word, dtype=dtype, device="meta")
+    scales = torch.empty(*rows, groups, dtype=torch.uint8 if packing.is_mxfp4 else torch.float32, device="meta")
+    biases = None if packing.is_e4m3 or packing.is_mxfp4 else parameter(scales.clone())
+    for each, x in zip(names_of(name), (parameter(codes), parameter(scales), biases), strict=True):
+        module.register_parameter(each, x)
 
 
 class PackedLinear(Module):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,7 +28,6 @@ from torch_gdn.integrations.transformers.packed_layers import (
     packed_models,
 )
 from torch_gdn.integrations.transformers.packed_loading import converters_of, ending_of, is_experts, others_of
-from torch_gdn.integrations.transformers.packed_patches import packed_format, quantization_of
 from torch_gdn.memory import bytes_when_loaded, check_memory
 from torch_gdn.quantized.formats import EXPERTS, Format, Packing, Sizes, shapes_in
 from torch_gdn.quantized.mlx import NORMS_PLUS_ONE, VISION, shifts_norms
@@ -233,18 +231,3 @@ def is_unused(model: Any, name: str) -> bool:
     ignored = model._keys_to_ignore_on_load_unexpected or ()
     head = model.base_model is model and not hasattr(model, name.partition(".")[0])
     return head or name.startswith(VISION) or any(re.search(pattern, name) for pattern in ignored)
-
-
-def with_packed_weights(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps transformers' `get_hf_quantizer`, so that quantised files for `mps` get the quantizer above."""
-
-    def get_hf_quantizer(config: Any, quantization_config: Any, device_map: Any, *others: Any, **options: Any) -> Any:
-        form = packed_format(config, quantization_config, device_map, options)
-        if form is None:
-            return original(config, quantization_config, device_map, *others, **options)
-        form.say_what_is_left_out()
-        config.quantization_config = PackedConfig(quantization_of(config), form.method)
-        quantizer = PackedQuantizer(config.quantization_config, form)
-        return quantizer, config, quantizer.update_device_map(device_map)
-
-    return get_hf_quantizer

@@ -17,10 +17,8 @@ from torch.nn import Module
 
 from torch_gdn import self_test
 from torch_gdn.integrations.transformers import comparison, dispatch, draft_choice, known_forms, layers_run, versions
-from torch_gdn.integrations.transformers.gguf_layers import gguf_patches
-from torch_gdn.integrations.transformers.memory_guard import memory_patches
+from torch_gdn.integrations.transformers.loading_patches import gguf_patches, memory_patches, packed_patches
 from torch_gdn.integrations.transformers.packed_layers import layers_packed
-from torch_gdn.integrations.transformers.packed_patches import packed_patches
 from torch_gdn.integrations.transformers.patches import (
     CONVOLVING_MODELS,
     DELTA_LAYERS,
