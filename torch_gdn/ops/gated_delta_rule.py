@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torch_gdn.autograd import needs_grad
 from torch_gdn.autograd.delta_rule import Options, delta_rule, inputs_of_chunks
-from torch_gdn.ops import fla_arguments
+from torch_gdn.ops import arguments
 from torch_gdn.ops.arguments import check_cu_seqlens
 
 __all__ = [
@@ -115,16 +115,16 @@ def chunk_gated_delta_rule(
         (torch.Size([1, 100, 4, 32]), torch.Size([1, 4, 64, 32]))
     """
     check_cu_seqlens("chunk_gated_delta_rule", cu_seqlens)
-    fla_arguments.refuse_head_first(CHUNK, head_first)
-    fla_arguments.refuse_context_parallelism(CHUNK, cp_context)
-    fla_arguments.check_cu_seqlens_cpu(CHUNK, cu_seqlens, cu_seqlens_cpu)
-    layout = fla_arguments.layout_of_states(CHUNK, state_v_first, transpose_state_layout)
+    arguments.refuse_head_first(CHUNK, head_first)
+    arguments.refuse_context_parallelism(CHUNK, cp_context)
+    arguments.check_cu_seqlens_cpu(CHUNK, cu_seqlens, cu_seqlens_cpu)
+    layout = arguments.layout_of_states(CHUNK, state_v_first, transpose_state_layout)
     if not use_gate_in_kernel:
         A_log = dt_bias = None
     state = (output_final_state, use_qk_l2norm_in_kernel, layout)
-    gates = (use_gate_in_kernel, None, use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    more = (output_dtype, head_grouping, return_intermediate_states)
-    options = Options(False, scale, *state, chunk_size, *gates, *more)
+    betas = (use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    more: Any = (output_dtype, head_grouping, return_intermediate_states)
+    options = Options(False, scale, *state, chunk_size, use_gate_in_kernel, None, *betas, *more)
     return delta_rule((q, k, v, g, beta), initial_state, A_log, dt_bias, cu_seqlens, chunk_indices, options)
 
 
@@ -280,13 +280,13 @@ def fused_recurrent_gated_delta_rule(
         (torch.Size([2, 1, 4, 32]), torch.Size([2, 4, 64, 32]))
     """
     check_cu_seqlens("fused_recurrent_gated_delta_rule", cu_seqlens)
-    fla_arguments.refuse_head_first(RECURRENT, head_first)
-    layout = fla_arguments.layout_of_states(RECURRENT, state_v_first, transpose_state_layout)
+    arguments.refuse_head_first(RECURRENT, head_first)
+    layout = arguments.layout_of_states(RECURRENT, state_v_first, transpose_state_layout)
     if not use_gate_in_kernel:
         A_log = dt_bias = None
     betas = (use_beta_sigmoid_in_kernel, allow_neg_eigval)
     state = (output_final_state, use_qk_l2norm_in_kernel, layout)
-    more = (output_dtype, head_grouping)
+    more: Any = (output_dtype, head_grouping)
     if needs_grad(q, k, v, g, gk, gv, beta, initial_state, A_log, dt_bias):
         inputs = inputs_of_chunks(RECURRENT, q, k, v, g, beta, gk, gv)
         options = Options(False, scale, *state, 64, use_gate_in_kernel, None, *betas, *more)

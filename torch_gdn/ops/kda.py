@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_gdn.autograd import needs_grad
 from torch_gdn.autograd.delta_rule import Options, delta_rule, inputs_of_chunks
 from torch_gdn.autograd.layers import KdaGate
-from torch_gdn.ops import fla_arguments
+from torch_gdn.ops import arguments
 from torch_gdn.ops.arguments import check_cu_seqlens
 
 __all__ = [
@@ -100,19 +100,19 @@ def chunk_kda(
         (torch.Size([1, 2, 2, 64, 32]), None, tensor(False))
     """
     check_cu_seqlens("chunk_kda", cu_seqlens)
-    fla_arguments.refuse_context_parallelism(CHUNK, cp_context)
-    fla_arguments.check_cu_seqlens_cpu(CHUNK, cu_seqlens, cu_seqlens_cpu)
+    arguments.refuse_context_parallelism(CHUNK, cp_context)
+    arguments.check_cu_seqlens_cpu(CHUNK, cu_seqlens, cu_seqlens_cpu)
     if safe_gate and use_gate_in_kernel and (lower_bound is None or not LOWEST_SAFE_BOUND <= lower_bound < 0):
         raise ValueError(
             f"{CHUNK}: lower_bound: expected a number from -5 to 0 when safe_gate is set, got {lower_bound}"
         )
-    layout = fla_arguments.layout_of_states(CHUNK, state_v_first, transpose_state_layout)
+    layout = arguments.layout_of_states(CHUNK, state_v_first, transpose_state_layout)
     if not use_gate_in_kernel:
         A_log = dt_bias = lower_bound = None
     state = (output_final_state, use_qk_l2norm_in_kernel, layout)
-    gates = (use_gate_in_kernel, lower_bound, use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    more = (output_dtype, head_grouping, return_intermediate_states)
-    options = Options(True, scale, *state, chunk_size, *gates, *more)
+    betas = (use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    more: Any = (output_dtype, head_grouping, return_intermediate_states)
+    options = Options(True, scale, *state, chunk_size, use_gate_in_kernel, lower_bound, *betas, *more)
     return delta_rule((q, k, v, g, beta), initial_state, A_log, dt_bias, cu_seqlens, None, options)
 
 
@@ -249,10 +249,10 @@ def fused_recurrent_kda(
     check_cu_seqlens("fused_recurrent_kda", cu_seqlens)
     if not use_gate_in_kernel:
         A_log = dt_bias = lower_bound = None
-    layout = fla_arguments.layout_of_states(RECURRENT, state_v_first, transpose_state_layout)
+    layout = arguments.layout_of_states(RECURRENT, state_v_first, transpose_state_layout)
     state = (output_final_state, use_qk_l2norm_in_kernel, layout)
     betas = (use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    more = (output_dtype, head_grouping)
+    more: Any = (output_dtype, head_grouping)
     if needs_grad(q, k, v, g, beta, initial_state, A_log, dt_bias):
         inputs = inputs_of_chunks(RECURRENT, q, k, v, g, beta)
         options = Options(True, scale, *state, 64, use_gate_in_kernel, lower_bound, *betas, *more)

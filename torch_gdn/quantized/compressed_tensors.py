@@ -10,8 +10,9 @@ from torch import Tensor
 from torch_gdn.quantized.float8 import float8
 from torch_gdn.quantized.formats import Format, OtherFormat, Stored, refusal
 from torch_gdn.quantized.mxfp4 import COMPRESSED
-from torch_gdn.quantized.packed_weight import BLOCK, PackedWeight, assemble, checked_words
+from torch_gdn.quantized.packed_weight import PackedWeight, assemble, checked_words
 from torch_gdn.quantized.packing import expect, unpack
+from torch_gdn.reference.quantized import BLOCK
 
 
 def from_compressed_tensors(

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from torch_gdn.quantized.formats import Format, OtherFormat, Packing, Sizes, Stored, refusal
-from torch_gdn.quantized.packed_weight import BLOCK, PackedWeight, scales_of_rows
+from torch_gdn.quantized.packed_weight import PackedWeight, scales_of_rows
 from torch_gdn.quantized.packing import expect
+from torch_gdn.reference.quantized import BLOCK
 
 SCALES = (torch.float32, torch.bfloat16, torch.float16)
 # Names of tensors that quantise activations, or a key-value cache, which stay as they are.

@@ -1,6 +1,6 @@
 """Stores the prefill algorithms measured on this machine. `torch_gdn tune` writes the file, the import reads it.
 
-`torch_gdn._tuning_file` says which file. If it cannot be used, a warning says so and the heuristic decides.
+`torch_gdn._files` says which file. If it cannot be used, a warning says so and the heuristic decides.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from torch_gdn import _C
-from torch_gdn._tuning_file import VARIABLE, key, path, read_parts, write_parts
+from torch_gdn._files import TUNING_VARIABLE as VARIABLE
+from torch_gdn._files import key, read_parts, write_parts
+from torch_gdn._files import tuning_file as path
 
 __all__ = ["VARIABLE", "key", "path"]
 DELTA_RULE, KDA = "delta_rule", "kda"

@@ -121,7 +121,7 @@ def variants_of_model(
     if device.type != "mps":
         return []
     with recording() as recorded:
-        for length in sorted({longest_prompt, *powers_of_two(longest_prompt)}):
+        for length in sizes_up_to(longest_prompt):
             past = {} if cache is None else versions.with_cache(cache())
             for tokens in (length, 1, FEW_TOKENS):
                 ids = torch.zeros(1, tokens, dtype=torch.long, device=device)
@@ -167,6 +167,11 @@ def prefill_algorithms(shape: Shape) -> Iterator[tuple[str, int]]:
 
 def powers_of_two(largest: int) -> list[int]:
     return [2**i for i in range(largest.bit_length())]
+
+
+def sizes_up_to(largest: int) -> list[int]:
+    """Returns the powers of two, and the largest size."""
+    return sorted({1, *powers_of_two(largest), largest})
 
 
 def call_delta_rule(shape: Shape, device: torch.device, dtype: torch.dtype) -> None:

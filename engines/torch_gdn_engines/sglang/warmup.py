@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torch_gdn.integrations import serving
-from torch_gdn.tools.warmup import compile_missing, powers_of_two
+from torch_gdn.tools.warmup import compile_missing, sizes_up_to
 from torch_gdn_engines.sglang import attention, kernels, quantized, tracking
 
 logger = logging.getLogger(__name__)
@@ -34,10 +34,8 @@ class Layers:
 
         chunk = get_schedule().chunked_prefill_size
         most = chunk if chunk and chunk > 0 else runner.max_total_num_tokens
-        requests = runner.max_running_requests
         self.runner = runner
-        self.tokens = sorted({1, *powers_of_two(most), most})
-        self.sequences = sorted({1, *powers_of_two(requests), requests})
+        self.tokens, self.sequences = sizes_up_to(most), sizes_up_to(runner.max_running_requests)
         self.options: dict[str, Any] = {"dtype": runner.dtype, "device": runner.device}
 
     def zeros(self, *shape: int) -> Tensor:

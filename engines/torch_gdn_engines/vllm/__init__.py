@@ -93,7 +93,7 @@ def register() -> None:
         )
     if not is_mps and not current_platform.is_cpu():
         return
-    from torch_gdn_engines.vllm import compat, kv_cache_dtype, layers, models, selector
+    from torch_gdn_engines.vllm import aura_attention, compat, kv_cache_dtype, layers, models
 
     versions.require_checked_version()
     compat.replace_state_copies()
@@ -117,4 +117,4 @@ def register() -> None:
         compat.replace_batch_defaults()
         quantized.register()
         rotary.register()
-    selector.register()
+    aura_attention.register()

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
+from vllm.config import get_current_vllm_config_or_none
 from vllm.v1.attention.backend import MultipleOf
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 import torch_gdn
@@ -168,6 +170,23 @@ def backend_of(scheme: str) -> type[AuraPagedBackend]:
     own = {"__module__": __name__}  # otherwise an abstract class has the module abc
     implementation = type(f"AuraPagedAttention_{scheme}", (AuraPagedAttention,), {"scheme": Scheme(scheme), **own})
     return type(f"AuraPagedBackend_{scheme}", (AuraPagedBackend,), {"implementation": implementation, **own})
+
+
+def aura_scheme() -> str | None:
+    """Returns the scheme of the engine's additional_config, or None if it asks for keys and values as they are."""
+    config = get_current_vllm_config_or_none()
+    additional = config.additional_config if config is not None else None
+    return additional.get("aura") if isinstance(additional, dict) else None
+
+
+def backend_path() -> str:
+    scheme = aura_scheme()
+    backend = PagedBackend if scheme is None else backend_of(scheme)
+    return f"{backend.__module__}.{backend.__name__}"
+
+
+def register() -> None:
+    register_backend(AttentionBackendEnum.CUSTOM, f"{PagedBackend.__module__}.{PagedBackend.__name__}")
 
 
 def __getattr__(name: str) -> Any:

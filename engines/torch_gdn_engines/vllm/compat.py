@@ -402,13 +402,13 @@ def replace_cpu_attention() -> None:
     """
     from vllm.platforms.cpu import CpuPlatform
 
-    from torch_gdn_engines.vllm import kv_cache_dtype, selector
+    from torch_gdn_engines.vllm import aura_attention, kv_cache_dtype
 
     their_backend = CpuPlatform.get_attn_backend_cls.__func__
     their_check = CpuPlatform.check_and_update_config.__func__
 
     def get_attn_backend_cls(cls: Any, *args: Any, **kwargs: Any) -> str:
-        return selector.backend_path() if selector.aura_scheme() else their_backend(cls, *args, **kwargs)
+        return aura_attention.backend_path() if aura_attention.aura_scheme() else their_backend(cls, *args, **kwargs)
 
     def check_and_update_config(cls: Any, vllm_config: Any) -> None:
         kv_cache_dtype.move_to_additional_config(vllm_config)

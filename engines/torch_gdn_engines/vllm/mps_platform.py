@@ -99,7 +99,7 @@ class MpsPlatform(Platform):
     def get_attn_backend_cls(cls, selected_backend: Any, attn_selector_config: Any, num_heads: Any = None) -> str:
         if attn_selector_config.use_mla or attn_selector_config.use_sparse:
             raise NotImplementedError("attention on mps: expected full attention, got MLA or sparse attention")
-        from torch_gdn_engines.vllm.selector import backend_path
+        from torch_gdn_engines.vllm.aura_attention import backend_path
 
         return backend_path()
 

@@ -13,7 +13,7 @@ import torch
 
 import torch_gdn
 from torch_gdn.integrations import serving
-from torch_gdn.tools.warmup import compile_missing, powers_of_two
+from torch_gdn.tools.warmup import compile_missing, sizes_up_to
 
 
 @torch.no_grad()
@@ -21,8 +21,7 @@ def compile_kernels(runner: Any) -> float:
     """Compiles the kernels and returns the elapsed seconds."""
     begin = time.perf_counter()
     scheduler = runner.vllm_config.scheduler_config
-    tokens = sorted({1, *powers_of_two(scheduler.max_num_batched_tokens), scheduler.max_num_batched_tokens})
-    sequences = sorted({1, *powers_of_two(scheduler.max_num_seqs), scheduler.max_num_seqs})
+    tokens, sequences = sizes_up_to(scheduler.max_num_batched_tokens), sizes_up_to(scheduler.max_num_seqs)
     compile_missing(serving.working_variants(lambda: call_layers(runner, tokens, sequences)))
     return time.perf_counter() - begin
 
@@ -155,36 +154,27 @@ def call_delta_rule(runner: Any, layer: Any, tokens: list[int], sequences: list[
         norm(out, out)
 
     for n in sequences:
-        run(batch_of_decodes(n, runner.device))
+        run(batch(decodes=n, device=runner.device))
         if layer.num_spec:
-            run(batch_of_spec_decodes(n, 1 + layer.num_spec, runner.device))
+            run(batch_of_drafts(n, 1 + layer.num_spec, runner.device))
     for n in tokens:
-        run(batch_of_prefill(n, runner.device))
+        run(batch(prompt=n, device=runner.device))
 
 
-def batch_of_decodes(n: int, device: torch.device) -> SimpleNamespace:
+def batch(*, decodes: int = 0, prompt: int = 0, device: torch.device) -> SimpleNamespace:
+    """Returns the metadata of sequences with one token each, or of a prompt."""
     return SimpleNamespace(
-        num_actual_tokens=n,
-        num_decodes=n,
-        num_prefills=0,
+        num_actual_tokens=decodes + prompt,
+        num_decodes=decodes,
+        num_prefills=int(prompt > 0),
         spec_sequence_masks=None,
-        non_spec_state_indices_tensor=torch.zeros(n, dtype=torch.int32, device=device),
-    )
-
-
-def batch_of_prefill(n: int, device: torch.device) -> SimpleNamespace:
-    return SimpleNamespace(
-        num_actual_tokens=n,
-        num_decodes=0,
-        num_prefills=1,
-        spec_sequence_masks=None,
-        non_spec_state_indices_tensor=torch.zeros(1, dtype=torch.int32, device=device),
-        non_spec_query_start_loc=torch.tensor([0, n], dtype=torch.int32, device=device),
+        non_spec_state_indices_tensor=torch.zeros(decodes or 1, dtype=torch.int32, device=device),
+        non_spec_query_start_loc=torch.tensor([0, prompt], dtype=torch.int32, device=device),
         has_initial_state=torch.zeros(1, dtype=torch.bool, device=device),
     )
 
 
-def batch_of_spec_decodes(n: int, each: int, device: torch.device) -> SimpleNamespace:
+def batch_of_drafts(n: int, each: int, device: torch.device) -> SimpleNamespace:
     return SimpleNamespace(
         num_actual_tokens=n * each,
         num_decodes=0,

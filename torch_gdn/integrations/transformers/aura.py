@@ -19,17 +19,18 @@ from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLa
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask, sliding_window_causal_mask_function
 
+import torch_gdn
 from torch_gdn.aura.coded_tensor import dtype_name
 from torch_gdn.aura.scheme import Scheme
 from torch_gdn.integrations.transformers import aura_file
 from torch_gdn.integrations.transformers.aura_layers import AuraLayer, Codes, Options, WindowLayer
-from torch_gdn.integrations.transformers.aura_prompt import UNPADDED, attend_to_prompt, is_unpadded
 from torch_gdn.integrations.transformers.functions import self_test_reason
 from torch_gdn.integrations.transformers.versions import CACHE_NAMES
 
 __all__ = ["AuraCache"]
 LARGEST_HEAD = 256  # that `torch_gdn.paged_attention` takes
 WINDOW = "aura_window"  # attribute of a mask of starts: how many positions a query sees
+UNPADDED = "aura_unpadded"  # attribute of a mask of starts that are all 0
 
 
 class AuraCache(Cache):
@@ -197,6 +198,34 @@ def aura_attention(
         return attend_to_prompt(query, *key.prompt, scaling, window, sinks), None
     o = key.cache.attend(query, scale=scaling, window=window, starts=attention_mask, sinks=sinks)
     return o.transpose(1, 2), None
+
+
+def is_unpadded(starts: Tensor | None) -> bool:
+    return starts is None or getattr(starts, UNPADDED, False)
+
+
+def attend_to_prompt(q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int, sinks: Tensor | None) -> Tensor:
+    """Lets a first prompt attend to its own keys and values before they become codes.
+
+    Computes causal attention of q [B, HQ, L, D] to k, v [B, HK, L, D] as [B, L, HQ, D]. Each batch row is a page.
+    """
+    B, HQ, L, D = q.shape
+    rows = torch.arange(B + 1, dtype=torch.int32)
+    key_pages, value_pages = k.transpose(1, 2), v.transpose(1, 2)
+    o = torch_gdn.paged_attention(
+        q.transpose(1, 2).flatten(0, 1),
+        key_pages,
+        value_pages,
+        block_table=rows[:B, None],
+        cu_seqlens=L * rows,
+        seq_lens=torch.full((B,), L, dtype=torch.int32),
+        scale=scale,
+        window=window,
+        sinks=sinks,
+        max_query_len=L,
+        max_seq_len=L,
+    )
+    return o.view(B, L, HQ, D)
 
 
 def could_be_codes(module: torch.nn.Module, attention_mask: Tensor | None, is_causal: bool | None) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torch_gdn import _tuning_file
+from torch_gdn import _files
 
 PLAIN, DRAFTED = "plain", "drafted"
 FIRST = 64  # tokens of a process that compare both ways
@@ -100,11 +100,11 @@ def keep(model: str, device: torch.device) -> None:
     if len(result.seconds) < 2:
         return
     try:
-        if (file := _tuning_file.path()) is not None:
+        if (file := _files.tuning_file()) is not None:
             table = kept()
             row = {name: value for name, value in asdict(result).items() if name in KEPT}
             table.setdefault(device_name(device), {})[model] = row
-            _tuning_file.write_parts(file, {"drafts": table})
+            _files.write_parts(file, {"drafts": table})
     except (ValueError, OSError) as error:
         warnings.warn(f"torch_gdn: the choice of drafts is not kept: {error}", stacklevel=2)
 
@@ -115,8 +115,8 @@ def kept() -> dict[str, dict[str, Any]]:
     Raises:
         ValueError: If `keep` did not write it.
     """
-    file = _tuning_file.path()
-    devices = _tuning_file.read_parts(file).get("drafts", {}) if file is not None and file.is_file() else {}
+    file = _files.tuning_file()
+    devices = _files.read_parts(file).get("drafts", {}) if file is not None and file.is_file() else {}
     rows = [row for models in devices.values() for row in models.values()] if is_table(devices) else [None]
     for row in rows:
         if not (isinstance(row, dict) and row.keys() == set(KEPT) and is_seconds(row["seconds"])):
@@ -137,4 +137,4 @@ def is_seconds(value: Any) -> bool:
 
 
 def device_name(device: torch.device) -> str:
-    return _tuning_file.key() if device.type == "mps" else f"{device.type}, {torch.get_num_threads()} threads"
+    return _files.key() if device.type == "mps" else f"{device.type}, {torch.get_num_threads()} threads"

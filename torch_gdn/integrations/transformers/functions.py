@@ -37,6 +37,7 @@ NEEDS_TANGENT = (
     "an input has a forward-mode gradient (torch.func.jvp, torch.autograd.forward_ad); torch_gdn's kernels have none"
 )
 KDA_FUNCTIONS = ("chunk_kda", "fused_recurrent_kda")
+WITHOUT_CHUNKS = (RECURRENT, *KDA_FUNCTIONS)  # no `chunk_size`, or one that changes no result
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ def run_rule(
             o = torch_gdn.fused_recurrent_gated_delta_rule_(query, key, value, g, beta, initial_state, **norm)
             return o, initial_state
     options: dict[str, Any] = norm | {"initial_state": initial_state, "output_final_state": output_final_state}
-    options |= {"cu_seqlens": cu_seqlens} | ({} if op == RECURRENT else {"chunk_size": chunk_size})
+    options |= {"cu_seqlens": cu_seqlens} | ({} if op in WITHOUT_CHUNKS else {"chunk_size": chunk_size})
     rule: Callable[..., tuple[Tensor, Tensor | None]] = getattr(torch_gdn, op)
     return rule(query, key, value, g=g, beta=beta, **options)
 
@@ -200,22 +201,9 @@ def run_kda(
     layer_states: Any = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Runs the rule. The models pass on the boundaries of packed sequences as they got them."""
-    norm: dict[str, Any] = {"use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel}
-    if layer_states is not None:
-        kept: tuple[Tensor, Tensor | None] = layer_states.delta_rule(query, key, value, g, beta, initial_state, **norm)
-        return kept
-    rule: Callable[..., tuple[Tensor, Tensor | None]] = getattr(torch_gdn, function)
-    return rule(
-        query,
-        key,
-        value,
-        g,
-        beta,
-        initial_state=initial_state,
-        output_final_state=output_final_state,
-        cu_seqlens=cu_seq_lens_q,
-        **norm,
-    )
+    options: dict[str, Any] = {"initial_state": initial_state, "output_final_state": output_final_state}
+    options |= {"use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel, "cu_seqlens": cu_seq_lens_q}
+    return run_rule(function, query, key, value, g, beta, layer_states=layer_states, **options)
 
 
 def is_cached_state(

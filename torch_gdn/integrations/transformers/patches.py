@@ -88,21 +88,27 @@ class Patch:
     original: Any  # ABSENT if the name did not exist
     replacement: Any
 
+    def names(self) -> Any:
+        """Returns the owner's values by name."""
+        return vars(self.owner)
+
+    def write(self, value: Any) -> None:
+        if value is ABSENT:
+            delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, value)
+
     def apply(self) -> None:
-        setattr(self.owner, self.name, self.replacement)
+        self.write(self.replacement)
 
     def is_applied(self) -> bool:
-        return vars(self.owner).get(self.name) is self.replacement
+        return self.names().get(self.name) is self.replacement
 
     def revert(self) -> bool:
         """Restores the name. Does nothing and returns False if something else rebound it in the meantime."""
-        if not self.is_applied():
-            return False
-        if self.original is ABSENT:
-            delattr(self.owner, self.name)
-        else:
-            setattr(self.owner, self.name, self.original)
-        return True
+        if is_applied := self.is_applied():
+            self.write(self.original)
+        return is_applied
 
     def __str__(self) -> str:
         return self.name if isinstance(self.owner, ModuleType) else f"{self.owner.__name__}.{self.name}"
@@ -112,20 +118,14 @@ class Patch:
 class EntryPatch(Patch):
     """A patch of a dictionary's entry."""
 
-    def apply(self) -> None:
-        self.owner[self.name] = self.replacement
+    def names(self) -> Any:
+        return self.owner
 
-    def is_applied(self) -> bool:
-        return self.owner.get(self.name) is self.replacement
-
-    def revert(self) -> bool:
-        if not self.is_applied():
-            return False
-        if self.original is ABSENT:
+    def write(self, value: Any) -> None:
+        if value is ABSENT:
             del self.owner[self.name]
         else:
-            self.owner[self.name] = self.original
-        return True
+            self.owner[self.name] = value
 
     def __str__(self) -> str:
         return self.name
