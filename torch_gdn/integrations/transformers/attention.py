@@ -18,7 +18,7 @@ from torch import Tensor
 from torch_gdn.integrations import plain
 from torch_gdn.integrations.transformers import known_forms, norms
 from torch_gdn.integrations.transformers.functions import Function, are_alike, common_reason, grad_reason
-from torch_gdn.integrations.transformers.refusal import Sizes, kept, meta, refused
+from torch_gdn.integrations.transformers.refusal import form, refusal_of
 from torch_gdn.integrations.transformers.versions import CACHE_NAMES
 
 ROTATION = "apply_rotary_pos_emb"
@@ -125,16 +125,11 @@ def no_rotation(device: torch.device) -> Tables:
 # ---- a whole layer ---------------------------------------------------------------------------------------------------
 
 
-@kept
-def rotation_refusal(
-    head: Sizes, dtype: torch.dtype, angles: Sizes, angles_dtype: torch.dtype, weight: tuple[Sizes, torch.dtype] | None
-) -> str:
-    """Returns why the op would refuse the rotation. `head` is [D] and `angles` [P]."""
-    q, table = meta((1, 1, 1, *head), dtype), meta((1, 1, *angles), angles_dtype)
-    call: dict[str, Any] = {"q": q, "k": q, "cos": table, "sin": table}
-    if weight is not None:
-        call |= {"q_weight": meta(*weight), "k_weight": meta(*weight)}
-    return refused("qk_norm_rope", **call)
+def rotation_refusal(head: int, dtype: torch.dtype, cos: Tensor, weight: Tensor | None = None) -> str:
+    """Returns why the op would refuse the rotation of heads of this size. `cos` has each angle twice."""
+    q, table = ((1, 1, 1, head), dtype), ((1, 1, cos.shape[-1] // 2), cos.dtype)
+    weights = {"q_weight": form(weight), "k_weight": form(weight)}
+    return refusal_of("qk_norm_rope", q=q, k=q, cos=table, sin=table, **weights)
 
 
 def tables_reason(position_embeddings: Any) -> str:
@@ -162,9 +157,8 @@ def attention_reason(layer: Any, hidden_states: Tensor, position_embeddings: Any
     (cos, sin), weight, other = position_embeddings, q_norm.weight, k_norm.weight
     if type(k_norm) is not type(q_norm) or norms.eps_of(k_norm) != norms.eps_of(q_norm) or other.dtype != weight.dtype:
         return "the norms of q and k differ"
-    return common_reason(hidden_states, cos, sin, weight, other) or rotation_refusal(
-        (layer.head_dim,), hidden_states.dtype, (cos.shape[-1] // 2,), cos.dtype, (weight.shape, weight.dtype)
-    )
+    reason = common_reason(hidden_states, cos, sin, weight, other)
+    return reason or rotation_refusal(layer.head_dim, hidden_states.dtype, cos, weight)
 
 
 def rotation_change(module: ModuleType) -> str:
@@ -249,11 +243,7 @@ def rotation_reason(
         return "arguments after sin are positional"
     if unsqueeze_dim != 1 or q.dim() != 4 or q.dtype != k.dtype:
         return f"q {list(q.shape)} and k {list(k.shape)} are rotated with unsqueeze_dim {unsqueeze_dim}"
-    return (
-        tables_reason((cos, sin))
-        or common_reason(q, k, cos, sin)
-        or rotation_refusal(q.shape[3:], q.dtype, (cos.shape[-1] // 2,), cos.dtype, None)
-    )
+    return tables_reason((cos, sin)) or common_reason(q, k, cos, sin) or rotation_refusal(q.shape[3], q.dtype, cos)
 
 
 def run_rotation(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:

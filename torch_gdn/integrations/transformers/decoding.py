@@ -22,7 +22,7 @@ from torch_gdn.integrations.transformers.functions import (
     narrowing_reason,
     self_test_reason,
 )
-from torch_gdn.integrations.transformers.refusal import Sizes, kept, meta, refused
+from torch_gdn.integrations.transformers.refusal import form, refusal_of
 
 NAME = "gdn_decode"
 OTHERS = ("conv1d", "A_log", "dt_bias")
@@ -41,7 +41,6 @@ FORMS = (
     Form(("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")),
     Form(("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj"), "o_norm", "o_proj"),
 )
-Known = tuple[Sizes, torch.dtype]
 layers: set[type] = set()  # classes of layers that enable() knows
 forms: dict[type, Form | None] = {}  # theirs
 
@@ -91,15 +90,7 @@ def decode_reason(layer: Any, hidden_states: Tensor, conv_state: Tensor, state: 
         narrowing_reason(hidden_states, weight)
         or common_reason(*tensors)
         or self_test_reason("gdn_decode_", hidden_states.device)
-        or decode_refusal(
-            hidden_states.dtype,
-            (conv_state.shape[1:], conv_state.dtype),
-            (state.shape[1:], state.dtype),
-            (weight.shape, weight.dtype),
-            None if layer.conv1d.bias is None else layer.conv1d.bias.dtype,
-            (norm.shape, norm.dtype),
-            (layer.activation, gate_activation(gated_norm)),
-        )
+        or decode_refusal(layer, gated_norm, hidden_states.dtype, conv_state, state)
     )
 
 
@@ -108,36 +99,25 @@ def layer_change(layer: Any) -> str:
     return plain.change_of_itself(layer, kind) if kind in layers else f"torch_gdn does not know {kind.__name__}"
 
 
-@kept
-def decode_refusal(
-    dtype: torch.dtype,
-    conv_state: Known,
-    state: Known,
-    weight: Known,
-    bias: torch.dtype | None,
-    norm: Known,
-    activations: tuple[str, str],
-) -> str:
-    """Returns why the op would refuse. `conv_state` and `state` have no batch, `weight` is [D, 1, W], and both
-    activations are given.
-    """
-    D, heads, values = weight[0][0], state[0][0], state[0][2]
-    qkv, z, gates = (meta((1, 1, size), dtype) for size in (D, heads * values, heads))
-    return refused(
+def decode_refusal(layer: Any, norm: Any, dtype: torch.dtype, conv_state: Tensor, state: Tensor) -> str:
+    weight = layer.conv1d.weight  # [D, 1, W]
+    (D, _, W), heads, values = weight.shape, state.shape[1], state.shape[3]
+    qkv, z, gates = (((1, 1, size), dtype) for size in (D, heads * values, heads))
+    return refusal_of(
         "gdn_decode_",
         qkv=qkv,
         z=z,
         b=gates,
         a=gates,
-        conv_weight=meta((D, weight[0][2]), weight[1]),
-        conv_pool=meta((1, *conv_state[0]), conv_state[1]),
-        A_log=meta((heads,), torch.float32),
+        conv_weight=((D, W), weight.dtype),
+        conv_pool=form(conv_state, 1, 1),
+        A_log=((heads,), torch.float32),
         dt_bias=None,
-        state_pool=meta((1, *state[0]), state[1]),
-        norm_weight=meta(*norm),
-        conv_bias=None if bias is None else meta((D,), bias),
-        activation=activations[0],
-        norm_activation=activations[1],
+        state_pool=form(state, 1, 1),
+        norm_weight=form(norm.weight),
+        conv_bias=form(layer.conv1d.bias),
+        activation=layer.activation,
+        norm_activation=gate_activation(norm),
     )
 
 

@@ -23,7 +23,7 @@ from torch_gdn.integrations import plain
 from torch_gdn.integrations.transformers import known_forms
 from torch_gdn.integrations.transformers.functions import Function, common_reason
 from torch_gdn.integrations.transformers.packed_layers import PackedExperts, PackedLinear
-from torch_gdn.integrations.transformers.refusal import experts_refusal
+from torch_gdn.integrations.transformers.refusal import Form, form, refusal_of, strided
 
 NAME = "torch_gdn"
 IMPLEMENTATIONS = ("grouped_mm", "batched_mm")  # on mps, calls by these names go to the ops
@@ -145,11 +145,22 @@ def experts_reason(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top
         return reason
     weights = experts.gate_up_proj, experts.down_proj
     return common_reason(hidden_states, top_k_index, top_k_weights, *weights) or experts_refusal(
-        (hidden_states.shape[1:], hidden_states.dtype),
-        (top_k_index.shape[1:], top_k_index.dtype, top_k_weights.dtype),
-        None,
-        *((weight.shape, weight.stride(), weight.dtype) for weight in weights),
+        hidden_states, form(top_k_index, 1, 1), form(top_k_weights, 1, 1), *weights
     )
+
+
+def experts_refusal(
+    x: Tensor, ids: Form | None, weights: Form | None, gate_up: Tensor, down: Tensor, *shared: Tensor
+) -> str:
+    """Returns why the ops would refuse x [.., D]. `shared` has gate, up and down."""
+    assert ids is not None
+    gates = dict(zip(("shared_gate_proj", "shared_up_proj"), map(strided, shared), strict=False))
+    call: dict[str, Any] = {"topk_ids": ids, "topk_weights": weights, "w_down": strided(down)}
+    call["hidden"] = ((*ids[0], *down.shape[2:]), x.dtype)
+    if shared:
+        call |= {"shared_hidden": ((1, *shared[2].shape[1:]), x.dtype), "shared_down_proj": strided(shared[2])}
+    refusal = refusal_of("moe_gate_up", x=form(x, -1, 1), w_gate_up=strided(gate_up), topk_ids=ids, **gates)
+    return refusal or refusal_of("moe_down", **call)
 
 
 def run_experts(experts: Any, hidden_states: Tensor, /, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -253,11 +264,12 @@ def block_reason(block: Any, hidden_states: Tensor, residual: Tensor | None = No
         return reason
     if packed:  # their form was checked when they were packed
         return ""
-    return form_reason(experts) or experts_refusal(
-        (hidden_states.shape[2:], hidden_states.dtype),
-        ((block.gate.top_k,), torch.int32, torch.float32),
-        (block.gate.weight.shape[:1], block.gate.weight.dtype, *groups_of(block.gate)),
-        *((weight.shape, weight.stride(), weight.dtype) for weight in weights),
+    if reason := form_reason(experts):
+        return reason
+    chosen, (n_group, topk_group) = (1, block.gate.top_k), groups_of(block.gate)
+    router = {"router_logits": ((1, len(block.gate.weight)), block.gate.weight.dtype), "top_k": block.gate.top_k}
+    return experts_refusal(hidden_states, (chosen, torch.int32), (chosen, torch.float32), *weights) or refusal_of(
+        "moe_router", **router, n_group=n_group, topk_group=topk_group
     )
 
 

@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 import torch_gdn
 from torch_gdn import causal_conv1d_interface, self_test
 from torch_gdn.integrations.plain import DENSE
-from torch_gdn.integrations.transformers.refusal import convolution_refusal, norm_refusal, rule_refusal
+from torch_gdn.integrations.transformers.refusal import form, refusal_of
 from torch_gdn.ops.convolutions import convolve
 
 DEVICES = ("mps", "cpu")
@@ -122,7 +122,7 @@ def rule_reason(
     seq_idx: Tensor | None = None,
     layer_states: Any = None,  # which take no part in gradients
     rule: str = "the delta rule",
-    decay_channels: torch.Size | None = None,
+    decay: str = "g",  # what the op calls g
     differentiable: bool = False,
     **others: Any,
 ) -> str:
@@ -131,16 +131,15 @@ def rule_reason(
     if seq_idx is not None and cu_seqlens is None:
         return f"packed sequences have seq_idx but no cu_seq_lens_q, which {rule} needs"
     differentiable = differentiable and layer_states is None
-    refusal = common_reason(query, key, value, g, beta, initial_state, differentiable=differentiable) or rule_refusal(
-        op,
-        (query.shape[2:], key.shape[2:], value.shape[2:]),
-        (query.dtype, key.dtype, value.dtype, g.dtype, beta.dtype),
-        None if initial_state is None else initial_state.dtype,
-        None if cu_seqlens is None else query.shape[0],
-        chunk_size,
-        decay_channels,
-    )
-    return refusal or mixed_reason(query, value)
+    if reason := common_reason(query, key, value, g, beta, initial_state, differentiable=differentiable):
+        return reason
+    batch = 1 if cu_seqlens is None else query.shape[0]
+    given = {"q": query, "k": key, "v": value, decay: g, "beta": beta}
+    call: dict[str, Any] = {name: form(x, 2, batch, 1) for name, x in given.items()}
+    call |= {"initial_state": form(initial_state, 1, batch)}
+    call |= {} if cu_seqlens is None else {"cu_seqlens": ((2,), torch.int64)}
+    call |= {} if op == RECURRENT else {"chunk_size": chunk_size}
+    return refusal_of(op, **call) or mixed_reason(query, value)
 
 
 def run_rule(
@@ -180,7 +179,7 @@ def kda_reason(
 ) -> str:
     """Checks a call. The chunk size does not matter, because the recurrence has the same results."""
     given |= {"chunk_size": None, "cu_seqlens": given.get("cu_seq_lens_q")}
-    given |= {"rule": "Kimi Delta Attention", "decay_channels": g.shape[3:]}
+    given |= {"rule": "Kimi Delta Attention", "decay": "gk"}
     return rule_reason(RECURRENT, query, key, value, g, beta, *positional, **given)
 
 
@@ -230,14 +229,13 @@ def convolution_reason(
     assert columns is not None and weight is not None
     if reason := narrowing_reason(columns, weight):
         return reason
-    return common_reason(columns, weight, bias, seq_idx, differentiable=layer_states is None) or convolution_refusal(
+    return common_reason(columns, weight, bias, seq_idx, differentiable=layer_states is None) or refusal_of(
         "causal_conv1d",
-        (columns.shape[1:-1], columns.dtype),
-        (weight.shape, weight.dtype),
-        None if bias is None else (bias.shape, bias.dtype),
-        None,
-        None if seq_idx is None else seq_idx.dtype,
-        activation,
+        x=((1, 1, *columns.shape[1:-1]), columns.dtype),
+        weight=form(weight),
+        bias=form(bias),
+        seq_idx=form(seq_idx, 2, 1, 1),
+        activation=activation,
     )
 
 
@@ -252,14 +250,13 @@ def update_reason(
 ) -> str:
     reason = narrowing_reason(hidden_states, weight) or common_reason(hidden_states, weight, bias, conv_state)
     reason = reason or self_test_reason("causal_conv1d_update_", hidden_states.device)
-    return reason or convolution_refusal(
+    return reason or refusal_of(
         "causal_conv1d_update_",
-        (hidden_states.shape[1:-1], hidden_states.dtype),
-        (weight.shape, weight.dtype),
-        None if bias is None else (bias.shape, bias.dtype),
-        conv_state.dtype,
-        None,
-        activation,
+        x=((1, 1, *hidden_states.shape[1:-1]), hidden_states.dtype),
+        weight=form(weight),
+        state_pool=((1, *weight.shape), conv_state.dtype),
+        bias=form(bias),
+        activation=activation,
     )
 
 
@@ -297,14 +294,14 @@ def short_convolution_reason(
 ) -> str:
     """Checks OLMo-Hybrid's layer until 5.12, which works on rows and passes on the last W - 1 columns."""
     weight, bias = layer.weight, layer.bias  # [D, 1, W]
-    return common_reason(hidden_states, weight, bias, cache, differentiable=True) or convolution_refusal(
+    taps = (weight.shape[0], weight.shape[2])
+    return common_reason(hidden_states, weight, bias, cache, differentiable=True) or refusal_of(
         "causal_conv1d",
-        (hidden_states.shape[2:], hidden_states.dtype),
-        ((weight.shape[0], weight.shape[2]), weight.dtype),
-        None if bias is None else (bias.shape, bias.dtype),
-        None if cache is None else cache.dtype,
-        None,
-        "silu",
+        x=form(hidden_states, 2, 1, 1),
+        weight=(taps, weight.dtype),
+        bias=form(bias),
+        initial_state=None if cache is None else ((1, *taps), cache.dtype),
+        activation="silu",
     )
 
 
@@ -333,12 +330,12 @@ def norm_reason(layer: Any, hidden_states: Tensor, gate: Tensor | None = None) -
     if gate.shape != hidden_states.shape:
         return f"the gated norm's input and gate have the shapes {list(hidden_states.shape)} and {list(gate.shape)}"
     weight = layer.weight
-    return common_reason(hidden_states, gate, weight, differentiable=True) or norm_refusal(
-        hidden_states.shape[-1:],
-        (hidden_states.dtype, gate.dtype),
-        (weight.shape, weight.dtype),
-        gate_activation(layer),
-    )
+    if reason := common_reason(hidden_states, gate, weight, differentiable=True):
+        return reason
+    if hidden_states.shape[-1] > 1024:  # kRmsNormGatedLargestRow, the limit on mps
+        return f"x: expected a last dimension from 1 to 1024, got {hidden_states.shape[-1]}"
+    row = {"x": form(hidden_states, -1), "g": form(gate, -1), "weight": form(weight)}
+    return refusal_of("rms_norm_gated", **row, activation=gate_activation(layer))
 
 
 def run_norm(layer: Any, /, hidden_states: Tensor, gate: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_gdn.integrations import plain
 from torch_gdn.integrations.transformers import known_forms
 from torch_gdn.integrations.transformers.functions import Function, are_alike, common_reason, grad_reason
-from torch_gdn.integrations.transformers.refusal import kept, meta, refused
+from torch_gdn.integrations.transformers.refusal import refusal_of
 
 
 def mlp_classes(module: ModuleType) -> Iterator[type]:
@@ -31,15 +31,11 @@ def is_known(owner: type) -> bool:
     return True in result and False not in result
 
 
-@kept
-def product_refusal(dtype: torch.dtype) -> str:
-    return refused("act_and_mul", gate=meta((1,), dtype), up=meta((1,), dtype))
-
-
 def mlp_reason(mlp: Any, x: Tensor, residual: Tensor | None = None) -> str:
     if change := plain.change_of(mlp.act_fn, known_forms.SILU):
         return change
-    return grad_reason(mlp) or common_reason(x) or product_refusal(x.dtype)
+    number = ((1,), x.dtype)
+    return grad_reason(mlp) or common_reason(x) or refusal_of("act_and_mul", gate=number, up=number)
 
 
 def run_mlp(mlp: Any, x: Tensor, /, residual: Tensor | None = None) -> Tensor:

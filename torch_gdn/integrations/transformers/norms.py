@@ -19,7 +19,7 @@ import torch_gdn
 from torch_gdn.integrations import plain
 from torch_gdn.integrations.transformers import functions, known_forms
 from torch_gdn.integrations.transformers.functions import Function, common_reason
-from torch_gdn.integrations.transformers.refusal import kept, meta, refused
+from torch_gdn.integrations.transformers.refusal import form, refusal_of
 
 
 @dataclass(frozen=True)
@@ -146,11 +146,6 @@ def change_of(norm: Any) -> str:
     return plain.change_of(norm, form_of_class)
 
 
-@kept
-def rms_norm_refusal(row: tuple[int, ...], dtype: torch.dtype, weight: tuple[tuple[int, ...], torch.dtype]) -> str:
-    return refused("rms_norm", x=meta(row, dtype), weight=meta(*weight))
-
-
 def is_skipped(norm: Any, *args: Any, **kwargs: Any) -> bool:
     """Returns whether the call silently goes to transformers' own norm.
 
@@ -168,7 +163,7 @@ def norm_reason(norm: Any, hidden_states: Tensor) -> str:
     reason = common_reason(hidden_states, weight, differentiable=True)
     if not reason and weight.dtype.itemsize > hidden_states.dtype.itemsize and not form_of(norm).keeps_dtype:
         return f"a {type(norm).__name__} has a weight of {weight.dtype} for {hidden_states.dtype}"
-    return reason or rms_norm_refusal(hidden_states.shape[-1:], hidden_states.dtype, (weight.shape, weight.dtype))
+    return reason or refusal_of("rms_norm", x=form(hidden_states, -1), weight=form(weight))
 
 
 def run_norm(norm: Any, hidden_states: Tensor, /) -> Tensor:
