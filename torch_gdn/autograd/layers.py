@@ -1,4 +1,7 @@
-"""Gradients of the norms, the gates, the short convolution, and multiplication by packed weights."""
+"""Gradients of the norms, the gates, the short convolution, and multiplication by packed weights.
+
+A Function's arguments are those of its op, in the op's order.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,8 @@ def like(gradient: Tensor, x: Tensor | None, is_needed: bool) -> Tensor | None:
 
 class RmsNorm(Function):
     @staticmethod
-    def forward(
-        x: Tensor,
-        weight: Tensor | None,
-        residual: Tensor | None,
-        eps: float,
-        zero_centered: bool,
-        round_norm: bool,
-    ) -> tuple[Tensor, Tensor]:
-        y, h = torch.ops.gdn.rms_norm(x, weight, residual, eps, zero_centered, round_norm)
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+        y, h = torch.ops.gdn.rms_norm(*arguments)
         return y, h
 
     @staticmethod
@@ -54,8 +50,8 @@ class RmsNorm(Function):
 
 class RmsNormGated(Function):
     @staticmethod
-    def forward(x: Tensor, g: Tensor, weight: Tensor | None, activation: str, eps: float, round_norm: bool) -> Tensor:
-        y: Tensor = torch.ops.gdn.rms_norm_gated(x, g, weight, activation, eps, round_norm)
+    def forward(*arguments: Any) -> Tensor:
+        y: Tensor = torch.ops.gdn.rms_norm_gated(*arguments)
         return y
 
     @staticmethod
@@ -94,14 +90,8 @@ class L2Norm(Function):
 
 class KdaGate(Function):
     @staticmethod
-    def forward(
-        g: Tensor,
-        A_log: Tensor | None,
-        dt_bias: Tensor | None,
-        lower_bound: float | None,
-        output_dtype: torch.dtype | None,
-    ) -> Tensor:
-        y: Tensor = torch.ops.gdn.fused_kda_gate(g, A_log, dt_bias, lower_bound, output_dtype)
+    def forward(*arguments: Any) -> Tensor:
+        y: Tensor = torch.ops.gdn.fused_kda_gate(*arguments)
         return y
 
     @staticmethod
@@ -121,10 +111,8 @@ class GdnGating(Function):
     """The backward uses that of Kimi Delta Attention's gate: a head is one of a single channel."""
 
     @staticmethod
-    def forward(
-        A_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor | None, allow_neg_eigval: bool
-    ) -> tuple[Tensor, Tensor]:
-        g, beta = torch.ops.gdn.gdn_gating(A_log, a, b, dt_bias, allow_neg_eigval)
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+        g, beta = torch.ops.gdn.gdn_gating(*arguments)
         return g, beta
 
     @staticmethod
@@ -152,21 +140,8 @@ class GdnGating(Function):
 
 class CausalConv1d(Function):
     @staticmethod
-    def forward(
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        residual: Tensor | None,
-        initial_state: Tensor | None,
-        output_final_state: bool,
-        state_width: int | None,
-        activation: str | None,
-        cu_seqlens: Tensor | None,
-        seq_idx: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        y, final_state = torch.ops.gdn.causal_conv1d(
-            x, weight, bias, residual, initial_state, output_final_state, state_width, activation, cu_seqlens, seq_idx
-        )
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+        y, final_state = torch.ops.gdn.causal_conv1d(*arguments)
         return y, final_state
 
     @staticmethod
@@ -221,8 +196,8 @@ class QuantizedLinear(Function):
     """The weights are frozen. The gradient of x multiplies by them as numbers of x's dtype."""
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, scales: Tensor, biases: Tensor | None, bias: Tensor | None) -> Tensor:
-        y: Tensor = torch.ops.gdn.quantized_linear(x, weight, scales, biases, bias)
+    def forward(*arguments: Any) -> Tensor:
+        y: Tensor = torch.ops.gdn.quantized_linear(*arguments)
         return y
 
     @staticmethod

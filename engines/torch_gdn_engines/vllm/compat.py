@@ -29,14 +29,11 @@ MESSAGE_POLL = 1000  # milliseconds
 
 
 class Event:
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
-    def record(self, *args: Any) -> None:
-        pass
+    def record(self, *args: Any) -> None: ...
 
-    def wait(self, *args: Any) -> None:
-        pass
+    def wait(self, *args: Any) -> None: ...
 
     def query(self) -> bool:
         """Waits, so that a caller who polls ends."""
@@ -51,11 +48,9 @@ class Stream:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.device = torch.device("mps:0")
 
-    def wait_stream(self, *args: Any) -> None:
-        pass
+    def wait_stream(self, *args: Any) -> None: ...
 
-    def wait_event(self, *args: Any) -> None:
-        pass
+    def wait_event(self, *args: Any) -> None: ...
 
     def synchronize(self) -> None:
         torch.mps.synchronize()
@@ -63,8 +58,7 @@ class Stream:
     def __enter__(self) -> Stream:
         return self
 
-    def __exit__(self, *args: Any) -> None:
-        pass
+    def __exit__(self, *args: Any) -> None: ...
 
 
 class View:
@@ -220,8 +214,7 @@ def replace_convolution_metadata() -> None:
 def replace_accelerator_functions() -> None:
     """torch.accelerator has no host allocator for mps, and its empty_host_cache() crashes; vLLM calls it at exit."""
 
-    def empty_host_cache() -> None:
-        pass
+    def empty_host_cache() -> None: ...
 
     def synchronize(device: Any = None) -> None:
         torch.mps.synchronize()
@@ -317,8 +310,7 @@ def replace_triton_allocator() -> None:
     from vllm.model_executor.layers.mamba.gdn import olmo_gdn_linear_attn
     from vllm.triton_utils import HAS_TRITON
 
-    def set_triton_allocator(device: torch.device) -> None:
-        pass
+    def set_triton_allocator(device: torch.device) -> None: ...
 
     if not HAS_TRITON:
         olmo_gdn_linear_attn.set_triton_allocator = set_triton_allocator

@@ -68,8 +68,6 @@ class MpsModelRunner(KeepsSeeds, KeepsExactRows, GPUModelRunner):
 
     # A block's old content is never read: attention stops at a sequence's length, and a new state starts from zeros.
 
-    def _init_kv_zero_meta(self) -> None:
-        pass
+    def _init_kv_zero_meta(self) -> None: ...
 
-    def _zero_block_ids(self, block_ids: list[int]) -> None:
-        pass
+    def _zero_block_ids(self, block_ids: list[int]) -> None: ...

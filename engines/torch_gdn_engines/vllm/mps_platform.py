@@ -53,8 +53,7 @@ class MpsPlatform(Platform):
         return torch.device("mps:0")
 
     @classmethod
-    def set_device(cls, device: torch.device) -> None:
-        pass
+    def set_device(cls, device: torch.device) -> None: ...
 
     @classmethod
     def get_device_total_memory(cls, device_id: int = 0) -> int:
@@ -118,8 +117,7 @@ class MpsPlatform(Platform):
         return True
 
     @classmethod
-    def check_runner_kv_caches_multi_layer(cls) -> None:
-        pass
+    def check_runner_kv_caches_multi_layer(cls) -> None: ...
 
     @classmethod
     def supports_structured_output(cls) -> bool:

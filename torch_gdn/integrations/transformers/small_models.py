@@ -8,10 +8,18 @@ from typing import Any
 import torch
 
 VOCABULARY = 64
-SIZES = {
+ALL_SIZES = {
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 2,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "initializer_range": 0.1,
+}
+SIZES = ALL_SIZES | {
     "layer_types": ["linear_attention", "full_attention"],
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
@@ -20,12 +28,6 @@ SIZES = {
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 32,
     "linear_value_head_dim": 32,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": 512,
-    "pad_token_id": 0,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "initializer_range": 0.1,
 }
 # Each token uses every expert. These tests do not depend on the choice, which ties would decide.
 EXPERTS = {
@@ -70,19 +72,7 @@ DELTA_NETS: dict[str, tuple[str, str, dict[str, Any]]] = {  # configuration, mod
         },
     ),
 }
-OTHER_SIZES = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 64,
-    "max_position_embeddings": 512,
-    "pad_token_id": 0,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "initializer_range": 0.1,
-}
+OTHER_SIZES = ALL_SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2}
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_n_groups": 1, "mamba_d_state": 16}
 TWO_EXPERTS = {"num_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 LATENT = {
