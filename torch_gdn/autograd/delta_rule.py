@@ -36,21 +36,9 @@ class Options(NamedTuple):
 
 class DeltaRule(Function):
     @staticmethod
-    def forward(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        g: Tensor,
-        beta: Tensor,
-        initial_state: Tensor | None,
-        A_log: Tensor | None,
-        dt_bias: Tensor | None,
-        cu_seqlens: Tensor | None,
-        chunk_indices: Tensor | None,
-        options: Options,
-        *convolution: Any,  # the call whose output has the views
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        its = options
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Takes the arguments of `delta_rule`, and those of the convolution whose output has the views."""
+        *inputs, initial_state, A_log, dt_bias, cu_seqlens, chunk_indices, its = arguments[:11]
         state = (initial_state, its.output_final_state, its.use_qk_l2norm_in_kernel, its.state_v_first, cu_seqlens)
         betas = (its.use_beta_sigmoid_in_kernel, its.allow_neg_eigval)
         more = (its.output_dtype, its.head_grouping, its.return_intermediate_states)
@@ -62,7 +50,7 @@ class DeltaRule(Function):
         else:
             chunks = (chunk_indices, its.chunk_size)
             op = torch.ops.gdn.chunk_gated_delta_rule
-        o, final_state, h = op(q, k, v, g, beta, its.scale, *state, *chunks, *gate, *betas, *more)
+        o, final_state, h = op(*inputs, its.scale, *state, *chunks, *gate, *betas, *more)
         return o, final_state, h
 
     @staticmethod

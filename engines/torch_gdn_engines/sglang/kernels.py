@@ -20,6 +20,7 @@ from torch.nn.functional import linear
 
 import torch_gdn
 from torch_gdn.integrations import serving
+from torch_gdn.integrations.experts import fused_experts, matrix_in
 
 CHUNK = 64  # tokens after which SGLang may keep a state of a prompt
 
@@ -314,8 +315,5 @@ def are_plain_experts(config: Any) -> bool:
 
 def routed_experts(layer: Any, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
     """Computes the routed experts. If the layer's weights are packed, it has scales and biases too."""
-    packed = [
-        {f"w_{part}": getattr(layer, f"{name}_{part}", None) for part in ("scales", "biases")} for name in ("w13", "w2")
-    ]
-    hidden, _ = torch_gdn.moe_gate_up(x, layer.w13_weight, ids, **packed[0])
-    return torch_gdn.moe_down(hidden, layer.w2_weight, weights, ids, **packed[1])
+    w13, w2 = (matrix_in(layer, f"{name}_weight", f"{name}_") for name in ("w13", "w2"))
+    return fused_experts(x, w13, w2, weights, ids)

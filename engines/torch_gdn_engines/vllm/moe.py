@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from torch_gdn.integrations import plain
+from torch_gdn.integrations.experts import Matrix, SharedExpert, fused_experts, matrix_in
 
 
 class Classes(NamedTuple):
@@ -31,60 +32,9 @@ class Classes(NamedTuple):
         return self
 
 
-class Matrix(NamedTuple):
-    """A matrix of weights: unquantised, or packed codes with the scales and biases of their groups."""
-
-    weight: Tensor
-    scales: Tensor | None = None
-    biases: Tensor | None = None
-
-    def has_halves(self) -> bool:
-        """Returns whether no block of scales is in both halves."""
-        return self.scales is None or len(self.scales) == len(self.weight) or len(self.weight) % 256 == 0
-
-    def halves(self) -> list[Matrix]:
-        """Returns the upper and the lower half of the rows."""
-        parts = [(None, None) if each is None else each.chunk(2) for each in self]
-        return [Matrix(*half) for half in zip(*parts, strict=True)]
-
-
-class SharedExpert(NamedTuple):
-    """The matrices of an expert that every token uses."""
-
-    gate_proj: Matrix  # [IS, H]
-    up_proj: Matrix
-    down_proj: Matrix  # [H, IS]
-    gate: Tensor | None  # [1, H]; it computes the expert's weight
-
-
-def fused_experts(
-    x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, shared: SharedExpert | None = None
-) -> Tensor:
-    """x [T, H]; w13 [E, 2 I, H], gate above up; w2 [E, H, I]; topk_weights and topk_ids [T, topk]."""
-    if shared is None:
-        hidden, _ = torch.ops.gdn.moe_gate_up(x, w13.weight, topk_ids, None, None, *w13[1:])
-        routed: Tensor = torch.ops.gdn.moe_down(
-            hidden, w2.weight, topk_weights, topk_ids, None, None, None, w2.scales, w2.biases
-        )
-        return routed
-    gate_proj, up_proj, down_proj, matrix = shared
-    scales_and_biases = (*w13[1:], *gate_proj[1:], *up_proj[1:])
-    hidden, shared_hidden = torch.ops.gdn.moe_gate_up(
-        x, w13.weight, topk_ids, gate_proj.weight, up_proj.weight, *scales_and_biases
-    )
-    gate = None if matrix is None else linear(x, matrix)
-    both: Tensor = torch.ops.gdn.moe_down(
-        hidden, w2.weight, topk_weights, topk_ids, shared_hidden, down_proj.weight, gate, *w2[1:], *down_proj[1:]
-    )
-    return both
-
-
 def experts_of(layer: Any) -> tuple[Matrix, Matrix]:
     """Returns w13 and w2 of a vLLM layer."""
-    if not hasattr(layer, "w13_scales"):
-        return Matrix(layer.w13_weight), Matrix(layer.w2_weight)
-    w13 = Matrix(layer.w13_weight, layer.w13_scales, layer.w13_biases)
-    return w13, Matrix(layer.w2_weight, layer.w2_scales, layer.w2_biases)
+    return matrix_in(layer, "w13_weight", "w13_"), matrix_in(layer, "w2_weight", "w2_")
 
 
 def routed_experts(
@@ -160,7 +110,8 @@ def shared_expert_of(runner: Any, known: Classes) -> SharedExpert | None:
     if not are_packed and (gate_up.scales is not None or down.scales is not None):
         return None  # the ops take a packed shared expert only with packed experts
     gate_proj, up_proj = gate_up.halves()
-    return SharedExpert(gate_proj, up_proj, down, None if gate is None else gate.weight)
+    logit = None if gate is None else functools.partial(linear, weight=gate.weight)
+    return SharedExpert(gate_proj, up_proj, down, logit)
 
 
 def matrix_of(layer: Any, known: Classes) -> Matrix | None:
@@ -169,5 +120,5 @@ def matrix_of(layer: Any, known: Classes) -> Matrix | None:
         return None
     method = type(layer.quant_method)
     if method in known.packed:
-        return None if layer.order is not None else Matrix(layer.weight, layer.scales, layer.biases)
+        return None if layer.order is not None else matrix_in(layer)
     return Matrix(layer.weight) if method in known.unquantized else None

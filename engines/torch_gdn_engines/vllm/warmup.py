@@ -13,6 +13,7 @@ import torch
 
 import torch_gdn
 from torch_gdn.integrations import serving
+from torch_gdn.integrations.experts import fused_experts
 from torch_gdn.tools.warmup import compile_missing, sizes_up_to
 
 
@@ -116,7 +117,7 @@ def call_experts(runner: Any) -> None:
             logits = logits if module.gate is None else module.gate(x)[0]
             ids = torch.zeros(n, module.router.top_k, dtype=torch.int32, device=runner.device)
             weights, ids = moe.topk_softmax(ids, ids, ids, logits)
-            moe.fused_experts(x, *moe.experts_of(layer), weights, ids, shared)
+            fused_experts(x, *moe.experts_of(layer), weights, ids, shared)
 
 
 def call_packed_matrices(runner: Any) -> None:

@@ -20,9 +20,10 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from torch_gdn.integrations import plain
+from torch_gdn.integrations.experts import Matrix, SharedExpert, fused_experts, matrix_in
 from torch_gdn.integrations.transformers import known_forms
 from torch_gdn.integrations.transformers.functions import Function, common_reason
-from torch_gdn.integrations.transformers.packed_layers import PackedExperts, PackedLinear
+from torch_gdn.integrations.transformers.packed_layers import PackedExperts, PackedLinear, matrices_of
 from torch_gdn.integrations.transformers.refusal import Form, form, refusal_of, strided
 
 NAME = "torch_gdn"
@@ -164,9 +165,8 @@ def experts_refusal(
 
 
 def run_experts(experts: Any, hidden_states: Tensor, /, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    hidden, _ = torch.ops.gdn.moe_gate_up(hidden_states, experts.gate_up_proj, top_k_index)
-    y: Tensor = torch.ops.gdn.moe_down(hidden, experts.down_proj, top_k_weights, top_k_index)
-    return y
+    matrices = Matrix(experts.gate_up_proj), Matrix(experts.down_proj)
+    return fused_experts(hidden_states, *matrices, top_k_weights, top_k_index)
 
 
 # ---- blocks of Qwen3-Next, Qwen3.5 and Qwen4, and with DeepSeek-V3's router ------------------------------------------
@@ -326,36 +326,12 @@ def route(gate: Any, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def run_block(block: Any, hidden_states: Tensor, /, residual: Tensor | None = None) -> Tensor:
-    x, experts, (shared, *gates) = hidden_states.flatten(0, 1), block.experts, shared_of(block)
+    x, (shared, *gates) = hidden_states.flatten(0, 1), shared_of(block)
     weights, ids = route(block.gate, x)
-    hidden, shared_hidden = torch.ops.gdn.moe_gate_up(
-        x,
-        experts.gate_up_proj,
-        ids,
-        shared.gate_proj.weight,
-        shared.up_proj.weight,
-        *scales_of(experts, "gate_up_proj_"),
-        *scales_of(shared.gate_proj),
-        *scales_of(shared.up_proj),
-    )
-    y: Tensor = torch.ops.gdn.moe_down(
-        hidden,
-        experts.down_proj,
-        weights,
-        ids,
-        shared_hidden,
-        shared.down_proj.weight,
-        *([gate(x) for gate in gates] or [None]),
-        *scales_of(experts, "down_proj_"),
-        *scales_of(shared.down_proj),
-        None if residual is None else residual.flatten(0, 1),
-    )
-    return y.view_as(hidden_states)
-
-
-def scales_of(module: Any, prefix: str = "") -> tuple[Tensor | None, Tensor | None]:
-    """Returns scales and biases of packed weights, or None for others."""
-    return getattr(module, f"{prefix}scales", None), getattr(module, f"{prefix}biases", None)
+    gate_proj, up_proj, down_proj = map(matrix_in, (shared.gate_proj, shared.up_proj, shared.down_proj))
+    own = SharedExpert(gate_proj, up_proj, down_proj, gates[0] if gates else None)
+    rows = None if residual is None else residual.flatten(0, 1)
+    return fused_experts(x, *matrices_of(block.experts), weights, ids, own, rows).view_as(hidden_states)
 
 
 FUNCTIONS = {

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 import torch_gdn
+from torch_gdn.integrations.experts import Matrix, fused_experts, matrix_in
 from torch_gdn.quantized import PackedWeight
 from torch_gdn.quantized.formats import Packing
 from torch_gdn.quantized.packed_weight import fitting_group
@@ -116,22 +117,13 @@ class PackedExperts(Module):
             add_parameters(self, name, tuple(getattr(experts, name).shape), packings[name])
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        hidden, _ = torch.ops.gdn.moe_gate_up(
-            hidden_states,
-            self.gate_up_proj,
-            top_k_index,
-            w_scales=self.gate_up_proj_scales,
-            w_biases=self.gate_up_proj_biases,
-        )
-        y: Tensor = torch.ops.gdn.moe_down(
-            hidden,
-            self.down_proj,
-            top_k_weights,
-            top_k_index,
-            w_scales=self.down_proj_scales,
-            w_biases=self.down_proj_biases,
-        )
-        return y
+        return fused_experts(hidden_states, *matrices_of(self), top_k_weights, top_k_index)
+
+
+def matrices_of(experts: Any) -> tuple[Matrix, Matrix]:
+    """Returns gate above up, and down, packed or not."""
+    gate_up, down = (matrix_in(experts, name, f"{name}_") for name in ("gate_up_proj", "down_proj"))
+    return gate_up, down
 
 
 def tensors_of(weight: PackedWeight, name: str) -> dict[str, Parameter]:
