@@ -34,6 +34,28 @@ class Batch:
     checkpoint_indices: Tensor | None = None  # [N]
 
 
+@dataclass
+class PagedBatch:
+    """The N sequences of a step whose attention reads pages. The tensors are on the device."""
+
+    block_table: Tensor  # [N, M]
+    cu_seqlens: Tensor  # [N + 1]
+    seq_lens: Tensor  # [N]
+    max_query_len: int
+    max_seq_len: int
+
+    @property
+    def sequences(self) -> dict[str, Any]:
+        """Returns these arguments of `paged_attention` and `aura_paged_attention`."""
+        return {
+            "block_table": self.block_table,
+            "cu_seqlens": self.cu_seqlens,
+            "seq_lens": self.seq_lens,
+            "max_query_len": self.max_query_len,
+            "max_seq_len": self.max_seq_len,
+        }
+
+
 def convolve(
     batch: Batch, x: Tensor, weight: Tensor, pool: Tensor, bias: Tensor | None, activation: str | None
 ) -> Tensor:

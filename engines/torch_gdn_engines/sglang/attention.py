@@ -6,7 +6,6 @@ SGLang's torch_native gathers the keys and values of each request and attends to
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,20 +14,11 @@ from sglang.srt.layers.radix_attention import AttentionType
 from torch import Tensor
 
 import torch_gdn
+from torch_gdn.integrations.serving import PagedBatch
 
 
-@dataclass
-class PagedMetadata:
-    """The data that all layers of a step share. The tensors are on the device."""
-
-    block_table: Tensor  # [N, longest sequence], the slot of each token
-    cu_seqlens: Tensor  # [N + 1]
-    seq_lens: Tensor  # [N]
-    max_query_len: int
-    max_seq_len: int
-
-
-def metadata_of(forward_batch: Any, req_to_token: Tensor) -> PagedMetadata:
+def metadata_of(forward_batch: Any, req_to_token: Tensor) -> PagedBatch:
+    """Returns what all layers of a step share. A row of its table [N, longest sequence] has the slot of each token."""
     longest = int(forward_batch.seq_lens_cpu.max())
     if forward_batch.forward_mode.is_decode():
         n = forward_batch.batch_size
@@ -39,7 +29,7 @@ def metadata_of(forward_batch: Any, req_to_token: Tensor) -> PagedMetadata:
         cu_seqlens = torch.cat([lengths.new_zeros(1), lengths.cumsum(0, dtype=lengths.dtype)])
         queries = max(forward_batch.extend_seq_lens_cpu)
     table = req_to_token[forward_batch.req_pool_indices, :longest]
-    return PagedMetadata(table, cu_seqlens, forward_batch.seq_lens, queries, longest)
+    return PagedBatch(table, cu_seqlens, forward_batch.seq_lens, queries, longest)
 
 
 class PagedAttention(TorchNativeAttnBackend):
@@ -87,12 +77,8 @@ class PagedAttention(TorchNativeAttnBackend):
             q.reshape(-1, layer.tp_q_head_num, size),
             keys,
             values,
-            m.block_table,
-            m.cu_seqlens,
-            m.seq_lens,
             scale=layer.scaling,
             window=window + 1 if window is not None and window > -1 else 0,
-            max_query_len=m.max_query_len,
-            max_seq_len=m.max_seq_len,
+            **m.sequences,
         )
         return out.flatten(1)

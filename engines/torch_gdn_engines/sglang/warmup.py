@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torch_gdn.integrations import serving
 from torch_gdn.tools.warmup import compile_missing, sizes_up_to
-from torch_gdn_engines.sglang import attention, kernels, quantized, tracking
+from torch_gdn_engines.sglang import kernels, quantized, tracking
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class Layers:
         for n, each in [(n, 1) for n in self.sequences] + [(1, n) for n in self.tokens]:
             q, k = self.zeros(n * each, layer.tp_q_head_num * size), self.zeros(n * each, layer.tp_k_head_num * size)
             for seq_len in (each, longest):
-                backend.forward_metadata = attention.PagedMetadata(
+                backend.forward_metadata = serving.PagedBatch(
                     block_table=torch.zeros(n, seq_len, dtype=torch.int32, device=self.runner.device),
                     cu_seqlens=torch.arange(0, n * each + 1, each, dtype=torch.int32, device=self.runner.device),
                     seq_lens=torch.full((n,), seq_len, device=self.runner.device),

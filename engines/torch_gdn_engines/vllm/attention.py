@@ -20,19 +20,15 @@ from vllm.v1.attention.backend import (
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 import torch_gdn
+from torch_gdn.integrations.serving import PagedBatch
 
 
 @dataclass
-class PagedMetadata:
+class PagedMetadata(PagedBatch):
     """The metadata of a batch. The tensors are on the device and stay there."""
 
     num_actual_tokens: int
     slot_mapping: Tensor
-    block_table: Tensor
-    cu_seqlens: Tensor
-    seq_lens: Tensor
-    max_query_len: int
-    max_seq_len: int
     causal: bool
     exact: Any = None  # ring_buffers.Step, of pages of codes
 
@@ -124,16 +120,12 @@ class PagedAttention(AttentionImpl[PagedMetadata]):
         return torch_gdn.paged_attention(
             query,
             *self.keys_and_values(kv_cache),
-            m.block_table,
-            m.cu_seqlens,
-            m.seq_lens,
             scale=self.scale,
             causal=m.causal,
             window=self.window,
             sinks=self.sinks,
-            max_query_len=m.max_query_len,
-            max_seq_len=m.max_seq_len,
             out=output,
+            **m.sequences,
         )
 
 

@@ -99,17 +99,13 @@ class AuraPagedAttention(PagedAttention):
             value_norms,
             value_table,
             value_signs,
-            m.block_table,
-            m.cu_seqlens,
-            m.seq_lens,
             scale=self.scale,
             causal=m.causal,
             window=self.window,
             sinks=self.sinks,
-            max_query_len=m.max_query_len,
-            max_seq_len=m.max_seq_len,
             out=output,
             key_tile_means=self.tile_means,
+            **m.sequences,
             **(exact.arguments(m.exact, *new) if exact is not None else {}),
         )
         if exact is not None:

@@ -22,6 +22,7 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask, sliding_
 import torch_gdn
 from torch_gdn.aura.coded_tensor import dtype_name
 from torch_gdn.aura.scheme import Scheme
+from torch_gdn.integrations.serving import PagedBatch
 from torch_gdn.integrations.transformers import aura_file
 from torch_gdn.integrations.transformers.aura_layers import AuraLayer, Codes, Options, WindowLayer
 from torch_gdn.integrations.transformers.functions import self_test_reason
@@ -211,20 +212,10 @@ def attend_to_prompt(q: Tensor, k: Tensor, v: Tensor, scale: float | None, windo
     """
     B, HQ, L, D = q.shape
     rows = torch.arange(B + 1, dtype=torch.int32)
-    key_pages, value_pages = k.transpose(1, 2), v.transpose(1, 2)
-    o = torch_gdn.paged_attention(
-        q.transpose(1, 2).flatten(0, 1),
-        key_pages,
-        value_pages,
-        block_table=rows[:B, None],
-        cu_seqlens=L * rows,
-        seq_lens=torch.full((B,), L, dtype=torch.int32),
-        scale=scale,
-        window=window,
-        sinks=sinks,
-        max_query_len=L,
-        max_seq_len=L,
-    )
+    batch = PagedBatch(rows[:B, None], L * rows, torch.full((B,), L, dtype=torch.int32), L, L)
+    q, key_pages, value_pages = (x.transpose(1, 2) for x in (q, k, v))
+    options = batch.sequences | {"scale": scale, "window": window, "sinks": sinks}
+    o = torch_gdn.paged_attention(q.flatten(0, 1), key_pages, value_pages, **options)
     return o.view(B, L, HQ, D)
 
 

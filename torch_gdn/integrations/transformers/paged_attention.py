@@ -17,20 +17,14 @@ from transformers.generation.continuous_batching.cache_allocators import FULL_AT
 from transformers.generation.continuous_batching.utils import find_head_dim
 
 import torch_gdn
+from torch_gdn.integrations.serving import PagedBatch
 from torch_gdn.integrations.transformers.calls import Binder
 from torch_gdn.integrations.transformers.state_pool import Part
 
 
-@dataclass(frozen=True)
-class PagedStep:
-    """The tensors that the layers of a step get, on the device."""
-
+@dataclass
+class PagedStep(PagedBatch):
     slots: Tensor  # [T] int32: where the tokens' keys and values go
-    block_table: Tensor  # [N, M] int32
-    cu_seqlens: Tensor  # [N + 1] int32
-    seq_lens: Tensor  # [N] int32
-    max_query_len: int
-    max_seq_len: int
 
 
 def takes(config: Any) -> bool:
@@ -59,7 +53,7 @@ def step_of(pages: Any, parts: Sequence[Part], device: torch.device) -> PagedSte
     numbers = torch.tensor([*itertools.chain(*lists)], dtype=torch.int32).to(device, non_blocking=True)
     slots, table, cu_seqlens, seq_lens = numbers.split([len(x) for x in lists])
     longest = max(part.tokens for part in parts)
-    return PagedStep(slots, table.view(len(parts), columns), cu_seqlens, seq_lens, longest, max(lengths))
+    return PagedStep(table.view(len(parts), columns), cu_seqlens, seq_lens, longest, max(lengths), slots)
 
 
 def pages_of(pages: Any, layer: int) -> tuple[Tensor, Tensor]:
@@ -108,15 +102,5 @@ def attend_to_pages(
     key_pages, value_pages = pages_of(pages, module.layer_idx)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
     torch_gdn.reshape_and_cache(k, v, key_pages, value_pages, step.slots)
-    o = torch_gdn.paged_attention(
-        q,
-        key_pages,
-        value_pages,
-        step.block_table,
-        step.cu_seqlens,
-        step.seq_lens,
-        scale=scaling,
-        max_query_len=step.max_query_len,
-        max_seq_len=step.max_seq_len,
-    )
+    o = torch_gdn.paged_attention(q, key_pages, value_pages, scale=scaling, **step.sequences)
     return o[None], None
