@@ -159,19 +159,8 @@ class CausalConv1d(Function):
         needs_x, needs_weight, needs_bias, needs_residual, needs_state = ctx.needs_input_grad[:5]
         rows = torch.zeros_like(x) if dy is None else dy.contiguous()
         dfinal_state = dfinal_state if ctx.has_final else None  # torch.compile passes zeros
-        dx, dweight, dbias, dstate = differentiate(
-            "causal_conv1d_bwd",
-            rows,
-            x,
-            weight,
-            bias,
-            initial_state,
-            dfinal_state,
-            ctx.activation,
-            cu_seqlens,
-            seq_idx,
-            needs_weight or needs_bias,
-        )
+        inputs = (rows, x, weight, bias, initial_state, dfinal_state, ctx.activation, cu_seqlens, seq_idx)
+        dx, dweight, dbias, dstate = differentiate("causal_conv1d_bwd", *inputs, needs_weight or needs_bias)
         dweight, dbias = like(dweight, weight, needs_weight), like(dbias, bias, needs_bias)
         dx, dstate = dx if needs_x else None, dstate if needs_state else None
         return dx, dweight, dbias, dy if needs_residual else None, dstate, None, None, None, None, None

@@ -429,17 +429,13 @@ def aura_paged_attention(
     """
     check_cu_seqlens("aura_paged_attention", cu_seqlens)
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
+    keys = (key_codes, key_norms, key_codebook, key_signs)
+    values = (value_codes, value_norms, value_codebook, value_signs)
     torch.ops.gdn.aura_paged_attention_(
         out,
         q,
-        key_codes,
-        key_norms,
-        key_codebook,
-        key_signs,
-        value_codes,
-        value_norms,
-        value_codebook,
-        value_signs,
+        *keys,
+        *values,
         block_table,
         cu_seqlens,
         seq_lens,

@@ -209,20 +209,7 @@ def causal_conv1d_update_(
         tensor([0., 0., 1.])
     """
     check_cu_seqlens("causal_conv1d_update_", cu_seqlens)
-    y: Tensor = torch.ops.gdn.causal_conv1d_update_(
-        x,
-        weight,
-        state_pool,
-        state_indices,
-        has_initial_state,
-        null_index,
-        bias,
-        activation,
-        cu_seqlens,
-        num_accepted_tokens,
-        checkpoint_offsets,
-        checkpoint_indices,
-        out,
-        residual,
-    )
+    slots = (state_pool, state_indices, has_initial_state, null_index)
+    more = (num_accepted_tokens, checkpoint_offsets, checkpoint_indices, out, residual)
+    y: Tensor = torch.ops.gdn.causal_conv1d_update_(x, weight, *slots, bias, activation, cu_seqlens, *more)
     return y if out is None else out

@@ -130,18 +130,9 @@ def moe_gate_up(
         >>> torch_gdn.moe_gate_up(x, weights, torch.tensor([[0]]))[0]
         tensor([[[2.1932]]])
     """
+    shared_scales = (shared_gate_scales, shared_gate_biases, shared_up_scales, shared_up_biases)
     return torch.ops.gdn.moe_gate_up(
-        x,
-        w_gate_up,
-        topk_ids,
-        shared_gate_proj,
-        shared_up_proj,
-        w_scales,
-        w_biases,
-        shared_gate_scales,
-        shared_gate_biases,
-        shared_up_scales,
-        shared_up_biases,
+        x, w_gate_up, topk_ids, shared_gate_proj, shared_up_proj, w_scales, w_biases, *shared_scales
     )
 
 
@@ -198,17 +189,6 @@ def moe_down(
         >>> torch_gdn.moe_down(hidden, weights, torch.tensor([[0.25, 0.75]]), torch.tensor([[1, 0]]))
         tensor([[3.2500]])
     """
-    return torch.ops.gdn.moe_down(
-        hidden,
-        w_down,
-        topk_weights,
-        topk_ids,
-        shared_hidden,
-        shared_down_proj,
-        shared_gate,
-        w_scales,
-        w_biases,
-        shared_scales,
-        shared_biases,
-        residual,
-    )
+    shared = (shared_hidden, shared_down_proj, shared_gate)
+    scales = (w_scales, w_biases, shared_scales, shared_biases)
+    return torch.ops.gdn.moe_down(hidden, w_down, topk_weights, topk_ids, *shared, *scales, residual)

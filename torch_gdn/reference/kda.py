@@ -47,17 +47,10 @@ def fused_recurrent_kda(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Computes the rule as defined, token by token. g [B, T, HV, K] is the log decay of each row of the state."""
     return fused_recurrent_gated_delta_rule(
-        q,
-        k,
-        v,
-        None,
-        beta,
-        scale,
-        initial_state,
-        output_final_state,
-        use_qk_l2norm_in_kernel,
-        state_v_first,
-        cu_seqlens,
+        *(q, k, v, None, beta, scale, initial_state, output_final_state),
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        state_v_first=state_v_first,
+        cu_seqlens=cu_seqlens,
         gk=fused_kda_gate(g, A_log, dt_bias, lower_bound) if use_gate_in_kernel else g,
         use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
         allow_neg_eigval=allow_neg_eigval,
