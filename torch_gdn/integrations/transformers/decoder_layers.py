@@ -106,7 +106,7 @@ def run_layer(
         mixed, _ = layer.self_attn(**{CACHE_NAMES.model: kv_cache}, **positions, **options)
     norm = layer.post_attention_layernorm
     if are_alike(mixed, hidden_states) and mixed.shape == hidden_states.shape:
-        y, residual = norms.form_of(norm).apply_to_sum(norm, mixed, hidden_states)
+        y, residual = norms.form_of(norm).apply(norm, mixed, hidden_states)
     else:  # a hook or another class of mixer may return anything
         residual = hidden_states + mixed
         y = norm(residual)

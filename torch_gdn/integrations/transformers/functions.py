@@ -178,31 +178,9 @@ def kda_reason(
     query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, *positional: Any, **given: Any
 ) -> str:
     """Checks a call. The chunk size does not matter, because the recurrence has the same results."""
-    given |= {"chunk_size": None, "cu_seqlens": given.get("cu_seq_lens_q")}
-    given |= {"rule": "Kimi Delta Attention", "decay": "gk"}
+    given.setdefault("cu_seqlens", given.get("cu_seq_lens_q"))
+    given |= {"chunk_size": None, "rule": "Kimi Delta Attention", "decay": "gk"}
     return rule_reason(RECURRENT, query, key, value, g, beta, *positional, **given)
-
-
-def run_kda(
-    function: str,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    *,
-    chunk_size: int = 64,  # the recurrence has the same results with any
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    cu_seq_lens_q: Tensor | None = None,
-    seq_idx: Tensor | None = None,  # of the same sequences
-    layer_states: Any = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Runs the rule. The models pass on the boundaries of packed sequences as they got them."""
-    options: dict[str, Any] = {"initial_state": initial_state, "output_final_state": output_final_state}
-    options |= {"use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel, "cu_seqlens": cu_seq_lens_q}
-    return run_rule(function, query, key, value, g, beta, layer_states=layer_states, **options)
 
 
 def is_cached_state(
@@ -364,8 +342,8 @@ FUNCTIONS = {
 FUNCTIONS |= {
     op: Function(
         functools.partial(kda_reason, differentiable=op == "chunk_kda"),
-        functools.partial(run_kda, op),
-        names=RULE_NAMES,
+        functools.partial(run_rule, op),
+        names=RULE_NAMES | {"cu_seq_lens_q": "cu_seqlens"},
     )
     for op in KDA_FUNCTIONS
 }

@@ -28,18 +28,10 @@ class Form:
     round_norm: bool
     keeps_dtype: bool = False  # whether results have the input's dtype if the weight's is wider
 
-    def apply(self, norm: Any, x: Tensor) -> Tensor:
-        normed: Tensor = self.run(norm, x, None, False)
-        return normed
-
-    def apply_to_sum(self, norm: Any, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the norm of x + residual, and that sum."""
-        result: tuple[Tensor, Tensor] = self.run(norm, x, residual, True)
-        return result
-
-    def run(self, norm: Any, x: Tensor, residual: Tensor | None, prenorm: bool) -> Any:
+    def apply(self, norm: Any, x: Tensor, residual: Tensor | None = None) -> Any:
+        """Returns the norm of x, or that of x + residual and the sum."""
         options = {"zero_centered": self.zero_centered, "round_norm": self.round_norm}
-        return torch_gdn.rms_norm(x, norm.weight, None, residual, eps_of(norm), prenorm, **options)
+        return torch_gdn.rms_norm(x, norm.weight, None, residual, eps_of(norm), residual is not None, **options)
 
 
 FORMS = (Form(True, False), Form(False, False), Form(False, True))
@@ -167,7 +159,8 @@ def norm_reason(norm: Any, hidden_states: Tensor) -> str:
 
 
 def run_norm(norm: Any, hidden_states: Tensor, /) -> Tensor:
-    return form_of(norm).apply(norm, hidden_states)
+    y: Tensor = form_of(norm).apply(norm, hidden_states)
+    return y
 
 
 FUNCTIONS = {"rms_norm": Function(norm_reason, run_norm, is_skipped)}
