@@ -85,15 +85,10 @@ class Copies:
     def problem(self, results: Any) -> str | None:
         """Returns what is wrong with the device's results and what it wrote: see `problem_of`."""
         names = [each.name or "result" for each in self.overload._schema.returns]
-        problems = [
-            problem_of(name, x.cpu(), own)
-            for name, x, own in zip(names, tree_leaves(results), tree_leaves(self.results), strict=False)
-            if x.numel()
-        ]
+        compared: list[Any] = [*zip(names, tree_leaves(results), tree_leaves(self.results), strict=False)]
         for name, before in self.written.items():
-            if before.numel():
-                x, own = (self.part(name, call) for call in (self.original, self.call))
-                problems.append(problem_of(name, x.cpu(), own, before))
+            compared.append((name, self.part(name, self.original), self.part(name, self.call), before))
+        problems = [problem_of(name, x.cpu(), *others) for name, x, *others in compared if x.numel()]
         return next((each for each in problems if each != ""), "")
 
     def write_back(self) -> Any:

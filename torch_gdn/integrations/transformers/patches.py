@@ -68,12 +68,7 @@ KDA_IN_THE_MODULE = {
     "chunk_kimi_delta_attention": "chunk_kda",
     "recurrent_kimi_delta_attention": "fused_recurrent_kda",
 }
-IN_THE_LAYER = {
-    "chunk_gated_delta_rule": "chunk_gated_delta_rule",
-    "recurrent_gated_delta_rule": "fused_recurrent_gated_delta_rule",
-    "causal_conv1d_fn": "causal_conv1d_fn",
-    "causal_conv1d_update": "causal_conv1d_update",
-}
+IN_THE_LAYER = {name.removeprefix("torch_"): function for name, function in IN_THE_MODULE.items()}
 DELTA_LAYERS = ("GatedDeltaNet", "DeltaAttention", "Glm5NextTextLinearAttention")  # endings of classes
 REPLACED = ("RMSNorm", "RMSNormGated", "MLP", "Attention", "SparseMoeBlock", "DecoderLayer")  # endings of classes
 ABSENT = object()
@@ -158,7 +153,6 @@ def patches_of(module: ModuleType) -> Iterator[Patch]:
     for owner in norms.gated_norm_classes(module):
         yield patch(owner, "forward", "rms_norm_gated")
         gated_norms.add(owner)
-    yield from norm_patches(module)
     yield from layer_patches(module)
     for owner in experts.block_classes(module):
         yield patch(owner, "forward", "moe_block")
@@ -181,16 +175,10 @@ def kda_patches(module: ModuleType) -> Iterator[Patch]:
             yield patch(module, name, function)
     for layer in known_forms.classes(module, DELTA_LAYERS):
         yield rebind(layer, "forward", noting_layer)
-    yield from norm_patches(module)
     yield from layer_patches(module)
     yield from convolution_patches(module)
     for owner in experts.grouped_block_classes(module):
         yield patch(owner, "forward", "moe_block")
-
-
-def norm_patches(module: ModuleType) -> Iterator[Patch]:
-    for owner in norms.norm_classes(module):
-        yield patch(owner, "forward", "rms_norm")
 
 
 def unknown_to(module: ModuleType, patches: list[Patch]) -> tuple[str, ...]:
@@ -201,7 +189,9 @@ def unknown_to(module: ModuleType, patches: list[Patch]) -> tuple[str, ...]:
 
 
 def layer_patches(module: ModuleType) -> Iterator[Patch]:
-    """Patches decoder layers, MLPs, whole attention layers, and the rotation of the remaining attention layers."""
+    """Patches norms, decoder layers, MLPs, attention layers, and the rotation of the remaining attention layers."""
+    for owner in norms.norm_classes(module):
+        yield patch(owner, "forward", "rms_norm")
     for owner in decoder_layers.layer_classes(module):
         yield patch(owner, "forward", "decoder_layer")
     for owner in mlp.mlp_classes(module):
