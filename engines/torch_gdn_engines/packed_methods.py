@@ -97,6 +97,12 @@ class Method:
 
         return recorded
 
+    def fill(self, part: Tensor, loaded: Tensor, name: str) -> None:
+        if loaded.shape != part.shape:
+            got = tuple(loaded.shape)
+            raise ValueError(f"{self.name}: expected {name} of shape {tuple(part.shape)}, got {got}")
+        part.copy_(loaded)
+
     def convert(self, packing: Packing, tensors: dict[str, Tensor], prefix: str = "") -> PackedWeight:
         """Converts a layer's tensors. Engines ignore missing ones in a quantised checkpoint.
 
@@ -245,11 +251,7 @@ class Experts(Method):
     ) -> bool:
         """Loads a tensor. `rows` is the dimension of a matrix's rows."""
         part = param.data[expert_id]
-        part = part if shard_id == "w2" else part.chunk(2, rows)[shard_id == "w3"]
-        if loaded_weight.shape != part.shape:
-            got = tuple(loaded_weight.shape)
-            raise ValueError(f"{self.name}: expected {weight_name} of shape {tuple(part.shape)}, got {got}")
-        part.copy_(loaded_weight)
+        self.fill(part if shard_id == "w2" else part.chunk(2, rows)[shard_id == "w3"], loaded_weight, weight_name)
         return True
 
     def refuse_biases(self, param: Tensor, loaded_weight: Tensor, weight_name: str, *_: Any, **options: Any) -> bool:

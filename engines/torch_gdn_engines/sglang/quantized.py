@@ -57,12 +57,7 @@ class PackedLinearMethod(packed_methods.Linear, LinearMethodBase):
         part_of_first, part_of_last = self.parts_of(shard)
         per_word = self.packing.per_word if stored.rows == "word" else 1
         first, end = sum(self.rows[:part_of_first]) // per_word, sum(self.rows[: part_of_last + 1]) // per_word
-        part = parameter.data.narrow(int(stored.transposed), first, end - first)
-        if loaded.shape != part.shape:
-            raise ValueError(
-                f"{self.name}: expected {stored.name} of shape {tuple(part.shape)}, got {tuple(loaded.shape)}"
-            )
-        part.copy_(loaded)
+        self.fill(parameter.data.narrow(int(stored.transposed), first, end - first), loaded, stored.name)
 
 
 class PackedExpertsMethod(packed_methods.Experts, FusedMoEMethodBase):
