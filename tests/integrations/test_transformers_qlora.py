@@ -24,14 +24,21 @@ if not versions.is_served(versions.installed()):
     pytest.skip("this transformers loads quantised files in another way", allow_module_level=True)
 from tests.integrations import quantized_files
 
-FORMS = ["mlx", "awq", "gptq", "w4a16"]  # gptq's columns are sorted by group
+FORMS = {"mlx": "our LoRA", "awq": "LoRA", "gptq": "DoRA", "w4a16": "our LoRA"}  # gptq's columns are sorted by group
 ENDINGS = ("_proj", "in_proj_qkv", "in_proj_qkvz", "in_proj_z")
 STEPS, RATE = 4, 0.2
 CPU = torch.device("cpu")
 
 
-def with_adapters(model: Any, kinds: tuple[type, ...]) -> Any:
+def with_adapters(model: Any, kinds: tuple[type, ...], adapter: str) -> Any:
     """Freezes the model, and adds to each projection the same small matrices, none of which is zero."""
+    if adapter != "our LoRA":
+        peft = pytest.importorskip("peft", reason="PEFT is not installed: pip install 'peft>=0.21'")
+        options = {"r": 4, "lora_alpha": 1, "target_modules": "all-linear", "init_lora_weights": False}
+        config = peft.LoraConfig(use_dora=adapter == "DoRA", **options)
+        with torch.random.fork_rng(devices=[]):  # PEFT draws on the CPU
+            torch.default_generator.manual_seed(0)
+            return peft.get_peft_model(model, config)
     model.requires_grad_(False)
     layers = [(name, x) for name, x in model.named_modules() if type(x) in kinds and name.endswith(ENDINGS)]
     for name, layer in layers:
@@ -60,20 +67,20 @@ def steps(model: Any, device: torch.device) -> Iterator[tuple[float, dict[str, T
 
 
 @pytest.mark.sweep(2)
-@pytest.mark.parametrize("form", FORMS)
-def test_adapters_of_packed_layers_learn_as_those_of_the_numbers(form: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("form", "adapter"), FORMS.items())
+def test_adapters_of_packed_layers_learn_as_those_of_the_numbers(form: str, adapter: str, tmp_path: Path) -> None:
     """Losses and gradients are those of the dequantised model in float64, and no packed tensor changes."""
     from transformers import AutoModelForCausalLM
 
     device = ready("mps")
     write = quantized_files.write_mlx if form == "mlx" else quantized_files.write
     twin = write(random_model("qwen3_5"), tmp_path, *([] if form == "mlx" else [form]))
-    exact = with_adapters(copy.deepcopy(twin), (nn.Linear,)).double()
+    exact = with_adapters(copy.deepcopy(twin), (nn.Linear,), adapter).double()
     expected = list(steps(exact, CPU))
     with torch_gdn_enabled() as transformers, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         model = AutoModelForCausalLM.from_pretrained(tmp_path, device_map="mps", dtype=torch.float32)
-        model = with_adapters(model, (PackedLinear, nn.Linear))
+        model = with_adapters(model, (PackedLinear, nn.Linear), adapter)
         packed = {name: x for name, x in model.named_modules() if type(x) is PackedLinear}
         before = {name: [x.clone() for x in layer.parameters()] for name, layer in packed.items()}
         with kernels_run(device, "quantized_linear", "dequantize"):

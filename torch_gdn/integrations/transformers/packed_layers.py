@@ -41,17 +41,15 @@ def add_parameters(module: Module, name: str, shape: tuple[int, ...], packing: P
         module.register_parameter(each, x)
 
 
-class PackedLinear(Module):
-    """Computes what torch.nn.Linear does, with a packed weight."""
+class PackedLinear(torch.nn.Linear):
+    """Computes what torch.nn.Linear does, with a packed weight. It is one, so that PEFT finds and wraps it."""
 
-    weight: Tensor
     scales: Tensor
     biases: Tensor | None
-    bias: torch.nn.Parameter | None
     order: Tensor | None  # gathers x if columns were sorted by group
 
     def __init__(self, linear: torch.nn.Linear, packing: Packing) -> None:
-        super().__init__()
+        Module.__init__(self)  # torch.nn.Linear's would allocate a weight
         self.in_features, self.out_features, self.bits = linear.in_features, linear.out_features, packing.bits
         add_parameters(self, "weight", (self.out_features, self.in_features), packing)
         if linear.bias is not None:
@@ -63,6 +61,14 @@ class PackedLinear(Module):
         if self.order is not None:
             x = x.index_select(-1, self.order)
         return torch_gdn.quantized_linear(x, self.weight, self.scales, self.biases, self.bias)
+
+    @property
+    def W_q(self) -> Tensor:
+        """The weight by HQQ's name. PEFT calls `dequantize` if a layer has it, for the norms of DoRA."""
+        return self.weight
+
+    def dequantize(self) -> Tensor:
+        return PackedWeight(self.weight, self.scales, self.biases, self.bits, self.order).dequantize()
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bits={self.bits}"
