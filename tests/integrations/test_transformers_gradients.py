@@ -98,6 +98,30 @@ def test_each_parameter_has_the_gradient_of_transformers(device: torch.device) -
         assert relative_error(x, expected[name]) < 2e-5, name
 
 
+def test_autocast_trains_on_torch_gdn_and_no_worse_than_transformers(device: torch.device) -> None:
+    """The error of the gradients of all parameters, each relative to its norm, against those in float32."""
+    def gradients(model: Any, device: torch.device, enabled: bool) -> list[Tensor]:
+        tokens, model = random_tokens(3, 70).to(device), copy.deepcopy(model).to(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=enabled):
+            loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+        return [x.cpu() for x in torch.autograd.grad(loss, list(model.parameters()))]
+
+    def error(result: list[Tensor]) -> float:
+        return sum(relative_error(x, y.double()) ** 2 for x, y in zip(result, exact, strict=True))
+
+    theirs = ours = 0.0
+    for seed in range(3):
+        model = random_model(KIND, seed=seed)
+        exact, cpu = gradients(model, torch.device("cpu"), False), gradients(model, torch.device("cpu"), True)
+        with torch_gdn_enabled() as transformers, warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            result = gradients(model, device, True)
+            ran = transformers.status().ran
+        assert ran["causal_conv1d_fn"] == ran["rms_norm_gated"] == ran["chunk_gated_delta_rule"] == 1
+        theirs, ours = theirs + error(cpu), ours + error(result)
+    assert 0 < ours < 1.1**2 * theirs
+
+
 LENGTHS = (40, 9, 70, 3)  # of the sequences, of which a step takes two
 
 

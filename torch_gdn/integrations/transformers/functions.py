@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 
 import torch_gdn
 from torch_gdn import causal_conv1d_interface, self_test
+from torch_gdn.autograd import needs_grad
 from torch_gdn.integrations.plain import DENSE
 from torch_gdn.integrations.transformers.refusal import form, refusal_of
 from torch_gdn.ops.convolutions import convolve
@@ -60,8 +61,8 @@ def common_reason(*tensors: Tensor | None, differentiable: bool = False) -> str:
     device = given[0].device
     if device.type not in DEVICES:
         return f"the tensors are on {device.type}; torch_gdn has kernels for {' and '.join(DEVICES)}"
-    if torch.is_autocast_enabled(device.type):
-        return AUTOCAST
+    if torch.is_autocast_enabled(device.type) and not (differentiable and needs_grad(*given)):
+        return AUTOCAST  # a differentiable function has the dtypes that it has without autocast, and smaller errors
     for tensor in given:  # no generator, because this runs at every call
         if tensor.device != device:
             return "the tensors are on several devices"
