@@ -113,6 +113,15 @@ def test_vjp(rule: str, call: Call) -> None:
 
 
 @each_rule
+def test_vmap_of_gradients(rule: str, call: Call) -> None:
+    leaves = {name: torch.stack([x, x / 2]) for name, x in leaves_of(call).items()}
+    result = torch.func.vmap(torch.func.grad(lambda leaves: loss_of(rule, call, leaves)))(leaves)
+    for i in range(2):
+        halved = call | {name: x[i].detach() for name, x in leaves.items()}
+        assert_same({name: x[i] for name, x in result.items()}, gradients(rule, halved))
+
+
+@each_rule
 def test_autocast(rule: str, call: Call) -> None:
     half = call | {name: call[name].bfloat16() for name in ("q", "k", "v")}
     with torch.autocast(call["q"].device.type, torch.bfloat16):

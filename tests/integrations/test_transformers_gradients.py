@@ -100,6 +100,7 @@ def test_each_parameter_has_the_gradient_of_transformers(device: torch.device) -
 
 def test_autocast_trains_on_torch_gdn_and_no_worse_than_transformers(device: torch.device) -> None:
     """The error of the gradients of all parameters, each relative to its norm, against those in float32."""
+
     def gradients(model: Any, device: torch.device, enabled: bool) -> list[Tensor]:
         tokens, model = random_tokens(3, 70).to(device), copy.deepcopy(model).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=enabled):

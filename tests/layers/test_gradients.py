@@ -352,7 +352,7 @@ def test_compiles_as_one_graph(device: torch.device, name: str) -> None:
 
 
 @each_function
-def test_vjp_checkpoint_hooks_and_retained_graphs(device: torch.device, name: str) -> None:
+def test_vjp_vmap_checkpoint_hooks_and_retained_graphs(device: torch.device, name: str) -> None:
     case = CASES[name]
     tensors = case.draw(F32, device)
     expected = list(gradients(case, tensors).values())
@@ -360,9 +360,16 @@ def test_vjp_checkpoint_hooks_and_retained_graphs(device: torch.device, name: st
     def of(*args: Tensor) -> tuple[Tensor, ...]:
         return run(case, dict(zip(tensors, args, strict=True)))
 
-    outputs, vjp = torch.func.vjp(of, *tensors.values())
-    for x, y in zip(vjp(tuple(output_gradients(outputs))), expected, strict=True):
+    outer = tuple(output_gradients(of(*tensors.values())))
+
+    def pulled(*args: Tensor) -> tuple[Tensor, ...]:
+        return torch.func.vjp(of, *args)[1](outer)  # type: ignore[no-any-return]
+
+    for x, y in zip(pulled(*tensors.values()), expected, strict=True):
         assert_same_bits("vjp", x, y)
+    twice = torch.func.vmap(pulled)(*(torch.stack([x, x]) for x in tensors.values()))
+    for x, y in zip(twice, expected, strict=True):
+        assert_same_bits("vmap of vjp", x, torch.stack([y, y]))
     leaves = [x.detach().requires_grad_() for x in tensors.values()]
     seen: list[Tensor] = []
     for wrapped in (of, partial(checkpoint, of, use_reentrant=False)):

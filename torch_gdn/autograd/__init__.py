@@ -9,7 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
+
+
+class Function(torch.autograd.Function):
+    generate_vmap_rule = True  # torch.func.vmap calls an op once for each tensor of the batch
 
 
 def needs_grad(*tensors: Tensor | None) -> bool:

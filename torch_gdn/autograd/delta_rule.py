@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
-from torch_gdn.autograd import differentiate, needs_grad
+from torch_gdn.autograd import Function, differentiate, needs_grad
 from torch_gdn.autograd.layers import call_of_convolution
 
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
-from torch_gdn.autograd import differentiate
+from torch_gdn.autograd import Function, differentiate
 
 
 def like(gradient: Tensor, x: Tensor | None, is_needed: bool) -> Tensor | None:
