@@ -95,3 +95,16 @@ def test_adapters_of_packed_layers_learn_as_those_of_the_numbers(form: str, adap
     assert result[-1][0] < result[0][0] - 1e-3, "it learns"
     for name, layer in packed.items():
         assert all(torch.equal(x, y) for x, y in zip(layer.parameters(), before[name], strict=True)), name
+
+
+def test_packed_experts_refuse_to_train(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    device = ready("mps")
+    quantized_files.write_mlx(random_model("qwen3_5_moe"), tmp_path)
+    with torch_gdn_enabled(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        model = AutoModelForCausalLM.from_pretrained(tmp_path, device_map="mps", dtype=torch.float32)
+        model = with_adapters(model, (PackedLinear,), "our LoRA")
+        with pytest.raises(RuntimeError, match="^packed experts: expected inputs without gradients, got training"):
+            next(steps(model, device))

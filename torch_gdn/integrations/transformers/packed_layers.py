@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 import torch_gdn
+from torch_gdn.autograd import needs_grad
 from torch_gdn.integrations.experts import Matrix, fused_experts, matrix_in
 from torch_gdn.quantized import PackedWeight
 from torch_gdn.quantized.formats import Packing
@@ -123,6 +124,10 @@ class PackedExperts(Module):
             add_parameters(self, name, tuple(getattr(experts, name).shape), packings[name])
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        if needs_grad(hidden_states, top_k_weights):
+            raise RuntimeError(
+                "packed experts: expected inputs without gradients, got training; it needs unpacked experts"
+            )
         return fused_experts(hidden_states, *matrices_of(self), top_k_weights, top_k_index)
 
 
