@@ -93,6 +93,9 @@ def test_adapters_of_packed_layers_learn_as_those_of_the_numbers(form: str, adap
         for name, x in gradients.items():
             assert relative_error(x, exact_gradients[name]) < 2e-5, name
     assert result[-1][0] < result[0][0] - 1e-3, "it learns"
+    if adapter != "our LoRA":
+        with pytest.raises(ValueError, match="^merge: expected adapters of layers that are not packed"):
+            model.merge_and_unload(safe_merge=True)
     for name, layer in packed.items():
         assert all(torch.equal(x, y) for x, y in zip(layer.parameters(), before[name], strict=True)), name
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 from weakref import WeakSet
@@ -135,6 +136,24 @@ def matrices_of(experts: Any) -> tuple[Matrix, Matrix]:
     """Returns gate above up, and down, packed or not."""
     gate_up, down = (matrix_in(experts, name, f"{name}_") for name in ("gate_up_proj", "down_proj"))
     return gate_up, down
+
+
+def refuse_merging() -> None:
+    """Lets PEFT refuse to merge adapters into packed layers. It would add numbers to their codes."""
+    try:
+        tuner: Any = importlib.import_module("peft.tuners.tuners_utils").BaseTuner
+    except ImportError:
+        return
+    check = tuner._check_merge_allowed
+    if check.__module__ == __name__:
+        return
+
+    def check_packed(self: Any) -> None:
+        if any(isinstance(getattr(x, "base_layer", None), PackedLinear) for x in self.model.modules()):
+            raise ValueError("merge: expected adapters of layers that are not packed, got adapters of PackedLinear")
+        check(self)
+
+    tuner._check_merge_allowed = check_packed
 
 
 def tensors_of(weight: PackedWeight, name: str) -> dict[str, Parameter]:

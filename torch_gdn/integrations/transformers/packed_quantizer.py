@@ -26,6 +26,7 @@ from torch_gdn.integrations.transformers.packed_layers import (
     PackedLinear,
     packed_layers,
     packed_models,
+    refuse_merging,
 )
 from torch_gdn.integrations.transformers.packed_loading import converters_of, ending_of, is_experts, others_of
 from torch_gdn.memory import bytes_when_loaded, check_memory
@@ -208,6 +209,7 @@ class PackedQuantizer(HfQuantizer):
             layer.requires_grad_(False)
             if isinstance(layer, PackedEmbedding):
                 layer.compute_in(self.dtype)
+        refuse_merging()
 
     # ---- what transformers asks ------------------------------------------------------------------------------------
 
