@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -85,7 +86,8 @@ def test_a_user_can_read_all_of_it() -> None:
     texts = [ROOT / "README.md", *(DOCS / f"{name}.md" for name in FOR_USERS.split())]
     # A word has a letter. Programs count, but numbers and the markup of tables do not.
     counts = {text.stem: len(re.findall(r"\S*[A-Za-z]\S*", text.read_text())) for text in texts}
-    assert sum(counts.values()) <= 14_200, counts
+    (limit,) = re.findall(r"pages for users have at most ([\d,]+) words", (ROOT / "CONTRIBUTING.md").read_text())
+    assert sum(counts.values()) <= int(limit.replace(",", "")), counts
 
 
 def test_troubleshooting_quotes_messages_that_exist() -> None:
@@ -134,21 +136,34 @@ def test_the_reference_has_every_function() -> None:
     assert missing == ["__version__"]
 
 
+PARTS = {"Gated DeltaNet of": "gated delta net", "attention of": "full layers: attention"}
+PARTS |= {"norms and residuals": "linear layers: norms and residuals", "mixture of experts": "linear layers: experts"}
+
+
 def test_pages_agree_on_launches() -> None:
-    """tests/integrations/launches.json has what a test counts with torch_gdn."""
+    """launches.json has what a test counts with torch_gdn in transformers, and test_launches.py in vLLM."""
     counted = json.loads((ROOT / "tests/integrations/launches.json").read_text())
     page, readme = (DOCS / "transformers.md").read_text(), (ROOT / "README.md").read_text()
     rows = dict(re.findall(r"^\| (.*?) \| (\d+ \| \d+).* \|$", page, flags=re.MULTILINE))
-    parts = {"Gated DeltaNet of": "linear layers: gated delta net", "attention of": "full layers: attention"}
     for title, row in rows.items():
-        for start, part in parts.items():
-            for model in re.findall(r"Qwen3[\w.-]*", title) if title.startswith(start) else []:
+        for start, part in PARTS.items():
+            for model in re.findall(r"Qwen3[\w.-]*", title) or ["Qwen3-Next"] if title.startswith(start) else []:
                 (name,) = (name for name in counted if name.startswith(f"{model}-") and "B-A" in name)
                 (operators,) = (each for key, each in counted[name]["decode"].items() if key.endswith(part))
                 assert row.endswith(f"| {sum(operators.values())}"), title
-    assert len(rows) >= 5
     ours, theirs = re.findall(r"(\d+) kernel launches per decoded token instead of (\d+)", readme)[0]
     assert rows["Gated DeltaNet of Qwen3-Next"] == f"{theirs} | {ours}"
+    ours, theirs = re.findall(r"experts in (\d+) launches instead of (\d+)", (DOCS / "faq.md").read_text())[0]
+    assert len(rows) >= 9 and rows["mixture of experts, whole block"] == f"{theirs} | {ours}"
+    both = page + (DOCS / "transformers-serving.md").read_text()
+    models = re.findall(r"^\| ([A-Z]\S+B\S*) \| (\d+) \| [\d |]+$", both, flags=re.MULTILINE)
+    for name, launches in models:
+        parts = counted[name]["decode"].items()
+        layers = {part: int(part.split()[0]) if part[0].isdigit() else 1 for part, _ in parts}
+        assert int(launches) == sum(layers[part] * sum(each.values()) for part, each in parts), name
+    in_vllm = re.findall(r'"(Qwen\S+)": \(\w+, (\d+)\)', (ROOT / "engines/tests/vllm/test_launches.py").read_text())
+    assert (len(models), len(in_vllm)) == (6, 3)
+    assert all(f"| {name} | {launches} |\n" in (DOCS / "vllm.md").read_text() for name, launches in in_vllm)
 
 
 def test_pages_agree_on_the_memory_of_a_cache() -> None:
@@ -160,6 +175,35 @@ def test_pages_agree_on_the_memory_of_a_cache() -> None:
     assert len(bits) > 5 and f"in 1/{largest:.1f} to\n1/{smallest:.0f}. " in page
     for text in (page, *((ROOT / name).read_text() for name in ("README.md", "docs/pictures/hybrid.svg"))):
         assert f"about 1/{share:.1f} of " in text
+
+
+def test_the_losses_of_aura_are_the_measured_ones() -> None:
+    """Those of docs/lab/cache-formats.md, rounded. A test compares that page with the records."""
+    page, lab = (DOCS / "aura.md").read_text(), (DOCS / "lab/cache-formats.md").read_text()
+    lines = (map(str.strip, line.split("|")) for line in re.findall(r"^\| AURA (.*)\|$", lab, flags=re.MULTILINE))
+    measured = {name: cells for name, *cells in lines}
+    rows = re.findall(r"^\| (\dv\dt?) \| (.*) \|$", page, flags=re.MULTILINE)
+    for scheme, row in rows:
+        exact = measured[f"{scheme}, tail 128{'' if scheme.endswith('t') else ', means'}"]
+        for cell, column in zip(row.split(" | "), (1, 2, 3, 5, 8), strict=True):
+            assert cell == f"{float(exact[column]):.{len(cell.partition('.')[2])}f}", scheme
+    steps = [measured[name] for name in ("4v4", "4v4, tail 128", "4v4t, tail 128, no means", "4v4t, tail 128")]
+    lowered = [("4.50", steps[0][3])]
+    lowered += [(f"{float(b[1]) - float(a[1]):+.2f}".replace("+0.00", "0"), b[3]) for a, b in pairwise(steps)]
+    assert len(rows) == 7 and lowered == re.findall(r"\| ([+\d.]+) \| ([\d.]+) \|\n", page.partition("Three things")[2])
+    decoded = (
+        f"{measured['4v4t, tail 128, earlier means'][3]} instead of {steps[3][3]}. It is {steps[2][3]} without means"
+    )
+    assert decoded in " ".join((DOCS / "vllm.md").read_text().split())
+
+
+def test_the_readme_has_the_measured_times() -> None:
+    page = (DOCS / "lab/benchmarks.md").read_text()
+    row = r"^\| (prefill|decode) \| (\w+) \| transformers \| [\d.]+ \| [\d,]+ \| ([\d.]+) \|"
+    measured = {(what, dtype): ratio for what, dtype, ratio in re.findall(row, page, flags=re.MULTILINE)}
+    for dtype in ("float32", "bfloat16"):
+        cells = " | ".join(f"{measured[what, dtype]} times as fast" for what in ("prefill", "decode"))
+        assert f"| {dtype} | {cells} |" in (ROOT / "README.md").read_text()
 
 
 RECORDED = re.compile(r".*\.tsv$|CHANGELOG\.md$|docs/adding-an-op\.md$|evidence/proof/mutate/faults/")
