@@ -555,6 +555,22 @@ def test_a_pattern_without_a_step_is_refused(capsys: pytest.CaptureFixture[str])
     assert "--only: no step has a name that matches" in capsys.readouterr().err
 
 
+def test_options_choose_the_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready("mps")
+    chosen: list[Any] = []
+
+    def checked(options: Any, steps: list[Step], no_device: str) -> Report:
+        chosen.append((steps[0].run, len(command.compiling_steps(options, no_device))))
+        return Report("", 0.0, {}, [])
+
+    monkeypatch.setattr(command, "check", checked)
+    monkeypatch.setattr(plan, "steps", lambda *given: [step(given, "seeded")])
+    monkeypatch.setattr(plan, "compile_steps", lambda: [step(passing)])
+    for options in ([], ["--quick", "--golden", str(tmp_path)]):
+        command.main(["--json", str(tmp_path / "report.json"), *options])
+    assert chosen == [((golden.FOLDER, False), 1), ((tmp_path, True), 0)]
+
+
 @pytest.mark.parametrize("system", ["darwin", "linux"])
 def test_a_report_is_asked_for_on_a_mac_only(
     system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

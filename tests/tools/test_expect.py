@@ -154,8 +154,12 @@ def test_the_command_with_files(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert expect.bytes_of_files(tmp_path, text) == (work.weights["bf16"], work.stored["bf16"])
     assert expect.main([str(tmp_path), "--mac", "M1 8", "--tokens", "9"]) == 0
     printed = capsys.readouterr().out
+    assert "A token decoded after 9 others " in printed and "A prompt of 9 tokens " in printed
     assert "it takes 70 kernel launches: " in printed  # 40, 14 of the linear layer and 16 of the full one
     assert re.search(r"^the folder's files +0\.4 to 0\.7 +2857 +launches$", printed, flags=re.MULTILINE)
+    assert expect.main([str(tmp_path)]) == 0
+    rows = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines() if line.startswith("M")]
+    assert rows == ["Mac", *(mac.name for mac in _macs.MACS)]
 
 
 def test_the_comparison_has_the_bounds() -> None:

@@ -126,13 +126,15 @@ def test_the_pictures_are_those_of_the_script() -> None:
 def test_the_command(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Only a model with experts has a row for packed experts."""
     random_model(kind, hidden_size=128, moe_intermediate_size=128).config.save_pretrained(tmp_path)
-    assert fits.main([str(tmp_path), "--tokens", "1000", "--requests", "2"]) == 0
+    assert fits.main([str(tmp_path), "--tokens", "10000000", "--requests", "2"]) == 0
     printed = capsys.readouterr().out
-    assert "2 x cache of 1,000 tokens" in printed
-    rows = [re.split(r"  +", line)[0::3] for line in printed.partition("smallest Mac\n")[2].splitlines()]
-    rows = [[name, mac.partition(";")[0]] for name, mac in rows]  # with a device: "; fits here"
+    assert "2 x cache of 10,000,000 tokens" in printed
+    rows = [re.split(r"  +", line.partition(";")[0]) for line in printed.partition("smallest Mac\n")[2].splitlines()]
     names = [each.name for each in fits.FORMATS if kind == "qwen3_next" or not each.experts_only]
-    assert rows == [[name, "8 GB"] for name in names]
+    needs = fits.needs_of(fits.configuration_of(str(tmp_path)))
+    in_all = [memory.gigabytes(needs.total(name, 10**7, requests=2)) for name in names]
+    assert [(name, *rest) for name, _, *rest in rows] == [(*each, "8 GB") for each in zip(names, in_all, strict=True)]
+    assert needs.total("bf16", 9, 2) == needs.weights["bf16"] + 2 * (needs.state + 9 * needs.cache_per_token)
 
 
 @pytest.mark.parametrize("tokens", [1, 32_768, 99_999_999_999_999])
@@ -206,6 +208,9 @@ def test_the_command_of_each_machine(capsys: pytest.CaptureFixture[str]) -> None
     commands = [line for line in lines if line.startswith("VLLM_PP_LAYER_PARTITION=32,16 ")]
     assert [line.endswith("--node-rank 0 --master-addr ADDRESS") for line in commands] == [True, False]
     assert [line.endswith("--node-rank 1 --master-addr ADDRESS --headless") for line in commands] == [False, True]
+    assert fits.main(["Qwen3-Next-80B-A3B", "--machines", "128,64", "--tokens", "1000000", "--requests", "3"]) == 0
+    parts = fits.parts_of(fits.configuration_of("Qwen3-Next-80B-A3B"), [128, 64], 10**6, 3)
+    assert parts is not None and f"layers, {memory.gigabytes(parts.needed[1])} of " in capsys.readouterr().out
     assert fits.main(["Qwen3-Next-80B-A3B", "--machines", "8,16"]) == 1
     assert "no format of the weights fits on these machines together" in capsys.readouterr().err
 
