@@ -125,7 +125,8 @@ def test_a_module_that_pytorch_lacks_is_named(tmp_path: Path) -> None:
 def test_every_text_names_commands_as_the_page_does() -> None:
     """`torch_gdn tune` rather than `torch_gdn.tools.tune`, in messages, help and documentation."""
     root = DOCS.parent
-    files = [file for folder in ("torch_gdn", "docs", ".github") for file in (root / folder).rglob("*.*")]
+    folders = ("torch_gdn", "engines", "check", "docs", ".github")
+    files = [file for folder in folders for file in (root / folder).rglob("*.*")]
     texts = {file: file.read_text() for file in [root / "README.md", *files] if file.suffix in (".py", ".md", ".yml")}
     names = "|".join(COMMANDS)
     module = re.compile(rf"-m torch_gdn\.(?:{names})\b(?!\.\w)|[\"`\u0020]torch_gdn\.(?:{names})[`:]|vllm\.serve:")
@@ -196,6 +197,7 @@ def test_transformers_without_its_packages_is_one_line(monkeypatch: pytest.Monke
     assert set(transformers_serve.SERVING) | {"torch_gdn[examples]"} == set(re.findall(r'"([\w\[\]]+)', extra))
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(transformers_serve, "find_spec", lambda name: None if name == "uvicorn" else name)
+    monkeypatch.setattr(draining.Drain, "install", lambda drain: pytest.fail("it imports uvicorn"))
     with pytest.raises(SystemExit, match=r"^transformers serve: uvicorn: not installed.*pip install -e '.\[serving\]'"):
         command.main(["serve", "--engine", "transformers", "model"])
 

@@ -16,6 +16,8 @@ import yaml
 
 import torch_gdn
 from tests.helpers import pages
+from torch_gdn.integrations.transformers import versions
+from torch_gdn.integrations.transformers.patches import CONVOLVING_MODELS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -105,6 +107,8 @@ def test_files_exist(text: Path) -> None:
     folders = "csrc|shaders|torch_gdn|check|engines|evidence|mps_simulator|tests|bench|examples|docs"
     for path in re.findall(rf"`((?:{folders})/[\w./-]*)`", text.read_text()):
         assert (ROOT / path).exists(), path
+    for path in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text.read_text()):
+        assert (text.parent / path).exists(), path
 
 
 def test_variables_and_options_exist() -> None:
@@ -136,21 +140,20 @@ def test_the_reference_has_every_function() -> None:
     assert missing == ["__version__"]
 
 
-PARTS = {"Gated DeltaNet of": "gated delta net", "attention of": "full layers: attention"}
-PARTS |= {"norms and residuals": "linear layers: norms and residuals", "mixture of experts": "linear layers: experts"}
-
-
 def test_pages_agree_on_launches() -> None:
     """launches.json has what a test counts with torch_gdn in transformers, and test_launches.py in vLLM."""
     counted = json.loads((ROOT / "tests/integrations/launches.json").read_text())
+    starts = {"Gated DeltaNet of": "gated delta net", "attention of": "full layers: attention"}
+    starts |= {"norms and residuals": "linear layers: norms", "mixture of experts": "linear layers: experts"}
     page, readme = (DOCS / "transformers.md").read_text(), (ROOT / "README.md").read_text()
     rows = dict(re.findall(r"^\| (.*?) \| (\d+ \| \d+).* \|$", page, flags=re.MULTILINE))
     for title, row in rows.items():
-        for start, part in PARTS.items():
+        for start, part in starts.items():
             for model in re.findall(r"Qwen3[\w.-]*", title) or ["Qwen3-Next"] if title.startswith(start) else []:
                 (name,) = (name for name in counted if name.startswith(f"{model}-") and "B-A" in name)
-                (operators,) = (each for key, each in counted[name]["decode"].items() if key.endswith(part))
+                (operators,) = (each for key, each in counted[name]["decode"].items() if part in key)
                 assert row.endswith(f"| {sum(operators.values())}"), title
+                assert part != "gated delta net" or operators["mm"] == {"Qwen3-Next": 3, "Qwen3.5": 5}[model], title
     ours, theirs = re.findall(r"(\d+) kernel launches per decoded token instead of (\d+)", readme)[0]
     assert rows["Gated DeltaNet of Qwen3-Next"] == f"{theirs} | {ours}"
     ours, theirs = re.findall(r"experts in (\d+) launches instead of (\d+)", (DOCS / "faq.md").read_text())[0]
@@ -164,6 +167,27 @@ def test_pages_agree_on_launches() -> None:
     in_vllm = re.findall(r'"(Qwen\S+)": \(\w+, (\d+)\)', (ROOT / "engines/tests/vllm/test_launches.py").read_text())
     assert (len(models), len(in_vllm)) == (6, 3)
     assert all(f"| {name} | {launches} |\n" in (DOCS / "vllm.md").read_text() for name, launches in in_vllm)
+
+
+def test_pages_agree_on_models_and_versions() -> None:
+    page, changes = (DOCS / "transformers.md").read_text(), (ROOT / "CHANGELOG.md").read_text()
+    (row,) = re.findall(r"^\| (.*) \| short convolutions \|", page, flags=re.MULTILINE)
+    convolving = re.sub(r" \(.*?\)", "", row).split(", ")
+    kinds = {re.sub("moehybrid|_moe|_loop|_", "", kind) for kind in CONVOLVING_MODELS}
+    assert {re.sub("[ -]", "", name).lower() for name in convolving} == kinds
+    assert f"In {len(convolving)} other models, the short convolutions" in changes
+    models = re.findall(r"^\| ([A-Z][^|]*?) \| (?:Gated|the same|as Qwen|Kimi)", page, flags=re.MULTILINE)
+    assert all(name in changes for name in ", ".join(models).replace(", dense and with experts", "").split(", "))
+    assert f"\n| feature | {' | '.join(versions.TESTED)} |\n" in page and len(models) == 6
+    assert f"transformers {' or '.join(versions.SERVED)}" in (DOCS / "models.md").read_text()
+
+
+def test_pages_have_the_facts_that_a_newcomer_missed() -> None:
+    facts = dict.fromkeys(("Makefile", "mps_simulator/README.md"), "two to four minutes on two cores")
+    facts["README.md"] = "After the build, the check should take about two minutes"
+    facts["CITATION.cff"] = "integrations with transformers, vLLM and SGLang"
+    facts["docs/how-it-works.md"] = "three more launches in Qwen3-Next, five in Qwen3.5"
+    assert [name for name, words in facts.items() if words not in " ".join((ROOT / name).read_text().split())] == []
 
 
 def test_pages_agree_on_the_memory_of_a_cache() -> None:
@@ -198,12 +222,11 @@ def test_the_losses_of_aura_are_the_measured_ones() -> None:
 
 
 def test_the_readme_has_the_measured_times() -> None:
-    page = (DOCS / "lab/benchmarks.md").read_text()
-    row = r"^\| (prefill|decode) \| (\w+) \| transformers \| [\d.]+ \| [\d,]+ \| ([\d.]+) \|"
-    measured = {(what, dtype): ratio for what, dtype, ratio in re.findall(row, page, flags=re.MULTILINE)}
+    page, readme = (DOCS / "lab/benchmarks.md").read_text(), (ROOT / "README.md").read_text()
     for dtype in ("float32", "bfloat16"):
-        cells = " | ".join(f"{measured[what, dtype]} times as fast" for what in ("prefill", "decode"))
-        assert f"| {dtype} | {cells} |" in (ROOT / "README.md").read_text()
+        ratios = rf"^\| (?:prefill|decode) \| {dtype} \| transformers \| [\d.]+ \| [\d,]+ \| ([\d.]+) \|"
+        prompt, token = re.findall(ratios, page, flags=re.MULTILINE)
+        assert f"| {dtype} | {prompt} times as fast | {token} times as fast |" in readme
 
 
 RECORDED = re.compile(r".*\.tsv$|CHANGELOG\.md$|docs/adding-an-op\.md$|evidence/proof/mutate/faults/")

@@ -180,9 +180,8 @@ def test_what_does_not_fit_has_no_time() -> None:
     assert re.fullmatch(r"bf16 +- +- +does not fit", printed[2]) and not printed[3].endswith("fit")
 
 
-def test_every_mac_has_a_row_and_launches_a_mark() -> None:
+def test_launches_have_a_mark() -> None:
     rows = list(expect.on_all_macs(SOME, 0))[2:]
-    assert [row.split("  ")[0] for row in rows] == [mac.name for mac in _macs.MACS]
     assert all(re.search(r"\d $|\d  +0\.5\*$", row) for row in rows), rows
 
 

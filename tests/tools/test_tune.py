@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -242,17 +242,14 @@ def test_the_import_reads_the_file(tmp_path: Path) -> None:
     assert subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout == "chunked\n"
 
 
-def test_the_command_measures_and_keeps(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_measures_and_keeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Other devices' rows stay. This device's rows are new, of both rules, and apply from now on."""
     ready("mps")
     file = tmp_path / "algorithms.json"
     tuning_cache.write(file, {"Apple M9": [Row(64, 128, 128, "chunked")], tuning_cache.key(): []})
     sizes = ["--shapes", "1,2,32,40", "--tokens", "5", "--sequences", "1", "3", "--dtype", "float32"]
-    timed = Mock(wraps=tune.median_seconds)
-    monkeypatch.setattr(tune, "median_seconds", timed)
-    assert tune.main([*sizes, "--repeats", "1", "--file", str(file)]) == 0
+    with patch.object(tune, "median_seconds", wraps=tune.median_seconds) as timed:
+        assert tune.main([*sizes, "--repeats", "1", "--file", str(file)]) == 0
     assert {(each.args[0].keywords["q"].dtype, each.args[2]) for each in timed.mock_calls} == {(torch.float32, 1)}
     table = tuning_cache.read(file)
     assert table["Apple M9"] == [Row(64, 128, 128, "chunked")]
