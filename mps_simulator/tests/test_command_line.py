@@ -32,10 +32,11 @@ def test_running_code(output: Callable[..., str]) -> None:
 def test_running_a_script(tmp_path: Path, output: Callable[..., str]) -> None:
     (tmp_path / "helper.py").write_text("import torch\ndevice = torch.device('mps')\n")
     (tmp_path / "script.py").write_text(
-        "import sys, torch\nfrom helper import device\nprint(torch.arange(3, device=device).tolist(), sys.argv[1])\n"
+        "import sys, torch\nfrom helper import device\nfrom mps_simulator import settings as given\n"
+        "print(torch.arange(3, device=device).tolist(), sys.argv[1], given.watch, given.perturb, given.seed)\n"
     )
-    arguments = ("-m", "mps_simulator", "--seed", "3", str(tmp_path / "script.py"), "word")
-    assert output(*arguments) == "[0, 1, 2] word\n"
+    arguments = ("-m", "mps_simulator", "--no-watch", "--perturb", "--seed", "3", str(tmp_path / "script.py"), "word")
+    assert output(*arguments) == "[0, 1, 2] word False True 3\n"
 
 
 BACKWARD = """
