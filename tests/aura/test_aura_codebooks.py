@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from evidence.lab.studies import lloyd_max
 from torch_gdn import reference
-from torch_gdn.aura import codebooks, lloyd_max, tables
+from torch_gdn.aura import codebooks, tables
 
 EVERY = list(itertools.product(codebooks.DIMENSIONS, codebooks.BITS))
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_gdn.aura import tables, trellis, trellis_training
+from evidence.lab.studies import trellis_training
+from torch_gdn.aura import tables, trellis
 from torch_gdn.reference.trellis import windows
 
 EVERY = [(window, bits) for window, rates in trellis.RATES.items() for bits in rates]

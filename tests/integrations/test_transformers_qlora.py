@@ -94,7 +94,7 @@ def test_adapters_of_packed_layers_learn_as_those_of_the_numbers(form: str, adap
             assert relative_error(x, exact_gradients[name]) < 2e-5, name
     assert result[-1][0] < result[0][0] - 1e-3, "it learns"
     if adapter != "our LoRA":
-        with pytest.raises(ValueError, match="^merge: expected adapters of layers that are not packed"):
+        with pytest.raises(ValueError, match=r"^merge: expected adapters of layers that are not packed"):
             model.merge_and_unload(safe_merge=True)
     for name, layer in packed.items():
         assert all(torch.equal(x, y) for x, y in zip(layer.parameters(), before[name], strict=True)), name
@@ -109,5 +109,5 @@ def test_packed_experts_refuse_to_train(tmp_path: Path) -> None:
         warnings.simplefilter("ignore", UserWarning)
         model = AutoModelForCausalLM.from_pretrained(tmp_path, device_map="mps", dtype=torch.float32)
         model = with_adapters(model, (PackedLinear,), "our LoRA")
-        with pytest.raises(RuntimeError, match="^packed experts: expected inputs without gradients, got training"):
+        with pytest.raises(RuntimeError, match=r"^packed experts: expected inputs without gradients, got training"):
             next(steps(model, device))

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import torch
 
-from torch_gdn.aura import trellis, trellis_training
+from evidence.lab.studies import trellis_training
+from torch_gdn.aura import trellis
 
 LANES, BANKS, WORD = 32, 32, 4
 DRAWS = 4000

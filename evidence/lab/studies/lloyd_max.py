@@ -5,7 +5,7 @@ the cells' boundaries are the midpoints between centroids. A log-concave density
 (Fleischer 1964). Iterating the two conditions (Lloyd's method) takes ever longer with more levels: 100 rounds leave a
 table of 256 levels with 3.8 times the squared error it could have. Newton's method converges in some ten.
 
-    python -m torch_gdn.aura.lloyd_max        writes codebooks.json into this folder
+    python -m evidence.lab.studies.lloyd_max   # writes codebooks.json into torch_gdn/aura
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from torch_gdn.aura import codebooks
 from torch_gdn.aura.codebooks import BITS, DIMENSIONS
 
-FILE = Path(__file__).with_name("codebooks.json")
+FILE = Path(codebooks.__file__).with_name("codebooks.json")
 NODES, PANELS = 24, 8  # the quadrature's, in each cell
 TAIL = 14.0  # in standard deviations, where the density is e^-98 of its maximum
 

@@ -1,6 +1,6 @@
 """Trains the tables of `torch_gdn.aura.trellis` on normal values.
 
-    python -m torch_gdn.aura.trellis_training        writes trellis.json into this folder, in about five minutes
+    python -m evidence.lab.studies.trellis_training   # writes trellis.json into torch_gdn/aura in about five minutes
 
 Each round encodes fresh values. It makes each label the mean of the values that chose its window, and of the negatives
 of those that chose its complement (Lloyd's method for a trellis: Stewart, Gray, Linde 1982). It ends in one of many
@@ -21,7 +21,7 @@ from tqdm import tqdm
 from torch_gdn.aura import trellis
 from torch_gdn.reference.trellis import windows
 
-FILE = Path(__file__).with_name(trellis.FILE)
+FILE = Path(trellis.__file__).with_name(trellis.FILE)
 LENGTH = 128  # values per vector
 JUDGED = 12345  # the seed of the values that judge starts and tables
 
