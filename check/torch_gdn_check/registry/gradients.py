@@ -150,7 +150,7 @@ def wrong_stage(entry: OpEntry[RulePoint], sizes: tuple[str, str]) -> Iterator[I
     yield from [*invalid.half(*(name for name in tensors if name not in ("h0", "dht")))]
     yield from [*invalid.too_short(*rows[1:]), *invalid.too_flat(*rows)]
     yield from [*invalid.sizes(*sizes), *invalid.packing(has_indices=True)]
-    for name in [name for name in ("h", "dh") if name in tensors]:
+    for name in filter(tensors.__contains__, ("h", "dh")):
         yield Invalid(name, ValueError, "a chunk too few", change(name, invalid.short))
     if "dht" in tensors:
         for name in ("h0", "dht"):

@@ -180,10 +180,14 @@ class Plugin:
             print(f"not counted: {function}: {count}, {reason}")
 
 
-def main() -> int:
-    checkout, *arguments = sys.argv[1:]
+def check_commit(checkout: str | os.PathLike[str]) -> None:
     commit = subprocess.check_output(["git", "-C", checkout, "rev-parse", "HEAD"], text=True).strip()
     assert commit == COMMIT, f"{checkout}: expected commit {COMMIT}, got {commit}"
+
+
+def main() -> int:
+    checkout, *arguments = sys.argv[1:]
+    check_commit(checkout)
     os.environ["FLA_DISABLE_BACKEND_DISPATCH"] = "1"  # otherwise FLA skips grouped heads
     sys.path.insert(0, os.path.abspath(checkout))
     replace_functions()

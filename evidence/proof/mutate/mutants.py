@@ -52,7 +52,7 @@ SOURCES = (
 # A feature's files have one of these words in their paths.
 FEATURES = {
     "experts": ("experts", "moe_"),
-    "quantized": ("quantized", "packed", "gguf"),
+    "quantized": ("quantized", "packed", "loading_patches"),
     "attention": ("attention",),
     "aura": ("aura",),
     "sglang": ("sglang", "serving.py"),
