@@ -9,6 +9,7 @@
 #pragma once
 #include <ATen/core/stack.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
 #include <set>
@@ -84,7 +85,8 @@ struct Runs<Op, void> {
 template <template <typename> class Op>
 using Run = typename Runs<typename RunArgument<Op<int64_t>>::Type, OutputsOf<Op>>::Function*;
 
-// The op that the calling thread runs. Kernels put its name into their errors.
+// The op that the calling thread runs. Kernels put its name into their errors. Autocast does not reach the products that
+// a kernel leaves to PyTorch.
 class RunningOp {
  public:
   explicit RunningOp(const char* name);
@@ -94,6 +96,7 @@ class RunningOp {
 
  private:
   const char* outer_;
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast_{c10::autocast_dispatch_keyset};
 };
 
 namespace detail {

@@ -391,8 +391,9 @@ def test_the_sum_alone_has_gradients(device: torch.device) -> None:
         assert_same_bits("dh", leaf, dh)
 
 
-def test_autocast_changes_nothing(device: torch.device) -> None:
-    case = CASES["causal_conv1d with silu"]
+@each_function
+def test_autocast_changes_nothing(device: torch.device, name: str) -> None:
+    case = CASES[name]
     tensors = case.draw(F32, device)
     expected = gradients(case, tensors)
     with torch.autocast(device.type, BF16):

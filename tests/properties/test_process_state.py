@@ -57,6 +57,17 @@ def test_an_entry_draws_the_same_call_in_any_process(entry: OpEntry[Any]) -> Non
         assert_same_call(entry.smallest(), expected)
 
 
+@each_op
+def test_an_op_computes_the_same_in_autocast(entry: OpEntry[Any], device: torch.device) -> None:
+    """Kernels may leave products to PyTorch, which autocast would round."""
+    first, second = (to_device(entry.smallest(), device) for _ in range(2))  # an op may write to its arguments
+    expected = entry.outputs(first, entry.run(first))
+    with torch.autocast(device.type, torch.bfloat16):
+        result = entry.outputs(second, entry.run(second))
+    for name, x in result.items():
+        assert_same_bits(name, x, expected[name])
+
+
 def test_the_self_test_judges_alike_in_any_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(self_test.VARIABLE, "auto")
     monkeypatch.setenv(tuning_cache.VARIABLE, str(tmp_path / "table.json"))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import torch_gdn
 from tests.helpers.devices import kernels_run
-from tests.helpers.errors import assert_close
+from tests.helpers.errors import assert_close, assert_same_bits
 from torch_gdn_check.registry import REGISTRY
 from torch_gdn_check.registry.inputs import Call, to_device
 
@@ -26,7 +26,10 @@ def test_multiplies_by_the_weights(device: torch.device, dtype: torch.dtype) -> 
     y = torch_gdn.quantized_linear(x, **packed)
     dy = torch.randn(y.shape).to(dtype)
     with kernels_run(device, "dequantize"):
-        (dx,) = torch.autograd.grad(y, x, dy.to(device))
+        (dx,) = torch.autograd.grad(y, x, dy.to(device), retain_graph=True)
+    with torch.autocast(device.type, torch.bfloat16):
+        (again,) = torch.autograd.grad(y, x, dy.to(device))
+    assert_same_bits("dx in autocast", again, dx)
     bits = 32 * packed["weight"].shape[-1] // x.shape[-1]
     numbers = torch_gdn.dequantize(packed["weight"], packed["scales"], packed["biases"], bits, dtype=torch.float32)
     assert dx.dtype == dtype

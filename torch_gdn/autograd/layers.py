@@ -201,4 +201,5 @@ class QuantizedLinear(Function):
                 "quantized_linear: expected frozen weights and a frozen bias, got one that requires grad"
             )
         weight = torch.ops.gdn.dequantize(*ctx.saved_tensors, ctx.bits, None, dy.dtype)
-        return dy @ weight, None, None, None, None
+        with torch.autocast(dy.device.type, enabled=False):
+            return dy @ weight, None, None, None, None
