@@ -38,6 +38,7 @@ def with_adapters(model: Any, kinds: tuple[type, ...], adapter: str) -> Any:
         config = peft.LoraConfig(use_dora=adapter == "DoRA", **options)
         with torch.random.fork_rng(devices=[]):  # PEFT draws on the CPU
             torch.default_generator.manual_seed(0)
+            model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
             return peft.get_peft_model(model, config)
     model.requires_grad_(False)
     layers = [(name, x) for name, x in model.named_modules() if type(x) in kinds and name.endswith(ENDINGS)]
@@ -94,10 +95,30 @@ def test_adapters_of_packed_layers_learn_as_those_of_the_numbers(form: str, adap
             assert relative_error(x, exact_gradients[name]) < 2e-5, name
     assert result[-1][0] < result[0][0] - 1e-3, "it learns"
     if adapter != "our LoRA":
-        with pytest.raises(ValueError, match=r"^merge: expected adapters of layers that are not packed"):
+        with pytest.raises(ValueError, match=r"^merge: adapters of packed layers \(PackedLinear\) cannot be merged"):
             model.merge_and_unload(safe_merge=True)
     for name, layer in packed.items():
         assert all(torch.equal(x, y) for x, y in zip(layer.parameters(), before[name], strict=True)), name
+
+
+@pytest.mark.parametrize("kind", ["olora", "pissa", "LoHa"])
+def test_adapters_that_read_the_weights_are_refused(kind: str, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    peft = pytest.importorskip("peft", reason="PEFT is not installed: pip install 'peft>=0.21'")
+    quantized_files.write_mlx(random_model("qwen3_5"), tmp_path)
+    with torch_gdn_enabled(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        model = AutoModelForCausalLM.from_pretrained(tmp_path, device_map=ready("mps"), dtype=torch.float32)
+        names = ["q_proj", "in_proj_z"]
+        if kind == "LoHa":
+            config = peft.LoHaConfig(target_modules=names)
+        else:
+            config = peft.LoraConfig(target_modules=names, init_lora_weights=kind)
+        with pytest.raises(
+            ValueError, match=r"^peft_config: expected LoRA with .*, over packed layers"
+        ):
+            peft.get_peft_model(model, config)
 
 
 def test_packed_experts_refuse_to_train(tmp_path: Path) -> None:
@@ -109,5 +130,5 @@ def test_packed_experts_refuse_to_train(tmp_path: Path) -> None:
         warnings.simplefilter("ignore", UserWarning)
         model = AutoModelForCausalLM.from_pretrained(tmp_path, device_map="mps", dtype=torch.float32)
         model = with_adapters(model, (PackedLinear,), "our LoRA")
-        with pytest.raises(RuntimeError, match=r"^packed experts: expected inputs without gradients, got training"):
+        with pytest.raises(RuntimeError, match=r"^packed experts: no gradient passes through them"):
             next(steps(model, device))

@@ -28,7 +28,10 @@ class Matrix(NamedTuple):
 
 def matrix_in(module: Any, weight: str = "weight", prefix: str = "") -> Matrix:
     """Returns a module's matrix. If it is packed, the names of its scales and biases begin with the prefix."""
-    return Matrix(getattr(module, weight), *(getattr(module, f"{prefix}{each}", None) for each in ("scales", "biases")))
+    scales, biases = (getattr(module, f"{prefix}{each}", None) for each in ("scales", "biases"))
+    if biases is not None and biases.dtype == torch.uint8 and scales.dtype == torch.float32:
+        biases = -(biases * scales)  # zero points, where PEFT's prepare_model_for_kbit_training has widened the scales
+    return Matrix(getattr(module, weight), scales, biases)
 
 
 class SharedExpert(NamedTuple):

@@ -44,7 +44,7 @@ def add_parameters(module: Module, name: str, shape: tuple[int, ...], packing: P
 
 
 class PackedLinear(torch.nn.Linear):
-    """Computes what torch.nn.Linear does, with a packed weight. It is one, so that PEFT finds and wraps it."""
+    """Computes what torch.nn.Linear does, with a packed weight. A subclass, so that PEFT finds and wraps it."""
 
     scales: Tensor
     biases: Tensor | None
@@ -62,15 +62,16 @@ class PackedLinear(torch.nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         if self.order is not None:
             x = x.index_select(-1, self.order)
-        return torch_gdn.quantized_linear(x, self.weight, self.scales, self.biases, self.bias)
+        return torch_gdn.quantized_linear(x, *matrix_in(self), self.bias)
 
     @property
     def W_q(self) -> Tensor:
-        """The weight by HQQ's name. PEFT calls `dequantize` if a layer has it, for the norms of DoRA."""
+        """The weight under HQQ's name: PEFT calls `dequantize` on a layer with it, for the norms of DoRA."""
         return self.weight
 
     def dequantize(self) -> Tensor:
-        return PackedWeight(self.weight, self.scales, self.biases, self.bits, self.order).dequantize()
+        w: Tensor = torch.ops.gdn.dequantize(*matrix_in(self), self.bits, None, torch.float32)
+        return w if self.order is None else w.index_select(-1, self.order.argsort())
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bits={self.bits}"
@@ -100,7 +101,7 @@ class PackedEmbedding(Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         dtype = self.dtype_holder.dtype
-        rows: Tensor = torch.ops.gdn.dequantize(self.weight, self.scales, self.biases, self.bits, ids, dtype)
+        rows: Tensor = torch.ops.gdn.dequantize(*matrix_in(self), self.bits, ids, dtype)
         return rows
 
     def extra_repr(self) -> str:
@@ -126,9 +127,7 @@ class PackedExperts(Module):
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         if needs_grad(hidden_states, top_k_weights):
-            raise RuntimeError(
-                "packed experts: expected inputs without gradients, got training; it needs unpacked experts"
-            )
+            raise RuntimeError("packed experts: no gradient passes through them; load the experts unpacked to train")
         return fused_experts(hidden_states, *matrices_of(self), top_k_weights, top_k_index)
 
 
@@ -138,22 +137,31 @@ def matrices_of(experts: Any) -> tuple[Matrix, Matrix]:
     return gate_up, down
 
 
-def refuse_merging() -> None:
-    """Lets PEFT refuse to merge adapters into packed layers. It would add numbers to their codes."""
+def guard_adapters() -> None:
+    """Lets PEFT refuse what takes the codes of packed layers for numbers: merging, and adapters that read weights."""
     try:
         tuner: Any = importlib.import_module("peft.tuners.tuners_utils").BaseTuner
-    except ImportError:
+        check_merge, check_config = tuner._check_merge_allowed, tuner._check_new_adapter_config
+    except Exception:  # another PEFT, or one that does not load; the model does without
         return
-    check = tuner._check_merge_allowed
-    if check.__module__ == __name__:
+    if check_merge.__module__ == __name__:
         return
 
-    def check_packed(self: Any) -> None:
+    def check_packed_merge(self: Any) -> None:
         if any(isinstance(getattr(x, "base_layer", None), PackedLinear) for x in self.model.modules()):
-            raise ValueError("merge: expected adapters of layers that are not packed, got adapters of PackedLinear")
-        check(self)
+            raise ValueError("merge: adapters of packed layers (PackedLinear) cannot be merged")
+        check_merge(self)
 
-    tuner._check_merge_allowed = check_packed
+    def check_packed_config(self: Any, config: Any) -> None:
+        start, kind = getattr(config, "init_lora_weights", True), str(getattr(config.peft_type, "value", None))
+        reads_codes = kind not in ("LORA", "IA3") or start not in (True, False, "gaussian")
+        reads_codes |= getattr(config, "kasa_config", None) is not None
+        if reads_codes and any(isinstance(x, PackedLinear) for x in self.model.modules()):
+            expected = "LoRA with init_lora_weights True, False or 'gaussian', or IA3, over packed layers"
+            raise ValueError(f"peft_config: expected {expected}, got {kind} with {start!r}")
+        check_config(self, config)
+
+    tuner._check_merge_allowed, tuner._check_new_adapter_config = check_packed_merge, check_packed_config
 
 
 def tensors_of(weight: PackedWeight, name: str) -> dict[str, Parameter]:

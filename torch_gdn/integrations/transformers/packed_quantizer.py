@@ -24,9 +24,9 @@ from torch_gdn.integrations.transformers.packed_layers import (
     PackedEmbedding,
     PackedExperts,
     PackedLinear,
+    guard_adapters,
     packed_layers,
     packed_models,
-    refuse_merging,
 )
 from torch_gdn.integrations.transformers.packed_loading import converters_of, ending_of, is_experts, others_of
 from torch_gdn.memory import bytes_when_loaded, check_memory
@@ -209,7 +209,7 @@ class PackedQuantizer(HfQuantizer):
             layer.requires_grad_(False)
             if isinstance(layer, PackedEmbedding):
                 layer.compute_in(self.dtype)
-        refuse_merging()
+        guard_adapters()
 
     # ---- what transformers asks ------------------------------------------------------------------------------------
 
