@@ -85,8 +85,8 @@ struct Runs<Op, void> {
 template <template <typename> class Op>
 using Run = typename Runs<typename RunArgument<Op<int64_t>>::Type, OutputsOf<Op>>::Function*;
 
-// The op that the calling thread runs. Kernels put its name into their errors. Autocast does not reach the products that
-// a kernel leaves to PyTorch.
+// The op that the calling thread runs. Kernels put its name into their errors. Autocast does not reach the products
+// that a kernel leaves to PyTorch.
 class RunningOp {
  public:
   explicit RunningOp(const char* name);

@@ -84,7 +84,7 @@ def chained(ops: ModuleType, x: Call, do: Tensor, dht: Tensor, **packed: Any) ->
     h, v_new, _ = ops.chunk_fwd_h(k, w, u, g, initial_state=state, chunk_size=16, **packed)
     dv = ops.chunk_bwd_dv_local(q, k, do, g, scale=0.3, **packed)
     dh, dh0, dv = ops.chunk_gated_delta_rule_bwd_dhu(q, k, w, do, dv, g, h0=state, dht=dht, scale=0.3, **packed)
-    dq, dk, dw, dg = ops.chunk_bwd_dqkwg(q, k, v_new, do, h, dh, dv, g, scale=0.3, **packed)
+    dq, dk, dw, dg = ops.chunk_bwd_dqkwg(q, k, v_new, do, h, dh, dv=dv, g=g, scale=0.3, **packed)
     more_dk, dv, dbeta, more_dg = ops.prepare_wy_repr_bwd(k, v, beta, dw, dv, g, **packed)
     return {"q": dq, "k": dk + more_dk, "v": dv, "g": dg + more_dg, "beta": dbeta, "initial_state": dh0}
 

@@ -115,9 +115,7 @@ def test_adapters_that_read_the_weights_are_refused(kind: str, tmp_path: Path) -
             config = peft.LoHaConfig(target_modules=names)
         else:
             config = peft.LoraConfig(target_modules=names, init_lora_weights=kind)
-        with pytest.raises(
-            ValueError, match=r"^peft_config: expected LoRA with .*, over packed layers"
-        ):
+        with pytest.raises(ValueError, match=r"^peft_config: expected LoRA with .*, over packed layers"):
             peft.get_peft_model(model, config)
 
 

@@ -74,7 +74,8 @@ def test_auras_dtype_names_the_option_of_vllm_0_32(given: list[str], monkeypatch
 
 @pytest.mark.parametrize("rank", [["--node-rank", "1"], ["--node_rank=1"], ["-r", "1"]])
 def test_only_the_first_machine_serves(rank: list[str]) -> None:
-    with pytest.raises(SystemExit, match=r"^--headless: expected with --node-rank 1: only rank 0 answers requests$"):
+    with pytest.raises(SystemExit, match=r"^--node-rank 1 needs --headless: only rank 0 answers requests$"):
         vllm_serve.require_headless(["model", "--nnodes", "2", *rank])
     vllm_serve.require_headless(["model", *rank, "--headless"])
+    vllm_serve.require_headless(["model", *rank, "--data-parallel-size", "2"])  # each of vLLM's replicas may answer
     vllm_serve.require_headless(["model", "--nnodes", "2", "--node-rank", "0"])

@@ -1,9 +1,9 @@
 """The centroids that code rotated coordinates, and the rotations' signs.
 
 The default tables have the Lloyd-Max centroids of a coordinate of a random unit vector in R^D
-(`evidence.lab.studies.lloyd_max`). FFAI and mlx-swift-lm, where AURA comes from, use the table "origin". It is right at
-2 and 3 bits, but has twice the mean squared error at 4 bits and nearly four times at 8. It is here so that you can read
-their caches. The table "trellis" (`torch_gdn.aura.trellis`) has a label for each window of 6 bits.
+(`evidence.lab.studies.lloyd_max` in a checkout). FFAI and mlx-swift-lm, where AURA comes from, use the table "origin".
+It is right at 2 and 3 bits, but has twice the mean squared error at 4 bits and nearly four times at 8. It is here so
+that you can read their caches. The table "trellis" (`torch_gdn.aura.trellis`) has a label for each window of 6 bits.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `torch_gdn.reference.trellis` says which bits. Tables are for values of variance 1, and odd: table[2^L - 1 - w] =
 -table[w]. Their labels are whole numbers from -127 to 127 times a step, which loses no accuracy. docs/numerics.md says
-what decoding a value costs. `evidence.lab.studies.trellis_training` trains the tables.
+what decoding a value costs. In a checkout, `evidence.lab.studies.trellis_training` trains the tables.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Function(torch.autograd.Function):
-    generate_vmap_rule = True  # torch.func.vmap calls an op once for each tensor of the batch
+    generate_vmap_rule = True  # torch.func.vmap calls an op once for each element of the batch
 
 
 def needs_grad(*tensors: Tensor | None) -> bool:

@@ -36,7 +36,7 @@ class Options(NamedTuple):
 class DeltaRule(Function):
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Takes the arguments of `delta_rule`, and those of the convolution whose output has the views."""
+        """Takes the arguments of `delta_rule`, and those of the convolution of whose output q, k and v are views."""
         *inputs, initial_state, A_log, dt_bias, cu_seqlens, chunk_indices, its = arguments[:11]
         state = (initial_state, its.output_final_state, its.use_qk_l2norm_in_kernel, its.state_v_first, cu_seqlens)
         betas = (its.use_beta_sigmoid_in_kernel, its.allow_neg_eigval)

@@ -28,7 +28,8 @@ class Matrix(NamedTuple):
 
 def matrix_in(module: Any, weight: str = "weight", prefix: str = "") -> Matrix:
     """Returns a module's matrix. If it is packed, the names of its scales and biases begin with the prefix."""
-    scales, biases = (getattr(module, f"{prefix}{each}", None) for each in ("scales", "biases"))
+    scales: Any = getattr(module, f"{prefix}scales", None)
+    biases: Any = getattr(module, f"{prefix}biases", None)
     if biases is not None and biases.dtype == torch.uint8 and scales.dtype == torch.float32:
         biases = -(biases * scales)  # zero points, where PEFT's prepare_model_for_kbit_training has widened the scales
     return Matrix(getattr(module, weight), scales, biases)

@@ -46,7 +46,7 @@ class PagedBatch:
 
     @property
     def sequences(self) -> dict[str, Any]:
-        """Returns these arguments of `paged_attention` and `aura_paged_attention`."""
+        """Returns the fields as arguments of `paged_attention` and `aura_paged_attention`."""
         return {
             "block_table": self.block_table,
             "cu_seqlens": self.cu_seqlens,

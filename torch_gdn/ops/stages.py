@@ -333,8 +333,9 @@ def chunk_bwd_dv_local(
 ) -> Tensor:
     """Computes the gradient of v_new from the outputs of its own chunk: dv = scale tril(q k^T exp(g_i - g_j))^T do.
 
-    FLA: `fla.ops.common.chunk_o.chunk_bwd_dv_local`, without its `g_gamma` and `A`. The ops of the gradients' stages
-    launch the kernels of the whole gradients, so their chunks have 16 tokens, and they take and return float32.
+    FLA: `fla.ops.common.chunk_o.chunk_bwd_dv_local`, without its `g_gamma` and `A`. Newer versions of FLA want g times
+    1 / ln 2 in all of these stages. The ops of the gradients' stages launch the kernels of the whole gradients, so
+    their chunks have 16 tokens, and they take and return float32.
 
     Args:
         q: [B, T, H, K], float32. K is at most 256.
@@ -383,11 +384,11 @@ def chunk_gated_delta_rule_bwd_dhu(
     Args:
         q: [B, T, H, K], float32. K is at most 256.
         k: q's shape, float32.
-        w: [B, T, HV, K], float32. From `recompute_w_u`. HV is a multiple of H.
+        w: [B, T, HV, K], float32. From `recompute_w_u` with chunks of 16 tokens. HV is a multiple of H.
         do: [B, T, HV, V], float32. The gradient of o. V is at most 512.
         dv: do's shape, float32. From `chunk_bwd_dv_local`.
         g: [B, T, HV], float32. The cumulative sum from `chunk_local_cumsum` with the same chunk_size. Default: zeros.
-        h0: [N, HV, K, V], any floating dtype. The initial state. Only whether there is one matters. Default: None.
+        h0: [N, HV, K, V], any floating dtype. The initial state. Only its presence matters. Default: None.
         dht: [N, HV, K, V], any floating dtype. The gradient of the final state. Default: zeros.
         scale: Factor of o. Default: K ** -0.5.
         chunk_size: 16, which is the only size. Default: 16.
@@ -465,9 +466,9 @@ def chunk_bwd_dqkwg(
     do: Tensor,
     h: Tensor,
     dh: Tensor,
+    *,
     dv: Tensor,
     g: Tensor | None = None,
-    *,
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
     chunk_size: int = 16,
@@ -483,7 +484,7 @@ def chunk_bwd_dqkwg(
         k: q's shape, float32.
         v: [B, T, HV, V], float32. v_new from `chunk_fwd_h`. HV is a multiple of H. V is at most 512.
         do: v's shape, float32. The gradient of o.
-        h: [B, NT, HV, K, V], float32. From `chunk_fwd_h` with the same cu_seqlens and chunk_indices.
+        h: [B, NT, HV, K, V], float32. From `chunk_fwd_h` with a chunk_size of 16 and the same cu_seqlens.
         dh: h's shape, float32. From `chunk_gated_delta_rule_bwd_dhu`.
         dv: v's shape, float32. dv2 from `chunk_gated_delta_rule_bwd_dhu`.
         g: [B, T, HV], float32. The cumulative sum from `chunk_local_cumsum` with the same chunk_size. Default: zeros.
@@ -493,9 +494,9 @@ def chunk_bwd_dqkwg(
 
     Returns:
         dq: [B, T, H, K], float32.
-        dk: [B, T, H, K], float32. To it, `prepare_wy_repr_bwd` adds the part from w and u.
+        dk: [B, T, H, K], float32. Without the part from w and u, which `prepare_wy_repr_bwd` returns: add the two.
         dw: [B, T, HV, K], float32.
-        dg: [B, T, HV], float32. To it, `prepare_wy_repr_bwd` adds the part from w and u.
+        dg: [B, T, HV], float32. Also without that part.
 
     Example:
         >>> import torch, torch_gdn

@@ -1,6 +1,6 @@
 """The stages of the gradients of the chunked rule, which are derivatives of the forward stages.
 
-g is g_cumsum. A gradient of g is that of the log decays, from whose sums g is made.
+g is g_cumsum. Each dg is the gradient of the log decays, not of their sums.
 """
 
 from __future__ import annotations

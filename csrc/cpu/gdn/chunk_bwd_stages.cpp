@@ -1,4 +1,5 @@
-// The stages of the gradients as ops, as products over tiles. The whole gradients take a chunk at a time instead.
+// The stages of the gradients as ops, computed by products of tiles. The op of the whole gradients takes a chunk at a
+// time.
 #include "ops/gdn/chunk_bwd_stages.h"
 
 #include <ATen/TensorOperators.h>

@@ -104,8 +104,9 @@ void run(const ChunkGatedDeltaRuleBwdDhu<int64_t>& op, const std::tuple<Tensor, 
                   it.walk_back(0), move.out(du, dv2), move.states(dh, it.scratch.dh, true)});
 }
 
-// w and u are products of the inverse with values, of which those of w are k exp(g). Bound a plane further,
-// chunk_bwd_dv_local multiplies by the inverse instead of P. Without keys, chunk_bwd_h computes r and no state.
+// w and u are products of the inverse with values, of which those of w are k exp(g). With its
+// matrices bound a plane further, chunk_bwd_dv_local multiplies by the inverse instead of P. Without keys, chunk_bwd_h
+// computes r and no state.
 void run(const PrepareWyReprBwd<int64_t>& op, const std::tuple<Tensor, Tensor, Tensor, Tensor>& outputs) {
   const auto& s = op.shape;
   const auto& [dk, dv, dbeta, dg] = outputs;
@@ -138,7 +139,7 @@ void run(const PrepareWyReprBwd<int64_t>& op, const std::tuple<Tensor, Tensor, T
                   move.zero(squares.select(3, kBwdDP)), it.intra(), it.key_gradients()});
 }
 
-// With v_new as r and a beta of 1, the kernel's dk_read is dw, whose part of dk prepare_wy_repr_bwd adds.
+// With v_new as r and a beta of 1, the kernel's dk_read is dw, whose part of dk is an output of prepare_wy_repr_bwd.
 void run(const ChunkBwdDqkwg<int64_t>& op, const std::tuple<Tensor, Tensor, Tensor, Tensor>& outputs) {
   const auto& s = op.shape;
   const auto& [dq, dk, dw, dg] = outputs;

@@ -171,7 +171,8 @@ def test_a_shutdown_ends_the_wait_for_another_machine(waits: str, monkeypatch: p
 
     from torch_gdn_engines.vllm import compat
 
-    monkeypatch.setattr(MessageQueue, waits, getattr(MessageQueue, waits))  # to be restored
+    for name in ("wait_until_ready", "dequeue"):
+        monkeypatch.setattr(MessageQueue, name, getattr(MessageQueue, name))  # to be restored
     compat.replace_message_reads()
     queue, ends = MessageQueue(1, 0, connect_ip="127.0.0.1"), []
     if waits == "dequeue":

@@ -109,7 +109,7 @@ def check_before_groups(check: Callable[[], None]) -> None:
 
 
 def replace_message_reads() -> None:
-    """Lets a shutdown of vLLM end the waits for another machine, for its connection and for its messages."""
+    """Lets a shutdown of vLLM interrupt its waits for another machine: for the connection and for messages."""
     from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 
     dequeue, wait_until_ready = MessageQueue.dequeue, MessageQueue.wait_until_ready

@@ -29,9 +29,10 @@ def require_headless(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--node-rank", "--node_rank", "-r", default="0")
     parser.add_argument("--headless", action="store_true")
-    options, _ = parser.parse_known_args(arguments)
-    if options.node_rank != "0" and not options.headless:
-        sys.exit(f"--headless: expected with --node-rank {options.node_rank}: only rank 0 answers requests")
+    options, others = parser.parse_known_args(arguments)
+    has_replicas = any(each.startswith(("--data-parallel", "--data_parallel", "-dp")) for each in others)
+    if options.node_rank != "0" and not options.headless and not has_replicas:
+        sys.exit(f"--node-rank {options.node_rank} needs --headless: only rank 0 answers requests")
 
 
 def start(arguments: list[str], drain: Drain) -> None:

@@ -8,4 +8,7 @@ prefill algorithms on Macs, and the heuristic follows these.
 `kv_quality`, with `kv_formats` and `kv_models`, makes others of that page; its figures are in kv_quality.json.
 `trellis_cost` makes tables of docs/numerics.md.
 Delete them, with their tests, when AURA's codebooks and schemes no longer change.
+
+`lloyd_max` and `trellis_training` compute the tables of `torch_gdn.aura`, and stay. `fla_tests` and `fla_stages`
+compare torch_gdn with FLA, and `training_layer` times a training step; they stay as long as these functions do.
 """

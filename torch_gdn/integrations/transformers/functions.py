@@ -62,7 +62,7 @@ def common_reason(*tensors: Tensor | None, differentiable: bool = False) -> str:
     if device.type not in DEVICES:
         return f"the tensors are on {device.type}; torch_gdn has kernels for {' and '.join(DEVICES)}"
     if torch.is_autocast_enabled(device.type) and not (differentiable and needs_grad(*given)):
-        return AUTOCAST  # a differentiable function has the dtypes that it has without autocast, and smaller errors
+        return AUTOCAST  # with a gradient, torch_gdn has the dtypes of calls outside autocast, and smaller errors
     for tensor in given:  # no generator, because this runs at every call
         if tensor.device != device:
             return "the tensors are on several devices"
@@ -179,8 +179,7 @@ def kda_reason(
     query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, *positional: Any, **given: Any
 ) -> str:
     """Checks a call. The chunk size does not matter, because the recurrence has the same results."""
-    given.setdefault("cu_seqlens", given.get("cu_seq_lens_q"))
-    given |= {"chunk_size": None, "rule": "Kimi Delta Attention", "decay": "gk"}
+    given |= {"rule": "Kimi Delta Attention", "decay": "gk"}
     return rule_reason(RECURRENT, query, key, value, g, beta, *positional, **given)
 
 

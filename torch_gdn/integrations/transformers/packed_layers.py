@@ -62,7 +62,9 @@ class PackedLinear(torch.nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         if self.order is not None:
             x = x.index_select(-1, self.order)
-        return torch_gdn.quantized_linear(x, *matrix_in(self), self.bias)
+        weight, scales, biases = matrix_in(self)
+        assert scales is not None
+        return torch_gdn.quantized_linear(x, weight, scales, biases, self.bias)
 
     @property
     def W_q(self) -> Tensor:
