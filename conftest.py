@@ -56,7 +56,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     managers, which took a quarter of a second each time.
     """
     gc.freeze()
-    if not on_a_mac() and any("gradients" in item.path.name for item in session.items):
+    has_backwards = any(word in item.path.name for item in session.items for word in ("gradients", "backward", "qlora"))
+    if not on_a_mac() and has_backwards:
         ready("mps")  # before the first backward, when autograd counts the devices that there are
 
 

@@ -40,7 +40,7 @@ def points(entry: OpEntry[Any], count: int) -> Iterator[Point]:
     if {"batch", "tokens"} <= known:
         yield replace(small, batch=count, tokens=2)
     if {"HV", "tokens"} <= known:
-        yield replace(small, H=count, HV=count, tokens=3, batch=1)
+        yield replace(small, H=count, HV=count, tokens=19, batch=1)  # in fewer, a head's dg may nearly cancel
     if {"heads", "tokens"} <= known:
         yield replace(small, heads=count, tokens=2, batch=1)
     if "T" in known:
