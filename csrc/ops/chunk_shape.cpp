@@ -45,8 +45,10 @@ void check_sequence_lengths(const char* op, const char* argument, const char* ex
 
 Tensor unit_last_stride(const Tensor& x, const char* name) {
   if (x.size(-1) <= 1 || x.stride(-1) == 1) return x;
-  TORCH_WARN_ONCE("torch_gdn: ", name, " has a last stride of ", x.stride(-1),
-                  " and is copied on every call; a last stride of 1 needs no copy (any other stride is free)");
+  if (name != nullptr) {
+    TORCH_WARN_ONCE("torch_gdn: ", name, " has a last stride of ", x.stride(-1),
+                    " and is copied on every call; a last stride of 1 needs no copy (any other stride is free)");
+  }
   return x.contiguous();
 }
 

@@ -106,8 +106,8 @@ void check_tokens_of_sequences(const Check<Int>& check, const char* argument, co
   }
 }
 
-// Copies a tensor whose last stride is not 1, with one warning. Kernels accept any other strides.
-Tensor unit_last_stride(const Tensor& x, const char* name);
+// Copies a tensor whose last stride is not 1. With a name, it warns once. Kernels accept any other strides.
+Tensor unit_last_stride(const Tensor& x, const char* name = nullptr);
 
 inline double scale_or_default(optional<double> scale, int64_t K) {
   return scale.value_or(1.0 / std::sqrt(static_cast<double>(K)));

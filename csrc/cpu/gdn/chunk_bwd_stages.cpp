@@ -1,5 +1,4 @@
-// The stages of the gradients as ops, computed by products of tiles. The op of the whole gradients takes a chunk at a
-// time.
+// The stages of the gradients as ops, computed by products of tiles. The whole gradients take a chunk at a time.
 #include "ops/gdn/chunk_bwd_stages.h"
 
 #include <ATen/TensorOperators.h>
@@ -14,8 +13,6 @@
 namespace torch_gdn {
 
 namespace {
-
-Tensor unit_rows(const Tensor& x) { return x.size(-1) == 1 || x.stride(-1) == 1 ? x : x.contiguous(); }
 
 // Some chunks, of which each tile [chunks * HV, rows, columns] has one chunk of one value head.
 struct Tiles {
@@ -32,7 +29,7 @@ struct Tiles {
   }
 
   Tensor read(const Tensor& x) const {  // [B, T, H or HV, columns]
-    const Tensor unit = unit_rows(x);
+    const Tensor unit = unit_last_stride(x);
     const cpu::Rows in(unit);
     const int64_t group = s.HV / x.size(2);
     return fill(rows, x.size(3), [&](const cpu::Chunk& chunk, int64_t head, float* tile) {

@@ -181,10 +181,7 @@ class BackwardCore {
   int64_t sequence_, key_head_, head_, batch_, first_, length_, chunks_;
 };
 
-Tensor rows_of(const Tensor& x) {
-  const Tensor rows = cpu::as_activation(x);
-  return rows.size(-1) == 1 || rows.stride(-1) == 1 ? rows : rows.contiguous();
-}
+Tensor rows_of(const Tensor& x) { return unit_last_stride(cpu::as_activation(x)); }
 
 void run(const ChunkedBackward<int64_t>& op, const Gradients& outputs) {
   const auto& s = op.shape;

@@ -13,8 +13,6 @@ namespace torch_gdn {
 
 namespace {
 
-Tensor unit_rows(const Tensor& x) { return x.size(-1) == 1 || x.stride(-1) == 1 ? x : x.contiguous(); }
-
 // The launches that move rows of tokens [B, T, HV, columns] and states [B, NT, HV, K, V] to and from matrices.
 struct Moves {
   const ChunkShape<>& s;
@@ -25,7 +23,7 @@ struct Moves {
     parameters.rows = row_strides(rows);
     return move("chunk_bwd_rows", "gdn/chunk_bwd_rows.metal", to_rows, rows, plane, parameters);
   }
-  Launch in(const Tensor& x, const Tensor& plane) const { return rows(unit_rows(x), plane, false); }
+  Launch in(const Tensor& x, const Tensor& plane) const { return rows(unit_last_stride(x), plane, false); }
   Launch out(const Tensor& plane, const Tensor& x) const { return rows(x, plane, true); }
   Launch zero(const Tensor& plane) const {
     return move("chunk_bwd_rows", "gdn/chunk_bwd_rows.metal", false, {}, plane, parameters_of(plane, 0));
@@ -60,10 +58,10 @@ struct Moves {
 
 ChunkBwdInputs inputs_of(const ChunkBwdStage<int64_t>& op, const Moves& move, const Tensor& q, const Tensor& v,
                          const Tensor& d_o, const optional<Tensor>& beta) {
-  return {.q = unit_rows(q),
-          .k = unit_rows(op.k),
-          .v = unit_rows(v),
-          .d_o = unit_rows(d_o),
+  return {.q = unit_last_stride(q),
+          .k = unit_last_stride(op.k),
+          .v = unit_last_stride(v),
+          .d_o = unit_last_stride(d_o),
           .g = op.g,
           .beta = beta.value_or(op.g),  // nobody reads it if it is 1
           .cu_seqlens = move.cu_seqlens,
@@ -104,9 +102,9 @@ void run(const ChunkGatedDeltaRuleBwdDhu<int64_t>& op, const std::tuple<Tensor, 
                   it.walk_back(0), move.out(du, dv2), move.states(dh, it.scratch.dh, true)});
 }
 
-// w and u are products of the inverse with values, of which those of w are k exp(g). With its
-// matrices bound a plane further, chunk_bwd_dv_local multiplies by the inverse instead of P. Without keys, chunk_bwd_h
-// computes r and no state.
+// w and u are products of the inverse with values, of which those of w are k exp(g). With its matrices bound a plane
+// further, chunk_bwd_dv_local multiplies by the inverse instead of P. Without keys, chunk_bwd_h computes r and no
+// state.
 void run(const PrepareWyReprBwd<int64_t>& op, const std::tuple<Tensor, Tensor, Tensor, Tensor>& outputs) {
   const auto& s = op.shape;
   const auto& [dk, dv, dbeta, dg] = outputs;

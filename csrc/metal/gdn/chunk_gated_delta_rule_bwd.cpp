@@ -17,10 +17,7 @@ namespace {
 
 using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-Tensor rows_of(const Tensor& x, at::ScalarType dtype) {
-  const Tensor rows = x.to(dtype);
-  return rows.size(-1) == 1 || rows.stride(-1) == 1 ? rows : rows.contiguous();
-}
+Tensor rows_of(const Tensor& x, at::ScalarType dtype) { return unit_last_stride(x.to(dtype)); }
 
 Tensor rstd_of(const Tensor& x) {
   const Tensor y = at::empty(x.sizes(), x.options());  // nobody reads it
