@@ -91,46 +91,34 @@ void copy_matrix(const In* in, int64_t in_row, int64_t in_column, Out* out, int6
 
 }  // namespace
 
-Rows::Rows(const Tensor& x)
-    : data_(static_cast<char*>(const_cast<void*>(x.const_data_ptr()))),  // an output is never copy-on-write
+Rows::Rows(const Tensor& x, const char* name)
+    : tensor_(x.dim() == 4 ? unit_last_stride(x, name) : x),
+      data_(static_cast<char*>(const_cast<void*>(tensor_.const_data_ptr()))),  // an output is never copy-on-write
       dtype_(x.scalar_type()),
-      item_size_(x.element_size()),
-      batch_stride_(x.stride(0)),
-      token_stride_(x.stride(1)),
-      head_stride_(x.stride(2)),
-      width_(x.dim() == 4 ? x.size(3) : 1) {}
+      item_size_(tensor_.element_size()),
+      tokens_(x.size(1)),
+      heads_(x.size(2)),
+      batch_stride_(tensor_.stride(0)),
+      token_stride_(tensor_.stride(1)),
+      head_stride_(tensor_.stride(2)),
+      width_(x.dim() == 4 ? x.size(3) : 1),
+      is_dense_(tensor_.is_contiguous()) {}
 
-void Rows::read(int64_t batch, int64_t token, int64_t head, int64_t first, int64_t count, float* out) const {
-  kernels().upcast(at(batch, token, head, first), dtype_, count, out);
+void Rows::read(int64_t batch, int64_t token, int64_t head, float* out) const {
+  kernels().upcast(at(batch, token, head), dtype_, width_, out);
 }
 
-void Rows::write(int64_t batch, int64_t token, int64_t head, int64_t first, int64_t count, const float* in) const {
-  kernels().downcast(in, count, dtype_, at(batch, token, head, first));
+void Rows::write(int64_t batch, int64_t token, int64_t head, const float* in) const {
+  kernels().downcast(in, width_, dtype_, at(batch, token, head));
 }
 
 void Rows::read_tile(const Chunk& chunk, int64_t head, int64_t rows, float* out) const {
-  for (int64_t i = 0; i < chunk.length; ++i) {
-    read(chunk.batch, chunk.first + i, head, 0, width_, out + i * width_);
-  }
+  for (int64_t i = 0; i < chunk.length; ++i) read(chunk.batch, chunk.first + i, head, out + i * width_);
   std::fill(out + chunk.length * width_, out + rows * width_, 0.0f);
 }
 
 void Rows::write_tile(const Chunk& chunk, int64_t head, const float* in) const {
-  for (int64_t i = 0; i < chunk.length; ++i) {
-    write(chunk.batch, chunk.first + i, head, 0, width_, in + i * width_);
-  }
-}
-
-void Rows::read_lower(const Chunk& chunk, int64_t head, int64_t rows, float* out) const {
-  std::fill(out, out + rows * rows, 0.0f);
-  for (int64_t i = 0; i < chunk.length; ++i) {
-    read(chunk.batch, chunk.first + i, head, 0, i + 1, out + i * rows);
-  }
-}
-
-void read_values(const Rows& values, const Chunk& chunk, int64_t head, int64_t rows, Below below, float* out) {
-  for (int64_t i = 0; i < chunk.length; ++i) out[i] = values.value(chunk.batch, chunk.first + i, head);
-  std::fill(out + chunk.length, out + rows, below == Below::kLast ? out[chunk.length - 1] : 0.0f);
+  for (int64_t i = 0; i < chunk.length; ++i) write(chunk.batch, chunk.first + i, head, in + i * width_);
 }
 
 States::States(const Tensor& x, bool v_first)

@@ -64,35 +64,45 @@ void with_element(at::ScalarType dtype, const F& f) {
   f(static_cast<c10::Half*>(nullptr));
 }
 
-// A tensor [B, T, heads, D], or [B, T, heads] with D = 1. Its strides are arbitrary, except that the last one is 1.
+// A tensor [B, T, heads, D], or [B, T, heads] with D = 1, with any strides. It is copied if the elements of a row are
+// not adjacent, which warns once if it has a name.
 class Rows {
  public:
-  explicit Rows(const Tensor& x);
-  // Reads or writes columns first .. first + count of one token and head, as f32.
-  void read(int64_t batch, int64_t token, int64_t head, int64_t first, int64_t count, float* out) const;
-  void write(int64_t batch, int64_t token, int64_t head, int64_t first, int64_t count, const float* in) const;
+  explicit Rows(const Tensor& x, const char* name = nullptr);
+  // Reads or writes the row of one token and head, as f32.
+  void read(int64_t batch, int64_t token, int64_t head, float* out) const;
+  void write(int64_t batch, int64_t token, int64_t head, const float* in) const;
   // Reads a whole tile. Rows after the chunk are zeros.
   void read_tile(const Chunk& chunk, int64_t head, int64_t rows, float* out) const;
   // Writes only the rows of the chunk.
   void write_tile(const Chunk& chunk, int64_t head, const float* in) const;
-  // Reads the chunk's block of [B, T, heads, chunk_size] as [rows, rows], with zeros above its diagonal and outside it.
-  void read_lower(const Chunk& chunk, int64_t head, int64_t rows, float* out) const;
-  // Returns one head's rows from one token on. Also takes [B, T, heads].
-  HeadRows head(int64_t batch, int64_t token, int64_t head, int64_t column) const {
+  // Returns one head's rows from one token and column on.
+  HeadRows head(int64_t batch, int64_t token, int64_t head, int64_t column = 0) const {
     return {at(batch, token, head, column), token_stride_ * item_size_, dtype_};
   }
-  // Reads one f32 value per token from [B, T, heads]. After the chunk it repeats the last value (`last`) or writes 0.
+  // Returns row i of all heads and tokens in order. `evenly_spaced` says how many of `count` rows from there on are
+  // `spacing` elements apart.
+  char* row(int64_t i) const {
+    return is_dense_ ? data_ + i * width_ * item_size_ : at(i / heads_ / tokens_, i / heads_ % tokens_, i % heads_);
+  }
+  int64_t evenly_spaced(int64_t i, int64_t count) const {
+    return is_dense_ ? count : std::min(count, heads_ - i % heads_);
+  }
+  int64_t spacing() const { return is_dense_ ? width_ : head_stride_; }
+  // Reads an f32 of [B, T, heads].
   float value(int64_t batch, int64_t token, int64_t head) const {
-    return *reinterpret_cast<const float*>(at(batch, token, head, 0));
+    return *reinterpret_cast<const float*>(at(batch, token, head));
   }
 
  private:
-  char* at(int64_t batch, int64_t token, int64_t head, int64_t column) const {
+  char* at(int64_t batch, int64_t token, int64_t head, int64_t column = 0) const {
     return data_ + (batch * batch_stride_ + token * token_stride_ + head * head_stride_ + column) * item_size_;
   }
+  Tensor tensor_;
   char* data_;
   at::ScalarType dtype_;
-  int64_t item_size_, batch_stride_, token_stride_, head_stride_, width_;
+  int64_t item_size_, tokens_, heads_, batch_stride_, token_stride_, head_stride_, width_;
+  bool is_dense_;
 };
 
 // States [N, HV, K, V] or h [B, NT, HV, K, V], or [..., V, K] if v_first, with any strides.
@@ -149,10 +159,6 @@ struct StateIo {
 Tensor initial_states(const ChunkShape<>& s, const Block& block, const StateIo& state_io);
 void write_final_states(const ChunkShape<>& s, const Block& block, const Tensor& states, const StateIo& state_io);
 
-// How to pad a tile past the end of the chunk: with the last value for the gate's cumulative sum, with 0 for beta.
-enum class Below { kLast, kZero };
-void read_values(const Rows& values, const Chunk& chunk, int64_t head, int64_t rows, Below below, float* out);
-
 inline Tensor f32_tiles(int64_t tiles, int64_t rows, int64_t columns) {
   return at::empty({tiles, rows, columns}, at::TensorOptions().dtype(at::kFloat));
 }
@@ -196,19 +202,8 @@ void for_each_group(const std::vector<Chunk>& chunks, int64_t heads, const F& f)
   }
 }
 
-inline std::span<const Chunk> chunks_of_steps(const Block& block, int64_t first, int64_t last) {
-  return std::span(block.chunks).subspan(block.steps[first], block.steps[last] - block.steps[first]);
-}
-
-// Calls f(first step, last step) over the steps of a block. The chunks of each group of steps make kTilesAtOnce tiles.
-template <typename F>
-void for_each_steps(const Block& block, int64_t heads, const F& f) {
-  const int64_t count = static_cast<int64_t>(block.steps.size()) - 1, most = kTilesAtOnce / heads;
-  for (int64_t first = 0, last; first < count; first = last) {
-    last = first + 1;
-    while (last < count && block.steps[last + 1] - block.steps[first] <= most) ++last;
-    f(first, last);
-  }
+inline std::span<const Chunk> chunks_of_step(const Block& block, int64_t step) {
+  return std::span(block.chunks).subspan(block.steps[step], block.steps[step + 1] - block.steps[step]);
 }
 
 }  // namespace torch_gdn::cpu

@@ -56,10 +56,7 @@ Tensor log_decays_of(const ChunkShape<>& s, const optional<Tensor>& g, const Gat
 
 Tensor betas_of(const ChunkShape<>& s, const optional<Tensor>& beta, const GateOptions& options) {
   if (!beta.has_value()) return at::ones({s.B, s.T, s.HV}, at::TensorOptions().dtype(at::kFloat));
-  if (!options.use_beta_sigmoid) {
-    const Tensor betas = beta->to(at::kFloat);
-    return betas.dim() == 4 ? unit_last_stride(betas, "beta") : betas;
-  }
+  if (!options.use_beta_sigmoid) return beta->to(at::kFloat);
   const double beta_scale = options.allow_neg_eigval ? 2.0 : 1.0;
   return transformed(*beta, [&](int64_t, double x) { return beta_scale / (1.0 + std::exp(-x)); });
 }
@@ -77,10 +74,8 @@ ChannelGateValues::ChannelGateValues(int64_t HV, int64_t K, const ChannelGateOpt
   }
 }
 
-ChannelGates ChannelGateValues::for_head(int64_t head, const HeadRows& g) const {
+Gates ChannelGateValues::for_head(int64_t head, const HeadRows& g) const {
   return {.g = g,
-          .beta = nullptr,
-          .beta_stride = 0,
           .width = K_,
           .gate = use_gate_,
           .rate = use_gate_ ? rates_[head] : 1.0f,
@@ -90,19 +85,17 @@ ChannelGates ChannelGateValues::for_head(int64_t head, const HeadRows& g) const 
 
 void write_channel_decays(const Tensor& g, const ChannelGateOptions& options, const Tensor& out) {
   const int64_t T = g.size(1), HV = g.size(2), K = g.size(3);
-  const Tensor raw = unit_last_stride(as_activation(g), "g");
-  const Rows from(raw), to(out);
+  const Rows from(as_activation(g), "g"), to(out);
   const ChannelGateValues gates(HV, K, options);
   const auto& kernels = channel_kernels();
   constexpr int64_t kGatesOfThread = 4096;
-  at::parallel_for(0, g.size(0) * T * HV, ceil_div(kGatesOfThread, std::max<int64_t>(1, K)),
-                   [&](int64_t begin, int64_t end) {
-                     for (int64_t i = begin; i < end; ++i) {
-                       const int64_t head = i % HV, token = i / HV % T, batch = i / HV / T;
-                       kernels.write_log_decays(gates.for_head(head, from.head(batch, token, head, 0)),
-                                                to.head(batch, token, head, 0));
-                     }
-                   });
+  at::parallel_for(
+      0, g.size(0) * T * HV, ceil_div(kGatesOfThread, std::max<int64_t>(1, K)), [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          const int64_t head = i % HV, token = i / HV % T, batch = i / HV / T;
+          kernels.write_log_decays(gates.for_head(head, from.head(batch, token, head)), to.head(batch, token, head));
+        }
+      });
 }
 
 Tensor channel_decays_of(const Tensor& g, const ChannelGateOptions& options) {

@@ -1,7 +1,6 @@
 // Converts log decays and betas to contiguous f32, the form that the CPU kernels read.
 #pragma once
 #include "cpu/common.h"
-#include "cpu/simd/channel_kernels.h"
 #include "ops/channel_gate.h"
 #include "ops/gates.h"
 
@@ -18,7 +17,7 @@ class ChannelGateValues {
  public:
   ChannelGateValues(int64_t HV, int64_t K, const ChannelGateOptions& options);
   // Returns the gates of one value head, without beta. `g` points to the head's raw or final g.
-  ChannelGates for_head(int64_t head, const HeadRows& g) const;
+  Gates for_head(int64_t head, const HeadRows& g) const;
 
  private:
   int64_t K_;

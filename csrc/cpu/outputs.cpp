@@ -1,4 +1,4 @@
-#include "cpu/outputs.h"
+#include "cpu/define.h"
 
 #ifdef __linux__
 #include <sys/mman.h>

@@ -41,9 +41,9 @@ void run(const ChunkKernels<Operand>& kernels, Head& head) {
   for (int64_t first = 0; first < head.tokens; first += kTokens) {
     keys->tokens = std::min(kTokens, head.tokens - first);
     keys->rows = padded(keys->tokens);
-    kernels.read_keys(rows(head.q, first, head.K), rows(head.k, first, head.K), head.K, false, *keys);
     const float scale = 1.0f / __builtin_sqrtf(float(head.K));
-    kernels.make_head(*keys, {head.g.data() + first, head.beta.data() + first, 1, 1, scale}, *tiles);
+    kernels.read_keys(rows(head.q, first, head.K), rows(head.k, first, head.K), head.K, false, scale, *keys);
+    kernels.make_head(*keys, {.g = rows(head.g, first, 1), .beta = rows(head.beta, first, 1)}, *tiles);
     kernels.advance(*keys, *tiles, rows(head.v, first, kColumns), rows(head.o, first, kColumns), kColumns,
                     head.state.data(), operand, *panel);
   }

@@ -1,21 +1,14 @@
 // Computes attention of packed sequences to pages. `Cache` decides what the pages contain.
 #pragma once
-#include <algorithm>
 #include <cmath>
-#include <limits>
-#include <vector>
 
-#include "cpu/common.h"
-#include "cpu/simd/aura_kernels.h"
+#include "cpu/attention/tiles.h"
 #include "ops/indices.h"
 #include "ops/pages.h"
 
 namespace torch_gdn::cpu::paged {
 
-constexpr int64_t kRows = 32;           // query rows of one KV head that share keys and values in f32
 constexpr int64_t kKeysOfBlock = 2048;  // keys per block, for a sequence with one tile of rows
-constexpr int64_t kColumns = 32;        // rows in f32 are padded to a multiple of this
-constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 // The rows of a KV head. Adjacent rows are the heads of one query, and the heads of the next query follow.
 struct WorkItem {
@@ -36,17 +29,6 @@ struct Token {
   int64_t block, offset;
 };
 
-// The state that the rows of a work item carry from one tile of keys to the next.
-struct Scratch {
-  std::vector<float> q, keys, values, o;
-  alignas(64) float scores[kRows * kTileKeys];
-  alignas(64) float key_factors[kTileKeys] = {}, value_factors[kTileKeys] = {};
-  AuraRow states[kRows];
-
-  explicit Scratch(int64_t width)
-      : q(kRows * width), keys(kTileKeys * width), values(kTileKeys * width), o(kRows * width) {}
-};
-
 // `Cache` has read_query() and write_result() for a row of q and a head, and read_key() and read_value() for a Token
 // and a KV head. Each of the readers gives a vector, and returns a factor for that vector.
 template <typename Cache>
@@ -58,7 +40,6 @@ class Attention {
         call_(sequences),
         cache_(cache),
         ratio_(s_.HQ / s_.HK),
-        width_(ceil_div(s_.D, kColumns) * kColumns),
         scale_(static_cast<float>(scale_or_default(scale, s_.D))),
         table_(sequences.block_table) {
     if (sinks.has_value()) sinks_ = sinks->contiguous();
@@ -71,19 +52,15 @@ class Attention {
   void run() {
     const auto items = work_items();
     share_work_items(static_cast<int64_t>(items.size()), at::get_num_threads(), [&](const auto& next) {
-      const auto scratch = std::make_unique<Scratch>(width_);
-      for (int64_t i = next(); i < static_cast<int64_t>(items.size()); i = next()) run_item(*scratch, items[i]);
+      const auto tile = std::make_unique<AttentionTile>(s_.D, kRowsOfTile, kTileKeys);
+      for (int64_t i = next(); i < static_cast<int64_t>(items.size()); i = next()) run_item(*tile, items[i]);
     });
     merge(items);
   }
 
  private:
-  struct Range {
-    int64_t first, last;
-  };
-
   // Returns the keys that a row sees.
-  Range seen(const QueriesAndKeys& sequence, int64_t row) const {
+  SeenKeys seen(const QueriesAndKeys& sequence, int64_t row) const {
     const int64_t position = sequence.keys - sequence.queries + row / ratio_;
     return {call_.window > 0 ? std::max<int64_t>(0, position - call_.window + 1) : 0,
             call_.causal ? position + 1 : sequence.keys};
@@ -97,10 +74,10 @@ class Attention {
     for (int64_t n = 0; n < s_.N; ++n) {
       const int64_t rows = sequences_[n].queries * ratio_;
       for (int64_t head = 0; head < s_.HK; ++head) {
-        for (int64_t row = 0; row < rows; row += kRows) {
-          const int64_t count = std::min(kRows, rows - row);
+        for (int64_t row = 0; row < rows; row += kRowsOfTile) {
+          const int64_t count = std::min(kRowsOfTile, rows - row);
           const int64_t first = seen(sequences_[n], row).first, last = seen(sequences_[n], row + count - 1).last;
-          const int64_t keys = rows <= kRows ? kKeysOfBlock : std::max<int64_t>(1, last - first);
+          const int64_t keys = rows <= kRowsOfTile ? kKeysOfBlock : std::max<int64_t>(1, last - first);
           const int64_t blocks = std::max<int64_t>(1, ceil_div(last - first, keys));
           for (int64_t key = first; key < std::max(last, first + 1); key += keys) {
             items.push_back({n, head, row, count, key, std::min(last, key + keys), blocks, partials});
@@ -109,61 +86,43 @@ class Attention {
         }
       }
     }
-    partial_o_.resize(partials * width_);
+    partial_o_.resize(partials * s_.D);
     partial_states_.resize(partials);
     return items;
   }
 
-  void run_item(Scratch& scratch, const WorkItem& item) {
+  void run_item(AttentionTile& tile, const WorkItem& item) {
     const auto& sequence = sequences_[item.sequence];
     for (int64_t i = 0; i < item.rows; ++i) {
       const int64_t row = item.first_row + i;
-      cache_.read_query(sequence.first + row / ratio_, head_of(item, row), scratch.q.data() + i * width_);
-      scratch.states[i] = {.m = kNone, .l = 0};
+      cache_.read_query(sequence.first + row / ratio_, head_of(item, row), tile.q.data() + i * tile.width);
+      tile.states[i] = {.m = kNoScore, .l = 0};
     }
-    std::fill(scratch.o.begin(), scratch.o.end(), 0.0f);
+    std::fill(tile.o.begin(), tile.o.end(), 0.0f);
     for (int64_t key = item.first_key; key < item.last_key; key += kTileKeys) {
-      run_tile(scratch, item, key, std::min(kTileKeys, item.last_key - key));
+      const int64_t count = std::min(kTileKeys, item.last_key - key);
+      read_keys(tile, item, key, count);
+      tile.attend(item.rows, key, count, [&](int64_t i) { return seen(sequence, item.first_row + i); });
     }
     for (int64_t i = 0; i < item.rows; ++i) {
-      float* o = scratch.o.data() + i * width_;
+      float* o = tile.o.data() + i * tile.width;
       if (item.blocks == 1) {
-        write_row(item, item.first_row + i, scratch.states[i], o);
+        write_row(item, item.first_row + i, tile.states[i], o);
       } else {
-        std::copy_n(o, width_, partial_o_.data() + (item.partial + i) * width_);
-        partial_states_[item.partial + i] = scratch.states[i];
+        std::copy_n(o, s_.D, partial_o_.data() + (item.partial + i) * s_.D);
+        partial_states_[item.partial + i] = tile.states[i];
       }
     }
   }
 
-  void run_tile(Scratch& scratch, const WorkItem& item, int64_t first, int64_t count) const {
+  void read_keys(AttentionTile& tile, const WorkItem& item, int64_t first, int64_t count) const {
     for (int64_t i = 0; i < count; ++i) {
       const int64_t position = first + i;
       const Token token{item.sequence, position, table_.at(item.sequence, position / s_.block_size),
                         position % s_.block_size};
-      scratch.key_factors[i] = scale_ * cache_.read_key(token, item.kv_head, scratch.keys.data() + i * width_);
-      scratch.value_factors[i] = cache_.read_value(token, item.kv_head, scratch.values.data() + i * width_);
+      tile.key_norms[i] = scale_ * cache_.read_key(token, item.kv_head, tile.keys.data() + i * tile.width);
+      tile.value_norms[i] = cache_.read_value(token, item.kv_head, tile.values.data() + i * tile.width);
     }
-    const AuraTile tile{.q = scratch.q.data(),
-                        .keys = scratch.keys.data(),
-                        .values = scratch.values.data(),
-                        .rows = item.rows,
-                        .count = count,
-                        .width = width_,
-                        .key_norms = scratch.key_factors,
-                        .value_norms = scratch.value_factors,
-                        .scores = scratch.scores,
-                        .o = scratch.o.data(),
-                        .states = scratch.states};
-    kernels_.dot_products(tile);
-    for (int64_t i = 0; i < item.rows; ++i) {
-      const Range range = seen(sequences_[item.sequence], item.first_row + i);
-      const int64_t from = std::clamp<int64_t>(range.first - first, 0, count);
-      const int64_t to = std::clamp<int64_t>(range.last - first, from, count);
-      if (from < to) kernels_.online_softmax(tile, i, from, to);
-      if (from == to) std::fill_n(scratch.scores + i * kTileKeys, kTileKeys, 0.0f);
-    }
-    kernels_.add_weighted(tile);
   }
 
   // The blocks of a tile of rows are adjacent in `items`.
@@ -178,8 +137,8 @@ class Attention {
   }
 
   void merge_row(const WorkItem& item, int64_t row) {
-    std::vector<float> o(width_);
-    AuraRow merged{.m = kNone, .l = 0};
+    std::vector<float> o(s_.D);
+    AuraRow merged{.m = kNoScore, .l = 0};
     for (int64_t i = 0; i < item.blocks; ++i) {
       const int64_t at = item.partial + i * item.rows + row;
       merged.m = std::max(merged.m, partial_states_[at].m);
@@ -189,7 +148,7 @@ class Attention {
       const auto& [m, l, tile_score] = partial_states_[at];
       const float factor = l == 0.0f ? 0.0f : std::exp(m - merged.m);
       merged.l += factor * l;
-      for (int64_t d = 0; d < s_.D; ++d) o[d] += factor * partial_o_[at * width_ + d];
+      for (int64_t d = 0; d < s_.D; ++d) o[d] += factor * partial_o_[at * s_.D + d];
     }
     write_row(item, item.first_row + row, merged, o.data());
   }
@@ -213,14 +172,13 @@ class Attention {
   const PagedShape<>& s_;
   const PagedSequences<int64_t>& call_;
   const Cache& cache_;
-  int64_t ratio_, width_;
+  int64_t ratio_;
   float scale_;
   Tensor sinks_;
   Indices table_;
   std::vector<QueriesAndKeys> sequences_;
   std::vector<float> partial_o_;
   std::vector<AuraRow> partial_states_;
-  const AuraKernels& kernels_ = aura_kernels();
 };
 
 }  // namespace torch_gdn::cpu::paged

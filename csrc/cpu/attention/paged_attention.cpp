@@ -1,7 +1,6 @@
 #include "ops/attention/paged_attention.h"
 
 #include "cpu/attention/attention.h"
-#include "cpu/attention/pages.h"
 #include "cpu/define.h"
 
 namespace torch_gdn::cpu {
@@ -12,29 +11,21 @@ namespace {
 class PlainCache {
  public:
   explicit PlainCache(const PagedAttention<int64_t>& op)
-      : D_(op.shape.D),
-        q_tensor_(unit_last_stride(op.q, "q")),
-        q_(q_tensor_),
-        out_(op.out),
-        keys_(op.key_cache),
-        values_(op.value_cache) {}
+      : q_(op.q.unsqueeze(0), "q"), out_(op.out.unsqueeze(0)), keys_(op.key_cache), values_(op.value_cache) {}
 
-  void read_query(int64_t token, int64_t head, float* row) const { q_.read(token, head, D_, row); }
+  void read_query(int64_t token, int64_t head, float* row) const { q_.read(0, token, head, row); }
   float read_key(const paged::Token& token, int64_t head, float* row) const {
-    keys_.read(token.block, token.offset, head, D_, row);
+    keys_.read(token.block, token.offset, head, row);
     return 1.0f;
   }
   float read_value(const paged::Token& token, int64_t head, float* row) const {
-    values_.read(token.block, token.offset, head, D_, row);
+    values_.read(token.block, token.offset, head, row);
     return 1.0f;
   }
-  void write_result(int64_t token, int64_t head, float* row) const { out_.write(token, head, D_, row); }
+  void write_result(int64_t token, int64_t head, float* row) const { out_.write(0, token, head, row); }
 
  private:
-  int64_t D_;
-  Tensor q_tensor_;
-  Tokens q_, out_;
-  Pages keys_, values_;
+  Rows q_, out_, keys_, values_;
 };
 
 void run(const PagedAttention<int64_t>& op) {

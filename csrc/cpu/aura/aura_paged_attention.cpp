@@ -1,34 +1,21 @@
 #include "ops/aura/aura_paged_attention.h"
 
-#include <ATen/Parallel.h>
-
-#include <algorithm>
 #include <cmath>
-#include <utility>
-#include <vector>
 
 #include "cpu/attention/attention.h"
-#include "cpu/attention/pages.h"
 #include "cpu/aura/codes.h"
-#include "cpu/aura/rotation.h"
+#include "cpu/aura/vectors.h"
 #include "cpu/define.h"
 
 namespace torch_gdn::cpu {
 
 namespace {
 
-void rotate_row(float* row, const Tensor& signs, int64_t D, bool inverse) {
-  rotate(row, signs.const_data_ptr<float>(), D, inverse);
-  const float factor = 1.0f / std::sqrt(static_cast<float>(D));
-  for (int64_t d = 0; d < D; ++d) row[d] *= factor;
-}
-
 // Which tokens are exact, and their rows.
 class ExactTokens {
  public:
   ExactTokens(const PagedShape<>& shape, const PagedSequences<int64_t>& sequences, const PagedExactRows<int64_t>& exact)
       : exact_(exact),
-        D_(shape.D),
         boundaries_(sequences.cu_seqlens),
         lengths_(sequences.seq_lens),
         slots_(*exact.slots),
@@ -36,31 +23,29 @@ class ExactTokens {
         sink_slots_(*exact.sink_slots),
         keys_(*exact.keys),
         values_(*exact.values),
-        new_keys_(*exact.new_keys),
-        new_values_(*exact.new_values) {}
+        new_keys_(exact.new_keys->unsqueeze(0)),
+        new_values_(exact.new_values->unsqueeze(0)) {}
 
   // Returns false, and reads nothing, if the token has codes alone.
   bool read(const paged::Token& token, int64_t head, bool is_key, float* row) const {
     const int64_t n = token.sequence, p = token.position;
     const int64_t first_query = lengths_[n] - (boundaries_[n + 1] - boundaries_[n]);
     if (p >= first_query) {
-      (is_key ? new_keys_ : new_values_).read(boundaries_[n] + p - first_query, head, D_, row);
+      (is_key ? new_keys_ : new_values_).read(0, boundaries_[n] + p - first_query, head, row);
       return true;
     }
     const bool is_sink = p < exact_.sinks;
     const int64_t slot = is_sink ? sink_slots_[n] : slots_[n];
     if (slot < 0 || (!is_sink && (p < starts_[n] || p < first_query - exact_.tail))) return false;
     const int64_t at = is_sink ? p : exact_.sinks + p % (exact_.keys->size(1) - exact_.sinks);
-    (is_key ? keys_ : values_).read(slot, at, head, D_, row);
+    (is_key ? keys_ : values_).read(slot, at, head, row);
     return true;
   }
 
  private:
   const PagedExactRows<int64_t>& exact_;
-  int64_t D_;
   Indices boundaries_, lengths_, slots_, starts_, sink_slots_;
-  Pages keys_, values_;
-  Tokens new_keys_, new_values_;
+  Rows keys_, values_, new_keys_, new_values_;
 };
 
 // The rotated means of the tiles that the queries see, in the order of their sequences.
@@ -81,13 +66,13 @@ class RotatedMeans {
       }
     }
     means_.resize(places.size() * HK_ * D_);
-    const Pages pages(*op.key.tile_means);
+    const Rows pages(*op.key.tile_means);
     const Tensor signs = op.key_signs.contiguous();
     at::parallel_for(0, static_cast<int64_t>(places.size()) * HK_, 16, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const auto& [block, tile] = places[i / HK_];
-        pages.read(block, tile, i % HK_, D_, means_.data() + i * D_);
-        rotate_row(means_.data() + i * D_, signs, D_, false);
+        pages.read(block, tile, i % HK_, means_.data() + i * D_);
+        rotate(means_.data() + i * D_, signs, false, inverse_root(D_));
       }
     });
   }
@@ -110,11 +95,10 @@ class CodedCache {
   explicit CodedCache(const AuraPagedAttention<int64_t>& op)
       : op_(op),
         D_(op.shape.D),
-        q_tensor_(unit_last_stride(op.q, "q")),
         key_signs_(op.key_signs.contiguous()),
         value_signs_(op.value_signs.contiguous()),
-        q_(q_tensor_),
-        out_(op.out),
+        q_(op.q.unsqueeze(0), "q"),
+        out_(op.out.unsqueeze(0)),
         keys_(op.key.codebook, op.key_code, D_),
         values_(op.value.codebook, op.value_code, D_) {
     if (op.exact.present()) exact_.emplace(op.shape, op.sequences, op.exact);
@@ -122,12 +106,12 @@ class CodedCache {
   }
 
   void read_query(int64_t token, int64_t head, float* row) const {
-    q_.read(token, head, D_, row);
-    rotate_row(row, key_signs_, D_, false);
+    q_.read(0, token, head, row);
+    rotate(row, key_signs_, false, inverse_root(D_));
   }
   float read_key(const paged::Token& token, int64_t head, float* row) const {
     if (exact_ && exact_->read(token, head, true, row)) {
-      rotate_row(row, key_signs_, D_, false);
+      rotate(row, key_signs_, false, inverse_root(D_));
       return 1.0f;
     }
     const float norm = read(op_.key, keys_, token, head, row);
@@ -138,28 +122,25 @@ class CodedCache {
   }
   float read_value(const paged::Token& token, int64_t head, float* row) const {
     if (!exact_ || !exact_->read(token, head, false, row)) return read(op_.value, values_, token, head, row);
-    rotate_row(row, value_signs_, D_, false);
+    rotate(row, value_signs_, false, inverse_root(D_));
     return 1.0f;
   }
   void write_result(int64_t token, int64_t head, float* row) const {
-    rotate_row(row, value_signs_, D_, true);
-    out_.write(token, head, D_, row);
+    rotate(row, value_signs_, true, inverse_root(D_));
+    out_.write(0, token, head, row);
   }
 
  private:
-  static int64_t place(const Tensor& x, const paged::Token& token, int64_t head) {
-    return token.block * x.stride(0) + token.offset * x.stride(1) + head * x.stride(2);
-  }
   static float read(const CodedTensor& coded, const Codebook& codebook, const paged::Token& token, int64_t head,
                     float* row) {
-    codebook.dequantise(coded.codes.const_data_ptr<int32_t>() + place(coded.codes, token, head), row);
-    return coded.norms.const_data_ptr<c10::Half>()[place(coded.norms, token, head)];
+    codebook.dequantise(words_at(coded.codes, token.block, token.offset, head), row);
+    return norm_at(coded.norms, token.block, token.offset, head);
   }
 
   const AuraPagedAttention<int64_t>& op_;
   int64_t D_;
-  Tensor q_tensor_, key_signs_, value_signs_;
-  Tokens q_, out_;
+  Tensor key_signs_, value_signs_;
+  Rows q_, out_;
   Codebook keys_, values_;
   optional<ExactTokens> exact_;
   optional<RotatedMeans> means_;

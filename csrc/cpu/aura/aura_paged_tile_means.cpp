@@ -6,7 +6,7 @@
 #include <cmath>
 #include <vector>
 
-#include "cpu/attention/pages.h"
+#include "cpu/common.h"
 #include "cpu/define.h"
 #include "shaders/aura/aura_paged_tile_means.h"
 
@@ -23,7 +23,7 @@ class TileMeans {
         lengths_(op.sequences.seq_lens),
         slots_(op.exact_slots),
         starts_(op.exact_starts),
-        keys_(op.keys),
+        keys_(op.keys.unsqueeze(0)),
         exact_keys_(op.exact_keys),
         means_(op.tile_means) {}
 
@@ -59,11 +59,11 @@ class TileMeans {
     }
     const int64_t ring = op_.exact_keys.size(1) - op_.sinks;
     for (int64_t p = first_new - held; p < first_new; ++p) {
-      exact_keys_.read(slots_[n], op_.sinks + p % ring, head, D, row.data());
+      exact_keys_.read(slots_[n], op_.sinks + p % ring, head, row.data());
       for (int64_t d = 0; d < D; ++d) sum[d] += row[d];
     }
     for (int64_t p = last - from_new; p < last; ++p) {
-      keys_.read(boundaries_[n] + p - first_new, head, D, row.data());
+      keys_.read(0, boundaries_[n] + p - first_new, head, row.data());
       for (int64_t d = 0; d < D; ++d) sum[d] += row[d];
     }
     for (int64_t d = 0; d < D; ++d) {
@@ -75,16 +75,15 @@ class TileMeans {
 
   int64_t block_of(int64_t n, int64_t tile) const { return table_.at(n, tile / op_.tile_means.size(1)); }
   void read_mean(int64_t n, int64_t tile, int64_t head, float* row) const {
-    means_.read(block_of(n, tile), tile % op_.tile_means.size(1), head, op_.shape.D, row);
+    means_.read(block_of(n, tile), tile % op_.tile_means.size(1), head, row);
   }
   void write_mean(int64_t n, int64_t tile, int64_t head, const float* row) const {
-    means_.write(block_of(n, tile), tile % op_.tile_means.size(1), head, op_.shape.D, row);
+    means_.write(block_of(n, tile), tile % op_.tile_means.size(1), head, row);
   }
 
   const AuraPagedTileMeans<int64_t>& op_;
   Indices table_, boundaries_, lengths_, slots_, starts_;
-  Tokens keys_;
-  Pages exact_keys_, means_;
+  Rows keys_, exact_keys_, means_;
 };
 
 void run(const AuraPagedTileMeans<int64_t>& op) { TileMeans(op).run(); }

@@ -2,11 +2,17 @@
 #pragma once
 #include <ATen/Parallel.h>
 
+#include <cmath>
+
 #include "cpu/common.h"
 
 namespace torch_gdn::cpu {
 
 constexpr int64_t kLargestD = 512;
+
+// Computes x <- factor sqrt(D) Pi x, or factor sqrt(D) Pi^T x if `inverse`, with Pi = H diag(signs) / sqrt(D).
+void rotate(float* x, const Tensor& signs, bool inverse, float factor);
+inline float inverse_root(int64_t D) { return 1.0f / std::sqrt(static_cast<float>(D)); }
 
 inline Tensor with_dimensions(Tensor x, int64_t count) {
   while (x.dim() < count) x = x.unsqueeze(0);

@@ -6,7 +6,7 @@
 #include "cpu/gdn/recurrence.h"
 #include "cpu/layers/kernels.h"
 
-namespace torch_gdn {
+namespace torch_gdn::cpu {
 namespace {
 
 // The projections of the layer: x [B, T, D], z [B, T, HV, V], b and a [B, T, HV].
@@ -28,7 +28,7 @@ Projections projections_of(const GdnDecode<int64_t>& op) {
 
 Tensor convolve(const GdnDecode<int64_t>& op, const Tensor& x) {
   const Tensor y = at::empty(x.sizes(), x.options());
-  cpu::causal_conv1d_update(op.convolution(x, op.cu_seqlens), y);
+  causal_conv1d_update(op.convolution(x, op.cu_seqlens), y);
   return y;
 }
 
@@ -48,14 +48,14 @@ Tensor recur(const GdnDecode<int64_t>& op, const Tensor& mixed, const Tensor& b,
   rule.cu_seqlens = op.cu_seqlens;
   rule.shape = s;
   const Tensor o = at::empty({s.B, s.T, s.HV, s.V}, mixed.options());
-  cpu::run_recurrence(rule, cpu::StateIo::in_place(s, op.pool, op.state_v_first), o);
+  run_recurrence(rule, StateIo::in_place(s, op.pool, op.state_v_first), o);
   return o;
 }
 
 // An infinite gate would turn the zeros of a sequence without a slot into NaN.
 void leave_zeros(const GdnDecode<int64_t>& op, const Tensor& y) {
-  const auto slots = cpu::slots_of(op.shape.N, op.pool);
-  const auto sequences = cpu::sequences_of(op.shape, op.cu_seqlens);
+  const auto slots = slots_of(op.shape.N, op.pool);
+  const auto sequences = sequences_of(op.shape, op.cu_seqlens);
   for (size_t n = 0; n < slots.size(); ++n) {
     const auto& [batch, first, length] = sequences[n];
     if (slots[n].index < 0) y.select(0, batch).narrow(0, first, length).zero_();
@@ -75,13 +75,13 @@ void run(const GdnDecode<int64_t>& op, const Tensor& output) {
   norm.D = op.shape.V;
   const Tensor y = op.out.value_or(output);
   const Tensor rows = y.is_contiguous() ? y : at::empty(y.sizes(), y.options());
-  cpu::rms_norm_gated(norm, rows);
+  rms_norm_gated(norm, rows);
   leave_zeros(op, rows);
   if (!rows.is_same(y)) y.copy_(rows);
 }
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(gdn, m) { cpu::define<GdnDecode, &run>(m); }
+TORCH_LIBRARY_FRAGMENT(gdn, m) { define<GdnDecode, &run>(m); }
 
-}  // namespace torch_gdn
+}  // namespace torch_gdn::cpu

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "cpu/layers/rows.h"
-#include "cpu/simd/row_kernels.h"
 #include "ops/layers/qk_norm_rope.h"
 
 namespace torch_gdn::cpu {
@@ -37,13 +36,12 @@ inline void rotate(float* x, const float* cos, const float* sin, int64_t pairs) 
 // Calls write(token, head, values) for each head of x [B, T, H, D], which is q or k. `token` counts the tokens of all
 // sequences. Without a weight, there is no norm.
 template <typename Write>
-void rotated_heads(const QkNormRope<int64_t>& op, const Tensor& x_any, const optional<Tensor>& weight_any,
+void rotated_heads(const QkNormRope<int64_t>& op, const Tensor& x, const optional<Tensor>& weight_any,
                    const Write& write) {
-  if (x_any.numel() == 0) return;
-  const Tensor x = unit_last_stride(x_any, "q or k");
+  if (x.numel() == 0) return;
   const Tensor cos = op.cos.to(at::kFloat).contiguous(), sin = op.sin.to(at::kFloat).contiguous();
   const Tensor weight = weight_any.has_value() ? weight_any->to(at::kFloat).contiguous() : Tensor();
-  const RowsOf rows(x);
+  const Rows rows(x, "q or k");
   const int64_t heads = x.size(2);
   const float* const weights = weight.defined() ? weight.const_data_ptr<float>() : nullptr;
   const auto *cosines = cos.const_data_ptr<float>(), *sines = sin.const_data_ptr<float>();
@@ -51,7 +49,7 @@ void rotated_heads(const QkNormRope<int64_t>& op, const Tensor& x_any, const opt
     std::vector<float> values(op.D);
     for (int64_t row = begin; row < end; ++row) {
       const int64_t token = row / heads;
-      row_kernels().upcast(rows.at(row), x.scalar_type(), op.D, values.data());
+      rows.read(token / op.T, token % op.T, row % heads, values.data());
       if (weights) normalise(values.data(), weights, op.zero_centered ? 1.0f : 0.0f, float(op.eps), op.D);
       rotate(values.data(), cosines + token * op.P, sines + token * op.P, op.P);
       write(token, row % heads, values.data());
@@ -64,7 +62,7 @@ inline void write_heads(const QkNormRope<int64_t>& op, const Tensor& x, const op
                         const Tensor& out) {
   const Rows target(out);
   rotated_heads(op, x, weight, [&](int64_t token, int64_t head, const float* values) {
-    target.write(token / op.T, token % op.T, head, 0, op.D, values);
+    target.write(token / op.T, token % op.T, head, values);
   });
 }
 

@@ -1,5 +1,6 @@
 // Implements AuraKernels for one ISA variant. In pass 1 of attention to codes, some query rows share a tile of
 // dequantised keys and values.
+#include "cpu/simd/trellis.h"
 
 constexpr int kHeads = 4;  // query rows that share loads of keys and values
 
@@ -232,5 +233,5 @@ constexpr void (*dequantise)(const Dequantise&) = nullptr;
 
 #endif
 
-constexpr AuraKernels kAuraKernels = {dequantise,    &dot_products, &online_softmax,
-                                      &add_weighted, &quantise,     &multiply_by_sylvester};
+constexpr AuraKernels kAuraKernels = {dequantise, &dot_products,          &online_softmax, &add_weighted,
+                                      &quantise,  &multiply_by_sylvester, kLanes,          &nearest_windows};

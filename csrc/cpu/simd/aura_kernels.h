@@ -2,6 +2,8 @@
 #pragma once
 #include <cstdint>
 
+#include "shaders/aura/trellis.h"
+
 namespace torch_gdn::cpu {
 
 constexpr int64_t kTileKeys = 64;  // keys that are dequantised at once: 32 KB with D = 128
@@ -38,6 +40,18 @@ struct AuraTile {
   AuraRow* states;
 };
 
+constexpr int64_t kMostRows = 16;  // most rows that Viterbi's algorithm encodes together
+constexpr int64_t kMostStates = 16;
+
+// Rows for a trellis code. Value d of row r is x[d * rows + r]. `choices` has kMostStates words for each row and
+// kHeldChoices values.
+struct TrellisRows {
+  const float *x, *labels;
+  int64_t D, bits;
+  uint32_t* choices;
+  uint8_t* windows;  // the result, with the layout of x
+};
+
 struct AuraKernels {
   void (*dequantise)(const Dequantise& codes);  // nullptr if the ISA is no faster than decoding byte by byte
   void (*dot_products)(const AuraTile& tile);
@@ -47,6 +61,9 @@ struct AuraKernels {
   void (*quantise)(const float* y, const float* boundaries, int64_t D, int64_t bits, int32_t* codes);
   // Multiplies groups of `width` coordinates by Sylvester's Hadamard matrix.
   void (*multiply_by_sylvester)(float* x, int64_t D, int64_t width);
+  int64_t trellis_rows;  // at most kMostRows
+  // Finds the windows of the ring whose labels are nearest to the values of each row.
+  void (*nearest_windows)(const TrellisRows& rows);
 };
 const AuraKernels& aura_kernels();
 

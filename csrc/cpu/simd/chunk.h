@@ -245,10 +245,12 @@ TORCH_GDN_INLINE float sum_of_squares(const Pair* x, int64_t count) {
 }
 
 template <typename Operand>
-TORCH_GDN_INLINE void make_factors(const Operand* x, bool normalise, const KeyTiles<Operand>& tiles, float* factor) {
+TORCH_GDN_INLINE void make_factors(const Operand* x, bool normalise, float scale, const KeyTiles<Operand>& tiles,
+                                   float* factor) {
   const int64_t length = tiles.K / kTogether<Operand>;
   for (int64_t i = 0; i < tiles.rows; ++i) {
-    factor[i] = normalise ? 1.0f / __builtin_sqrtf(sum_of_squares(x + i * length, length) + kNormEps) : 1.0f;
+    factor[i] = scale;
+    if (normalise) factor[i] *= 1.0f / __builtin_sqrtf(sum_of_squares(x + i * length, length) + kNormEps);
   }
 }
 
@@ -302,7 +304,8 @@ TORCH_GDN_INLINE void prefetch_rows(const HeadRows& rows, int64_t first, int64_t
 }
 
 template <typename Operand>
-void read_keys(const HeadRows& q, const HeadRows& k, int64_t width, bool normalise, KeyTiles<Operand>& tiles) {
+void read_keys(const HeadRows& q, const HeadRows& k, int64_t width, bool normalise, float scale,
+               KeyTiles<Operand>& tiles) {
   const int64_t length = tiles.K / kTogether<Operand>;
 #if TORCH_GDN_ISA_HAS_AMX
   const AmxTiles amx;
@@ -311,8 +314,8 @@ void read_keys(const HeadRows& q, const HeadRows& k, int64_t width, bool normali
   prefetch_rows(k, kTokens, tiles.tokens, width);
   read_rows(q, width, tiles, tiles.q);
   read_rows(k, width, tiles, tiles.k);
-  make_factors(tiles.q, normalise, tiles, tiles.q_factor);
-  make_factors(tiles.k, normalise, tiles, tiles.k_factor);
+  make_factors(tiles.q, normalise, scale, tiles, tiles.q_factor);
+  make_factors(tiles.k, normalise, 1.0f, tiles, tiles.k_factor);
   transpose(tiles.k, tiles.rows, length, tiles.k_across);
   if constexpr (kTogether<Operand> == 2) pair_rows(tiles.k, tiles.rows, length, tiles.k_down);
   multiply_by_keys(tiles.k, tiles, tiles.k_k);
@@ -322,13 +325,13 @@ void read_keys(const HeadRows& q, const HeadRows& k, int64_t width, bool normali
 // The cumulative sum is in f64, so that exp(c_i - c_j) loses no digits to a large c. After the chunk it stays constant,
 // and beta is 0.
 template <typename Operand>
-void make_head(const KeyTiles<Operand>& keys, const HeadGates& gates, HeadTiles<Operand>& head) {
+void make_head(const KeyTiles<Operand>& keys, const Gates& gates, HeadTiles<Operand>& head) {
   double sums[kTokens], sum = 0;
   for (int64_t i = 0; i < keys.rows; ++i) {
     const bool inside = i < keys.tokens;
-    if (inside) sum += clamped_log_decay(gates.g[i * gates.g_stride]);
+    if (inside) sum += clamped_log_decay(number_at(gates.g, i));
     sums[i] = sum;
-    head.beta[i] = inside ? gates.beta[i * gates.beta_stride] : 0.0f;
+    head.beta[i] = inside ? number_at(gates.beta, i) : 0.0f;
   }
   for (int64_t i = keys.rows; i < kTokens; ++i) {  // read, but no result depends on it
     sums[i] = sum;
@@ -345,12 +348,12 @@ void make_head(const KeyTiles<Operand>& keys, const HeadGates& gates, HeadTiles<
   for (int64_t i = 0; i < keys.rows; i += kLanes) {
     const Floats decay = exponential(load(passed + i)), k_factor = load(keys.k_factor + i);
     store(head.reading + i, load(head.beta + i) * k_factor * decay);
-    store(head.querying + i, gates.scale * load(keys.q_factor + i) * decay);
+    store(head.querying + i, load(keys.q_factor + i) * decay);
     store(head.writing + i, k_factor * exponential(load(left + i)));
   }
   for (int64_t i = 0; i < keys.rows; ++i) {
     alignas(64) float decays[kTokens], scores[kTokens];
-    const float update = -head.beta[i] * keys.k_factor[i], query = gates.scale * keys.q_factor[i];
+    const float update = -head.beta[i] * keys.k_factor[i], query = keys.q_factor[i];
     const float *k_k = keys.k_k + i * kTokens, *q_k = keys.q_k + i * kTokens;
     float* out = head.update + i * kTokens;
     const int64_t columns = i < kTokens / 2 ? kTokens / 2 : kTokens;

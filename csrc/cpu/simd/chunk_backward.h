@@ -120,7 +120,7 @@ void decay_head(const HeadRows& g, int64_t, BackwardTiles& tiles, ChunkRecord* r
   const int64_t K = tiles.K;
   double sum = 0;
   for (int64_t i = 0; i < kTokens; ++i) {
-    if (i < tiles.tokens) sum += clamped_log_decay(*reinterpret_cast<const float*>(g.data + i * g.stride));
+    if (i < tiles.tokens) sum += clamped_log_decay(number_at(g, i));
     tiles.sums[i] = sum;
   }
   alignas(64) float read[kTokens], write[kTokens];

@@ -1,4 +1,4 @@
-#include "cpu/simd/channel_kernels.h"
+#include "cpu/simd/gdn_kernels.h"
 
 #define TORCH_GDN_PER_ISA "cpu/simd/chunk_channels.h"
 #include "cpu/simd/isa_variants.h"

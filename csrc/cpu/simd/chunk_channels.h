@@ -26,13 +26,13 @@ void read_channel_keys(const HeadRows& q, const HeadRows& k, int64_t width, bool
   }
 }
 
-TORCH_GDN_INLINE Floats log_decay(Floats raw, const ChannelGates& gates, int64_t channel) {
+TORCH_GDN_INLINE Floats log_decay(Floats raw, const Gates& gates, int64_t channel) {
   const Floats x = gates.bias ? raw + load(gates.bias + channel) : raw;
   return gates.lower_bound < 0 ? gates.lower_bound * sigmoid(gates.rate * x) : -gates.rate * softplus(x);
 }
 
 // Writes zeros past the chunk.
-TORCH_GDN_INLINE void read_log_decays(const ChannelKeys& keys, const ChannelGates& gates, float* out) {
+TORCH_GDN_INLINE void read_log_decays(const ChannelKeys& keys, const Gates& gates, float* out) {
   prefetch_rows(gates.g, kTokens, keys.tokens, gates.width);
   upcast_rows(gates.g, keys.tokens, keys.rows, gates.width, out, keys.K);
   if (!gates.gate) return;
@@ -44,7 +44,7 @@ TORCH_GDN_INLINE void read_log_decays(const ChannelKeys& keys, const ChannelGate
   }
 }
 
-void write_log_decays(const ChannelGates& gates, const HeadRows& out) {
+void write_log_decays(const Gates& gates, const HeadRows& out) {
   alignas(64) float row[kLargestK] = {};
   for (int64_t first = 0; first < gates.width; first += kLargestK) {
     const int64_t count = gates.width - first < kLargestK ? gates.width - first : kLargestK;
@@ -144,14 +144,14 @@ TORCH_GDN_INLINE void leave_block(const ChannelKeys& keys, ChannelTiles& tiles, 
   }
 }
 
-TORCH_GDN_INLINE void read_betas(const ChannelGates& gates, ChannelTiles& tiles) {
+TORCH_GDN_INLINE void read_betas(const Gates& gates, ChannelTiles& tiles) {
   for (int64_t i = 0; i < kTokens; ++i) {
-    tiles.reading[i] = tiles.beta[i] = i < tiles.tokens ? gates.beta[i * gates.beta_stride] : 0.0f;
+    tiles.reading[i] = tiles.beta[i] = i < tiles.tokens ? number_at(gates.beta, i) : 0.0f;
     tiles.querying[i] = tiles.writing[i] = 1.0f;
   }
 }
 
-void make_channels(const ChannelKeys& keys, const ChannelGates& gates, ChannelTiles& tiles) {
+void make_channels(const ChannelKeys& keys, const Gates& gates, ChannelTiles& tiles) {
   const int64_t K = keys.K;
   tiles.tokens = keys.tokens, tiles.rows = keys.rows, tiles.K = K;
   read_betas(gates, tiles);
@@ -179,8 +179,8 @@ void make_channels(const ChannelKeys& keys, const ChannelGates& gates, ChannelTi
     scale_row(tiles.update + i * kTokens, i / kBlock * kBlock + kBlock, -tiles.beta[i]);
 }
 
-void advance_channels(const ChannelTiles& tiles, const HeadRows& v, const HeadRows& o, int64_t columns, float* state,
-                      PanelTiles<float>& panel) {
+void advance_channels(const ChannelKeys&, const ChannelTiles& tiles, const HeadRows& v, const HeadRows& o,
+                      int64_t columns, float* state, float*, PanelTiles<float>& panel) {
   const float* k_writing = tiles.k_writing;
   const auto decay = [&](int64_t channel) __attribute__((always_inline)) {
     return std::pair(tiles.base[channel], tiles.change[channel]);
@@ -188,4 +188,5 @@ void advance_channels(const ChannelTiles& tiles, const HeadRows& v, const HeadRo
   advance_panel(tiles, tiles, k_writing, decay, v, o, columns, state, state, panel);
 }
 
-constexpr ChannelKernels kChannelKernels = {&read_channel_keys, &make_channels, &write_log_decays, &advance_channels};
+constexpr ChannelKernels kChannelKernels = {{&read_channel_keys, &make_channels, &advance_channels, nullptr},
+                                            &write_log_decays};

@@ -1,6 +1,6 @@
-// The inner loops of the two end-to-end ops. They work on raw memory, in the best ISA variant for this machine. A panel
-// is 32 columns (of V) of one head's state, [K, 32] and contiguous. With K = 128 it has 16 KB, half of a first-level
-// cache.
+// The inner loops of the chunked ops and of the recurrence. They work on raw memory, in the best ISA variant for this
+// machine. A panel is 32 columns (of V) of one head's state, [K, 32] and contiguous. With K = 128 it has 16 KB, half of
+// a first-level cache.
 #pragma once
 #include "cpu/simd/row_kernels.h"
 #include "ops/chunk_shape.h"
@@ -17,6 +17,9 @@ inline float clamped_log_decay(float g) { return g < kLowestLogDecay ? kLowestLo
 
 inline int64_t padded(int64_t rows) { return ceil_div(rows, kRowsAtOnce) * kRowsAtOnce; }
 
+constexpr int64_t kChannelsAtOnce = 16;  // rows of channels with decays have a multiple of this many floats
+inline int64_t padded_channels(int64_t K) { return ceil_div(K, kChannelsAtOnce) * kChannelsAtOnce; }
+
 // The type that a product multiplies: floats, or bf16 numbers in pairs. The numbers of a pair are neighbours along the
 // sum of a product, and the first is in the low half. Products of pairs are also summed in f32.
 using Pair = uint32_t;
@@ -28,6 +31,7 @@ inline constexpr int64_t kTogether<Pair> = 2;
 // A chunk's tokens of one key head, and their products.
 template <typename Operand>
 struct KeyTiles {
+  static constexpr int64_t kMultiple = kRowsAtOnce;   // K is one
   int64_t tokens, rows, K;                            // rows and K after padding
   alignas(64) Operand q[kTokens * kLargestK];         // [rows, K]
   alignas(64) Operand k[kTokens * kLargestK];         // [rows, K]
@@ -35,7 +39,8 @@ struct KeyTiles {
   alignas(64) Operand k_down[kTokens * kLargestK];    // pairs along the tokens (pair_rows); not used with floats
   alignas(64) float k_k[kTokens * kTokens];           // k k^T and q k^T, [rows, 32], up to the diagonal
   alignas(64) float q_k[kTokens * kTokens];
-  alignas(64) float q_factor[kTokens], k_factor[kTokens];  // 1, or the factor that makes the row's norm 1
+  alignas(64) float q_factor[kTokens],
+      k_factor[kTokens];  // scale and 1, times what makes the row's norm 1 if requested
 };
 
 // A chunk's tokens of one value head. This does not depend on the state. c is the cumulative sum of g.
@@ -60,32 +65,68 @@ struct PanelTiles {
   alignas(64) Operand writing[kTokens * kColumns];     // exp(c_last - c) v_new, along the tokens
 };
 
-// g and beta of a value head, token by token.
-struct HeadGates {
-  const float *g, *beta;
-  int64_t g_stride, beta_stride;  // floats between tokens
-  float scale;
+// A chunk's tokens of one key head, if each channel of K has a decay. Rows are K floats apart.
+struct ChannelKeys {
+  static constexpr int64_t kMultiple = kChannelsAtOnce;
+  int64_t tokens, rows, K;                   // rows and K after padding
+  alignas(64) float q[kTokens * kLargestK];  // normalised if requested, and scaled
+  alignas(64) float k[kTokens * kLargestK];
 };
 
-template <typename Operand>
+// The same tokens after the decays of a value head. c is the cumulative sum of log decays.
+struct ChannelTiles {
+  int64_t tokens, rows, K;
+  alignas(64) float q[kTokens * kLargestK];              // q exp(c)
+  alignas(64) float k[kTokens * kLargestK];              // k exp(c)
+  alignas(64) float k_writing[kTokens * kLargestK];      // k exp(c_last - c)
+  alignas(64) float base[kLargestK], change[kLargestK];  // as in HeadTiles
+  alignas(64) float log_decays[kTokens * kLargestK];
+  alignas(64) float left[kTokens * kLargestK];  // c_last - c, up to the tokens processed so far
+  alignas(64) float update[kTokens * kTokens];  // these two are as in HeadTiles
+  alignas(64) float scores[kTokens * kTokens];
+  alignas(64) float beta[kTokens], reading[kTokens], querying[kTokens], writing[kTokens];
+};
+
+// g and beta of a value head, token by token. Channels may have a gate: then g is raw, and its log decay is -rate
+// softplus(g + bias), or lower_bound sigmoid(rate (g + bias)) with a lower_bound below 0.
+struct Gates {
+  HeadRows g, beta;   // f32, except the g of channels
+  int64_t width = 1;  // K, if channels have decays
+  bool gate = false;
+  float rate = 1, lower_bound = 0;
+  const float* bias = nullptr;  // `padded_channels(width)` values, or nullptr
+};
+
+template <typename Operand_, typename Keys_ = KeyTiles<Operand_>, typename Head_ = HeadTiles<Operand_>>
 struct ChunkKernels {
-  // Reads the tokens of a chunk (`tiles.tokens`, with K columns of `width`) and computes their products.
-  void (*read_keys)(const HeadRows& q, const HeadRows& k, int64_t width, bool normalise, KeyTiles<Operand>& tiles);
-  void (*make_head)(const KeyTiles<Operand>& keys, const HeadGates& gates, HeadTiles<Operand>& head);
+  using Operand = Operand_;
+  using Keys = Keys_;
+  using Head = Head_;
+  // Reads the tokens of a chunk (`keys.tokens`, with K columns of `width`) and computes their products.
+  void (*read_keys)(const HeadRows& q, const HeadRows& k, int64_t width, bool normalise, float scale, Keys& keys);
+  void (*make_head)(const Keys& keys, const Gates& gates, Head& head);
   // Advances one panel by one chunk. Computes `columns` columns of o from those of v, and the state after the chunk.
   // `operand` is the state as an operand. With floats, it is the state itself.
-  void (*advance)(const KeyTiles<Operand>& keys, const HeadTiles<Operand>& head, const HeadRows& v, const HeadRows& o,
-                  int64_t columns, float* state, Operand* operand, PanelTiles<Operand>& tiles);
-  void (*make_operand)(const float* state, int64_t K, Operand* operand);
+  void (*advance)(const Keys& keys, const Head& head, const HeadRows& v, const HeadRows& o, int64_t columns,
+                  float* state, Operand* operand, PanelTiles<Operand>& tiles);
+  void (*make_operand)(const float* state, int64_t K, Operand* operand);  // unless it is the state itself
 };
+
+const ChunkKernels<float>& chunk_kernels();
+// Returns the kernels for bf16, or nullptr if this machine has no instructions for bf16.
+const ChunkKernels<Pair>* chunk_kernels_of_pairs();
+
+struct ChannelKernels : ChunkKernels<float, ChannelKeys, ChannelTiles> {
+  // Computes the log decays of one raw row of g with any width.
+  void (*write_log_decays)(const Gates& gates, const HeadRows& out);
+};
+const ChannelKernels& channel_kernels();
 
 // The inputs and outputs of the recurrence for some columns of V of one head of one sequence.
 struct RecurrentHead {
   HeadRows q, k, v, o;
-  HeadRows beta;    // one f32 per token, or one row if has_vector_beta
-  HeadRows gk, gv;  // rows of further decays; data is nullptr if there are no such decays
-  const float* g;
-  int64_t g_stride;  // floats between tokens
+  HeadRows g, beta;  // one f32 per token; beta is one row if has_vector_beta
+  HeadRows gk, gv;   // rows of further decays; data is nullptr if there are no such decays
   int64_t tokens, K, columns;
   float scale;
   bool normalise, has_vector_beta;
@@ -107,9 +148,5 @@ struct RecurrentKernels {
 };
 
 const RecurrentKernels& recurrent_kernels();
-
-const ChunkKernels<float>& chunk_kernels();
-// Returns the kernels for bf16, or nullptr if this machine has no instructions for bf16.
-const ChunkKernels<Pair>* chunk_kernels_of_pairs();
 
 }  // namespace torch_gdn::cpu

@@ -35,7 +35,7 @@ TORCH_GDN_INLINE Floats decayed(Floats before, Factor base, Factor change) {
 // the decayed k.
 TORCH_GDN_INLINE void decay_keys(const RecurrentHead& head, int64_t t, TokenRows& token) {
   upcast_row(head.gk.data + t * head.gk.stride, head.gk.dtype, head.K, token.change);
-  const float g = head.g[t * head.g_stride];
+  const float g = number_at(head.g, t);
   for_each_vector(head.K, [&](int64_t i, int64_t count) __attribute__((always_inline)) {
     const auto [base, change] = decay_parts(load(token.change + i, count) + g);
     store(token.base + i, base);
@@ -54,7 +54,7 @@ TORCH_GDN_INLINE void read_token(const RecurrentHead& head, int64_t t, TokenRows
   if (head.has_vector_beta) {
     read(head.beta, head.columns, token.beta);
   } else {
-    const float beta = *reinterpret_cast<const float*>(head.beta.data + t * head.beta.stride);
+    const float beta = number_at(head.beta, t);
     for (int64_t j = 0; j < head.columns; ++j) token.beta[j] = beta;
   }
   if (head.normalise) {
@@ -177,7 +177,7 @@ TORCH_GDN_INLINE void with_factors(const RecurrentHead& head, int64_t t, TokenRo
     decay_keys(head, t, token);
     return f.template operator()<Factors::kChannels>(Decay{0.0f, 1.0f, 1.0f});
   }
-  const Decay decay = decay_from_log(head.g[t * head.g_stride]);
+  const Decay decay = decay_from_log(number_at(head.g, t));
   if (decay.base > 0) return f.template operator()<Factors::kWeak>(decay);
   f.template operator()<Factors::kStrong>(decay);
 }

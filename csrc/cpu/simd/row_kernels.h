@@ -13,6 +13,11 @@ struct HeadRows {
   at::ScalarType dtype;
 };
 
+// Returns the number of a token, of f32 rows of one number.
+inline float number_at(const HeadRows& rows, int64_t token) {
+  return *reinterpret_cast<const float*>(rows.data + token * rows.stride);
+}
+
 struct RowKernels {
   // Converts elements of one of the three activation dtypes. Rounds to nearest, ties to even.
   void (*upcast)(const void* in, at::ScalarType dtype, int64_t count, float* out);
@@ -21,8 +26,6 @@ struct RowKernels {
   // one number per row, or is nullptr.
   void (*normalise)(const HeadRows& x, const HeadRows& y, int64_t rows, int64_t width, float eps, float* scratch,
                     float* rstd);
-  // Computes out[i] = factor[i] * x[i] for each row i.
-  void (*scale)(const float* x, const float* factor, int64_t rows, int64_t width, float* out);
   // Computes inverse = (I + A)^-1 for the strictly lower part of A [length, length]. Its rows are `stride` floats
   // apart. Rows and columns of `inverse` from `length` up to `rows` become zero.
   void (*invert_unit_lower)(const float* A, int64_t stride, int64_t length, int64_t rows, float* inverse,

@@ -10,14 +10,6 @@ void normalise_rows(const HeadRows& x, const HeadRows& y, int64_t rows, int64_t 
   }
 }
 
-void scale_rows(const float* x, const float* factor, int64_t rows, int64_t width, float* out) {
-  for (int64_t i = 0; i < rows; ++i) {
-    const float f = factor[i];
-#pragma omp simd
-    for (int64_t j = 0; j < width; ++j) out[i * width + j] = f * x[i * width + j];
-  }
-}
-
 // Row i of X = (I + A)^-1 is e_i - sum over j < i of A_ij X_j, and X_j ends at column j. The sum is in f64. With
 // repeated keys and beta = 1.9, the chunked op then has an error of 6e-7. With f32 and no fused multiply-add, the error
 // is 2.2e-6.
@@ -39,4 +31,4 @@ void invert_unit_lower(const float* A, int64_t stride, int64_t length, int64_t r
   }
 }
 
-constexpr RowKernels kRowKernels = {&upcast_row, &downcast_row, &normalise_rows, &scale_rows, &invert_unit_lower};
+constexpr RowKernels kRowKernels = {&upcast_row, &downcast_row, &normalise_rows, &invert_unit_lower};

@@ -1,4 +1,4 @@
-// Implements TrellisKernels for one ISA variant. Each lane has one row. A window is state * 2^bits + choice. The choice
+// Viterbi's algorithm for one ISA variant. Each lane has one row. A window is state * 2^bits + choice. The choice
 // is the value's own bits, and the state is shared with the next window. The low bits of a window are the state before
 // it.
 
@@ -96,5 +96,3 @@ void nearest_windows(const TrellisRows& rows) {
   if (rows.bits == 3) return Trellis<3>{{}, rows}.find();
   Trellis<4>{{}, rows}.find();
 }
-
-constexpr TrellisKernels kTrellisKernels = {kLanes, &nearest_windows};
