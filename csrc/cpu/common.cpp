@@ -104,6 +104,12 @@ Rows::Rows(const Tensor& x, const char* name)
       width_(x.dim() == 4 ? x.size(3) : 1),
       is_dense_(tensor_.is_contiguous()) {}
 
+Rows rows_of(const Tensor& x, const char* name) {
+  Tensor rows = unit_last_stride(x, name);
+  while (rows.dim() < 4) rows = rows.unsqueeze(0);
+  return Rows(rows.dim() > 4 ? rows.reshape({1, -1, 1, x.size(-1)}) : rows);
+}
+
 void Rows::read(int64_t batch, int64_t token, int64_t head, float* out) const {
   kernels().upcast(at(batch, token, head), dtype_, width_, out);
 }

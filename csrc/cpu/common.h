@@ -105,6 +105,11 @@ class Rows {
   bool is_dense_;
 };
 
+constexpr int64_t kElementsPerCore = 16384;  // at least, for ops that compute row by row
+
+// Returns the rows of a tensor of any number of dimensions, of which the last has the elements of a row.
+Rows rows_of(const Tensor& x, const char* name);
+
 // States [N, HV, K, V] or h [B, NT, HV, K, V], or [..., V, K] if v_first, with any strides.
 class States {
  public:

@@ -2,11 +2,11 @@
 
 #include <array>
 
+#include "cpu/common.h"
 #include "cpu/define.h"
-#include "cpu/layers/rows.h"
 #include "cpu/simd/layer_kernels.h"
 
-namespace torch_gdn {
+namespace torch_gdn::cpu {
 namespace {
 
 constexpr int64_t kBlock = 1024;  // elements computed at a time
@@ -18,7 +18,7 @@ struct Block {
 // Computes result * silu(logit), or result * sigmoid(logit).
 void multiply(Block& block, int64_t count, bool has_sigmoid) {
   std::copy_n(block.logit.begin(), count, block.factor.begin());
-  cpu::gating_kernels().betas(block.factor.data(), count, 1.0f);
+  gating_kernels().betas(block.factor.data(), count, 1.0f);
   if (has_sigmoid) {
     for (int64_t i = 0; i < count; ++i) block.result[i] *= block.factor[i];
   } else {
@@ -28,16 +28,15 @@ void multiply(Block& block, int64_t count, bool has_sigmoid) {
 
 void run(const ActAndMul<int64_t>& op, const Tensor& y) {
   if (y.numel() == 0) return;
-  const Tensor gate = cpu::four_dimensions(op.gate, "gate"), up = cpu::four_dimensions(op.up, "up");
-  const cpu::RowsOf gates(gate), factors(up);
-  const int64_t D = gate.size(3), item_size = y.element_size();
+  const Rows gates = rows_of(op.gate, "gate"), factors = rows_of(op.up, "up");
+  const int64_t D = y.size(-1), item_size = y.element_size();
   const auto dtype = y.scalar_type();
   auto* const out = static_cast<char*>(y.mutable_data_ptr());
-  const auto& rows = cpu::row_kernels();
-  at::parallel_for(0, y.numel() / D, ceil_div(cpu::kElementsPerCore, D), [&](int64_t begin, int64_t end) {
+  const auto& rows = row_kernels();
+  at::parallel_for(0, y.numel() / D, ceil_div(kElementsPerCore, D), [&](int64_t begin, int64_t end) {
     Block block;
     for (int64_t row = begin; row < end; ++row) {
-      const auto *logits = static_cast<const char*>(gates.at(row)), *values = static_cast<const char*>(factors.at(row));
+      const char *logits = gates.row(row), *values = factors.row(row);
       for (int64_t first = 0; first < D; first += kBlock) {
         const int64_t count = std::min(kBlock, D - first);
         rows.upcast(logits + first * item_size, dtype, count, block.logit.data());
@@ -51,6 +50,6 @@ void run(const ActAndMul<int64_t>& op, const Tensor& y) {
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(gdn, m) { cpu::define<ActAndMul, &run>(m); }
+TORCH_LIBRARY_FRAGMENT(gdn, m) { define<ActAndMul, &run>(m); }
 
-}  // namespace torch_gdn
+}  // namespace torch_gdn::cpu

@@ -4,10 +4,8 @@
 #include "cpu/layers/partial_sums.h"
 #include "cpu/simd/layer_kernels.h"
 
-namespace torch_gdn {
+namespace torch_gdn::cpu {
 namespace {
-
-using cpu::kChannels;
 
 constexpr int64_t kBlockTokens = 1024;  // whose gradients of the weight are summed in f32
 
@@ -32,9 +30,9 @@ Tensor taps_of(const Tensor& seq_idx, int64_t W) {
 
 // The parameters of some channels, and the sums of their gradients.
 struct Filter {
-  alignas(64) float weight[cpu::kLargestW * kChannels], bias[kChannels];
-  alignas(64) float dweight[cpu::kLargestW * kChannels], dbias[kChannels];
-  alignas(64) float before[cpu::kLargestW * kChannels], dbefore[cpu::kLargestW * kChannels];
+  alignas(64) float weight[kLargestW * kChannels], bias[kChannels];
+  alignas(64) float dweight[kLargestW * kChannels], dbias[kChannels];
+  alignas(64) float before[kLargestW * kChannels], dbefore[kLargestW * kChannels];
 };
 
 // One call. A work item is some channels of a block of tokens.
@@ -51,7 +49,7 @@ struct Backward {
     return static_cast<char*>(const_cast<void*>(tensor.const_data_ptr())) + element * tensor.element_size();
   }
 
-  void load(Filter& filter, const cpu::Chunk& chunk, int64_t offset, int64_t channel, int64_t count) const {
+  void load(Filter& filter, const Chunk& chunk, int64_t offset, int64_t channel, int64_t count) const {
     for (int64_t tap = 0; tap < W; ++tap) {
       std::copy_n(weight.const_data_ptr<float>() + tap * D + channel, count, filter.weight + tap * kChannels);
     }
@@ -63,8 +61,8 @@ struct Backward {
       float* before = filter.before + row * kChannels;
       const int64_t position = offset - (W - 1) + row;  // in the sequence
       if (position >= 0) {
-        cpu::row_kernels().upcast(at(x, chunk.batch, chunk.first - offset + position, channel), x.scalar_type(), count,
-                                  before);
+        row_kernels().upcast(at(x, chunk.batch, chunk.first - offset + position, channel), x.scalar_type(), count,
+                             before);
       } else if (state.defined()) {
         std::copy_n(state.const_data_ptr<float>() + (chunk.sequence * (W - 1) + W - 1 + position) * D + channel, count,
                     before);
@@ -74,13 +72,15 @@ struct Backward {
     }
   }
 
-  void run(Filter& filter, const cpu::Chunk& chunk, const cpu::Sequence& sequence, int64_t block, int64_t channel,
+  void run(Filter& filter, const Chunk& chunk, const Sequence& sequence, int64_t block, int64_t channel,
            int64_t count) const {
     const int64_t offset = chunk.first - sequence.first;
     load(filter, chunk, offset, channel, count);
     const bool writes_state = dstate.defined() && offset == 0;
-    cpu::convolve_bwd_kernels().convolve_bwd(x.scalar_type(), W)(
-        {.dy = at(dy, chunk.batch, chunk.first, channel),
+    convolution_kernels().convolve_bwd(
+        {.dtype = x.scalar_type(),
+         .W = W,
+         .dy = at(dy, chunk.batch, chunk.first, channel),
          .x = at(x, chunk.batch, chunk.first, channel),
          .dx = at(dx, chunk.batch, chunk.first, channel),
          .stride = D,
@@ -110,7 +110,7 @@ struct Backward {
 };
 
 // Writes the gradient of the initial state: the convolution's, and that of columns which stay in the final state.
-void write_dstate(const Backward& call, const std::vector<cpu::Sequence>& sequences, const Tensor& dinitial_state) {
+void write_dstate(const Backward& call, const std::vector<Sequence>& sequences, const Tensor& dinitial_state) {
   const int64_t S = call.S, W = call.W;
   const Tensor sum = at::zeros(dinitial_state.sizes(), at::kFloat);
   sum.narrow(2, S - (W - 1), W - 1).add_(call.dstate.transpose(1, 2));
@@ -121,14 +121,14 @@ void write_dstate(const Backward& call, const std::vector<cpu::Sequence>& sequen
   dinitial_state.copy_(sum);
 }
 
-void causal_conv1d_bwd(const CausalConv1dBwd<int64_t>& op, const std::tuple<Tensor, Tensor, Tensor, Tensor>& outputs) {
+void run(const CausalConv1dBwd<int64_t>& op, const std::tuple<Tensor, Tensor, Tensor, Tensor>& outputs) {
   const auto& [dx, dweight, dbias, dinitial_state] = outputs;
   const int64_t D = op.D, W = op.W, S = op.S;
   auto shape = op.shape;
   shape.C = kBlockTokens;
   shape.NT = ceil_div(shape.T, shape.C);
-  const auto chunks = cpu::chunks_of(shape, op.cu_seqlens);
-  const auto sequences = cpu::sequences_of(shape, op.cu_seqlens);
+  const auto chunks = chunks_of(shape, op.cu_seqlens);
+  const auto sequences = sequences_of(shape, op.cu_seqlens);
   const int64_t blocks = chunks.size();
   Backward call{op, D, W, S, dx, op.dy.contiguous(), op.x.contiguous(), op.weight.to(at::kFloat).t().contiguous()};
   if (op.bias.has_value()) call.bias = op.bias->to(at::kFloat).contiguous();
@@ -138,7 +138,7 @@ void causal_conv1d_bwd(const CausalConv1dBwd<int64_t>& op, const std::tuple<Tens
   }
   if (op.dfinal_state.has_value()) call.dfinal = columns_as_rows(*op.dfinal_state, 0, S);
   if (op.seq_idx.has_value()) call.taps = taps_of(*op.seq_idx, W);
-  if (op.output_dweight) call.dweight = cpu::partial_sums(blocks, D * W), call.dbias = cpu::partial_sums(blocks, D);
+  if (op.output_dweight) call.dweight = partial_sums(blocks, D * W), call.dbias = partial_sums(blocks, D);
   const int64_t groups = ceil_div(D, kChannels);
   at::parallel_for(0, blocks * groups, 1, [&](int64_t begin, int64_t end) {
     const auto filter = std::make_unique_for_overwrite<Filter>();
@@ -148,12 +148,12 @@ void causal_conv1d_bwd(const CausalConv1dBwd<int64_t>& op, const std::tuple<Tens
       call.run(*filter, chunk, sequences[chunk.sequence], block, channel, std::min(kChannels, D - channel));
     }
   });
-  if (op.output_dweight) cpu::add_partial_sums(call.dweight, dweight), cpu::add_partial_sums(call.dbias, dbias);
+  if (op.output_dweight) add_partial_sums(call.dweight, dweight), add_partial_sums(call.dbias, dbias);
   if (op.initial_state.has_value()) write_dstate(call, sequences, dinitial_state);
 }
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(gdn, m) { cpu::define<CausalConv1dBwd, &causal_conv1d_bwd>(m); }
+TORCH_LIBRARY_FRAGMENT(gdn, m) { define<CausalConv1dBwd, &run>(m); }
 
-}  // namespace torch_gdn
+}  // namespace torch_gdn::cpu

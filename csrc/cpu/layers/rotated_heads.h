@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "cpu/layers/rows.h"
+#include "cpu/common.h"
 #include "ops/layers/qk_norm_rope.h"
 
 namespace torch_gdn::cpu {

@@ -29,23 +29,26 @@ TORCH_GDN_INLINE void convolve_lanes(const ConvolutionRows& rows, int64_t channe
 }
 
 template <typename In, typename Out, int W>
+void convolve_rows(const ConvolutionRows& rows) {
+  for_each_vector(rows.channels, [&](int64_t channel, int64_t count) __attribute__((always_inline)) {
+    convolve_lanes<In, Out, W>(rows, channel, count);
+  });
+}
+
+// Calls f<W>() for a W from 2 to 4.
+template <typename F>
+TORCH_GDN_INLINE void with_width(int64_t W, const F& f) {
+  if (W == 4) return f.template operator()<4>();
+  if (W == 3) return f.template operator()<3>();
+  f.template operator()<2>();
+}
+
 void convolve(const ConvolutionRows& rows) {
-  int64_t channel = 0;
-  for (; channel + kLanes <= rows.channels; channel += kLanes) {
-    convolve_lanes<In, Out, W>(rows, channel, kLanes);
-  }
-  if (channel < rows.channels) convolve_lanes<In, Out, W>(rows, channel, rows.channels - channel);
-}
-
-template <typename In, typename Out>
-Convolve convolve_of(int64_t W) {
-  return W == 4 ? &convolve<In, Out, 4> : W == 3 ? &convolve<In, Out, 3> : &convolve<In, Out, 2>;
-}
-
-Convolve convolve_of(at::ScalarType dtype, bool from_f32, int64_t W) {
-  if (dtype == at::kFloat) return convolve_of<float, float>(W);
-  if (dtype == at::kHalf) return from_f32 ? convolve_of<float, c10::Half>(W) : convolve_of<c10::Half, c10::Half>(W);
-  return from_f32 ? convolve_of<float, c10::BFloat16>(W) : convolve_of<c10::BFloat16, c10::BFloat16>(W);
+  with_element(rows.dtype, [&]<typename Element>(Element*) {
+    with_width(rows.W, [&]<int W>() {
+      rows.from_f32 ? convolve_rows<float, Element, W>(rows) : convolve_rows<Element, Element, W>(rows);
+    });
+  });
 }
 
 TORCH_GDN_INLINE int64_t lanes_of(int64_t left) { return left > kLanes ? kLanes : left > 0 ? left : 0; }
@@ -123,10 +126,10 @@ TORCH_GDN_INLINE void step_dense_lanes(const ConvolutionStep& step, int64_t chan
   }
 }
 
-template <typename Element, int S, bool kDenseChannels>
-void convolve_step(const ConvolutionStep& step) {
+template <typename Element, int S>
+void step_channels(const ConvolutionStep& step) {
   for_each_vector(step.channels, [&](int64_t channel, int64_t count) __attribute__((always_inline)) {
-    if constexpr (kDenseChannels) {
+    if (step.dense_channels) {
       step_dense_lanes<Element, S>(step, channel, count);
     } else {
       step_lanes<Element, S>(step, channel, count);
@@ -134,22 +137,15 @@ void convolve_step(const ConvolutionStep& step) {
   });
 }
 
-template <typename Element>
-ConvolveStep convolve_step_of(int64_t S, bool dense_channels) {
-  if (dense_channels) return S == 4 ? &convolve_step<Element, 4, true> : &convolve_step<Element, 3, true>;
-  return S == 4 ? &convolve_step<Element, 4, false> : &convolve_step<Element, 3, false>;
-}
-
-ConvolveStep convolve_step_of(at::ScalarType dtype, int64_t S, bool dense_channels) {
-  if (dtype == at::kFloat) return convolve_step_of<float>(S, dense_channels);
-  return dtype == at::kHalf ? convolve_step_of<c10::Half>(S, dense_channels)
-                            : convolve_step_of<c10::BFloat16>(S, dense_channels);
+void convolve_step(const ConvolutionStep& step) {
+  with_element(step.dtype, [&]<typename Element>(Element*) {
+    step.S == 4 ? step_channels<Element, 4>(step) : step_channels<Element, 3>(step);
+  });
 }
 
 // Squares of kLanes channels and kLanes tokens are transposed in registers.
 template <typename Element>
-void read_transposed(const void* in, int64_t stride, int64_t tokens, int64_t channels, float* out) {
-  const auto* from = static_cast<const Element*>(in);
+void read_transposed_elements(const Element* from, int64_t stride, int64_t tokens, int64_t channels, float* out) {
   for (int64_t channel = 0; channel < channels; channel += kLanes) {
     const int64_t width = channels - channel < kLanes ? channels - channel : kLanes;
     for (int64_t t = 0; t < tokens; t += kLanes) {
@@ -167,49 +163,122 @@ void read_transposed(const void* in, int64_t stride, int64_t tokens, int64_t cha
   }
 }
 
-ReadTransposed read_transposed_of(at::ScalarType dtype) {
-  if (dtype == at::kFloat) return &read_transposed<float>;
-  return dtype == at::kHalf ? &read_transposed<c10::Half> : &read_transposed<c10::BFloat16>;
-}
-
-// Calls f with a null pointer to the element type, and S as a constant.
-template <typename F>
-TORCH_GDN_INLINE void with_columns(at::ScalarType dtype, int64_t S, const F& f) {
-  const auto with_element = [&](auto* element) __attribute__((always_inline)) {
-    if (S == 4) return f(element, std::integral_constant<int, 4>());
-    if (S == 3) return f(element, std::integral_constant<int, 3>());
-    f(element, std::integral_constant<int, 2>());
-  };
-  if (dtype == at::kFloat) return with_element(static_cast<float*>(nullptr));
-  if (dtype == at::kHalf) return with_element(static_cast<c10::Half*>(nullptr));
-  with_element(static_cast<c10::BFloat16*>(nullptr));
+void read_transposed(const void* in, at::ScalarType dtype, int64_t stride, int64_t tokens, int64_t channels,
+                     float* out) {
+  with_element(dtype, [&]<typename Element>(Element*) {
+    read_transposed_elements(static_cast<const Element*>(in), stride, tokens, channels, out);
+  });
 }
 
 void read_columns(const void* in, at::ScalarType dtype, int64_t channels, int64_t S, float* out) {
-  with_columns(dtype, S,
-               [&]<typename Element, int kColumns>(Element*, std::integral_constant<int, kColumns>)
-                   __attribute__((always_inline)) {
-                     for_each_vector(channels, [&](int64_t channel, int64_t count) __attribute__((always_inline)) {
-                       Floats columns[kColumns];
-                       load_columns(static_cast<const Element*>(in) + channel * kColumns, count, columns);
+  with_element(dtype, [&]<typename Element>(Element*) {
+    with_width(S, [&]<int kColumns>() {
+      for_each_vector(channels, [&](int64_t channel, int64_t count) __attribute__((always_inline)) {
+        Floats columns[kColumns];
+        load_columns(static_cast<const Element*>(in) + channel * kColumns, count, columns);
 #pragma GCC unroll 4
-                       for (int i = 0; i < kColumns; ++i) store(out + i * kChannels + channel, columns[i]);
-                     });
-                   });
+        for (int i = 0; i < kColumns; ++i) store(out + i * kChannels + channel, columns[i]);
+      });
+    });
+  });
 }
 
 void write_columns(const float* in, int64_t channels, int64_t S, at::ScalarType dtype, void* out) {
-  with_columns(dtype, S,
-               [&]<typename Element, int kColumns>(Element*, std::integral_constant<int, kColumns>)
-                   __attribute__((always_inline)) {
-                     for_each_vector(channels, [&](int64_t channel, int64_t count) __attribute__((always_inline)) {
-                       Floats columns[kColumns];
+  with_element(dtype, [&]<typename Element>(Element*) {
+    with_width(S, [&]<int kColumns>() {
+      for_each_vector(channels, [&](int64_t channel, int64_t count) __attribute__((always_inline)) {
+        Floats columns[kColumns];
 #pragma GCC unroll 4
-                       for (int i = 0; i < kColumns; ++i) columns[i] = load(in + i * kChannels + channel);
-                       store_columns(static_cast<Element*>(out) + channel * kColumns, count, columns);
-                     });
-                   });
+        for (int i = 0; i < kColumns; ++i) columns[i] = load(in + i * kChannels + channel);
+        store_columns(static_cast<Element*>(out) + channel * kColumns, count, columns);
+      });
+    });
+  });
 }
 
-constexpr ConvolutionKernels kConvolutionKernels = {&convolve_of, &convolve_step_of, &read_transposed_of, &read_columns,
-                                                    &write_columns};
+// The gradients. Each group of kLanes channels walks over the tokens once, with the last W tokens and the gradients dz
+// of the last W sums in registers. When dz of token t is known, token t - (W - 1) has all of its gradient.
+
+// Adds weight[tap] dz of the W sums that read a token: the sum of the next token but j reads it with tap W - 1 - j.
+template <int W>
+TORCH_GDN_INLINE Floats gradient_of_token(const Floats (&weight)[W], const Floats (&dz)[W], const uint8_t (&taps)[W]) {
+  Floats sum = {};
+#pragma GCC unroll 4
+  for (int j = 0; j < W; ++j) {
+    if (taps[j] >> (W - 1 - j) & 1) sum += weight[W - 1 - j] * dz[j];
+  }
+  return sum;
+}
+
+template <typename Element, int W>
+TORCH_GDN_INLINE void convolve_bwd_lanes(const ConvolveBwdRows& rows, int64_t channel, int64_t lanes) {
+  const auto *dy = static_cast<const Element*>(rows.dy) + channel, *x = static_cast<const Element*>(rows.x) + channel;
+  auto* dx = static_cast<Element*>(rows.dx) + channel;
+  Floats weight[W], dweight[W], window[W], dz[W] = {};
+  uint8_t taps[W] = {};
+  const Floats bias = load(rows.bias + channel);
+  Floats dbias = load(rows.dbias + channel);
+#pragma GCC unroll 4
+  for (int tap = 0; tap < W; ++tap) {
+    weight[tap] = load(rows.weight + tap * kChannels + channel);
+    dweight[tap] = load(rows.dweight + tap * kChannels + channel);
+    window[tap] = tap + 1 < W ? load(rows.before + tap * kChannels + channel) : Floats{};
+  }
+  for (int64_t t = 0; t < rows.tokens + W - 1; ++t) {
+    Floats next = {};
+    uint8_t read = 0;
+    if (t < rows.tokens + rows.after) {
+      read = rows.taps != nullptr ? rows.taps[t] : 0xFF;
+      window[W - 1] = load(x + t * rows.stride, lanes);
+      next = read != 0 ? load(dy + t * rows.stride, lanes) : Floats{};
+      if (rows.silu) {
+        Floats z = bias;
+#pragma GCC unroll 4
+        for (int tap = 0; tap < W; ++tap) {
+          if (read >> tap & 1) z += weight[tap] * window[tap];
+        }
+        next *= sigmoid(z) * (1.0f + z * sigmoid(-z));
+      }
+      if (t < rows.tokens) {
+        dbias += next;
+#pragma GCC unroll 4
+        for (int tap = 0; tap < W; ++tap) {
+          if (read >> tap & 1) dweight[tap] += next * window[tap];
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j + 1 < W; ++j) window[j] = window[j + 1], dz[j] = dz[j + 1], taps[j] = taps[j + 1];
+    dz[W - 1] = next, taps[W - 1] = read;
+    const int64_t token = t - (W - 1);
+    if (token < 0 && rows.dbefore == nullptr) continue;
+    Floats result = gradient_of_token<W>(weight, dz, taps);
+    if (token < 0) {
+      store(rows.dbefore + (token + W - 1) * kChannels + channel, result, lanes);
+      continue;
+    }
+    if (rows.dfinal != nullptr && token >= rows.kept) {
+      result += load(rows.dfinal + (token - rows.kept) * rows.dfinal_stride + channel, lanes);
+    }
+    store(dx + token * rows.stride, result, lanes);
+  }
+#pragma GCC unroll 4
+  for (int tap = 0; tap < W; ++tap) store(rows.dweight + tap * kChannels + channel, dweight[tap], lanes);
+  store(rows.dbias + channel, dbias, lanes);
+}
+
+template <typename Element, int W>
+void convolve_bwd_rows(const ConvolveBwdRows& rows) {
+  for_each_vector(rows.channels, [&](int64_t channel, int64_t count) __attribute__((always_inline)) {
+    convolve_bwd_lanes<Element, W>(rows, channel, count);
+  });
+}
+
+void convolve_bwd(const ConvolveBwdRows& rows) {
+  with_element(rows.dtype, [&]<typename Element>(Element*) {
+    with_width(rows.W, [&]<int W>() { convolve_bwd_rows<Element, W>(rows); });
+  });
+}
+
+constexpr ConvolutionKernels kConvolutionKernels = {&convolve,     &convolve_step, &read_transposed,
+                                                    &read_columns, &write_columns, &convolve_bwd};

@@ -13,6 +13,9 @@ constexpr int64_t kLargestW = 4;
 
 // Some tokens and channels. Strides are elements between tokens.
 struct ConvolutionRows {
+  at::ScalarType dtype;
+  bool from_f32;  // whether `in` is f32, whatever the dtype
+  int64_t W;
   const void* in;
   int64_t in_stride;
   void* out;
@@ -24,10 +27,12 @@ struct ConvolutionRows {
   const float *weight, *bias;  // [W, kChannels], [kChannels]
   float* before;  // [W - 1, kChannels]: the tokens before the first; after the call, those before the next one
 };
-using Convolve = void (*)(const ConvolutionRows&);
 
 // One token of some channels. x, states and y have one dtype, and W is 4. The state moves by one column, in registers.
 struct ConvolutionStep {
+  at::ScalarType dtype;
+  int64_t S;            // 3 or 4
+  bool dense_channels;  // whether the channels of each column of the states are dense, or else its columns
   const void* x;
   const float *weight, *bias;  // [W, kChannels], [kChannels]
   const void* before;          // [channels, S], or nullptr for zeros
@@ -37,39 +42,23 @@ struct ConvolutionStep {
   int64_t channels;
   bool silu;
 };
-using ConvolveStep = void (*)(const ConvolutionStep&);
 
-// Reads an x whose tokens are neighbours and whose channels are `stride` elements apart. Writes rows of
-// kTransposedChannels floats.
-using ReadTransposed = void (*)(const void* in, int64_t stride, int64_t tokens, int64_t channels, float* out);
-
-// Rows of x, of the residual, and of the outputs. All have one dtype.
+// Rows of x, of the residual or the gate, and of the outputs. All but the gate have one dtype.
 struct NormRows {
-  const void *x, *residual;           // residual may be nullptr
-  void *out, *sum;                    // contiguous; sum = x + residual
-  int64_t x_stride, residual_stride;  // elements between rows
+  at::ScalarType dtype, gate_dtype;
+  const void *x, *residual, *gate;                 // the last two may be nullptr, and one is
+  void *out, *sum;                                 // contiguous; sum = x + residual
+  int64_t x_stride, residual_stride, gate_stride;  // elements between rows
   int64_t rows, D;
   const float* weight;  // [D], or nullptr for ones
   float weight_offset;  // added to the weight
   float eps;
-  bool round_norm;
+  bool round_norm, round_product, sigmoid;  // the last two are the gate's
 };
-using NormaliseRows = void (*)(const NormRows&);
-
-// Rows of x, of the gate and of the output.
-struct GatedNormRows {
-  const void *x, *gate;
-  void* out;
-  int64_t x_stride, gate_stride;  // elements between rows; `out` is contiguous
-  int64_t rows, D;
-  const float* weight;  // [D], or nullptr for ones
-  float eps;
-  bool sigmoid, round_norm, round_product;
-};
-using NormaliseGatedRows = void (*)(const GatedNormRows&);
 
 // Contiguous rows of one dtype, and of the gate.
 struct NormBwdRows {
+  at::ScalarType dtype, gate_dtype;
   const void *dy, *x, *gate, *dh;  // the last two may be nullptr
   void *dx, *dgate;
   int64_t rows, D;
@@ -79,10 +68,11 @@ struct NormBwdRows {
   float* dnormed;  // [D], scratch
   float* dweight;  // [D], to which the rows' gradients are added; may be nullptr
 };
-using DifferentiateRows = void (*)(const NormBwdRows&);
 
 // Some tokens of one sequence, and some channels. Rows are `stride` elements apart.
 struct ConvolveBwdRows {
+  at::ScalarType dtype;
+  int64_t W;
   const void *dy, *x;  // of the first token
   void* dx;
   int64_t stride;
@@ -97,39 +87,26 @@ struct ConvolveBwdRows {
   bool silu;
   float *dweight, *dbias;  // [W, kChannels], [kChannels], which are added to
 };
-using ConvolveBwd = void (*)(const ConvolveBwdRows&);
 
 struct ConvolutionKernels {
-  // Converts rows of x, or of floats, to rows of x's dtype.
-  Convolve (*convolve)(at::ScalarType dtype, bool from_f32, int64_t W);
-  // S is 3 or 4. Set `dense_channels` if the channels of each column of the states are dense.
-  ConvolveStep (*convolve_step)(at::ScalarType dtype, int64_t S, bool dense_channels);
-  ReadTransposed (*read_transposed)(at::ScalarType dtype);
+  void (*convolve)(const ConvolutionRows& rows);
+  void (*convolve_step)(const ConvolutionStep& step);
+  // Reads an x whose tokens are neighbours and whose channels are `stride` elements apart. Writes rows of
+  // kTransposedChannels floats.
+  void (*read_transposed)(const void* in, at::ScalarType dtype, int64_t stride, int64_t tokens, int64_t channels,
+                          float* out);
   // Reads a dense [channels, S], with S from 2 to 4, as S rows of kChannels floats. The other function writes it back.
   void (*read_columns)(const void* in, at::ScalarType dtype, int64_t channels, int64_t S, float* out);
   void (*write_columns)(const float* in, int64_t channels, int64_t S, at::ScalarType dtype, void* out);
+  void (*convolve_bwd)(const ConvolveBwdRows& rows);
 };
 const ConvolutionKernels& convolution_kernels();
 
 struct NormKernels {
-  NormaliseRows (*normalise_rows)(at::ScalarType dtype, bool has_residual);
+  void (*normalise)(const NormRows& rows);
+  void (*differentiate)(const NormBwdRows& rows);
 };
 const NormKernels& norm_kernels();
-
-struct GatedNormKernels {
-  NormaliseGatedRows (*normalise_rows)(at::ScalarType x, at::ScalarType gate);
-};
-const GatedNormKernels& gated_norm_kernels();
-
-struct NormBwdKernels {
-  DifferentiateRows (*differentiate_rows)(at::ScalarType x, at::ScalarType gate);
-};
-const NormBwdKernels& norm_bwd_kernels();
-
-struct ConvolveBwdKernels {
-  ConvolveBwd (*convolve_bwd)(at::ScalarType dtype, int64_t W);
-};
-const ConvolveBwdKernels& convolve_bwd_kernels();
 
 // One token of a gate whose log decay is -rate softplus(g + bias), or lower_bound sigmoid(rate (g + bias)) with a
 // lower_bound below 0.

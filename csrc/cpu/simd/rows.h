@@ -1,4 +1,5 @@
 // The kernels of RowKernels for one ISA variant.
+#include "cpu/simd/norms.h"
 
 void normalise_rows(const HeadRows& x, const HeadRows& y, int64_t rows, int64_t width, float eps, float* scratch,
                     float* rstd) {

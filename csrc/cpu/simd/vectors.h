@@ -315,38 +315,28 @@ TORCH_GDN_INLINE float sum_of_lanes(Floats x) {
 
 TORCH_GDN_INLINE Floats multiply_add(float a, Floats b, Floats sum) { return sum + a * b; }
 
-template <typename Element>
-TORCH_GDN_INLINE void upcast_elements(const Element* in, int64_t count, float* out) {
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) store(out + i, load(in + i));
-  if (i < count) store(out + i, load(in + i, count - i), count - i);
-}
-
-template <typename Element>
-TORCH_GDN_INLINE void downcast_elements(const float* in, int64_t count, Element* out) {
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) store(out + i, load(in + i), kLanes);
-  if (i < count) store(out + i, load(in + i, count - i), count - i);
+// Calls f with a null pointer to the element type, for the three dtypes of activations.
+template <typename F>
+TORCH_GDN_INLINE void with_element(at::ScalarType dtype, const F& f) {
+  if (dtype == at::kFloat) return f(static_cast<float*>(nullptr));
+  if (dtype == at::kBFloat16) return f(static_cast<c10::BFloat16*>(nullptr));
+  f(static_cast<c10::Half*>(nullptr));
 }
 
 TORCH_GDN_INLINE void upcast_row(const void* in, at::ScalarType dtype, int64_t count, float* out) {
-  if (dtype == at::kFloat) {
-    __builtin_memcpy(out, in, count * sizeof(float));
-  } else if (dtype == at::kBFloat16) {
-    upcast_elements(static_cast<const c10::BFloat16*>(in), count, out);
-  } else {
-    upcast_elements(static_cast<const c10::Half*>(in), count, out);
-  }
+  with_element(dtype, [&]<typename Element>(Element*) __attribute__((always_inline)) {
+    const auto* from = static_cast<const Element*>(in);
+    for_each_vector(count, [&](int64_t i, int64_t lanes)
+                               __attribute__((always_inline)) { store(out + i, load(from + i, lanes), lanes); });
+  });
 }
 
 TORCH_GDN_INLINE void downcast_row(const float* in, int64_t count, at::ScalarType dtype, void* out) {
-  if (dtype == at::kFloat) {
-    __builtin_memcpy(out, in, count * sizeof(float));
-  } else if (dtype == at::kBFloat16) {
-    downcast_elements(in, count, static_cast<c10::BFloat16*>(out));
-  } else {
-    downcast_elements(in, count, static_cast<c10::Half*>(out));
-  }
+  with_element(dtype, [&]<typename Element>(Element*) __attribute__((always_inline)) {
+    auto* to = static_cast<Element*>(out);
+    for_each_vector(count, [&](int64_t i, int64_t lanes)
+                               __attribute__((always_inline)) { store(to + i, load(in + i, lanes), lanes); });
+  });
 }
 
 // Sums blocks separately, so that the rounding error does not grow with count.

@@ -1,13 +1,14 @@
-#include "ops/layers/batch_copy.h"
-
+// Copies within a pool, and from the host.
 #include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <cstring>
 
 #include "cpu/define.h"
+#include "ops/layers/batch_copy.h"
+#include "ops/layers/copy_from_host.h"
 
-namespace torch_gdn {
+namespace torch_gdn::cpu {
 
 namespace {
 
@@ -35,8 +36,13 @@ void run(const BatchCopy<int64_t>& op) {
   });
 }
 
+void run(const CopyFromHost<int64_t>& op) { op.copy(); }
+
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(gdn, m) { cpu::define<BatchCopy, &run>(m); }
+TORCH_LIBRARY_FRAGMENT(gdn, m) {
+  define<BatchCopy, &run>(m);
+  define<CopyFromHost, &run>(m);
+}
 
-}  // namespace torch_gdn
+}  // namespace torch_gdn::cpu
