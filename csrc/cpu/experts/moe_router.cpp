@@ -9,7 +9,7 @@
 
 #include "cpu/define.h"
 
-namespace torch_gdn {
+namespace torch_gdn::cpu {
 namespace {
 
 // Returns whether a is chosen before b. NaN comes first, as in torch.topk.
@@ -96,6 +96,6 @@ void run(const MoeRouter<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(gdn, m) { cpu::define<MoeRouter, &run>(m); }
+TORCH_LIBRARY_FRAGMENT(gdn, m) { define<MoeRouter, &run>(m); }
 
-}  // namespace torch_gdn
+}  // namespace torch_gdn::cpu

@@ -4,6 +4,11 @@
 
 #include <algorithm>
 #include <bit>
+#include <vector>
+
+#include "cpu/define.h"
+#include "ops/quantized/dequantize.h"
+#include "ops/quantized/quantized_linear.h"
 
 namespace torch_gdn::cpu {
 
@@ -98,6 +103,66 @@ Tensor dequantized(const Tensor& weight, const Tensor& scales, const optional<Te
     for (int64_t n = begin; n < end; ++n) rows.dequantize(n, target + n * rows.columns());
   });
   return result;
+}
+
+namespace {
+
+void run(const Dequantize<int64_t>& op, const Tensor& rows) {
+  const PackedRows weight(op.weight, op.scales, op.biases, op.packing);
+  const int64_t K = op.K, count = rows.numel() / K;
+  const Tensor indices = op.indices.has_value() ? op.indices->to(at::kLong).contiguous() : Tensor();
+  const auto* index = indices.defined() ? indices.const_data_ptr<int64_t>() : nullptr;
+  const bool is_f32 = rows.scalar_type() == at::kFloat;
+  const Tensor decoded = is_f32 ? rows : at::empty(rows.sizes(), rows.options().dtype(at::kFloat));
+  auto* target = decoded.mutable_data_ptr<float>();
+  at::parallel_for(0, count, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) weight.dequantize(index != nullptr ? index[i] : i, target + i * K);
+  });
+  if (!is_f32) rows.copy_(decoded);
+}
+
+constexpr int64_t kSums = 16;  // sums that the compiler keeps in vectors
+
+float dot(const float* a, const float* b, int64_t K) {
+  float sums[kSums] = {};
+  int64_t k = 0;
+  for (; k + kSums <= K; k += kSums) {
+    for (int64_t i = 0; i < kSums; ++i) sums[i] += a[k + i] * b[k + i];
+  }
+  for (int64_t i = 0; k + i < K; ++i) sums[i] += a[k + i] * b[k + i];
+  for (int64_t half = kSums / 2; half > 0; half /= 2) {
+    for (int64_t i = 0; i < half; ++i) sums[i] += sums[i + half];
+  }
+  return sums[0];
+}
+
+void run(const QuantizedLinear<int64_t>& op, const Tensor& y) {
+  if (y.numel() == 0) return;
+  const Tensor x = op.x.to(at::kFloat).contiguous();
+  const Tensor bias = op.bias.has_value() ? op.bias->to(at::kFloat).contiguous() : Tensor();
+  const int64_t M = x.numel() / op.K, N = op.N, K = op.K;
+  const Tensor sums = at::empty({M, N}, x.options());
+  const PackedRows weight(op.weight, op.scales, op.biases, op.packing);
+  const auto* in = x.const_data_ptr<float>();
+  const auto* added = bias.defined() ? bias.const_data_ptr<float>() : nullptr;
+  auto* out = sums.mutable_data_ptr<float>();
+  at::parallel_for(0, N, 8, [&](int64_t begin, int64_t end) {
+    std::vector<float> row(K);
+    for (int64_t n = begin; n < end; ++n) {
+      weight.dequantize(n, row.data());
+      for (int64_t m = 0; m < M; ++m) {
+        out[m * N + n] = dot(row.data(), in + m * K, K) + (added != nullptr ? added[n] : 0.0f);
+      }
+    }
+  });
+  y.copy_(sums.view_as(y));
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(gdn, m) {
+  define<Dequantize, &run>(m);
+  define<QuantizedLinear, &run>(m);
 }
 
 }  // namespace torch_gdn::cpu
