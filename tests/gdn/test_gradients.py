@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import torch_gdn
 from tests.helpers.devices import by_threads, profiled, ready
@@ -25,9 +26,9 @@ from tests.helpers.gradients import (
 )
 from tests.helpers.prefill import each_device
 from torch_gdn import reference
-from torch_gdn_check.registry.bounds import OF_FLA
+from torch_gdn_check.registry.drawing import drawing
 from torch_gdn_check.registry.gradients import PER_TOKEN, exact_gradients
-from torch_gdn_check.registry.inputs import to_device
+from torch_gdn_check.registry.inputs import Call, to_device
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 AS_FAR_AS_FLA = 1.3
@@ -284,17 +285,32 @@ def test_as_exact_as_fla(device: torch.device, case: dict[str, Any]) -> None:
         assert relative_error(x.cpu().double(), exact[name]) <= bound, name
 
 
-@pytest.mark.parametrize("name", ["chunk_gated_delta_rule", "chunk_kda"])
-@pytest.mark.parametrize("chunk_size", [16, 64])
-def test_the_reference(name: str, chunk_size: int) -> None:
-    """In float64, chunk by chunk, it is autograd through the recurrence; 17 chunks are more than a segment."""
-    call = draw_call(name, 17 * 16 + 3, 8, 12, raw=False, B=1)
-    do, dht = draw_outer(call)
-    wide = {key: x.double() for key, x in call.items()}
-    result = getattr(reference, f"{name}_bwd")(**wide, do=do.double(), dht=dht.double(), chunk_size=chunk_size)
-    exact = exact_of(name, call, do, dht)
-    for key, x in zip(("q", "k", "v", "g", "beta", "initial_state"), result, strict=True):
-        assert relative_error(x, exact[key]) < 1e-12 * OF_FLA, key
+@each_rule
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"scale": 0.3, "use_qk_l2norm_in_kernel": True, "head_grouping": "tiled"},
+        {"cu_seqlens": torch.tensor([0, 2, 2, 5]), "state_v_first": True},
+    ],
+    ids=["plain", "options", "packed"],
+)
+def test_the_reference(rule: str, options: Call) -> None:
+    """In float64 it has the numerical derivatives of the recurrence. Packed sequences keep all their states."""
+    packed = {} if "cu_seqlens" not in options else {"B": 1, "cu_seqlens": options["cu_seqlens"].tolist()}
+    call = {name: x.double() for name, x in draw_call(rule, 5, 3, 3, **packed).items() if name != "cu_seqlens"}
+    do, dht = (x.double() for x in draw_outer(call))
+    result = getattr(reference, f"{rule}_bwd")(**call, do=do, dht=dht, **options)
+
+    def loss(moved: Call) -> Tensor:
+        o, state = RULES[rule][1](**moved, **options, output_final_state=True)
+        return (o * do).sum() + (state * dht).sum()
+
+    for name, gradient in zip((*PER_TOKEN, "initial_state"), result, strict=True):
+        with drawing(3):
+            step = 1e-5 * torch.randn_like(call[name])
+        difference = loss(call | {name: call[name] + step}) - loss(call | {name: call[name] - step})
+        assert relative_error((gradient * step).sum(), difference / 2) < 1e-7, name
 
 
 def test_recurrent_functions_run_the_chunked_rule(device: torch.device) -> None:

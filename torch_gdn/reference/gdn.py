@@ -63,10 +63,7 @@ def fused_recurrent_gated_delta_rule(
     if gv is not None:
         decay = decay * gv.to(dtype).exp()[..., None, :]
 
-    if cu_seqlens is None:
-        state = q.new_zeros(batch, value_heads, K, V)
-    else:
-        state = q.new_zeros(len(cu_seqlens) - 1, value_heads, K, V)
+    state = q.new_zeros(batch if cu_seqlens is None else len(cu_seqlens) - 1, value_heads, K, V)
     if initial_state is not None:
         state.copy_(key_first(initial_state, state_v_first))
     o = torch.empty_like(v)
@@ -74,9 +71,11 @@ def fused_recurrent_gated_delta_rule(
         for t in range(tokens):  # every row of the batch at once
             state, o[:, t] = one_token(state, q[:, t], k[:, t], v[:, t], decay[:, t], beta[:, t])
     else:
+        states = list(state)  # autograd needs those that were read
         for n, b, first, last, _ in sequences(batch, tokens, cu_seqlens):
             for t in range(first, last):
-                state[n], o[b, t] = one_token(state[n], q[b, t], k[b, t], v[b, t], decay[b, t], beta[b, t])
+                states[n], o[b, t] = one_token(states[n], q[b, t], k[b, t], v[b, t], decay[b, t], beta[b, t])
+        state = torch.stack(states) if states else state
     final_state = key_first(state, state_v_first).contiguous() if output_final_state else None
     return (scale * o).to(out_dtype), final_state
 

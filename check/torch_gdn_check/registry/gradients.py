@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torch_gdn import reference
-from torch_gdn.reference.common import chunks, sequences
+from torch_gdn.reference.common import chunks, gradients
 from torch_gdn_check.registry import bounds, invalid, stages
 from torch_gdn_check.registry.gdn import BF16, F16, F32, SMALL, RulePoint, draw_rule, outside, stage_bounds
 from torch_gdn_check.registry.inputs import Call
@@ -27,27 +27,14 @@ NAMES = ("dq", "dk", "dv", "dg", "dbeta", "dinitial_state")
 def exact_gradients(
     rule: Callable[..., Any], call: Call, do: Tensor, dht: Tensor | None = None, parameters: tuple[str, ...] = ()
 ) -> dict[str, Tensor]:
-    """Returns the gradients of a rule's call, by the argument's name, also of `parameters` that all tokens share.
+    """Returns the gradients of a rule's call, by the argument's name, also of `parameters` that all tokens share."""
+    names = (*PER_TOKEN, *parameters, *(["initial_state"] if call.get("initial_state") is not None else []))
 
-    Sequences are computed one at a time, because the reference writes the states of packed ones in place.
-    """
-    leaves = {name: call[name].double().requires_grad_() for name in (*PER_TOKEN, *parameters)}
-    state = call.get("initial_state")
-    if state is not None:
-        leaves["initial_state"] = state.double().requires_grad_()
-    options = {name: x for name, x in call.items() if name not in leaves and name != "cu_seqlens"}
-    total = torch.zeros((), dtype=torch.float64)
-    for n, b, first, last, _ in sequences(do.shape[0], do.shape[1], call.get("cu_seqlens")):
-        here = {name: x[b : b + 1, first:last] if name in PER_TOKEN else x for name, x in leaves.items()}
-        if state is not None:
-            here["initial_state"] = leaves["initial_state"][n : n + 1]
-        o, final = rule(**accepted_by(rule, here | options | {"output_final_state": True}))
-        total = total + (o * do[b : b + 1, first:last].double()).sum()
-        if dht is not None:
-            total = total + (final * dht[n : n + 1].double()).sum()
-    result = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-    zeros = (torch.zeros_like(x) if grad is None else grad for x, grad in zip(leaves.values(), result, strict=True))
-    return dict(zip(leaves, zeros, strict=True))
+    def run(*leaves: Tensor) -> Any:
+        return rule(**accepted_by(rule, call | dict(zip(names, leaves, strict=True)) | {"output_final_state": True}))
+
+    result = gradients(run, [call[name].double() for name in names], (do, dht))
+    return {name: x for name, x in zip(names, result, strict=True) if x is not None}
 
 
 def draw_backward(point: RulePoint, per_channel: bool) -> Call:
