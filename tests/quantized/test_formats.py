@@ -29,7 +29,7 @@ from torch_gdn.quantized import (
     stack,
     unpack,
 )
-from torch_gdn.quantized.float8 import by_row
+from torch_gdn.quantized.floats import by_row
 from torch_gdn.quantized.packed_weight import combined
 
 RECORDED = (

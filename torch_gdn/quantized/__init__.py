@@ -5,15 +5,11 @@
 hold. This package is plain PyTorch and knows no engine.
 """
 
-from torch_gdn.quantized.auto_round import from_auto_round
-from torch_gdn.quantized.awq import from_awq
 from torch_gdn.quantized.compressed_tensors import from_compressed_tensors
-from torch_gdn.quantized.float8 import from_float8
-from torch_gdn.quantized.gptq import from_gptq
+from torch_gdn.quantized.floats import from_float8, from_mxfp4
+from torch_gdn.quantized.gptq import from_auto_round, from_awq, from_gptq
 from torch_gdn.quantized.mlx import from_mlx
-from torch_gdn.quantized.mxfp4 import from_mxfp4
-from torch_gdn.quantized.packed_weight import PackedWeight, stack
-from torch_gdn.quantized.packing import pack, unpack
+from torch_gdn.quantized.packed_weight import PackedWeight, pack, stack, unpack
 
 __all__ = [
     "PackedWeight",

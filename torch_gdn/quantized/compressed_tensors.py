@@ -7,11 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from torch_gdn.quantized.float8 import float8
+from torch_gdn.quantized.floats import COMPRESSED_MXFP4, float8
 from torch_gdn.quantized.formats import Format, OtherFormat, Stored, refusal
-from torch_gdn.quantized.mxfp4 import COMPRESSED
-from torch_gdn.quantized.packed_weight import PackedWeight, assemble, checked_words
-from torch_gdn.quantized.packing import expect, unpack
+from torch_gdn.quantized.packed_weight import PackedWeight, assemble, checked_words, expect, unpack
 from torch_gdn.reference.quantized import BLOCK
 
 
@@ -78,7 +76,7 @@ def read(config: Mapping[str, Any]) -> Format:
         return float8("compressed-tensors", "weight_scale", "activations in FP8" if quantised else "")
     also += quantised
     if written == ["mxfp4-pack-quantized"] and not also and all(map(is_mxfp4, schemes)):
-        return COMPRESSED
+        return COMPRESSED_MXFP4
     if (config.get("sparsity_config") or {}).get("format", "dense") != "dense":
         also.append("sparsity_config")
     kinds = {kind_of(scheme): is_packable(scheme) for scheme in schemes}

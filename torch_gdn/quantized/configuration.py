@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch_gdn.quantized import auto_round, awq, compressed_tensors, float8, gptq, mlx
+from torch_gdn.quantized import compressed_tensors, floats, gptq, mlx
 from torch_gdn.quantized.formats import Format, OtherFormat, refusal
 
 READERS: dict[str, Callable[[Mapping[str, Any]], Format]] = {
-    "auto-round": auto_round.read,
-    "awq": awq.read,
+    "auto-round": gptq.read_auto_round,
+    "awq": gptq.read_awq,
     "compressed-tensors": compressed_tensors.read,
-    "fp8": float8.read,
+    "fp8": floats.read_fp8,
     "gptq": gptq.read,
     "mlx": mlx.read,
-    "modelopt": float8.read_modelopt,
+    "modelopt": floats.read_modelopt,
 }
 
 

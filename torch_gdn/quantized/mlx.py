@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from torch_gdn.quantized.floats import Mxfp4, from_mxfp4
 from torch_gdn.quantized.formats import Format, Sizes, Stored, refusal
-from torch_gdn.quantized.mxfp4 import Mxfp4, from_mxfp4
 from torch_gdn.quantized.packed_weight import PackedWeight, checked_words
 
 # mlx-lm stores these norms of hybrid models plus one, because its norms multiply by the weight itself.

@@ -1,18 +1,18 @@
-"""The form of packed weights that torch_gdn's ops read."""
+"""The form of packed weights that torch_gdn's ops read: codes of 4 and 8 bits in words of 32 bits, or numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 import torch_gdn.reference.quantized as reference
-from torch_gdn.quantized.packing import as_int32, blocks, expect, expect_bits, pack, unpack
 from torch_gdn.reference.quantized import BLOCK
 
 GROUPS = (128, 64, 32)  # columns that share a scale, as the ops take them
+ROWS = 256  # rows that are unpacked at a time, so that no conversion holds all codes of a matrix
 
 
 @dataclass(frozen=True)
@@ -232,3 +232,78 @@ def checked_words(name: str, argument: str, words: Tensor, bits: int) -> Tensor:
     expect_bits(name, bits)
     expect(f"{name}: {argument}", words.dim() >= 2, "at least 2 dimensions", list(words.shape))
     return as_int32(f"{name}: {argument}", words)
+
+
+# ---- words -----------------------------------------------------------------------------------------------------------
+
+
+def expect(argument: str, holds: bool, expected: str, got: object) -> None:
+    if not holds:
+        raise ValueError(f"{argument}: expected {expected}, got {got}")
+
+
+def pack(codes: Tensor, bits: int) -> Tensor:
+    """Packs codes along the last dimension, the first one in the lowest bits.
+
+    Args:
+        codes: integers of at least `bits` bits, [..., K].
+        bits: 4 or 8.
+
+    Returns:
+        words: int32 [..., K * bits / 32].
+
+    Raises:
+        ValueError: other bits, or a K that does not fill words.
+
+    Example:
+        >>> import torch
+        >>> from torch_gdn.quantized import pack, unpack
+        >>> unpack(pack(torch.arange(8), bits=4), bits=4)
+        tensor([0, 1, 2, 3, 4, 5, 6, 7], dtype=torch.int32)
+    """
+    expect_bits("pack", bits)
+    per_word = 32 // bits
+    expect("pack: codes", codes.shape[-1] % per_word == 0, f"a multiple of {per_word} columns", list(codes.shape))
+    columns = codes.int().unflatten(-1, (-1, per_word))
+    words = columns[..., 0] & mask_of(bits)
+    for k in range(1, per_word):
+        words = words | (columns[..., k] & mask_of(bits)) << bits * k
+    return words
+
+
+def unpack(words: Tensor, bits: int) -> Tensor:
+    """Returns the codes of words that `pack` packed.
+
+    Args:
+        words: int32 or uint32, [..., W].
+        bits: 4 or 8.
+
+    Returns:
+        codes: int32 [..., W * 32 / bits], from 0 to 2 ** bits - 1.
+
+    Raises:
+        ValueError: other bits, or words of another dtype.
+    """
+    expect_bits("unpack", bits)
+    words = as_int32("unpack: words", words)
+    return torch.stack([words >> shift & mask_of(bits) for shift in range(0, 32, bits)], dim=-1).flatten(-2)
+
+
+def mask_of(bits: int) -> int:
+    return (1 << bits) - 1
+
+
+def expect_bits(name: str, bits: int) -> None:
+    expect(f"{name}: bits", bits in (4, 8), "4 or 8", bits)
+
+
+def as_int32(argument: str, words: Tensor) -> Tensor:
+    expect(argument, words.dtype in (torch.int32, torch.uint32), "int32 or uint32", words.dtype)
+    return words.view(torch.int32)
+
+
+def blocks(rows: int, multiple: int = 1) -> Iterator[slice]:
+    """Yields some rows at a time, a multiple of `multiple` except for the last ones."""
+    step = max(multiple, ROWS // multiple * multiple)
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))

@@ -1,12 +1,16 @@
-"""Reads files with weights of torch.float8_e4m3fn: Qwen's "fp8", ModelOpt's FP8, compressed-tensors' "float-quantized".
+"""Reads weights that are numbers, and not codes.
 
-A scale multiplies a block of 128 x 128 weights, a row, or the whole matrix. The last blocks of a matrix may be smaller.
+FP8 has torch.float8_e4m3fn: Qwen's "fp8", ModelOpt's FP8, compressed-tensors' "float-quantized". A scale multiplies a
+block of 128 x 128 weights, a row, or the whole matrix. The last blocks of a matrix may be smaller.
+
+MXFP4 has e2m1 numbers of 4 bits, of which 32 columns share an e8m0 scale, a power of two. compressed-tensors writes it
+as "mxfp4-pack-quantized", and MLX in the mode "mxfp4".
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,8 +18,7 @@ import torch
 from torch import Tensor
 
 from torch_gdn.quantized.formats import Format, OtherFormat, Packing, Sizes, Stored, refusal
-from torch_gdn.quantized.packed_weight import PackedWeight, scales_of_rows
-from torch_gdn.quantized.packing import expect
+from torch_gdn.quantized.packed_weight import PackedWeight, expect, scales_of_rows
 from torch_gdn.reference.quantized import BLOCK
 
 SCALES = (torch.float32, torch.bfloat16, torch.float16)
@@ -44,7 +47,7 @@ def from_float8(weight: Tensor, weight_scale: Tensor) -> PackedWeight:
     return PackedWeight(weight.contiguous().view(torch.uint8), scales.contiguous(), None, 8).in_blocks()
 
 
-def convert(scale: str, bits: int, **tensors: Any) -> PackedWeight:
+def convert_float8(scale: str, bits: int, **tensors: Any) -> PackedWeight:
     """Calls `from_float8` with the tensors of a file. `scale` is the name of the scales, and activations stay."""
     return from_float8(tensors["weight"], tensors[scale])
 
@@ -80,11 +83,11 @@ class Float8(Format):
 def float8(method: str, scale: str, left_out: str = "") -> Format:
     """Returns the format of files whose scales have the name `scale`."""
     stored = (Stored("weight", is_e4m3=True), Stored(scale, columns="group"))
-    make = partial(convert, scale)
+    make = partial(convert_float8, scale)
     return Float8(method, stored, make, ignored=ACTIVATIONS, translate=by_row, left_out=left_out)
 
 
-def read(config: Mapping[str, Any]) -> Format:
+def read_fp8(config: Mapping[str, Any]) -> Format:
     """Returns the format of files of the method "fp8", or raises what `configuration.read` does."""
     kind, block = config.get("fmt") or "e4m3", list(config.get("weight_block_size") or [])
     if kind != "e4m3" or block != [BLOCK, BLOCK]:
@@ -99,3 +102,64 @@ def read_modelopt(config: Mapping[str, Any]) -> Format:
     if algorithm != "FP8" or cache:
         raise refusal(f"ModelOpt's {algorithm}{' with a quantised key-value cache' if cache else ''}", OtherFormat)
     return float8("modelopt", "weight_scale", "static activations in FP8")
+
+
+# ---- MXFP4 -----------------------------------------------------------------------------------------------------------
+
+COLUMNS = 32  # that share a scale
+
+
+def from_mxfp4(weight: Tensor, scales: Tensor) -> PackedWeight:
+    """Makes the packed weight of a layer: a view.
+
+    Args:
+        weight: numbers in the order of columns, the first in the lowest bits: uint8 [..., N, K / 2], or int32 or uint32
+            [..., N, K / 8].
+        scales: exponents uint8 [..., N, K / 32]. A scale is 2^(exponent - 127).
+
+    Raises:
+        ValueError: other dtypes, or shapes that do not fit together.
+    """
+    dtypes = (torch.uint8, torch.int32, torch.uint32)
+    expect("from_mxfp4: weight", weight.dtype in dtypes, "uint8, int32 or uint32", weight.dtype)
+    expect("from_mxfp4: scales", scales.dtype == torch.uint8, "uint8", scales.dtype)
+    size = weight.shape[-1] * weight.element_size()
+    expect("from_mxfp4: weight", size % (COLUMNS // 2) == 0, f"rows of a multiple of {COLUMNS} numbers", 2 * size)
+    return PackedWeight(weight.contiguous().view(torch.int32), scales.contiguous(), None, 4)
+
+
+def as_words(name: str, tensor: Tensor, rows: int) -> Tensor:
+    """Returns a matrix's tensor as engines hold it: bytes of numbers become words."""
+    return tensor.contiguous().view(torch.int32) if name == "weight_packed" else tensor
+
+
+def convert_mxfp4(bits: int, weight_packed: Tensor, weight_scale: Tensor) -> PackedWeight:
+    return from_mxfp4(weight_packed, weight_scale)
+
+
+@dataclass(frozen=True)
+class Mxfp4(Format):
+    """The files have MXFP4, or codes with biases."""
+
+    def packing(self, name: str, shapes: Mapping[str, Sizes], columns: int, rows: int | None = None) -> Packing:
+        """Reads the shapes as `Format.packing` does."""
+        self.expect_tensors(name, shapes)
+        codes, scales, *biases = self.tensors
+        if any(each.name in shapes for each in biases):
+            return super().packing(name, shapes, columns, rows)
+        words = shapes[codes.name]
+        if self.translate:
+            words = (*words[:-1], words[-1] // 4)
+        packing = super().packing(name, {**shapes, codes.name: words}, columns, rows)
+        if (packing.bits, packing.group_size) != (4, COLUMNS):
+            got = f"{packing.bits} bits in groups of {packing.group_size}"
+            raise ValueError(f"{name}: expected MXFP4 of 4 bits in groups of {COLUMNS}, got {got}")
+        return replace(packing, tensors=(codes, scales._replace(is_exponent=True)), is_mxfp4=True)
+
+
+COMPRESSED_MXFP4 = Mxfp4(
+    "compressed-tensors",
+    (Stored("weight_packed", columns="word"), Stored("weight_scale", columns="group")),
+    convert_mxfp4,
+    translate=as_words,
+)
