@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_gdn.reference.aura import TILE
+from torch_gdn.reference.aura import TILE, attend, visible
 from torch_gdn.reference.common import compute_dtype, sequences
 from torch_gdn.reference.layers import qk_norm_rope
 
@@ -93,23 +93,7 @@ def paged_attention(
             cache[blocks].flatten(0, 1)[:length].transpose(0, 1).repeat_interleave(ratio, 0)
             for cache in (key_cache, value_cache)
         )
-        out[first:last] = attend(q[first:last].transpose(0, 1), keys, values, scale, causal, window, sinks).transpose(
-            0, 1
-        )
+        seen = visible(1, last - first, length, None, causal, None, window, q.device)
+        here = attend(q[None, first:last].transpose(1, 2), keys[None], values[None], seen, scale, sinks)
+        out[first:last] = here[0].transpose(0, 1)
     return out
-
-
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool, window: int, sinks: Tensor | None
-) -> Tensor:
-    """Attends from q [H, L, D], the last L positions, to k and v [H, T, D]."""
-    dtype, (H, L, D), T = compute_dtype(q), q.shape, k.shape[1]
-    scores = (D**-0.5 if scale is None else scale) * (q.to(dtype) @ k.to(dtype).transpose(-1, -2))
-    position, key = torch.arange(T - L, T, device=q.device)[:, None], torch.arange(T, device=q.device)
-    if causal:
-        scores = scores.masked_fill(key > position, -torch.inf)
-    if window > 0:
-        scores = scores.masked_fill(key <= position - window, -torch.inf)
-    if sinks is not None:  # a score whose value is zero
-        scores = torch.cat([scores, sinks.to(dtype)[:, None, None].expand(H, L, 1)], dim=-1)
-    return (scores.softmax(-1)[..., :T] @ v.to(dtype)).to(q.dtype)

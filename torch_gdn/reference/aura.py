@@ -143,13 +143,9 @@ def means_of_tokens(tile_means: Tensor, tokens: int) -> Tensor:
 def entries(codes: Tensor, codebook: Tensor, D: int) -> Tensor:
     """Returns the index in the codebook of each of the D values of each row of codes."""
     bits = bits_of(codebook)
-    indices = unpack(codes, bits, D)
     if codebook.dim() == 1:
-        return indices
-    stream = (indices[..., None] >> torch.arange(bits, device=codes.device) & 1).flatten(-2)
-    window = torch.arange(trellis.window_bits(codebook), device=codes.device)
-    at = (torch.arange(D, device=codes.device)[:, None] * bits + window) % (D * bits)
-    return (stream[..., at] << window).sum(-1)
+        return unpack(codes, bits, D)
+    return trellis.windows(codes.contiguous().view(torch.uint8)[..., : D * bits // 8], codebook, bits)
 
 
 def unpack(codes: Tensor, bits: int, D: int) -> Tensor:
@@ -170,7 +166,7 @@ def aura_attention(
     """Attention of q [B, HQ, L, D] to the decoded keys and values, all or the first `length` of them, with the exact
     rows around them: the definition. `block_size` is ignored."""
     dtype = compute_dtype(q)
-    B, HQ, L, D = q.shape
+    B, HQ, L, _ = q.shape
     ratio = HQ // key_codes.shape[1]
     keys = aura_decode(key_codes, key_norms, key_codebook, key_signs, dtype=dtype)[:, :, :length]
     if key_tile_means is not None:
@@ -181,16 +177,20 @@ def aura_attention(
             torch.cat([exact[:, :, :exact_sinks].to(dtype), x, exact[:, :, exact_sinks:exact_length].to(dtype)], 2)
             for x, exact in ((keys, exact_keys), (values, exact_values))
         )
-    T = keys.shape[2]
     keys, values = (x.repeat_interleave(ratio, dim=1) for x in (keys, values))
-    scores = (D**-0.5 if scale is None else scale) * (q.to(dtype) @ keys.transpose(-1, -2))
-    seen = visible(B, L, T, starts, causal, q_offset, window, q.device)
+    seen = visible(B, L, keys.shape[2], starts, causal, q_offset, window, q.device)
+    return attend(q, keys, values, seen, scale, sinks)
+
+
+def attend(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scale: float | None, sinks: Tensor | None) -> Tensor:
+    """Softmax attention of q [B, H, L, D] to keys and values [B, H, T, D]. A query that sees no key gives zeros."""
+    dtype, D = compute_dtype(q), q.shape[-1]
+    scores = (D**-0.5 if scale is None else scale) * (q.to(dtype) @ keys.to(dtype).transpose(-1, -2))
     scores = scores.masked_fill(~seen, -torch.inf)
     if sinks is not None:  # one more score, whose value is zero
-        scores = torch.cat([scores, sinks.to(dtype)[:, None, None].expand(B, HQ, L, 1)], dim=-1)
-    weights = scores.softmax(-1)[..., :T]
-    weights = torch.where(seen.any(-1, keepdim=True), weights, 0.0)  # a query that sees no key
-    return weighted(weights, values, seen).to(q.dtype)
+        scores = torch.cat([scores, sinks.to(dtype)[:, None, None].expand(*scores.shape[:3], 1)], dim=-1)
+    weights = torch.where(seen.any(-1, keepdim=True), scores.softmax(-1)[..., : keys.shape[2]], 0.0)
+    return weighted(weights, values.to(dtype), seen).to(q.dtype)
 
 
 def weighted(weights: Tensor, values: Tensor, seen: Tensor) -> Tensor:
