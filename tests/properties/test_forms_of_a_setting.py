@@ -104,7 +104,7 @@ def vllm_mode() -> None:
     vllm.mode()
 
 
-WORDS = {self_test.VARIABLE: self_test.run.mode, "TORCH_GDN_VLLM": vllm_mode, "TORCH_GDN_SGLANG": sglang.register}
+WORDS = {self_test.VARIABLE: self_test.mode, "TORCH_GDN_VLLM": vllm_mode, "TORCH_GDN_SGLANG": sglang.register}
 
 
 @pytest.mark.parametrize("variable", WORDS)

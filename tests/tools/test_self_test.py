@@ -30,7 +30,7 @@ from tests.helpers.files import copied_shaders, replace_once
 from torch_gdn import _C, prefill_algorithm, self_test
 from torch_gdn.integrations.serving import working_variants
 from torch_gdn.integrations.transformers import functions
-from torch_gdn.self_test import run, shadow, verdicts
+from torch_gdn.self_test import shadow, verdicts
 from torch_gdn.tools import info, tuning_cache
 from torch_gdn_check.registry import REGISTRY, OpEntry, Point
 from torch_gdn_check.registry.bounds import relative_error
@@ -225,13 +225,13 @@ def test_no_prefill_algorithm_is_left(on_mps: torch.device, plant: Plant) -> Non
 
 def count_tests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ops: list[str] = []
-    tested = run.tested
+    tested = self_test.tested
 
     def counted(verdict: verdicts.Verdict, *others: Any) -> Any:
         ops.append(verdict.op)
         return tested(verdict, *others)
 
-    monkeypatch.setattr(run, "tested", counted)
+    monkeypatch.setattr(self_test, "tested", counted)
     return ops
 
 
@@ -311,7 +311,7 @@ def test_a_running_test_is_in_the_file(on_mps: torch.device, monkeypatch: pytest
         running.extend(each.running for each in verdicts.read(verdicts.machine()).values())
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run, "trusted", noted)
+    monkeypatch.setattr(self_test, "trusted", noted)
     with pytest.raises(KeyboardInterrupt):
         computed(NORM)
     assert running == [os.getpid()] and stored() == {}
@@ -500,7 +500,7 @@ def test_only_the_pages_of_a_call_are_copied(on_mps: torch.device) -> None:
 
 
 def test_a_large_call_leaves_the_test_to_a_smaller_one(on_mps: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "MOST_BYTES", 1 << 12)
+    monkeypatch.setattr(self_test, "MOST_BYTES", 1 << 12)
     torch_gdn.l2norm(torch.randn(64, 64, device=on_mps))
     assert stored() == {}
     torch_gdn.l2norm(torch.randn(2, 64, device=on_mps))
@@ -508,11 +508,11 @@ def test_a_large_call_leaves_the_test_to_a_smaller_one(on_mps: torch.device, mon
 
 
 def test_a_process_of_large_calls_stops_asking(on_mps: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "MOST_BYTES", 0)
-    monkeypatch.setattr(run, "MOST_UNTESTED", 2)
+    monkeypatch.setattr(self_test, "MOST_BYTES", 0)
+    monkeypatch.setattr(self_test, "MOST_UNTESTED", 2)
     asked: list[str] = []
-    trusted = run.trusted
-    monkeypatch.setattr(run, "trusted", lambda op, *others: [asked.append(op), trusted(op, *others)][1])
+    trusted = self_test.trusted
+    monkeypatch.setattr(self_test, "trusted", lambda op, *others: [asked.append(op), trusted(op, *others)][1])
     for _ in range(5):
         computed(NORM)
     assert len(asked) == 3 and stored() == {}
@@ -534,7 +534,7 @@ def test_no_memory_is_no_fault_of_a_kernel(on_mps: torch.device, monkeypatch: py
     def no_memory(*_: Any) -> Any:
         raise RuntimeError("MPS backend out of memory")
 
-    monkeypatch.setattr(run, "trusted", no_memory)
+    monkeypatch.setattr(self_test, "trusted", no_memory)
     with pytest.raises(RuntimeError, match="out of memory"):
         computed(NORM)
     assert stored() == {} and not self_test.replaced

@@ -14,12 +14,11 @@ from pathlib import Path
 
 import torch
 
-from torch_gdn import _C
-from torch_gdn._files import folder, locked, tuning_file, write_whole
+from torch_gdn import _C, _files
 from torch_gdn._mps import command_output
 from torch_gdn._version import __version__
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Verdict:
     """The test's result for an op, or for one algorithm of an op, and one kernel variant."""
 
     op: str
-    algorithm: str | None  # a prefill's algorithm
+    algorithm: str | None  # a prefill's, or that of an op which decodes
     problem: str = ""  # empty if passed
     running: int = 0  # the process that is testing it
 
@@ -37,20 +36,21 @@ Verdicts = dict[str, Verdict]  # by the op and the kernel variant, with a space 
 
 def machine() -> str:
     """Names the machine and software that verdicts apply to. A checkout's shaders change without a new version."""
-    facts, system = _C.device_facts(), platform.platform()
+    system = platform.platform()
     if sys.platform == "darwin":
         system = f"macOS {platform.mac_ver()[0]} ({command_output('sw_vers', '-buildVersion')})"
     root, shaders = Path(_C.shader_directory()), hashlib.sha256()
     for file in sorted(path for path in root.rglob("*") if path.suffix in (".metal", ".h")):
         shaders.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
     software = f"torch {torch.__version__}, torch_gdn {__version__}, shaders {shaders.hexdigest()[:12]}"
-    return f"{_C.tuning_key(facts['name'], facts['core_count'])}, {system}, {software}"
+    return f"{_files.key()}, {system}, {software}"
 
 
 def path(key: str) -> Path:
-    table = tuning_file()
-    place = folder() if table is None else table.parent
-    return place / f"self_test_{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    table = _files.tuning_file()
+    return (
+        table.parent if table else _files.folder()
+    ) / f"self_test_{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 
 def read(key: str) -> Verdicts:
@@ -69,9 +69,9 @@ def change(key: str, news: Mapping[str, Verdict | None]) -> None:
 
     If there is no folder or it cannot be written, the next process tests again.
     """
-    with suppress(OSError, ValueError, RuntimeError), locked(path(key)):
+    with suppress(OSError, ValueError, RuntimeError), _files.locked(path(key)):
         rows = {name: asdict(x) for name, x in {**read(key), **news}.items() if x is not None}
-        write_whole(path(key), json.dumps({"format": FORMAT, "machine": key, "verdicts": rows}, indent=1) + "\n")
+        _files.write_whole(path(key), json.dumps({"format": FORMAT, "machine": key, "verdicts": rows}, indent=1) + "\n")
 
 
 def settled(key: str) -> Verdicts:

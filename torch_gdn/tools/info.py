@@ -11,8 +11,7 @@ import torch
 import torch_gdn
 from torch_gdn import _C, command_line
 from torch_gdn._mps import command_output, why_no_mps
-from torch_gdn.self_test import verdicts
-from torch_gdn.self_test.run import plan
+from torch_gdn.self_test import plan, verdicts
 
 
 def versions() -> dict[str, str]:
