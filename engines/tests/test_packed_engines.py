@@ -28,7 +28,7 @@ from torch_gdn_engines.packed_methods import as_parameter
 if not versions.is_served(versions.installed()):
     pytest.skip("this transformers loads quantised files in another way", allow_module_level=True)
 from torch_gdn.integrations.transformers.packed_layers import PackedLinear
-from torch_gdn.integrations.transformers.packed_loading import PackExperts, PackLayer
+from torch_gdn.integrations.transformers.packed_loading import Pack, PackExperts
 
 ENGINES = ("transformers", "vllm", "sglang")
 LAYER, PARTS = "model.layers.0.mlp", ("gate_proj", "up_proj")
@@ -128,7 +128,7 @@ def read_by_transformers(form: Any, tensors: Tensors) -> Tensor:
         packing = form.packing("a.weight", {ending: tuple(x.shape) for ending, x in part.items()}, K, N)
         model = nn.ModuleDict({"a": PackedLinear(nn.Linear(K, N, bias=False, device="meta"), packing)})
         quantizer = SimpleNamespace(format=form, packings={"a.weight": packing}, dense=())
-        result = PackLayer(quantizer).convert({f"a.{ending}": [x] for ending, x in part.items()}, "a.weight", model)
+        result = Pack(quantizer).convert({f"a.{ending}": [x] for ending, x in part.items()}, "a.weight", model)
         order: Any = model["a"].order
         biases = result.get("a.biases")
         matrices.append(PackedWeight(result["a.weight"], result["a.scales"], biases, packing.bits, order).dequantize())

@@ -30,12 +30,8 @@ def empty(stored: Stored, *shape: int) -> Tensor:
     """
     *experts, first, last = shape
     sizes = (*experts, last, first) if stored.transposed else shape
-    dtype, value = torch.uint8 if stored.is_e4m3 else torch.int32, 0.0
-    if stored.is_float:
-        dtype, value = torch.float32, math.nan
-    if stored.is_exponent:
-        dtype, value = torch.uint8, NO_EXPONENT
-    filled = torch.full(sizes, value, dtype=dtype)
+    dtype = torch.float32 if stored.is_float else torch.int32 if stored.has_words else torch.uint8
+    filled = torch.full(sizes, math.nan if stored.is_float else stored.is_exponent * NO_EXPONENT, dtype=dtype)
     return filled.mT if stored.transposed else filled
 
 

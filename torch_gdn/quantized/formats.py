@@ -6,9 +6,7 @@ about a format, it asks the `Format`.
 
 from __future__ import annotations
 
-import json
 import math
-import struct
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from torch_gdn.memory import tensors_in
 from torch_gdn.quantized.packed_weight import PackedWeight
 from torch_gdn.reference.quantized import BLOCK
 
@@ -244,10 +243,7 @@ def shapes_in(files: Iterable[Any] | None) -> dict[str, Sizes]:
     for path in files or ():
         if not str(path).endswith(".safetensors"):
             raise ValueError(f"quantization: expected safetensors files, got {path}")
-        with open(path, "rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length))
-        shapes |= {name: tuple(x["shape"]) for name, x in header.items() if name != "__metadata__"}
+        shapes |= {name: tuple(x["shape"]) for name, x in tensors_in(path).items()}
     if not shapes:
         raise ValueError("quantization: expected the files of the model, got a state dict or no file")
     return shapes

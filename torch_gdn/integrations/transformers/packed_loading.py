@@ -18,7 +18,8 @@ from torch_gdn.quantized.packed_weight import combined
 
 class Pack(ConversionOps):
     """Makes the parameters of a packed weight, or dequantises it if the model's layer is not packed. A weight that the
-    files have unquantised stays so.
+    files have unquantised stays so. It takes the tensors of a matrix, or of a layer's experts, gate above up, as the
+    file has them in one.
     """
 
     def __init__(self, quantizer: Any) -> None:
@@ -45,16 +46,6 @@ class Pack(ConversionOps):
         elif weight.order is not None:
             raise ValueError(f"{layer}: expected an embedding without act-order (desc_act), got sorted columns")
         return tensors_of(weight, full_layer_name)
-
-    def unquantized(self, input_dict: dict[str, Any]) -> Tensor:
-        raise NotImplementedError
-
-    def packed(self, input_dict: dict[str, Any], bits: int) -> PackedWeight:
-        raise NotImplementedError
-
-
-class PackLayer(Pack):
-    """Takes the tensors of a matrix, or of a layer's experts, gate above up, as the file has them in one."""
 
     def unquantized(self, input_dict: dict[str, Any]) -> Tensor:
         return by_ending(input_dict)["weight"]
@@ -128,8 +119,8 @@ def converters_of(quantizer: Any, conversions: list[Any]) -> Iterator[WeightConv
             yield WeightConverter(sources, f"mlp.experts.{name}", [PackExperts(quantizer, projections)], **on_cpu)
         if form.has_float8:
             fused = [f"mlp.experts.{name}{each.name.removeprefix('weight')}" for each in reversed(form.tensors)]
-            yield WeightConverter(fused, f"mlp.experts.{name}", [PackLayer(quantizer)], **on_cpu)
-    yield WeightConverter(endings, "weight", [PackLayer(quantizer)], **on_cpu)
+            yield WeightConverter(fused, f"mlp.experts.{name}", [Pack(quantizer)], **on_cpu)
+    yield WeightConverter(endings, "weight", [Pack(quantizer)], **on_cpu)
 
 
 def others_of(form: Format, conversions: list[Any]) -> list[Any]:
