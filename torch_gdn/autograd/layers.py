@@ -13,16 +13,20 @@ from torch import Tensor
 from torch_gdn.autograd import Function, differentiate
 
 
+def forward_of(op: str) -> Any:
+    def forward(*arguments: Any) -> Any:
+        return getattr(torch.ops.gdn, op)(*arguments)
+
+    return staticmethod(forward)
+
+
 def like(gradient: Tensor, x: Tensor | None, is_needed: bool) -> Tensor | None:
     """Returns the gradient of a parameter with the parameter's shape and dtype, or None if nobody needs it."""
     return gradient.view(x.shape).to(x.dtype) if is_needed and x is not None else None
 
 
 class RmsNorm(Function):
-    @staticmethod
-    def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-        y, h = torch.ops.gdn.rms_norm(*arguments)
-        return y, h
+    forward = forward_of("rms_norm")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -48,10 +52,7 @@ class RmsNorm(Function):
 
 
 class RmsNormGated(Function):
-    @staticmethod
-    def forward(*arguments: Any) -> Tensor:
-        y: Tensor = torch.ops.gdn.rms_norm_gated(*arguments)
-        return y
+    forward = forward_of("rms_norm_gated")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -88,10 +89,7 @@ class L2Norm(Function):
 
 
 class KdaGate(Function):
-    @staticmethod
-    def forward(*arguments: Any) -> Tensor:
-        y: Tensor = torch.ops.gdn.fused_kda_gate(*arguments)
-        return y
+    forward = forward_of("fused_kda_gate")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -109,10 +107,7 @@ class KdaGate(Function):
 class GdnGating(Function):
     """The backward uses that of Kimi Delta Attention's gate: a head is one of a single channel."""
 
-    @staticmethod
-    def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-        g, beta = torch.ops.gdn.gdn_gating(*arguments)
-        return g, beta
+    forward = forward_of("gdn_gating")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -138,10 +133,7 @@ class GdnGating(Function):
 
 
 class CausalConv1d(Function):
-    @staticmethod
-    def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-        y, final_state = torch.ops.gdn.causal_conv1d(*arguments)
-        return y, final_state
+    forward = forward_of("causal_conv1d")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -183,10 +175,7 @@ def call_of_convolution(*views: Tensor) -> tuple[Any, ...]:
 class QuantizedLinear(Function):
     """The weights are frozen. The gradient of x multiplies by them as numbers of x's dtype."""
 
-    @staticmethod
-    def forward(*arguments: Any) -> Tensor:
-        y: Tensor = torch.ops.gdn.quantized_linear(*arguments)
-        return y
+    forward = forward_of("quantized_linear")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

@@ -4,14 +4,15 @@ import importlib.metadata
 import platform
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import torch
+from torch import Tensor
 
 import torch_gdn
 from torch_gdn import _C, command_line
 from torch_gdn._mps import command_output, why_no_mps
 from torch_gdn.self_test import plan, verdicts
+from torch_gdn.tools.tune import rule_inputs
 
 
 def versions() -> dict[str, str]:
@@ -54,19 +55,12 @@ def mps() -> dict[str, str]:
 
 def agreement(device: str) -> str:
     """Returns the relative distance between both ops' outputs on a small input, or the error that was raised."""
-    generator = torch.Generator().manual_seed(0)
-
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator)
-
-    q, k = random(1, 70, 1, 64), random(1, 70, 1, 64)
-    v, g, beta = random(1, 70, 2, 64), -random(1, 70, 2).exp(), random(1, 70, 2).sigmoid()
-    inputs: dict[str, Any] = {
-        name: tensor.to(device) for name, tensor in {"q": q, "k": k, "v": v, "g": g, "beta": beta}.items()
-    }
+    inputs = rule_inputs((1, 2, 64, 64), 70, 1, torch.float32)
+    del inputs["initial_state"], inputs["output_final_state"]
+    inputs = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
     try:
-        chunked, _ = torch_gdn.chunk_gated_delta_rule(**inputs, use_qk_l2norm_in_kernel=True)
-        recurrent, _ = torch_gdn.fused_recurrent_gated_delta_rule(**inputs, use_qk_l2norm_in_kernel=True)
+        chunked, _ = torch_gdn.chunk_gated_delta_rule(**inputs)
+        recurrent, _ = torch_gdn.fused_recurrent_gated_delta_rule(**inputs)
         distance = (chunked.cpu() - recurrent.cpu()).norm() / recurrent.cpu().norm()
     except Exception as error:  # a report about a failure must not fail itself
         return f"{type(error).__name__}: {error}"
