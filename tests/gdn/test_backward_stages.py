@@ -14,10 +14,10 @@ import torch_gdn
 from tests.helpers.devices import kernels_run
 from tests.helpers.entries import assert_exact
 from tests.helpers.errors import assert_close, assert_same_bits, chunk_f32
+from tests.helpers.gradients import exact_of
 from torch_gdn import reference
 from torch_gdn_check.registry import REGISTRY
 from torch_gdn_check.registry.gdn import RulePoint
-from torch_gdn_check.registry.gradients import exact_gradients
 from torch_gdn_check.registry.inputs import Call, columns_apart, doubled, strided, to_device
 from torch_gdn_check.registry.models import MODEL_SIZES
 
@@ -95,7 +95,7 @@ def test_a_chain_is_the_whole_gradient(device: torch.device, point: RulePoint) -
     call = {name: x for name, x in vars(case).items() if x is not None}
     do, dht = torch.randn(case.v.shape), torch.randn(case.initial_state.shape)
     packed = {} if case.cu_seqlens is None else {"cu_seqlens": case.cu_seqlens}
-    exact = exact_gradients(reference.fused_recurrent_gated_delta_rule, call | {"scale": 0.3}, do, dht)
+    exact = exact_of("chunk_gated_delta_rule", call | {"scale": 0.3}, do, dht)
     wide = {name: doubled(x) for name, x in call.items()}
     for name, x in chained(reference, wide, do.double(), dht.double(), **packed).items():
         assert_close(name, x, exact[name], 1e-12, 1 if name == "initial_state" else 2)

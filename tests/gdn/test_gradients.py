@@ -13,6 +13,7 @@ from tests.helpers.devices import by_threads, profiled, ready
 from tests.helpers.errors import assert_close, assert_same_bits, chunk_f32, relative_error
 from tests.helpers.gradients import (
     HEADS,
+    PER_TOKEN,
     RULES,
     assert_exact_gradients,
     check,
@@ -27,7 +28,6 @@ from tests.helpers.gradients import (
 from tests.helpers.prefill import each_device
 from torch_gdn import reference
 from torch_gdn_check.registry.drawing import drawing
-from torch_gdn_check.registry.gradients import PER_TOKEN, exact_gradients
 from torch_gdn_check.registry.inputs import Call, to_device
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -278,7 +278,7 @@ def test_as_exact_as_fla(device: torch.device, case: dict[str, Any]) -> None:
     call, do, dht = load(case["name"])
     rule = "chunk_kda" if call["g"].dim() == 4 else "chunk_gated_delta_rule"
     result = gradients_of(RULES[rule][0], call, do, dht, device)
-    exact = exact_gradients(RULES[rule][1], call, do, dht)
+    exact = exact_of(rule, call, do, dht)
     for name, x in result.items():
         theirs = case["fla_error"][f"d{name}"]
         bound = AS_FAR_AS_FLA * min(theirs, 4.5e-3)

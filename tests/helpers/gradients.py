@@ -16,11 +16,13 @@ import torch_gdn
 from tests.helpers.cases import make_case
 from tests.helpers.errors import assert_close, chunk_f32
 from torch_gdn import reference
+from torch_gdn.reference.common import gradients
 from torch_gdn_check.registry.bounds import ROUNDING
 from torch_gdn_check.registry.drawing import drawing
-from torch_gdn_check.registry.gradients import PER_TOKEN, exact_gradients
 from torch_gdn_check.registry.inputs import Call, to_device
+from torch_gdn_check.registry.registry import accepted_by
 
+PER_TOKEN = ("q", "k", "v", "g", "beta")
 RULES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "chunk_gated_delta_rule": (torch_gdn.chunk_gated_delta_rule, reference.fused_recurrent_gated_delta_rule),
     "chunk_kda": (torch_gdn.chunk_kda, reference.fused_recurrent_kda),
@@ -67,8 +69,14 @@ def gradients_of(
 
 
 def exact_of(rule: str, call: Call, do: Tensor, dht: Tensor) -> dict[str, Tensor]:
-    parameters = tuple(name for name in ("A_log", "dt_bias") if name in call)
-    return exact_gradients(RULES[rule][1], call, do, dht, parameters)
+    """Returns the gradients by the argument's name: autograd through the recurrence, in float64."""
+    names, exact = differentiable(call), RULES[rule][1]
+
+    def run(*leaves: Tensor) -> Any:
+        return exact(**accepted_by(exact, call | dict(zip(names, leaves, strict=True)) | {"output_final_state": True}))
+
+    result = gradients(run, [call[name].double() for name in names], (do, dht))
+    return {name: x for name, x in zip(names, result, strict=True) if x is not None}
 
 
 def largest_g_cumsum(call: Call) -> float:

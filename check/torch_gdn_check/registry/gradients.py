@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_gdn import reference
-from torch_gdn.reference.common import chunks, gradients
+from torch_gdn.reference.common import chunks
 from torch_gdn_check.registry import bounds, invalid, stages
 from torch_gdn_check.registry.gdn import BF16, F16, F32, SMALL, RulePoint, draw_rule, outside, stage_bounds
 from torch_gdn_check.registry.inputs import Call
@@ -20,21 +19,7 @@ from torch_gdn_check.registry.invalid import change
 from torch_gdn_check.registry.models import DTYPES, MODEL_SIZES, OTHER_SIZES
 from torch_gdn_check.registry.registry import Invalid, Named, OpEntry, accepted_by, register
 
-PER_TOKEN = ("q", "k", "v", "g", "beta")
 NAMES = ("dq", "dk", "dv", "dg", "dbeta", "dinitial_state")
-
-
-def exact_gradients(
-    rule: Callable[..., Any], call: Call, do: Tensor, dht: Tensor | None = None, parameters: tuple[str, ...] = ()
-) -> dict[str, Tensor]:
-    """Returns the gradients of a rule's call, by the argument's name, also of `parameters` that all tokens share."""
-    names = (*PER_TOKEN, *parameters, *(["initial_state"] if call.get("initial_state") is not None else []))
-
-    def run(*leaves: Tensor) -> Any:
-        return rule(**accepted_by(rule, call | dict(zip(names, leaves, strict=True)) | {"output_final_state": True}))
-
-    result = gradients(run, [call[name].double() for name in names], (do, dht))
-    return {name: x for name, x in zip(names, result, strict=True) if x is not None}
 
 
 def draw_backward(point: RulePoint, per_channel: bool) -> Call:
@@ -45,12 +30,6 @@ def draw_backward(point: RulePoint, per_channel: bool) -> Call:
     if state is not None:
         call |= {"dht": torch.randn(state.shape).to(state.dtype), "initial_state": state}
     return call
-
-
-def exact_backward(call: Call, rule: Callable[..., Any]) -> tuple[Tensor | None, ...]:
-    inputs = {name: x for name, x in call.items() if name not in ("do", "dht")}
-    result = exact_gradients(rule, inputs, call["do"], call.get("dht"))
-    return tuple(result.get(name) for name in (*PER_TOKEN, "initial_state"))
 
 
 def backward_bounds(point: RulePoint, call: Call, exact: Named) -> dict[str, float]:
@@ -93,10 +72,7 @@ def compiled_backward() -> Iterator[RulePoint]:
     yield from (RulePoint(BF16, K=K, V=V, tokens=2, H=80, HV=80) for K, V in MODEL_SIZES)  # a head for each core
 
 
-for name, rule in (
-    ("chunk_gated_delta_rule_bwd", reference.fused_recurrent_gated_delta_rule),
-    ("chunk_kda_bwd", reference.fused_recurrent_kda),
-):
+for name in ("chunk_gated_delta_rule_bwd", "chunk_kda_bwd"):
     register(
         OpEntry(
             name,
@@ -104,7 +80,6 @@ for name, rule in (
             small=SMALL,
             points=list(backward_points()),
             compiled=compiled_backward,
-            exact=partial(exact_backward, rule=rule),
             bound=backward_bounds,
             heads={"dinitial_state": 1},
             launches=None,
