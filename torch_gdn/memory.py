@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from torch_gdn._mps import why_no_mps
+from torch_gdn.quantized.formats import tensors_in
 
 GB = 10**9  # the Hub's unit for files
 FLOATS = ("F32", "BF16", "F16")  # dtypes as safetensors names them
@@ -51,11 +49,3 @@ def sizes_when_loaded(files: Iterable[str | Path], dtype: torch.dtype) -> Iterat
         for name, x in tensors_in(path).items():
             begin, end = x["data_offsets"]
             yield name, math.prod(x["shape"]) * dtype.itemsize if x["dtype"] in FLOATS else end - begin
-
-
-def tensors_in(path: str | Path) -> dict[str, Any]:
-    """Returns the shape, dtype and data_offsets of the tensors of a safetensors file, by name."""
-    with open(path, "rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header: dict[str, Any] = json.loads(file.read(length))
-    return {name: x for name, x in header.items() if name != "__metadata__"}

@@ -6,15 +6,17 @@ about a format, it asks the `Format`.
 
 from __future__ import annotations
 
+import json
 import math
+import struct
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from torch_gdn.memory import tensors_in
 from torch_gdn.quantized.packed_weight import PackedWeight
 from torch_gdn.reference.quantized import BLOCK
 
@@ -247,3 +249,11 @@ def shapes_in(files: Iterable[Any] | None) -> dict[str, Sizes]:
     if not shapes:
         raise ValueError("quantization: expected the files of the model, got a state dict or no file")
     return shapes
+
+
+def tensors_in(path: str | Path) -> dict[str, Any]:
+    """Returns the shape, dtype and data_offsets of the tensors of a safetensors file, by name."""
+    with open(path, "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header: dict[str, Any] = json.loads(file.read(length))
+    return {name: x for name, x in header.items() if name != "__metadata__"}
