@@ -265,19 +265,14 @@ KNOWN_MODELS = {
     "Qwen3-Next-80B-A3B": "Qwen3NextConfig",
     "OLMo-Hybrid-7B": "OlmoHybridConfig",
 }
+MODEL_HELP = f"the model: a name on the Hub, a folder, or one of {', '.join(KNOWN_MODELS)}"
 FITTED_TOKENS = 32_768
 
 
 def fits() -> argparse.ArgumentParser:
     result = parser_of("fits", FITS)
     which = result.add_mutually_exclusive_group(required=True)
-    which.add_argument(
-        "model",
-        nargs="?",
-        type=model,
-        metavar="MODEL",
-        help=f"the model: a name on the Hub, a folder, or one of {', '.join(KNOWN_MODELS)}",
-    )
+    which.add_argument("model", nargs="?", type=model, metavar="MODEL", help=MODEL_HELP)
     which.add_argument("--table", action="store_true", help="print the table of docs/models.md")
     result.add_argument(
         "--tokens", type=positive, default=FITTED_TOKENS, help="tokens per request; default: %(default)s"
@@ -306,12 +301,7 @@ folder, the sizes of the tensors in its safetensors files. Nobody has timed torc
 
 def expect() -> argparse.ArgumentParser:
     result = parser_of("expect", EXPECT)
-    result.add_argument(
-        "model",
-        type=model,
-        metavar="MODEL",
-        help=f"the model: a name on the Hub, a folder, or one of {', '.join(KNOWN_MODELS)}",
-    )
+    result.add_argument("model", type=model, metavar="MODEL", help=MODEL_HELP)
     result.add_argument("--mac", type=mac, metavar="MAC", help='a chip, and perhaps its GB of memory: "M4 Max 128"')
     result.add_argument(
         "--tokens",
