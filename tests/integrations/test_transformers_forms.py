@@ -197,3 +197,14 @@ def test_a_class_is_taken_although_enable_is_called_in_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert all(experts.is_known_function(experts.interface()[name]) for name in experts.IMPLEMENTATIONS)
         assert norms.find_form(QWEN.Qwen3NextRMSNorm) is not None
+
+
+@pytest.mark.parametrize("error", [ImportError, OSError, NotImplementedError])
+def test_a_class_that_cannot_be_built_is_left_to_transformers(error: type[Exception]) -> None:
+    class Fused(nn.Module):
+        """Needs a package or a file that is not here."""
+
+        def __init__(self, config: Any) -> None:
+            raise error("no fused_mlp")
+
+    assert not mlp.is_known(Fused)
