@@ -33,9 +33,10 @@ from torch_gdn_check.registry.registry import Hostile, Invalid, OpEntry, Point, 
 def draw_pages(point: PagePoint) -> Call:
     """Draws five tokens, one of them without a slot."""
     key, value = torch.randn(2, 5, point.HK, point.D).to(point.dtype)
-    row = (3, point.block_size, point.HK, point.D + point.gap)
+    size = point.block_size
+    row = (4, size, point.HK, point.D + point.gap)
     caches = [torch.zeros(row, dtype=point.cache)[..., : point.D] for _ in range(2)]
-    slots = torch.tensor([3, 3 * point.block_size - 1, -1, point.block_size, 0])
+    slots = torch.tensor([2 * size, 4 * size - 1, -1, size, 0])
     return {"key": key, "value": value, "key_cache": caches[0], "value_cache": caches[1], "slot_mapping": slots}
 
 
@@ -132,7 +133,7 @@ register(
         compiled=compiled_pages,
         bound=lambda point, call, exact: {"key_cache": 0.0, "value_cache": 0.0},  # but for rounding
         invalid=wrong_writes,
-        hostile=[Hostile("slot_mapping", [3, 24, LARGE, 8, 0])],  # of 24
+        hostile=[Hostile("slot_mapping", [3, 32, LARGE, 8, 0])],  # of 32
     ),
     OpEntry(
         "qk_norm_rope_and_cache_",
