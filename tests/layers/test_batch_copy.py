@@ -6,7 +6,7 @@ from torch import Tensor
 
 import torch_gdn
 from tests.helpers.devices import kernels_run, on_a_mac, profiled, ready
-from tests.helpers.large import needs_sparse_memory, sparse_memory
+from tests.properties.test_offsets_beyond_32_bits import needs_sparse_memory, sparse_memory
 from torch_gdn import reference
 
 Range = tuple[int, int, int]
@@ -203,7 +203,8 @@ def test_is_one_dispatch_that_moves_each_byte_once() -> None:
 @needs_sparse_memory
 def test_offsets_beyond_32_bits() -> None:
     far = 2**32 + 40
-    with sparse_memory() as device, kernels_run(device, "batch_copy"):
+    device = ready("mps")
+    with sparse_memory(), kernels_run(device, "batch_copy"):
         pool = torch.empty(far + 2000, dtype=torch.uint8, device=device)
         part = bytes_of(1000)
         pool[:1000], pool[far - 40 : far] = part.to(device), 0
