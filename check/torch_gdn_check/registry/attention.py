@@ -277,15 +277,9 @@ def attention_bounds(point: PagePoint, call: Call, exact: Named) -> dict[str, fl
 
 def wrong_pages(entry: OpEntry[Any]) -> Iterator[Invalid]:
     """Yields the caches that every op with plain pages refuses."""
-    first = "q" if "q" in entry.arguments else "key"
-    yield from invalid.integers(first, "key_cache", "value_cache")
-    yield Invalid(first, ValueError, "two dimensions", change(first, lambda x: x[0]))
     for name in ("key_cache", "value_cache"):
-        yield Invalid(name, ValueError, "three dimensions", change(name, lambda x: x[0]))
-        yield Invalid(name, ValueError, "a column too few", change(name, lambda x: x[..., :-1]))
         yield Invalid(name, ValueError, "columns apart", change(name, columns_apart))
     yield from invalid.half("value_cache")
-    yield Invalid("value_cache", ValueError, "a block fewer", change("value_cache", lambda x: x[1:]))
 
 
 def each_of(*names: str, how: slice | tuple[slice | Tensor, ...]) -> Change:
@@ -298,23 +292,16 @@ def wrong_attention(entry: OpEntry[PagePoint]) -> Iterator[Invalid]:
         yield Invalid("q", ValueError, f"D of {size}", change("q", partial(invalid.zeros, size=size)))
     every = slice(None)
     yield Invalid("q", ValueError, "3 heads for 2", each_of("q", "out", how=(every, slice(3))))
-    yield Invalid("out", ValueError, "a row fewer", change("out", lambda x: x[1:]))
     yield Invalid("out", ValueError, "columns apart", change("out", columns_apart))
     no_heads = each_of("key_cache", "value_cache", how=(every, every, slice(0)))
     yield Invalid("key_cache", ValueError, "no heads", no_heads)
     no_slots = each_of("key_cache", "value_cache", how=(every, slice(0)))
     yield Invalid("key_cache", ValueError, "blocks of 0", no_slots)
-    for name in ("block_table", "cu_seqlens", "seq_lens"):
-        yield Invalid(name, TypeError, "floats", change(name, torch.Tensor.float))
-        yield Invalid(name, ValueError, "a dimension more", change(name, lambda x: x[None]))
-    for name in ("block_table", "cu_seqlens"):
-        yield Invalid(name, ValueError, "a sequence fewer", change(name, lambda x: x[1:]))
     for name in ("max_query_len", "max_seq_len"):
         yield Invalid(name, ValueError, "negative", put(name, -1))
         yield Invalid(name, ValueError, "2^31", put(name, 2**31))
     yield Invalid("window", ValueError, "negative", put("window", -1))
     yield Invalid("window", ValueError, "not causal", put("causal", False))
-    yield Invalid("sinks", ValueError, "too few", change("sinks", lambda x: x[1:]))
 
 
 def heads_of_48(call: Call) -> Call:
@@ -322,22 +309,16 @@ def heads_of_48(call: Call) -> Call:
 
 
 def wrong_coded(entry: OpEntry[PagePoint]) -> Iterator[Invalid]:
-    yield from invalid.integers("q")
     yield Invalid("q", ValueError, "D of 48", heads_of_48)
     yield Invalid("window", ValueError, "negative", put("window", -1))
-    yield Invalid("sinks", ValueError, "too few", change("sinks", lambda x: x[1:]))
     for name in ("key", "value"):
-        codes, norms, codebook, signs = (f"{name}_{part}" for part in ("codes", "norms", "codebook", "signs"))
+        codes, norms, codebook = (f"{name}_{part}" for part in ("codes", "norms", "codebook"))
         yield Invalid(codes, TypeError, "int64", change(codes, torch.Tensor.long))
-        yield Invalid(codes, ValueError, "a word too few", change(codes, lambda x: x[..., 1:]))
         yield Invalid(codes, ValueError, "words apart", change(codes, columns_apart))
-        yield Invalid(norms, ValueError, "a head fewer", change(norms, lambda x: x[:, :, 1:]))
         yield Invalid(norms, TypeError, "float32", change(norms, torch.Tensor.float))
         yield Invalid(codebook, ValueError, "64 centroids", put(codebook, torch.zeros(64)))
-        yield Invalid(signs, ValueError, "too few", change(signs, lambda x: x[1:]))
     means = "key_tile_means"
     yield Invalid(means, TypeError, "float32", change(means, torch.Tensor.float))
-    yield Invalid(means, ValueError, "a head fewer", change(means, lambda x: x[:, :, 1:]))
     yield Invalid(means, ValueError, "a tile too many", change(means, lambda x: x.repeat(1, 2, 1, 1)))
     yield Invalid(means, ValueError, "columns apart", change(means, columns_apart))
     parts = ("key_codes", "key_norms", "value_codes", "value_norms")
@@ -352,12 +333,7 @@ def wrong_exact_rows() -> Iterator[Invalid]:
         yield Invalid(name, ValueError, "missing", put(name, None))
     for name in ("exact_keys", "exact_values", "new_keys", "new_values"):
         yield Invalid(name, TypeError, "another dtype", change(name, torch.Tensor.half))
-        yield Invalid(name, ValueError, "a dimension too few", change(name, lambda x: x[0]))
-        yield Invalid(name, ValueError, "a head fewer", change(name, lambda x: x[..., 1:, :]))
         yield Invalid(name, ValueError, "columns apart", change(name, columns_apart))
-    for name in ("exact_slots", "exact_starts", "exact_sink_slots"):
-        yield Invalid(name, TypeError, "floats", change(name, torch.Tensor.float))
-        yield Invalid(name, ValueError, "a sequence fewer", change(name, lambda x: x[1:]))
     for name in ("exact_slots", "exact_sink_slots"):
         yield slot_past_the_last(name)
     no_rows: Call = dict.fromkeys(EXACT[:7])
@@ -372,22 +348,12 @@ def slot_past_the_last(name: str) -> Invalid:
 
 
 def wrong_tile_means(entry: OpEntry[PagePoint]) -> Iterator[Invalid]:
-    yield from invalid.integers("keys")
-    yield Invalid("keys", ValueError, "two dimensions", change("keys", lambda x: x[0]))
     yield Invalid("keys", ValueError, "columns apart", change("keys", columns_apart))
     means = "tile_means"
     yield Invalid(means, TypeError, "float32", change(means, torch.Tensor.float))
-    yield Invalid(means, ValueError, "three dimensions", change(means, lambda x: x[0]))
-    yield Invalid(means, ValueError, "a head fewer", change(means, lambda x: x[:, :, 1:]))
-    yield Invalid(means, ValueError, "blocks without tiles", change(means, lambda x: x[:, :0]))
     yield Invalid(means, ValueError, "columns apart", change(means, columns_apart))
     yield Invalid("exact_keys", TypeError, "another dtype", change("exact_keys", torch.Tensor.half))
-    yield Invalid("exact_keys", ValueError, "a dimension too few", change("exact_keys", lambda x: x[0]))
-    yield Invalid("exact_keys", ValueError, "a head fewer", change("exact_keys", lambda x: x[..., 1:, :]))
     yield Invalid("exact_keys", ValueError, "columns apart", change("exact_keys", columns_apart))
-    for name in ("exact_slots", "exact_starts", "block_table", "cu_seqlens", "seq_lens"):
-        yield Invalid(name, TypeError, "floats", change(name, torch.Tensor.float))
-        yield Invalid(name, ValueError, "a dimension more", change(name, lambda x: x[None]))
     yield slot_past_the_last("exact_slots")
     for name, most in (("exact_sinks", 133), ("tail", 131)):
         yield Invalid(name, ValueError, "negative", put(name, -1))
@@ -465,6 +431,7 @@ register(
         small=PagePoint(plain=True, queries=(20, 0, 1), keys=(20, 4, 129), tail=128),
         points=MEANS_POINTS,
         compiled=lambda: (PagePoint(dtype, cache=dtype, D=128, tail=8) for dtype in DTYPES),
+        takes={"keys": "0", "tile_means": "0", "block_table": "1", "exact_keys": "0 1-"},
         invalid=wrong_tile_means,
         hostile=(
             *OUTSIDE[:2],
@@ -483,6 +450,7 @@ register(
         bound=attention_bounds,
         heads={"out": 1},
         operations=operations_of_attention,
+        takes={"block_table": "1"},
         invalid=wrong_attention,
         hostile=OUTSIDE,
     ),
@@ -499,6 +467,7 @@ register(
         operations=operations_of_attention,
         launches=3,
         scratch=True,
+        takes={"block_table": "1"},
         invalid=wrong_coded,
         hostile=(
             *OUTSIDE[:2],

@@ -13,9 +13,18 @@ from torch import Tensor
 from torch_gdn import reference
 from torch_gdn.reference.common import chunks
 from torch_gdn_check.registry import bounds, invalid, stages
-from torch_gdn_check.registry.gdn import BF16, F16, F32, SMALL, RulePoint, draw_rule, outside, stage_bounds
+from torch_gdn_check.registry.gdn import (
+    BF16,
+    F16,
+    F32,
+    FLOAT64_GATES,
+    SMALL,
+    RulePoint,
+    draw_rule,
+    outside,
+    stage_bounds,
+)
 from torch_gdn_check.registry.inputs import Call
-from torch_gdn_check.registry.invalid import change
 from torch_gdn_check.registry.models import DTYPES, MODEL_SIZES, OTHER_SIZES
 from torch_gdn_check.registry.registry import Invalid, Named, OpEntry, accepted_by, register
 
@@ -45,15 +54,7 @@ def backward_bounds(point: RulePoint, call: Call, exact: Named) -> dict[str, flo
 
 
 def wrong_backward(entry: OpEntry[RulePoint]) -> Iterator[Invalid]:
-    yield from [
-        *invalid.integers("q", "g", "beta", "do"),
-        *invalid.float64("q", "v", "do"),
-        *invalid.too_flat("q", "do"),
-    ]
-    yield from [*invalid.half("k"), *invalid.too_short("k", "v", "g", "beta", "do"), *invalid.sizes("q", "v")]
-    yield from [*invalid.packing(), *invalid.states("initial_state")]
-    yield Invalid("dht", ValueError, "one for two", change("dht", lambda state: state[:1]))
-    yield Invalid("dht", TypeError, "integers", change("dht", torch.Tensor.int))
+    yield from [*invalid.half("k"), *invalid.sizes("q", "v"), *invalid.packing(), *invalid.states("initial_state")]
     yield Invalid("head_grouping", ValueError, "interleaved", invalid.put("head_grouping", "interleaved"))
 
 
@@ -84,6 +85,7 @@ for name in ("chunk_gated_delta_rule_bwd", "chunk_kda_bwd"):
             heads={"dinitial_state": 1},
             launches=None,
             scratch=True,
+            takes=FLOAT64_GATES | dict.fromkeys(("dht", "initial_state"), "float64"),
             invalid=wrong_backward,
             hostile=outside(),
         )
@@ -108,16 +110,8 @@ def draw_stage(point: RulePoint, inputs: tuple[tuple[str, str], ...]) -> Call:
 
 def wrong_stage(entry: OpEntry[RulePoint], sizes: tuple[str, str]) -> Iterator[Invalid]:
     tensors = [name for name, x in entry.call(entry.small).items() if isinstance(x, Tensor)]
-    rows = [name for name in tensors if name not in ("h", "dh", "h0", "dht")]
-    yield from [*invalid.half(*(name for name in tensors if name not in ("h0", "dht")))]
-    yield from [*invalid.too_short(*rows[1:]), *invalid.too_flat(*rows)]
+    yield from invalid.half(*(name for name in tensors if name not in ("h0", "dht")))
     yield from [*invalid.sizes(*sizes), *invalid.packing(has_indices=True)]
-    for name in filter(tensors.__contains__, ("h", "dh")):
-        yield Invalid(name, ValueError, "a chunk too few", change(name, invalid.short))
-    if "dht" in tensors:
-        for name in ("h0", "dht"):
-            yield Invalid(name, ValueError, "one for two", change(name, lambda state: state[:1]))
-            yield Invalid(name, TypeError, "integers", change(name, torch.Tensor.int))
     if "chunk_size" in entry.arguments:
         yield Invalid("chunk_size", ValueError, "64", invalid.put("chunk_size", 64))
 
@@ -126,6 +120,13 @@ def stage_points() -> Iterator[RulePoint]:
     yield RulePoint(F32, H=2, HV=4)
     yield RulePoint(F32, K=33, V=65, tokens=84, boundaries=(0, 17, 17, 20, 84), H=2, HV=4)
     yield RulePoint(F32, K=256, V=96, aligned=False, tokens=40, repeated_keys=True)
+
+
+TAKES = {
+    "chunk_bwd_dv_local": {"do": "3-"},
+    "chunk_gated_delta_rule_bwd_dhu": {"h0": "float64", "dht": "float64"},
+    "prepare_wy_repr_bwd": {"k": "2-"},
+}
 
 
 def stage_entry(name: str, inputs: str, result: str = "", sizes: tuple[str, str] = ("k", "v")) -> OpEntry[RulePoint]:
@@ -144,6 +145,7 @@ def stage_entry(name: str, inputs: str, result: str = "", sizes: tuple[str, str]
         result=result,
         launches=None,
         scratch=True,
+        takes=TAKES.get(name, {}),
         invalid=partial(wrong_stage, sizes=sizes),
     )
 

@@ -88,24 +88,14 @@ def exact_slots(call: Call) -> None:
 def wrong_writes(entry: OpEntry[Any]) -> Iterator[Invalid]:
     value, slots = "value" if "value" in entry.arguments else "v", "slot_mapping"
     yield from [*wrong_pages(entry), *invalid.half(value)]
-    yield Invalid("key_cache", ValueError, "a head fewer", change("key_cache", lambda x: x[:, :, 1:]))
-    yield Invalid(value, ValueError, "a token fewer", change(value, lambda x: x[..., 1:, :, :]))
-    yield Invalid(slots, TypeError, "floats", change(slots, torch.Tensor.float))
     yield Invalid(slots, ValueError, "9 for at most 6", put(slots, torch.arange(9)))
-    yield Invalid(slots, ValueError, "two dimensions", change(slots, lambda x: x[None]))
 
 
 def wrong_stored_heads(entry: OpEntry[StoredHeadPoint]) -> Iterator[Invalid]:
-    yield from [*wrong_heads(entry), *wrong_writes(entry), *invalid.too_flat("v")]
+    yield from [*wrong_heads(entry), *wrong_writes(entry)]
 
 
 def wrong_slots(entry: OpEntry[Point]) -> Iterator[Invalid]:
-    numbers = ("positions", "cu_seqlens", "block_table", "slot_mapping")
-    for name in numbers:
-        yield Invalid(name, TypeError, "floats", change(name, torch.Tensor.float))
-        yield Invalid(name, ValueError, "a dimension more", change(name, lambda x: x[None]))
-    yield Invalid("block_table", ValueError, "a sequence fewer", change("block_table", lambda x: x[1:]))
-    yield Invalid("cu_seqlens", ValueError, "no boundary", change("cu_seqlens", lambda x: x[:0]))
     yield Invalid("slot_mapping", ValueError, "too few", change("slot_mapping", lambda x: x[3:]))
     for size in (0, -1, 2**31):
         yield Invalid("block_size", ValueError, f"{size}", put("block_size", size))
@@ -132,6 +122,7 @@ register(
         points=[PagePoint(dtype, cache=cache, D=D, block_size=size) for dtype, cache, D, size in DTYPES_OF_PAGES],
         compiled=compiled_pages,
         bound=lambda point, call, exact: {"key_cache": 0.0, "value_cache": 0.0},  # but for rounding
+        takes={"slot_mapping": "0"},
         invalid=wrong_writes,
         hostile=[Hostile("slot_mapping", [3, 32, LARGE, 8, 0])],  # of 32
     ),
@@ -143,6 +134,7 @@ register(
         + [StoredHeadPoint(BF16, D=128, other=F32, normed=False), StoredHeadPoint(F16, cache=BF16, aligned=False)],
         compiled=compiled_stores,
         operations=lambda call: 6 * (call["q"].numel() + call["k"].numel()),
+        takes={"q": "2", "slot_mapping": "0"},
         invalid=wrong_stored_heads,
         hostile=[Hostile("slot_mapping", [3, 24, LARGE, 8, 0])],  # of 24
     ),
@@ -152,6 +144,7 @@ register(
         exact=exact_slots,
         small=Point(),
         points=[Point()],
+        takes={"positions": "0", "block_table": "1", "slot_mapping": "0-"},
         invalid=wrong_slots,
         hostile=[Hostile("positions", [3, 40, LARGE, -1, *range(6)]), OUTSIDE[0], OUTSIDE[2]],
     ),

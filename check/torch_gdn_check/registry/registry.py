@@ -97,7 +97,10 @@ class OpEntry(Generic[P]):
     exponentials: int = 0  # number for each element of the first output
     launches: int | None = 1  # for the small call and for views of it; None if the op refuses or copies views
     scratch: bool = False  # True if it allocates more than its outputs
-    invalid: Callable[[OpEntry[P]], Iterable[Invalid]] = lambda entry: ()
+    # By argument, how a tensor of the small call may differ; other differences are refused. "float64"; "rank", another
+    # number of dimensions, or "more"; the number of a dimension that may be shorter or empty, or "1-" if not empty.
+    takes: Mapping[str, str] = field(default_factory=dict)
+    invalid: Callable[[OpEntry[P]], Iterable[Invalid]] = lambda entry: ()  # other calls that it refuses
     hostile: Sequence[Hostile] = ()
 
     @property
