@@ -12,18 +12,11 @@ from torch import Tensor
 
 from torch_gdn_check.registry import invalid
 from torch_gdn_check.registry.gdn import LARGE
-from torch_gdn_check.registry.inputs import Call, columns_apart, unaligned
+from torch_gdn_check.registry.inputs import Call, columns_apart
 from torch_gdn_check.registry.invalid import change, put
 from torch_gdn_check.registry.models import DTYPES
-from torch_gdn_check.registry.quantized import (
-    draw_e4m3,
-    draw_mxfp4,
-    draw_packed,
-    scales_of,
-    wrong_e4m3,
-    wrong_scales,
-)
-from torch_gdn_check.registry.registry import Hostile, Invalid, Named, OpEntry, Point, register
+from torch_gdn_check.registry.quantized import PackedPoint, of_another, wrong_e4m3, wrong_scales
+from torch_gdn_check.registry.registry import Hostile, Invalid, Named, OpEntry, register
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 OF_TOKENS = ("x", "topk_ids", "hidden", "topk_weights", "shared_hidden", "shared_gate", "residual")  # row per token
@@ -32,7 +25,7 @@ F32_BOUND = 6e-7
 
 
 @dataclass(frozen=True)
-class ExpertPoint(Point):
+class ExpertPoint(PackedPoint):
     """E experts of size I, of which each of T tokens of size D chooses k. IS is the shared expert's size, or 0 for
     none.
     """
@@ -43,43 +36,21 @@ class ExpertPoint(Point):
     D: int = 64
     I: int = 48  # noqa: E741
     IS: int = 0
-    aligned: bool = True  # rows start at a multiple of 4 elements
     scoring: str = "softmax"
     groups: tuple[int, int] = (1, 1)  # n_group and topk_group
     biased: bool = False
     bits: int = 0  # bits of the experts' codes; 0 means that their weights are not packed
     shared_bits: int = 0  # bits of the shared expert's codes
-    group: int = 32
-    scale_dtype: torch.dtype | None = None  # None means dtype
-    zero_points: bool = False
-    e4m3: bool = False  # numbers in place of codes of 8 bits
-    e4m3_scales: str = "blocks"  # what has a scale: blocks or all
-    mxfp4: bool = False  # numbers in place of codes of 4 bits
 
     def weights(self, names: tuple[str, str, str], *rows: int, columns: int, bits: int) -> Call:
-        """Returns a matrix, or its codes, scales and biases, or its e4m3 numbers and scales."""
+        """Returns a matrix, or its codes, scales and biases, or its numbers and scales."""
         if bits == 0:
             return {names[0]: self.tensor(*rows, columns)}
-        dtype = self.scale_dtype or self.dtype
-        if self.mxfp4:
-            return dict(zip(names, draw_mxfp4(*rows, columns=columns, aligned=self.aligned), strict=False))
-        if self.e4m3:
-            options: Any = {"scales": scales_of(self.e4m3_scales, rows[-1]), "dtype": dtype, "aligned": self.aligned}
-            return dict(zip(names, draw_e4m3(*rows, columns=columns, **options), strict=False))
-        tensors = draw_packed(
-            *rows,
-            columns=columns,
-            bits=bits,
-            group=self.group,
-            dtype=dtype,
-            aligned=self.aligned,
-            zero_points=self.zero_points,
-        )
-        return dict(zip(names, tensors, strict=True))
+        tensors = self.tensors(*rows, columns=columns, bits=bits)
+        return {name: x for name, x in zip(names, tensors, strict=True) if x is not None}
 
     def tensor(self, *sizes: int) -> Tensor:
-        x = torch.randn(sizes).to(self.dtype)
-        return x if self.aligned else unaligned(x)
+        return self.placed(torch.randn(sizes).to(self.dtype))
 
     def ids(self) -> Tensor:
         """Draws distinct experts for each token. If there are several tokens, one has an expert fewer."""
@@ -154,18 +125,13 @@ PACKED_SMALL = ExpertPoint(D=96, I=96, IS=96, bits=4, shared_bits=8)
 
 
 def wrong_packed(entry: OpEntry[ExpertPoint], weight: str, *shared: tuple[str, str, str]) -> Iterator[Invalid]:
-    """Yields changes of a call with packed weights, which replaces the small call."""
-
-    def as_packed(bad: Invalid) -> Invalid:
-        return replace(bad, what=f"packed, {bad.what}", change=lambda call: bad.change(entry.call(PACKED_SMALL)))
-
+    """Yields changes of calls with packed weights, which replace the small call."""
+    numbers = ExpertPoint(D=130, I=130, IS=130, bits=8, shared_bits=8, e4m3=True)
     for names in ((weight, "w_scales", "w_biases"), *shared):
-        yield from map(as_packed, wrong_scales(*names))
-        yield as_packed(Invalid(names[2], ValueError, "absent", put(names[2], None)))
-        yield as_packed(Invalid(names[0], TypeError, "without scales", invalid.options(dict.fromkeys(names[1:]))))
-    small = ExpertPoint(D=130, I=130, IS=130, bits=8, shared_bits=8, e4m3=True)
-    for names in ((weight, "w_scales", "w_biases"), *shared):
-        yield from wrong_e4m3(entry, small, *names)
+        without = Invalid(names[0], TypeError, "without scales", invalid.options(dict.fromkeys(names[1:])))
+        wrong = [*wrong_scales(*names), Invalid(names[2], ValueError, "absent", put(names[2], None)), without]
+        yield from of_another(entry, PACKED_SMALL, "packed", wrong)
+        yield from of_another(entry, numbers, "e4m3", wrong_e4m3(*names))
     dense = entry.call(replace(PACKED_SMALL, bits=0))
     yield Invalid(shared[0][1], ValueError, "experts that are not packed", lambda call: dense)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,99 +23,81 @@ BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 F32_BOUND = 6e-7
 
 
+BLOCK = 128  # rows and columns of e4m3 numbers that share a scale
+
+
 def draw_packed(
-    *rows: int,
-    columns: int,
-    bits: int,
-    group: int,
-    dtype: torch.dtype,
-    aligned: bool = True,
-    zero_points: bool = False,
+    *rows: int, columns: int, bits: int, group: int, dtype: torch.dtype, zero_points: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Draws codes of all values, and scales and biases (or zero points) that turn them into numbers around 0."""
     weight = torch.randint(-(2**31), 2**31, (*rows, columns * bits // 32), dtype=torch.int64).int()
     scales = (0.5 + torch.rand(*rows, columns // group)) / 2 ** (bits - 1)
     biases = -(2 ** (bits - 1)) * scales + 0.1 * torch.randn(scales.shape)
     points = torch.randint(0, 2**bits, scales.shape, dtype=torch.uint8)
-    result = weight, scales.to(dtype), points if zero_points else biases.to(dtype)
-    return result if aligned else (unaligned(result[0]), unaligned(result[1]), unaligned(result[2]))
+    return weight, scales.to(dtype), points if zero_points else biases.to(dtype)
 
 
-BLOCK = 128  # rows and columns of e4m3 numbers that share a scale
-
-
-def blocks_of(rows: int, columns: int) -> tuple[int, int]:
-    return -(-rows // BLOCK), -(-columns // BLOCK)
-
-
-def scales_of(kind: str, rows: int) -> tuple[int, int] | None:
-    """Returns the rows and columns of scales, or None for one of each block."""
-    return {"blocks": None, "rows": (rows, 1), "all": (1, 1)}[kind]
-
-
-def draw_e4m3(
-    *rows: int,
-    columns: int,
-    scales: tuple[int, int] | None = None,
-    dtype: torch.dtype = F32,
-    aligned: bool = True,
-) -> tuple[Tensor, Tensor]:
-    """Draws bytes of all finite numbers, and so many rows and columns of scales, or one for each block."""
+def draw_e4m3(*rows: int, columns: int, scales: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Draws bytes of all finite numbers, and so many rows and columns of scales."""
     weight = torch.randint(0, 256, (*rows, columns)).byte()
     weight -= ((weight & 0x7F) == 0x7F).byte()  # NaN
-    result = weight, ((0.5 + torch.rand(*rows[:-1], *(scales or blocks_of(rows[-1], columns)))) / 128).to(dtype)
-    return result if aligned else (unaligned(result[0]), unaligned(result[1]))
+    return weight, ((0.5 + torch.rand(*rows[:-1], *scales)) / 128).to(dtype)
 
 
-def draw_mxfp4(*rows: int, columns: int, aligned: bool = True) -> tuple[Tensor, Tensor]:
+def draw_mxfp4(*rows: int, columns: int) -> tuple[Tensor, Tensor]:
     """Draws e2m1 numbers, and exponents that make them numbers around 0."""
     weight = torch.randint(-(2**31), 2**31, (*rows, columns // 8), dtype=torch.int64).int()
-    scales = torch.randint(122, 128, (*rows, columns // 32)).byte()
-    return (weight, scales) if aligned else (unaligned(weight), unaligned(scales))
+    return weight, torch.randint(122, 128, (*rows, columns // 32)).byte()
 
 
 @dataclass(frozen=True)
-class QuantizedPoint(Point):
-    """M rows of K numbers, times a packed [N, K]."""
+class PackedPoint(Point):
+    """How weights are packed."""
 
-    M: int = 3
-    N: int = 40
-    K: int = 128
     bits: int = 4
     group: int = 32
     scale_dtype: torch.dtype | None = None  # None means dtype
     zero_points: bool = False
     aligned: bool = True  # rows start at a multiple of 4 elements
-    biased: bool = False
-    indexed: bool = False
     e4m3: bool = False  # numbers in place of codes; bits are 8
     e4m3_scales: str = "blocks"  # what has a scale: blocks, rows or all
     mxfp4: bool = False  # numbers in place of codes; bits are 4
 
-    def draw_weight(self) -> Call:
-        dtype = self.scale_dtype or self.dtype
+    def placed(self, x: Tensor) -> Tensor:
+        return x if self.aligned else unaligned(x)
+
+    def tensors(self, *rows: int, columns: int, bits: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Draws codes or numbers, scales, and the biases of codes."""
+        N, dtype, biases = rows[-1], self.scale_dtype or self.dtype, None
         if self.mxfp4:
-            weight, scales = draw_mxfp4(self.N, columns=self.K, aligned=self.aligned)
-            return {"weight": weight, "scales": scales, "biases": None}
-        if self.e4m3:
-            options: Any = {"scales": scales_of(self.e4m3_scales, self.N), "dtype": dtype, "aligned": self.aligned}
-            weight, scales = draw_e4m3(self.N, columns=self.K, **options)
-            return {"weight": weight, "scales": scales, "biases": None}
-        tensors = draw_packed(
-            self.N,
-            columns=self.K,
-            bits=self.bits,
-            group=self.group,
-            dtype=dtype,
-            aligned=self.aligned,
-            zero_points=self.zero_points,
-        )
+            weight, scales = draw_mxfp4(*rows, columns=columns)
+        elif self.e4m3:
+            blocks = (-(-N // BLOCK), -(-columns // BLOCK))
+            sizes = {"blocks": blocks, "rows": (N, 1), "all": (1, 1)}[self.e4m3_scales]
+            weight, scales = draw_e4m3(*rows, columns=columns, scales=sizes, dtype=dtype)
+        else:
+            options: Any = {"bits": bits, "group": self.group, "dtype": dtype, "zero_points": self.zero_points}
+            weight, scales, biases = draw_packed(*rows, columns=columns, **options)
+        return self.placed(weight), self.placed(scales), None if biases is None else self.placed(biases)
+
+
+@dataclass(frozen=True)
+class QuantizedPoint(PackedPoint):
+    """M rows of K numbers, times a packed [N, K]."""
+
+    M: int = 3
+    N: int = 40
+    K: int = 128
+    biased: bool = False
+    indexed: bool = False
+
+    def draw_weight(self) -> Call:
+        tensors = self.tensors(self.N, columns=self.K, bits=self.bits)
         return dict(zip(("weight", "scales", "biases"), tensors, strict=True))
 
 
 def draw_linear(point: QuantizedPoint) -> Call:
-    x = torch.randn(point.M, point.K).to(point.dtype)
-    call: Call = {"x": x if point.aligned else unaligned(x)} | point.draw_weight()
+    call: Call = {"x": point.placed(torch.randn(point.M, point.K).to(point.dtype))} | point.draw_weight()
     return call | ({"bias": torch.randn(point.N).to(point.dtype)} if point.biased else {})
 
 
@@ -147,53 +129,53 @@ def zero_points_of_float32(scales: str, biases: str) -> Callable[[Call], Call]:
     return lambda call: call | {scales: call[scales].float(), biases: call[biases].byte()}
 
 
-def wrong_e4m3(entry: OpEntry[Any], point: Point, weight: str, scales: str, biases: str) -> Iterator[Invalid]:
-    """Yields changes of a call with e4m3 numbers, which replaces the small call."""
+def of_another(entry: OpEntry[Any], point: Point, form: str, wrong: Iterable[Invalid]) -> Iterator[Invalid]:
+    """Yields these changes of the call at a point, which replaces the small call."""
+    for bad in wrong:
+        yield replace(bad, what=f"{form}, {bad.what}", change=lambda _, bad=bad: bad.change(entry.call(point)))
 
-    def as_e4m3(bad: Invalid) -> Invalid:
-        return replace(bad, what=f"e4m3, {bad.what}", change=lambda call: bad.change(entry.call(point)))
 
+def wrong_e4m3(weight: str, scales: str, biases: str) -> Iterator[Invalid]:
+    """Yields changes of a call with e4m3 numbers."""
     codes = change(weight, lambda w: torch.zeros(*w.shape[:-1], w.shape[-1] // 4, dtype=torch.int32))
-    yield as_e4m3(Invalid(biases, ValueError, "biases", lambda call: call | {biases: call[scales]}))
-    yield as_e4m3(Invalid(biases, ValueError, "none for codes", codes))
-    yield as_e4m3(Invalid(scales, TypeError, "integers", change(scales, torch.Tensor.int)))
-    yield as_e4m3(Invalid(scales, ValueError, "a row too many", change(scales, lambda x: torch.cat([x, x], -2))))
-    yield as_e4m3(Invalid(scales, ValueError, "a column too many", change(scales, lambda x: torch.cat([x, x], -1))))
-    yield as_e4m3(Invalid(scales, ValueError, "no columns", change(scales, lambda x: x[..., :0])))
-    yield as_e4m3(Invalid(scales, ValueError, "a dimension too few", change(scales, lambda x: x[0])))
-    yield as_e4m3(Invalid(weight, ValueError, "columns apart", change(weight, columns_apart)))
+    yield Invalid(biases, ValueError, "biases", lambda call: call | {biases: call[scales]})
+    yield Invalid(biases, ValueError, "none for codes", codes)
+    yield Invalid(scales, TypeError, "integers", change(scales, torch.Tensor.int))
+    yield Invalid(scales, ValueError, "a row too many", change(scales, lambda x: torch.cat([x, x], -2)))
+    yield Invalid(scales, ValueError, "a column too many", change(scales, lambda x: torch.cat([x, x], -1)))
+    yield Invalid(scales, ValueError, "no columns", change(scales, lambda x: x[..., :0]))
+    yield Invalid(scales, ValueError, "a dimension too few", change(scales, lambda x: x[0]))
+    yield Invalid(weight, ValueError, "columns apart", change(weight, columns_apart))
 
 
-def wrong_mxfp4(entry: OpEntry[Any], point: Point, weight: str, scales: str, biases: str) -> Iterator[Invalid]:
-    """Yields changes of a call with MXFP4, which replaces the small call."""
-
-    def as_mxfp4(bad: Invalid) -> Invalid:
-        return replace(bad, what=f"MXFP4, {bad.what}", change=lambda call: bad.change(entry.call(point)))
-
-    yield as_mxfp4(Invalid(biases, ValueError, "biases", lambda call: call | {biases: call[scales]}))
-    yield as_mxfp4(Invalid(scales, ValueError, "a group too few", change(scales, lambda x: x[..., 1:])))
-    yield as_mxfp4(Invalid(scales, ValueError, "a row fewer", change(scales, lambda x: x[..., 1:, :])))
-    yield as_mxfp4(Invalid(scales, ValueError, "columns apart", change(scales, columns_apart)))
-    yield as_mxfp4(Invalid(biases, ValueError, "scales of floats", change(scales, Tensor.float)))
-    double = change(weight, lambda w: torch.cat([w, w], -1))
-    yield as_mxfp4(Invalid(scales, ValueError, "twice the codes", double))
+def wrong_mxfp4(weight: str, scales: str, biases: str) -> Iterator[Invalid]:
+    """Yields changes of a call with MXFP4."""
+    yield Invalid(biases, ValueError, "biases", lambda call: call | {biases: call[scales]})
+    yield Invalid(scales, ValueError, "a group too few", change(scales, lambda x: x[..., 1:]))
+    yield Invalid(scales, ValueError, "a row fewer", change(scales, lambda x: x[..., 1:, :]))
+    yield Invalid(scales, ValueError, "columns apart", change(scales, columns_apart))
+    yield Invalid(biases, ValueError, "scales of floats", change(scales, Tensor.float))
+    yield Invalid(scales, ValueError, "twice the codes", change(weight, lambda w: torch.cat([w, w], -1)))
 
 
 MXFP4_SMALL = QuantizedPoint(N=40, K=96, mxfp4=True)
 E4M3_SMALL = QuantizedPoint(N=200, K=130, bits=8, e4m3=True)
 
 
+def wrong_numbers(entry: OpEntry[QuantizedPoint]) -> Iterator[Invalid]:
+    yield from of_another(entry, E4M3_SMALL, "e4m3", wrong_e4m3("weight", "scales", "biases"))
+    yield from of_another(entry, MXFP4_SMALL, "MXFP4", wrong_mxfp4("weight", "scales", "biases"))
+
+
 def wrong_linear(entry: OpEntry[QuantizedPoint]) -> Iterator[Invalid]:
     yield from wrong_scales("weight", "scales", "biases")
-    yield from wrong_e4m3(entry, E4M3_SMALL, "weight", "scales", "biases")
-    yield from wrong_mxfp4(entry, MXFP4_SMALL, "weight", "scales", "biases")
+    yield from wrong_numbers(entry)
     yield Invalid("x", ValueError, "no dimension", change("x", lambda x: x[0, 0]))
 
 
 def wrong_dequantize(entry: OpEntry[QuantizedPoint]) -> Iterator[Invalid]:
     yield from (bad for bad in wrong_scales("weight", "scales", "biases") if bad.what != "a word too few")  # it is K
-    yield from wrong_e4m3(entry, E4M3_SMALL, "weight", "scales", "biases")
-    yield from wrong_mxfp4(entry, MXFP4_SMALL, "weight", "scales", "biases")
+    yield from wrong_numbers(entry)
     yield Invalid("bits", ValueError, "3", put("bits", 3))
     yield Invalid("dtype", TypeError, "integers", put("dtype", torch.int32))
 
