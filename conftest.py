@@ -43,7 +43,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     if is_quick(item.nodeid):
         item.add_marker("quick")
     if item.nodeid.startswith(TAKE_TURNS) and item.get_closest_marker("sweep") is None:
-        item.add_marker(pytest.mark.sweep(1, seeds=2))
+        item.add_marker(pytest.mark.sweep(1, seeds=4))
 
 
 @pytest.hookimpl(trylast=True)  # so that it samples what -k and -m leave

@@ -20,12 +20,13 @@ from tests.helpers.cases import END_TO_END_OPS, Case, assert_exact, make_case, r
 from tests.helpers.errors import assert_same_bits
 from tests.helpers.prefill import each_op
 
+pytestmark = pytest.mark.sweep(4)
+
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SIZES = [60, 96, 100, 128, 192, 256]
 SIZES_ON_MPS = [(60, 60), (96, 192), (100, 128), (128, 100), (192, 96), (256, 512)]
 
 
-@pytest.mark.sweep(2)
 @each_op("chunked", "recurrent")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("state", [False, True], ids=["from nothing", "from a state"])
@@ -113,7 +114,7 @@ def test_an_empty_batch(device: torch.device, op: str) -> None:
     assert_exact(op, case, run(op, case, device))
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @each_op("chunked", "recurrent")
 @pytest.mark.parametrize(("K", "V"), SIZES_ON_MPS)
 def test_head_sizes(device: torch.device, op: str, K: int, V: int) -> None:
@@ -129,7 +130,6 @@ def test_all_pairs_of_head_sizes_on_the_cpu(op: str, K: int, V: int) -> None:
     assert_exact(op, case, run(op, case, torch.device("cpu")))
 
 
-@pytest.mark.sweep(2)
 @each_op("chunked")
 @pytest.mark.parametrize(("K", "V"), [(1, 1), (3, 5), (256, 512)])
 def test_the_smallest_and_the_largest_heads(device: torch.device, op: str, K: int, V: int) -> None:
@@ -147,7 +147,6 @@ def fused_projection(case: Case, offset: int) -> Case:
     return Case(q, k, v, case.g, case.beta, case.initial_state, case.cu_seqlens)
 
 
-@pytest.mark.sweep(2)
 @each_op("chunked", "recurrent")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("offset", [0, 1, 8])
@@ -300,7 +299,6 @@ def test_same_inputs_same_bits(device: torch.device, op: str, repeat: bool) -> N
 PACKED = [0, 70, 210, 230]  # sequence 1 is poisoned in the second of its three chunks
 
 
-@pytest.mark.sweep(2)
 @each_op("chunked", "recurrent")
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("tensor", ["q", "k", "v", "beta"])

@@ -21,6 +21,8 @@ from torch_gdn_check.registry.gdn import RulePoint
 from torch_gdn_check.registry.inputs import Call, columns_apart, doubled, strided, to_device
 from torch_gdn_check.registry.models import MODEL_SIZES
 
+pytestmark = pytest.mark.sweep(4)
+
 OPS = ("chunk_bwd_dv_local", "chunk_gated_delta_rule_bwd_dhu", "prepare_wy_repr_bwd", "chunk_bwd_dqkwg")
 POINT = RulePoint(K=64, V=64, tokens=40, H=2, HV=4)
 PACKED = replace(POINT, tokens=84, boundaries=(0, 17, 17, 20, 84))

@@ -19,6 +19,8 @@ from tests.helpers.prefill import ALGORITHMS, each_device, on_mps
 from torch_gdn import reference
 from torch_gdn.tools.prefill import prefill_algorithm
 
+pytestmark = pytest.mark.sweep(3)
+
 K, V, HV, SLOTS = 32, 40, 2, 12
 each_algorithm = each_device("chunked", "fused_chunk", "recurrent")
 
@@ -37,7 +39,6 @@ def prefill(case: Case, pool: Tensor, *slots: Any, **options: Any) -> Tensor:
     return o
 
 
-@pytest.mark.sweep(2, of="dtype")
 @each_algorithm
 @pytest.mark.parametrize("v_first", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -166,6 +167,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.sweep(4)
 @on_mps("chunked", "fused_chunk", "recurrent")
 @pytest.mark.parametrize("is_default", [False, True])
 @pytest.mark.parametrize(("argument", "words", "offsets", "slots"), WRONG)

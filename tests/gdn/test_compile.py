@@ -48,6 +48,7 @@ def test_inductor_on_mps(op: str) -> None:
     torch.testing.assert_close(result, layer(*case.qkv), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.sweep(2)
 @each_op("chunked")
 def test_one_graph_serves_every_length(device: torch.device, op: str) -> None:
     counter = CompileCounterWithBackend("aot_eager")

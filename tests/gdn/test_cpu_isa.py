@@ -157,7 +157,7 @@ print(y.view(torch.int32).sum().item(), o.view(torch.int16).sum().item())
 """
 
 
-@pytest.mark.sweep(1, seeds=3)  # five processes
+@pytest.mark.sweep(1, seeds=6)  # five processes
 @pytest.mark.skipif(not HAS_VARIANTS, reason="on this machine the kernels have no variant to force")
 def test_a_variant_is_forced_and_one_that_cannot_run_is_refused() -> None:
     """The order of a sum depends on the width of vectors, and products of bfloat16 are those of two variants."""

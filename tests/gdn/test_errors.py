@@ -84,7 +84,7 @@ def test_other_refused_calls_name_arguments(entry: OpEntry[Any]) -> None:
     assert {bad.argument for bad in entry.invalid(entry)} <= set(entry.arguments)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(("entry", "bad"), WRONG, ids=name_of)
 def test_bad_input_is_an_error(device: torch.device, entry: OpEntry[Any], bad: Invalid) -> None:
     call = changed(entry, bad)
@@ -99,7 +99,7 @@ def test_bad_input_is_an_error(device: torch.device, entry: OpEntry[Any], bad: I
         entry.run(on_device)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(("entry", "bad"), [each for each in WRONG if not each[1].by_contents], ids=name_of)
 def test_the_fake_raises_the_same(entry: OpEntry[Any], bad: Invalid) -> None:
     call = changed(entry, bad)

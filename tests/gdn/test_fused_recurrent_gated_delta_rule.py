@@ -13,6 +13,8 @@ from tests.helpers.cases import assert_exact, make_case, run
 from tests.helpers.devices import kernels_run
 from tests.helpers.errors import assert_close, assert_same_bits
 
+pytestmark = pytest.mark.sweep(3)
+
 OP = "fused_recurrent_gated_delta_rule"
 
 

@@ -18,6 +18,8 @@ from tests.helpers.errors import assert_same_bits
 from tests.helpers.prefill import each_op
 from torch_gdn_check.registry.cases import channels_of
 
+pytestmark = pytest.mark.sweep(3)
+
 RECURRENT, CHUNK = "fused_recurrent_gated_delta_rule", "chunk_gated_delta_rule"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -49,6 +51,7 @@ RAW: dict[str, Callable[..., dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sweep(4)
 @each_op("chunked")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("raw", RAW)

@@ -13,11 +13,12 @@ from tests.helpers.prefill import each_device, each_op
 from torch_gdn_check import golden as recorded
 from torch_gdn_check.registry import stages
 
+pytestmark = pytest.mark.sweep(4)
+
 CHUNKED = [name for name in NAMES if name != "decode_b4"]
 STAGED = [name for name in CHUNKED if name != "half_k128"]
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", STAGED)
 @pytest.mark.parametrize("op", stages.OUTPUTS)
 def test_a_stage_fed_what_fla_was_fed(device: torch.device, op: str, name: str) -> None:
@@ -29,7 +30,6 @@ def test_a_stage_fed_what_fla_was_fed(device: torch.device, op: str, name: str) 
         assert part.kept, str(part)
 
 
-@pytest.mark.sweep(2)
 @each_device("chunked", "recurrent")
 @pytest.mark.parametrize("name", CHUNKED)
 def test_the_prefill_is_as_exact_as_fla(device: torch.device, name: str) -> None:

@@ -30,6 +30,8 @@ from torch_gdn import reference
 from torch_gdn_check.registry.drawing import drawing
 from torch_gdn_check.registry.inputs import Call, to_device
 
+pytestmark = pytest.mark.sweep(3)
+
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 AS_FAR_AS_FLA = 1.3
 WALKS = ("chunk_bwd_h", "chunk_gated_delta_rule_bwd_dhu")
@@ -81,6 +83,7 @@ def test_lengths_around_a_segment(rule: str) -> None:
         check(rule, draw_call(rule, T, 16, 16, B=1, H=1, HV=1), torch.device("cpu"))
 
 
+@pytest.mark.sweep(1, seeds=3)
 @each_rule
 def test_segments_on_mps(rule: str) -> None:
     """With 64 heads, a segment of the 8 cores has 3 chunks of 16 tokens. Sequences end at its border and go on over it,
@@ -107,6 +110,7 @@ def test_without_tokens_the_states_gradient_passes(device: torch.device, rule: s
     assert_same_bits("initial_state", result["initial_state"], dht.to(device))
 
 
+@pytest.mark.sweep(1, seeds=3)
 @each_rule
 def test_memory_on_mps_grows_by_the_token(rule: str) -> None:
     """By the gradients, and a state for each segment of 48 tokens, but not by the matrices of chunks."""
@@ -123,6 +127,7 @@ def test_memory_on_mps_grows_by_the_token(rule: str) -> None:
     assert gradients < allocated[2] - allocated[1] <= 1.02 * (gradients + states)
 
 
+@pytest.mark.sweep(4)
 @each_rule
 @pytest.mark.parametrize(("K", "V"), [(64, 64), (96, 96), (128, 128), (256, 256), (1, 1), (33, 65), (60, 100)])
 def test_sizes_of_heads(device: torch.device, rule: str, K: int, V: int) -> None:

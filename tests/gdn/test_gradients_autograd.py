@@ -243,6 +243,8 @@ BYTES_PER_TOKEN = 115_000  # FLA's, with 32 heads of 128 x 128 in bfloat16
 MEASURE = """
 import sys
 import torch, torch_gdn
+
+pytestmark = pytest.mark.sweep(2)
 heads = 32
 torch.set_num_threads(2)
 def resident(field):
@@ -261,6 +263,7 @@ print(step(int(sys.argv[1])))
 """
 
 
+@pytest.mark.sweep(1, seeds=3)
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone says how large a process was")
 def test_peak_memory_per_token() -> None:
     """Above the inputs, of a forward and a backward pass; from one length to twice it, so that only tokens count."""

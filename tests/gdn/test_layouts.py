@@ -65,6 +65,7 @@ def test_more_sequences_times_heads_than_16_bits_count(op: str) -> None:
     assert_exact(op, case, run(op, case, torch.device("cpu")))
 
 
+@pytest.mark.sweep(1, seeds=3)
 def test_a_grid_of_more_threadgroups_than_16_bits_count() -> None:
     op = "fused_recurrent_gated_delta_rule"
     case = make_case(1, 4, 2, B=MANY, H=1, HV=1)

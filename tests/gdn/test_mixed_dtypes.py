@@ -16,6 +16,8 @@ from tests.helpers.prefill import PREFILL, each_op
 from torch_gdn import reference
 from torch_gdn_check.registry.cases import IN_PLACE
 
+pytestmark = pytest.mark.sweep(4)
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MIXED = [pair for pair in itertools.product(DTYPES, repeat=2) if pair[0] != pair[1]]
 each_mix = pytest.mark.parametrize(("k_dtype", "v_dtype"), MIXED, ids=lambda dtype: str(dtype).removeprefix("torch."))

@@ -11,7 +11,7 @@ import torch
 from torch_gdn_check.registry import REGISTRY, OpEntry
 from torch_gdn_check.registry.inputs import strided, tensors_of, to_device
 
-pytestmark = pytest.mark.sweep(4)  # all cases take a minute on two cores
+pytestmark = pytest.mark.sweep(10)  # all cases take a minute on two cores
 
 ALL = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 # On mps, torch itself raises "NYI devices other than CPU/CUDA/XPU" in that test.

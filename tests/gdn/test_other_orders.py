@@ -25,7 +25,10 @@ from tests.helpers.prefill import each_op, on_mps
 from torch_gdn_check.registry.attention import make_call as paged_call
 from torch_gdn_check.registry.aura import Codec
 
-pytestmark = pytest.mark.skipif(on_a_mac(), reason="a real device has one order and one arithmetic")
+pytestmark = [
+    pytest.mark.sweep(4),
+    pytest.mark.skipif(on_a_mac(), reason="a real device has one order and one arithmetic"),
+]
 
 CHUNKED = [name for name in NAMES if name != "decode_b4"]
 
@@ -44,7 +47,7 @@ def mps(device: torch.device) -> Iterator[torch.device]:
     mps_simulator.activate()
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @each_op("chunked", devices=("mps",))
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("name", CHUNKED)

@@ -130,7 +130,7 @@ def test_nothing_is_allocated_or_copied(op: str) -> None:
 
 
 @each_way
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("packed", [False, True], ids=["batch", "packed"])
 def test_opcheck(device: torch.device, op: str, packed: bool) -> None:
     call = REGISTRY[op].smallest(device=device, packed=packed)
@@ -138,6 +138,7 @@ def test_opcheck(device: torch.device, op: str, packed: bool) -> None:
     opcheck(op, call | {"out": view}, device)
 
 
+@pytest.mark.sweep(3)
 @each_way
 def test_fullgraph_gives_the_same_bits(device: torch.device, op: str) -> None:
     """This also holds for a part of a buffer that is read before and after."""

@@ -19,6 +19,8 @@ import torch_gdn
 from tests.helpers.devices import ready
 from torch_gdn import reference
 
+pytestmark = pytest.mark.sweep(3)
+
 f16, f32 = torch.float16, torch.float32
 CPU = torch.device("cpu")
 SEQUENCES = [[0, 15], [0, 256, 500, 1000], [0, 15, 100, 300, 1200, 2000]]
@@ -175,11 +177,13 @@ def draw_fla(case: FlaCase, recurrent: bool) -> tuple[Inputs, dict[str, Any]]:
 
 
 class TestFla:
+    @pytest.mark.sweep(3)
     @pytest.mark.parametrize("case", RECURRENT + PACKED_GATES, ids=str)
     def test_fused_recurrent(self, case: FlaCase) -> None:
         inputs, options = draw_fla(case, recurrent=True)
         check("fused_recurrent_gated_delta_rule", inputs, 0.002, **options)
 
+    @pytest.mark.sweep(3)
     @pytest.mark.parametrize("case", CHUNK + PACKED_GATES, ids=str)
     def test_chunk(self, case: FlaCase) -> None:
         inputs, options = draw_fla(case, recurrent=False)

@@ -23,6 +23,8 @@ from torch_gdn_check.fake_mps import fake_mps
 from torch_gdn_check.registry import REGISTRY
 from torch_gdn_check.registry.registry import launches_at
 
+pytestmark = pytest.mark.sweep(3)
+
 OP = "chunk_gated_delta_rule"
 
 

@@ -14,6 +14,8 @@ from tests.helpers.errors import assert_close
 from tests.helpers.prefill import each_op
 from torch_gdn_check.registry.cases import bounds_of
 
+pytestmark = pytest.mark.sweep(4)
+
 NORM = {"use_qk_l2norm_in_kernel": True}
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # The chunked algorithm rounds the normalised q and k to their dtype, as FLA does. The error of a head of bf16 was then

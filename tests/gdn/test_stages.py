@@ -49,7 +49,7 @@ def check(device: torch.device, op: str, call: Call, point: RulePoint = POINT) -
         assert_exact(REGISTRY[op], point, call, device)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize(("op", "point"), EACH, ids=[f"{op}-{point.name}" for op, point in EACH])
 def test_equals_the_reference(device: torch.device, op: str, point: RulePoint) -> None:
     check(device, op, call_of(op, point), point)

@@ -18,6 +18,8 @@ from torch_gdn import reference
 from torch_gdn.tools.prefill import prefill_algorithm
 from torch_gdn_check.registry.inputs import doubled, to_device
 
+pytestmark = pytest.mark.sweep(3)
+
 KERNELS = {"chunk_gated_delta_rule": ALGORITHMS["chunked"], kda.CHUNK: kda.CHUNKED}
 F32 = {"chunk_gated_delta_rule": 2e-6, kda.CHUNK: kda.F32}
 each_rule = pytest.mark.parametrize("op", KERNELS)
@@ -48,7 +50,7 @@ def states_between(op: str, inputs: Inputs, device: torch.device, **options: Any
     return o, state, h
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("T", [3, 100])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @each_rule

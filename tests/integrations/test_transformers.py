@@ -120,6 +120,7 @@ def test_left_padding_changes_nothing_for_the_padded_prompt(kind: str) -> None:
     assert distance(together, alone) < BAR
 
 
+@pytest.mark.sweep(2)
 @each_kind
 def test_on_mps_prefill_and_decode_run_the_kernels(kind: str) -> None:
     model, device = model_or_skip(kind), ready("mps")
@@ -161,7 +162,7 @@ def shipped(kind: str, prompts: str) -> tuple[str, ...]:
     return ALGORITHMS[SHIPPED[max(PROMPTS[prompts])]]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("prompts", PROMPTS)
 @each_kind
 def test_on_mps_the_algorithm_as_shipped(kind: str, prompts: str) -> None:
@@ -185,7 +186,7 @@ def test_on_mps_other_algorithms(device: torch.device, prompts: str) -> None:
     assert distance(result, expected) < BAR
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("prompts", ["one", "padded", "a dozen and padded", "long"])
 @each_kind
 def test_on_mps_in_bf16(kind: str, prompts: str) -> None:
@@ -205,7 +206,7 @@ def test_on_mps_in_bf16(kind: str, prompts: str) -> None:
     assert distance(result, exact) < 1.1 * fallback
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("prompts", ["two", "padded", "short and padded", "long"])
 @pytest.mark.parametrize("name", DEVICES)
 def test_a_compiled_layer(name: str, prompts: str) -> None:

@@ -335,7 +335,7 @@ def bound(model: Any, change: str, group: Sequence[str], exact: Tensor) -> float
         return distance(logits(model, CPU, CHANGES[change], [x for x in group if x not in experts]), exact) / 2
 
 
-@pytest.mark.sweep(12)
+@pytest.mark.sweep(24)
 @pytest.mark.parametrize(("kind", "change"), CASES)
 @torch.no_grad()
 def test_each_module_that_was_changed(kind: str, change: str) -> None:

@@ -29,6 +29,7 @@ OURS = {
 }
 
 
+@pytest.mark.sweep(1, seeds=3)
 def test_a_compiled_model_generates_the_same_tokens_in_few_launches() -> None:
     """The prompt has a graph, the first token has one, and all further tokens share one. No graph breaks."""
     ready("mps")

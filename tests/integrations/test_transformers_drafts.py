@@ -238,6 +238,7 @@ def test_the_embedding_and_the_head_are_the_models(folders: Any) -> None:
     assert not hasattr(model.config, "num_mtp_layers")
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_next"])
 def test_packed_weights(kind: str, tmp_path: Path) -> None:
     """The file leaves the prediction layer as it is, and the head that it shares with the model too."""
@@ -259,7 +260,7 @@ def test_packed_weights(kind: str, tmp_path: Path) -> None:
     assert steps.taken < 2 * GREEDY_TOKENS
 
 
-@pytest.mark.sweep(5)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize(
     ("kind", "form"),
     [*(("qwen3_5", form) for form in FORMATS), *(("qwen3_next", form) for form in FORMATS if form != "act-order")],

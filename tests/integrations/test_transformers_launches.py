@@ -20,6 +20,8 @@ from bench.launch_models import MODELS
 from bench.launches import DECODE, PREFILL, Part
 from tests.helpers.devices import ready
 
+pytestmark = pytest.mark.sweep(3)
+
 EXPECTED = Path(__file__).with_name("launches.json")
 VERSION = "5.24."
 STEPS = (DECODE, PREFILL)

@@ -129,6 +129,7 @@ def assert_layers(model: Any, status: Any, form: str) -> None:
 EMBEDDING = {"model.embed_tokens"}
 
 
+@pytest.mark.sweep(1, seeds=3)
 @pytest.mark.usefixtures("serving")
 def test_32_clients(tmp_path: Path) -> None:
     prompts = prompts_of(*range(2, 66, 2))
@@ -292,6 +293,7 @@ def test_fp8_says_once_what_is_left_out(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("kind", "form"), [(DENSE, "gptq"), (MIXTURE, "awq"), (MIXTURE, "fp8")])
 def test_loading_holds_little_more_than_the_file(kind: str, form: str, tmp_path: Path) -> None:
     """A layer's tensors are freed as they are converted. Layers have published widths."""

@@ -26,10 +26,10 @@ if reason := other_version("rollback"):
     pytest.skip(reason, allow_module_level=True)
 
 each_kind = pytest.mark.parametrize("kind", DRAFTED_KINDS)
-pytestmark = pytest.mark.usefixtures("serving")
+pytestmark = [pytest.mark.sweep(4), pytest.mark.usefixtures("serving")]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("accepted", range(DRAFTS + 1))
 @each_kind
 def test_any_number_of_drafts_is_taken_back(kind: str, accepted: int) -> None:
@@ -37,7 +37,6 @@ def test_any_number_of_drafts_is_taken_back(kind: str, accepted: int) -> None:
     assert steps == -(-GREEDY_TOKENS // (accepted + 1))
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize("prompt", [1, 2, 63, 70, 71, 200], ids=lambda tokens: f"{tokens} tokens")
 @pytest.mark.parametrize("kind", ["qwen3_5", "kimi_linear"])
 def test_drafts_behind_prompts_of_any_length(kind: str, prompt: int) -> None:
@@ -47,7 +46,6 @@ def test_drafts_behind_prompts_of_any_length(kind: str, prompt: int) -> None:
     assert_drafts_change_nothing(random_model(kind), random_tokens(1, prompt), [0, 3, 8, 1])
 
 
-@pytest.mark.sweep(3)
 @pytest.mark.parametrize("device_name", ["cpu", "mps"])
 @each_kind
 def test_prompt_lookup(kind: str, device_name: str) -> None:
@@ -55,7 +53,6 @@ def test_prompt_lookup(kind: str, device_name: str) -> None:
     assert_drafts_change_nothing(random_model(kind), prompt, device=ready(device_name), prompt_lookup_num_tokens=5)
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize("seed", [0, 1], ids=["the model itself", "another"])
 @each_kind
 def test_a_draft_model(kind: str, seed: int) -> None:

@@ -43,6 +43,7 @@ def lengths() -> list[int]:
     return [1, 300, *random.Random(0).sample(range(2, 300), CLIENTS - 2)]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("device_name", ["cpu", "mps"])
 def test_32_clients(device_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts, device = prompts_of(*lengths()), ready(device_name)
@@ -67,6 +68,7 @@ def test_32_clients(device_name: str, tmp_path: Path, monkeypatch: pytest.Monkey
     assert transformers.status().fallbacks == {}
 
 
+@pytest.mark.sweep(1, seeds=3)
 def test_a_stream_ends_after_sigterm(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -14,6 +14,7 @@ from tests.integrations import versions
 OF_AURA = ("-k", "not mps", *(f"tests/aura/test_aura_cache{subject}.py" for subject in ("", "_windows", "_file")))
 
 
+@pytest.mark.sweep(1, seeds=3)
 @pytest.mark.versions
 def test_the_names_before_5_24() -> None:
     """Every run tries the names that a cache had until then, in the models and in their layers."""

@@ -19,6 +19,8 @@ from torch_gdn_check import golden
 from torch_gdn_check.registry import bounds
 from torch_gdn_check.registry.inputs import to_device
 
+pytestmark = pytest.mark.sweep(4)
+
 FOLDER = golden.FOLDER / "kda"
 INDEX: dict[str, dict[str, Any]] = {row["name"]: row for row in json.loads((FOLDER / "index.json").read_text())}
 INPUTS = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state", "cu_seqlens")
@@ -52,7 +54,6 @@ def run(function: str, inputs: Inputs, options: dict[str, Any], device: torch.de
     return o.cpu(), state.cpu()
 
 
-@pytest.mark.sweep(2)
 @each_device("chunked", "fused_chunk", "recurrent")
 @pytest.mark.parametrize("name", cases_of("chunk"))
 def test_the_prefill_is_as_exact_as_fla(device: torch.device, name: str) -> None:
@@ -75,7 +76,6 @@ def test_decoding_is_as_exact_as_fla(device: torch.device, name: str) -> None:
     assert_close("final_state", state, case.exact[1], F32, head_dim=1)
 
 
-@pytest.mark.sweep(2)
 @each_device("chunked", "fused_chunk", "recurrent")
 @pytest.mark.parametrize("name", ["safe_gate", "strong_gate", "same_keys"])
 def test_in_float32(device: torch.device, name: str) -> None:

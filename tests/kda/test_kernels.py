@@ -34,6 +34,8 @@ from tests.helpers.kda import (
 from torch_gdn.tools.prefill import prefill_algorithm
 from torch_gdn_check.registry.inputs import to_device
 
+pytestmark = pytest.mark.sweep(4)
+
 Way = tuple[str, int]  # algorithm and chunk size; with 0 the kernel chooses the size
 WAYS = [("cpu", 0), ("fused_chunk", 8), ("fused_chunk", 16), ("chunked", 16), ("chunked", 32), ("chunked", 64)]
 DECODES = [("decode-cpu", 0), ("decode-mps", 0)]  # fused_recurrent_kda
@@ -84,7 +86,6 @@ def run(algorithm: str, inputs: dict[str, Any], **options: Any) -> tuple[Tensor,
         return FUNCTIONS[function_of(algorithm)](**call, output_final_state=True)
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @most_ways
 def test_dtypes(way: Way, dtype: torch.dtype) -> None:
@@ -103,7 +104,7 @@ def test_sizes(algorithm: str, K: int, V: int) -> None:
     assert_exact((algorithm, 0), kda_inputs(19 if algorithm == "fused_chunk" else 70, K, V))
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("T", [1, 5, 8, 9, 16, 33, 65])
 @each_way
 def test_lengths(way: Way, T: int) -> None:

@@ -170,7 +170,7 @@ def exact_gradients(case: Case, tensors: Tensors, output_grads: list[Tensor]) ->
     return dict(zip(leaves, results, strict=True))
 
 
-@pytest.mark.sweep(2, of="dtype")
+@pytest.mark.sweep(4, of="dtype")
 @pytest.mark.parametrize("dtype", ROUNDED, ids=str)
 @each_case
 def test_equals_autograd_in_float64(device: torch.device, case: Case, dtype: torch.dtype) -> None:
@@ -334,6 +334,7 @@ def test_as_close_as_transformers_in_bfloat16(device: torch.device, name: str) -
 # ---- PyTorch's ways to ask for gradients -----------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(3)
 @each_function
 def test_compiles_as_one_graph(device: torch.device, name: str) -> None:
     case = CASES[name]

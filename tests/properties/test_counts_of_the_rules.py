@@ -21,7 +21,7 @@ from torch_gdn_check.registry import REGISTRY
 
 NEAR = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129]
 LONG = [255, 256, 257, 1024, 1057]
-FEW, SOME = 4, 2  # fields of a run, and counts of each
+FEW, SOME = 2, 2  # fields of a run, and counts of each
 Change = Callable[[Any, int], Any]
 
 

@@ -54,7 +54,7 @@ def checkpoints_are_exact(entry: OpEntry[Any], point: Any, device: torch.device)
     assert_same_bits("state_pool", on_device["state_pool"], pool)
 
 
-@pytest.mark.sweep(5)
+@pytest.mark.sweep(10)
 @pytest.mark.parametrize(("K", "V"), SIZES)
 @pytest.mark.parametrize(("op", "algorithm"), PREFILLS)
 def test_checkpoints(device: torch.device, op: str, algorithm: str, K: int, V: int) -> None:
@@ -80,6 +80,7 @@ CONVOLUTIONS = [op for op, entry in REGISTRY.items() if {"W", "by_channel"} <= f
 LENGTHS = (1, 3, 31, 0, 32, 33, 2, 63, 64, 65, 16, 17)  # around the number of tokens that a threadgroup convolves
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("W", [2, 3, 4])
 @pytest.mark.parametrize("op", CONVOLUTIONS)
 def test_boundaries_within_the_tiles_of_a_convolution(device: torch.device, op: str, W: int) -> None:

@@ -24,7 +24,7 @@ from torch_gdn_check.registry.inputs import Call, is_floating, tensors_of
 from torch_gdn_check.registry.models import DTYPES
 
 RULES = [op for op, entry in REGISTRY.items() if {"K", "V"} <= fields_of(entry)]
-PLANS, FEW = 2, 2  # of a run: points, and changes of each tensor of a point
+PLANS, FEW = 1, 2  # of a run: points, and changes of each tensor of a point
 K = 16
 PROPORTIONAL = {"v", "u", "v_new", "h", "initial_state", "state_pool", "do", "dht"}  # results are, to these together
 DECAYS = {"g", "gk", "gv"}

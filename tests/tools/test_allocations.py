@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.sweep(1, seeds=3)
 @pytest.mark.skipif(sys.platform != "linux", reason="allocations are counted by a library that Linux preloads")
 def test_ops_of_decoding_allocate_nothing(tmp_path: Path) -> None:
     library = tmp_path / "count_allocations.so"

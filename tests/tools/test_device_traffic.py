@@ -16,7 +16,10 @@ from tests.helpers.errors import assert_same_bits
 from torch_gdn_check.registry import REGISTRY
 from torch_gdn_check.registry.inputs import to_device
 
-pytestmark = pytest.mark.skipif(on_a_mac(), reason="a Mac does not count a kernel's accesses to memory")
+pytestmark = [
+    pytest.mark.sweep(3),
+    pytest.mark.skipif(on_a_mac(), reason="a Mac does not count a kernel's accesses to memory"),
+]
 bfloat16 = torch.bfloat16
 
 

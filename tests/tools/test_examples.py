@@ -17,7 +17,7 @@ METAL_DEVICE = "mps" if ON_MAC else "simulated-mps"
 SHORT = ("--prompt-file", "LICENSE", "--prompt-tokens", "70", "--new-tokens", "3", "--modules", "1")
 pytestmark = [
     pytest.mark.xdist_group("examples"),  # one process, because tests share the outputs
-    pytest.mark.sweep(1, seeds=2),
+    pytest.mark.sweep(1, seeds=4),
 ]
 
 

@@ -21,7 +21,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [
     pytest.mark.xdist_group("packaging"),  # one process, which builds the wheel once
-    pytest.mark.sweep(1, seeds=2),
+    pytest.mark.sweep(1, seeds=4),
 ]
 
 

@@ -242,6 +242,7 @@ def test_the_import_reads_the_file(tmp_path: Path) -> None:
     assert subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout == "chunked\n"
 
 
+@pytest.mark.sweep(1, seeds=3)
 def test_the_command_measures_and_keeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Other devices' rows stay. This device's rows are new, of both rules, and apply from now on."""
     ready("mps")

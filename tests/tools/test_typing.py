@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.sweep(1, seeds=3)
 @pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="mypy is not installed: pip install '.[dev]'")
 def test_calls_as_users_write_them_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     from mypy import api

@@ -33,6 +33,7 @@ def test_compiles_what_calls_need() -> None:
     assert names() == before
 
 
+@pytest.mark.sweep(1, seeds=3)
 def test_a_layer_of_a_warm_shape_compiles_nothing_and_launches_what_was_compiled() -> None:
     """The launches are those of every call that the docstring names. The heuristic chooses a chunk's algorithm."""
     device, shape = ready("mps"), (1, 2, 48, 28)
@@ -65,6 +66,7 @@ def test_has_nothing_to_compile_on_the_cpu() -> None:
     assert torch_gdn.warmup([SHAPE], device="cpu", progress=False) == []
 
 
+@pytest.mark.sweep(1, seeds=3)
 def test_shows_a_progress_bar(capfd: pytest.CaptureFixture[str]) -> None:
     compiled = torch_gdn.warmup([(1, 1, 20, 12)], device=ready("mps"), dtypes=[torch.float32])
     assert f"{len(compiled)}/{len(compiled)}" in capfd.readouterr().err
@@ -140,6 +142,7 @@ def model() -> Iterator[Any]:
         yield models.random_model("qwen3_next", torch.bfloat16, linear_key_head_dim=36, head_dim=64).to(ready("mps"))
 
 
+@pytest.mark.sweep(1, seeds=3)
 def test_generation_of_a_warm_model_compiles_nothing_more(model: Any) -> None:
     """Prompts of many lengths compile nothing, and launch everything that was compiled."""
     _C.clear_pipelines()
