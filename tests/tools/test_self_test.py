@@ -340,7 +340,6 @@ def test_vllm_runs_and_compiles_what_replaces_a_kernel(on_mps: torch.device, pla
     assert "fused_chunk_gated_delta_rule" in kernels and "fused_recurrent_gated_delta_rule_token" not in kernels
 
 
-@pytest.mark.sweep(3)
 @pytest.mark.parametrize("entry", REGISTRY.values(), ids=lambda x: x.name)
 def test_each_op_passes(on_mps: torch.device, entry: OpEntry[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its small call has a verdict without a problem, which a new process reads, and the results of an untested one."""
