@@ -18,6 +18,7 @@ from tests.helpers.errors import assert_same_bits
 from tests.helpers.gradients import RULES, differentiable, draw_call, draw_outer, gradients_of
 from torch_gdn_check.registry.inputs import Call, to_device
 
+pytestmark = pytest.mark.sweep(2)
 each_rule = pytest.mark.parametrize("rule", RULES)
 
 
@@ -243,8 +244,6 @@ BYTES_PER_TOKEN = 115_000  # FLA's, with 32 heads of 128 x 128 in bfloat16
 MEASURE = """
 import sys
 import torch, torch_gdn
-
-pytestmark = pytest.mark.sweep(2)
 heads = 32
 torch.set_num_threads(2)
 def resident(field):
