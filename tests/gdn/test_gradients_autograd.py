@@ -183,15 +183,6 @@ def test_a_tangent_is_refused(rule: str, call: Call) -> None:
         torch.func.jvp(run, (call["q"],), (torch.ones_like(call["q"]),))
 
 
-def test_pools_are_refused(device: torch.device) -> None:
-    call = to_device(draw_call("chunk_gated_delta_rule", 5, B=2), device)
-    pool = call.pop("initial_state")
-    q = call["q"].requires_grad_()
-    for function in (torch_gdn.chunk_gated_delta_rule_, torch_gdn.fused_recurrent_gated_delta_rule_):
-        with pytest.raises(RuntimeError, match="q: expected a tensor that does not require grad"):
-            function(**(call | {"q": q, "state_pool": pool}))
-
-
 @pytest.mark.parametrize(
     ("argument", "x"), [("gk", torch.zeros(2, 5, 4, 32)), ("gv", torch.zeros(2, 5, 4, 32)), ("beta", None)]
 )

@@ -415,18 +415,6 @@ def test_a_gradient_of_a_gradient_is_an_error(device: torch.device, name: str) -
         torch.autograd.grad(sum(x.sum() for x in first), leaves)
 
 
-def test_forward_mode_is_an_error() -> None:
-    x = torch.randn(2, 8)
-    with pytest.raises(NotImplementedError, match=r"gdn::l2norm: x: expected a tensor without a tangent"):
-        torch.func.jvp(torch_gdn.l2norm, (x,), (x,))
-
-
-def test_what_works_in_place_refuses(device: torch.device) -> None:
-    x, weight = torch.randn(1, 3, 8, device=device, requires_grad=True), torch.randn(8, 4, device=device)
-    with pytest.raises(RuntimeError, match=r"causal_conv1d_update_: x: expected a tensor that does not require grad"):
-        torch_gdn.causal_conv1d_update_(x, weight, torch.zeros(1, 8, 4, device=device))
-
-
 def test_a_row_that_is_too_long_for_mps() -> None:
     """It would need more registers than a GPU has. The norm itself takes it, and so does the CPU's gradient."""
     wide = torch.linspace(-2, 2, 1200).requires_grad_()  # FLA's tests have this size
