@@ -89,7 +89,7 @@ def name_of(case: dict[str, Any]) -> str:
     return "-".join(str(value).removeprefix("torch.").replace(" ", "_") for value in case.values())
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(16)
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_every_pair_of_options(device: torch.device, case: dict[str, Any]) -> None:
     call = make_call(case)

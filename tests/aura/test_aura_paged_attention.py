@@ -77,7 +77,7 @@ def check(device: torch.device, call: Call, scheme: str, *kernels: str, tail: in
     assert_close("o", o[:rows].cpu(), exact(plain), BOUND[call["q"].dtype], head_dim=1)
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("case", pairwise(FACTORS), ids=name_of)
 def test_every_pair_of_options(device: torch.device, case: dict[str, Any]) -> None:
     queries, keys = SEQUENCES[case["sequences"]]

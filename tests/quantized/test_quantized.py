@@ -49,7 +49,7 @@ def assert_product(device: torch.device, point: QuantizedPoint, **changes: Tenso
     assert_exact("quantized_linear", call, y, BOUND[point.dtype] * (2 if adds_up else 1))
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(("bits", "group"), PACKINGS)
 @pytest.mark.parametrize("M", [1, 6, 37])
 def test_equals_float64(device: torch.device, M: int, bits: int, group: int) -> None:
@@ -188,6 +188,7 @@ def test_each_code_with_each_scale(device: torch.device) -> None:
     assert_same_bits("rows", rows[:-1], E2M1.repeat(2) * torch.exp2(EXPONENTS.double() - 127).float()[:, None])
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("M", [1, 2, 9])
 @pytest.mark.parametrize("column", range(32))
 def test_products_decode_each_code(device: torch.device, M: int, column: int) -> None:
@@ -198,7 +199,7 @@ def test_products_decode_each_code(device: torch.device, M: int, column: int) ->
     assert torch.equal(multiply(device, call), E2M1.expand(M, -1))
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("M", [1, 5, 37])
 @pytest.mark.parametrize(("N", "K"), [(1, 32), (33, 1088), (130, 96)])
 @pytest.mark.parametrize("dtype", BOUND)
@@ -298,7 +299,7 @@ POINTS = [
 ]
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(10)
 @pytest.mark.parametrize("op", EXPERTS)
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point.name)
 def test_experts(device: torch.device, op: str, point: ExpertPoint) -> None:

@@ -33,7 +33,7 @@ def first_of_each_type(variants: list[KernelVariant]) -> list[KernelVariant]:
     return list(result.values())
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.sweep(1, seeds=3)
 @pytest.mark.parametrize("march", ["x86-64-v2", "x86-64-v3", "native"])
 def test_every_symbol_is_there(march: str) -> None:
     """Loading resolves the symbols that clang calls, and needs no such processor. A run takes one kernel in eight."""

@@ -99,7 +99,7 @@ PLANTED = """  const int planted = int(group.x) * int(group.y) + 1;
 """
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("file", shaders_of_ops())
 def test_narrow_indices_planted_in_a_shader_are_found(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

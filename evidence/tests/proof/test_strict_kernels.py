@@ -38,7 +38,7 @@ def outcome(launches: list[Launch]) -> strict_kernels.Outcome:
     return strict_kernels.check_variants([launch.variant for launch in launches], Silent())
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.sweep(1, seeds=4)
 def test_what_models_call_for_keeps_every_rule(launches: list[Launch], outcome: strict_kernels.Outcome) -> None:
     assert outcome.problems == []
     assert {facts.name for facts in outcome.facts} == {launch.variant.name for launch in launches}
