@@ -24,8 +24,8 @@ from tests.helpers.files import replace_once
 from torch_gdn import _C
 from torch_gdn._recorder import KernelVariant, Launch
 from torch_gdn_check import __main__ as command
+from torch_gdn_check import comparisons, first_call, golden, layer, models, plan, timing
 from torch_gdn_check import device as device_steps
-from torch_gdn_check import first_call, golden, layer, long_prompt, models, plan, timing, tuning
 from torch_gdn_check.fake_mps import fake_mps
 from torch_gdn_check.registry import REGISTRY
 from torch_gdn_check.registry.cases import make_case
@@ -425,8 +425,8 @@ class TestTimes:
         assert all(value > 0 for each in figures.values() for value in each.values())
 
     def test_the_tuning_is_reported_and_kept_nowhere(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(tuning.tune.tuning_cache, "write", lambda *_: pytest.fail("written"))
-        figures = tuning.check_tuning(CPU, (1, 2, 32, 32), 8).figures
+        monkeypatch.setattr(timing.tune.tuning_cache, "write", lambda *_: pytest.fail("written"))
+        figures = timing.check_tuning(CPU, (1, 2, 32, 32), 8).figures
         assert figures["algorithm"] in _C.prefill_algorithms() and len(figures["seconds"]) == 5
 
     def test_first_calls_are_timed_in_processes_whose_shaders_no_cache_has(
@@ -459,15 +459,15 @@ class TestTimes:
 
 
 def test_the_end_of_a_long_prompt_is_held_against_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not long_prompt.check_long_prompt(CPU, "recurrent", tokens=400).problem
-    right = long_prompt.END_TO_END_OPS["chunk_gated_delta_rule"]
+    assert not comparisons.check_long_prompt(CPU, "recurrent", tokens=400).problem
+    right = comparisons.END_TO_END_OPS["chunk_gated_delta_rule"]
 
     def stopped(*tensors: torch.Tensor, **options: Any) -> Any:
         o, state = right(*tensors, **options)
         return torch.cat([o[:, :-10], torch.zeros_like(o[:, -10:])], dim=1), state
 
-    monkeypatch.setitem(long_prompt.END_TO_END_OPS, "chunk_gated_delta_rule", stopped)
-    assert "o: error" in long_prompt.check_long_prompt(CPU, "recurrent", tokens=400).problem
+    monkeypatch.setitem(comparisons.END_TO_END_OPS, "chunk_gated_delta_rule", stopped)
+    assert "o: error" in comparisons.check_long_prompt(CPU, "recurrent", tokens=400).problem
 
 
 class TestReferences:

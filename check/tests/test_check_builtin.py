@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from torch_gdn_check import builtin
+from torch_gdn_check import timing
 from torch_gdn_check.steps import FAIL, PASS, SKIPPED, Step, execute
 
 CPU = torch.device("cpu")
@@ -37,8 +37,8 @@ def test_pytorchs_own_kernels_are_timed_where_it_has_them(
     kernel: str, is_right: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stand-ins have the arguments and layouts of PyTorch's kernels for mps."""
-    steps = {"experts": partial(builtin.check_experts, tokens=3, sizes=(16, 64, 32))}
-    step = Step("timing", kernel, "", steps.get(kernel, partial(builtin.check_packed, rows=2, size=128)))
+    steps = {"experts": partial(timing.check_experts, tokens=3, sizes=(16, 64, 32))}
+    step = Step("timing", kernel, "", steps.get(kernel, partial(timing.check_packed, rows=2, size=128)))
     missing = execute(step, CPU)
     assert missing.status == SKIPPED
     assert missing.message.startswith("torch ") and "for cpu; it has one" in missing.message

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers.devices import ready
-from torch_gdn_check import expected, golden, models, plan, pytorch
+from torch_gdn_check import comparisons, expected, golden, models, plan
 from torch_gdn_check.report import Report
 from torch_gdn_check.steps import FAIL, PASS, PYTORCH, SKIPPED, Result, execute
 
@@ -35,12 +35,12 @@ def test_pytorch_itself_is_right_here(device: str) -> None:
 @pytest.mark.parametrize("factor", [1.01, float("nan")])
 def test_pytorch_that_is_off_is_named(step: Any, factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only results in the dtype of the step are off: the exact ones are in float64."""
-    call, shapes = pytorch.CALLS[step.group]
+    call, shapes = comparisons.CALLS[step.group]
 
     def off(*inputs: Tensor) -> Tensor:
         return call(*inputs) * (1 if inputs[0].dtype == torch.float64 else factor)
 
-    monkeypatch.setitem(pytorch.CALLS, step.group, (off, shapes))
+    monkeypatch.setitem(comparisons.CALLS, step.group, (off, shapes))
     result = execute(step, CPU)
     assert result.status == FAIL
     assert result.message.startswith(f"PyTorch's own {step.group} in {step.case} is off on this device: ")

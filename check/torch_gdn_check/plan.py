@@ -10,20 +10,7 @@ from tqdm import tqdm
 
 from torch_gdn import _C
 from torch_gdn._recorder import Launch
-from torch_gdn_check import (
-    builtin,
-    device,
-    first_call,
-    golden,
-    layer,
-    long_prompt,
-    models,
-    probes,
-    pytorch,
-    seeded,
-    timing,
-    tuning,
-)
+from torch_gdn_check import comparisons, device, first_call, golden, layer, models, probes, timing
 from torch_gdn_check.fake_mps import fake_mps
 from torch_gdn_check.registry import REGISTRY, stages
 from torch_gdn_check.registry.models import MODELS, QWEN3_NEXT
@@ -39,11 +26,11 @@ TIMED = (QWEN3_NEXT, "Qwen3.5-27B", "OLMo-Hybrid-7B")
 def steps(folder: Path, quick: bool) -> list[Step]:
     """Lists all steps except the compilation of every kernel variant, which takes a minute of recording to list."""
     others = (
-        Step("tune", "prefill", f"T {tokens}", partial(tuning.check_tuning, sizes=MODELS[QWEN3_NEXT], tokens=tokens))
+        Step("tune", "prefill", f"T {tokens}", partial(timing.check_tuning, sizes=MODELS[QWEN3_NEXT], tokens=tokens))
         for tokens in TUNED_TOKENS
     )
     long_ones = (
-        Step("long prompt", algorithm, "", partial(long_prompt.check_long_prompt, algorithm=algorithm))
+        Step("long prompt", algorithm, "", partial(comparisons.check_long_prompt, algorithm=algorithm))
         for algorithm in _C.prefill_algorithms()
     )
     return [
@@ -67,9 +54,9 @@ def about_the_device() -> list[Step]:
 
 def pytorch_steps() -> list[Step]:
     return [
-        Step(PYTORCH, name, str(dtype).removeprefix("torch."), partial(pytorch.check_call, name=name, dtype=dtype))
-        for name in pytorch.CALLS
-        for dtype in pytorch.BOUNDS
+        Step(PYTORCH, name, str(dtype).removeprefix("torch."), partial(comparisons.check_call, name=name, dtype=dtype))
+        for name in comparisons.CALLS
+        for dtype in comparisons.BOUNDS
     ]
 
 
@@ -144,7 +131,7 @@ def from_seeds(quick: bool) -> list[Step]:
                 "seeded",
                 group_of(entry.name, point.algorithm),
                 point.name,
-                partial(seeded.check_point, op=entry.name, point=point),
+                partial(comparisons.check_point, op=entry.name, point=point),
                 tuple(dict.fromkeys(launch.variant.kernel for launch in launched)),
             )
         )
@@ -163,9 +150,9 @@ def timings(quick: bool) -> list[Step]:
             run = partial(timing.check_timing, shape=MODELS[model], tokens=tokens, repeats=repeats, calls=in_a_row)
             result.append(Step("timing", kind, model, run))
     for number in (1, 8) if quick else (1, 8, 64, 512):
-        experts = partial(builtin.check_experts, tokens=number)
+        experts = partial(timing.check_experts, tokens=number)
         result.append(Step("timing", "experts", f"{number} tokens", experts))
-        result.append(Step("timing", "4 bits", f"{number} rows", partial(builtin.check_packed, rows=number)))
+        result.append(Step("timing", "4 bits", f"{number} rows", partial(timing.check_packed, rows=number)))
     return [
         *result,
         Step("model", "tokens per second", "small Qwen3-Next", models.check_model),
