@@ -69,7 +69,7 @@ def drawn_points(op: str) -> Iterator[tuple[str, str, Any]]:
             yield field, f"{n} of {field}", replace(changes[field](small, n), algorithm=draw.choice(algorithms))
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("op", RULES)
 def test_counts_of_the_rules(op: str) -> None:
     entry = REGISTRY[op]
