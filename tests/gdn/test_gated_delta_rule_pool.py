@@ -77,21 +77,6 @@ def test_without_indices_sequence_n_has_slot_n(device: torch.device, op: str) ->
     assert_same_bits("the other slots", storage[2:], before[2:])
 
 
-@each_op("chunked", "fused_chunk")
-def test_packed_and_empty_sequences(device: torch.device, op: str) -> None:
-    """One empty sequence has a state, which stays. One has no state, and its slot becomes zeros. One has no slot."""
-    case = make_case(20, 32, 16, cu_seqlens=[0, 7, 7, 7, 7, 20])
-    _, pool = paged_pool(device, torch.float32)
-    before = pool.clone()
-    o, final_state = expected(op, case, pool[[6, 2, 0, 0, 4]])
-    indices = torch.tensor([6, 2, 3, -1, 4], device=device)
-    flags = torch.tensor([True, True, False, True, True], device=device)
-    assert_same_bits("o", call(op, case, pool, state_indices=indices, has_initial_state=flags), o)
-    assert_same_bits("the slots", pool[[6, 4]], final_state[[0, 4]])
-    assert_same_bits("the past", pool[[2, 0, 1, 5]], before[[2, 0, 1, 5]])
-    assert (pool[3] == 0).all()
-
-
 def assert_close_in_f32(name: str, x: Tensor, expected: Tensor) -> None:
     assert_close(name, x, expected.double(), RECURRENT_F32, head_dim=None)
 
