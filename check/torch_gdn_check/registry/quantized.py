@@ -15,7 +15,7 @@ from torch_gdn_check.registry.gdn import LARGE
 from torch_gdn_check.registry.inputs import Call, columns_apart, unaligned
 from torch_gdn_check.registry.invalid import change, put
 from torch_gdn_check.registry.models import DTYPES
-from torch_gdn_check.registry.registry import Hostile, Invalid, Named, OpEntry, Point, register
+from torch_gdn_check.registry.registry import Change, Hostile, Invalid, Named, OpEntry, Point, register
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 # The bounds are for sums in f32 of up to a thousand products, or of a few hundred in tiles, which add 8 at a time to
@@ -131,8 +131,12 @@ def zero_points_of_float32(scales: str, biases: str) -> Callable[[Call], Call]:
 
 def of_another(entry: OpEntry[Any], point: Point, form: str, wrong: Iterable[Invalid]) -> Iterator[Invalid]:
     """Yields these changes of the call at a point, which replaces the small call."""
+
+    def of_point(change: Change) -> Change:
+        return lambda call: change(entry.call(point))
+
     for bad in wrong:
-        yield replace(bad, what=f"{form}, {bad.what}", change=lambda _, bad=bad: bad.change(entry.call(point)))
+        yield replace(bad, what=f"{form}, {bad.what}", change=of_point(bad.change))
 
 
 def wrong_e4m3(weight: str, scales: str, biases: str) -> Iterator[Invalid]:
