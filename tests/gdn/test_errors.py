@@ -79,6 +79,22 @@ def test_a_tensor_of_another_kind_or_shape(device: torch.device, entry: OpEntry[
                 assert refused and refused[1] in entry.arguments, f"{name}: {what}: {caught.value}"
 
 
+SIGNED = {"scale", "lower_bound", "null_index", "q_offset", "routed_scaling_factor"}
+
+
+@each_op
+def test_numbers_below_zero_and_unknown_words(device: torch.device, entry: OpEntry[Any]) -> None:
+    call = entry.smallest()
+    for each in entry.overload._schema.arguments:
+        kind = str(each.type).removeprefix("Optional[").removesuffix("]")
+        if kind not in ("int", "float", "str") or each.name in SIGNED or each.name.endswith("dtype"):
+            continue
+        changed = call | {each.name: "no such word" if kind == "str" else -1}
+        for where in (device, "meta"):
+            with pytest.raises(ValueError, match=f"^{entry.name}: {each.name}: expected .+, got "):
+                entry.run(to_device(changed, where))
+
+
 @each_op
 def test_other_refused_calls_name_arguments(entry: OpEntry[Any]) -> None:
     assert {bad.argument for bad in entry.invalid(entry)} <= set(entry.arguments)

@@ -105,7 +105,7 @@ runpy.run_path("examples/generate.py", run_name="__main__")
 """
 
 
-@pytest.mark.sweep(2, seeds=2)
+@pytest.mark.sweep(2, seeds=4)
 @pytest.mark.parametrize("function", ["chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"])
 def test_generate_fails_on_a_decay_one_percent_off(function: str) -> None:
     finished = run("-c", WITH_A_FAULT.format(function=function, short=SHORT))

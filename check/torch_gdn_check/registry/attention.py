@@ -298,9 +298,7 @@ def wrong_attention(entry: OpEntry[PagePoint]) -> Iterator[Invalid]:
     no_slots = each_of("key_cache", "value_cache", how=(every, slice(0)))
     yield Invalid("key_cache", ValueError, "blocks of 0", no_slots)
     for name in ("max_query_len", "max_seq_len"):
-        yield Invalid(name, ValueError, "negative", put(name, -1))
         yield Invalid(name, ValueError, "2^31", put(name, 2**31))
-    yield Invalid("window", ValueError, "negative", put("window", -1))
     yield Invalid("window", ValueError, "not causal", put("causal", False))
 
 
@@ -310,7 +308,6 @@ def heads_of_48(call: Call) -> Call:
 
 def wrong_coded(entry: OpEntry[PagePoint]) -> Iterator[Invalid]:
     yield Invalid("q", ValueError, "D of 48", heads_of_48)
-    yield Invalid("window", ValueError, "negative", put("window", -1))
     for name in ("key", "value"):
         codes, norms, codebook = (f"{name}_{part}" for part in ("codes", "norms", "codebook"))
         yield Invalid(codes, TypeError, "int64", change(codes, torch.Tensor.long))
@@ -338,7 +335,6 @@ def wrong_exact_rows() -> Iterator[Invalid]:
         yield slot_past_the_last(name)
     no_rows: Call = dict.fromkeys(EXACT[:7])
     for name, other, most in (("exact_sinks", "tail", 10), ("tail", "exact_sinks", 8)):
-        yield Invalid(name, ValueError, "negative", put(name, -1))
         yield Invalid(name, ValueError, "more than the rows", put(name, most + 1))
         yield Invalid(name, ValueError, "without rows", options(no_rows | {other: 0}))
 
@@ -356,10 +352,8 @@ def wrong_tile_means(entry: OpEntry[PagePoint]) -> Iterator[Invalid]:
     yield Invalid("exact_keys", ValueError, "columns apart", change("exact_keys", columns_apart))
     yield slot_past_the_last("exact_slots")
     for name, most in (("exact_sinks", 133), ("tail", 131)):
-        yield Invalid(name, ValueError, "negative", put(name, -1))
         yield Invalid(name, ValueError, "more than the rows", put(name, most + 1))
     for name in ("max_query_len", "max_seq_len"):
-        yield Invalid(name, ValueError, "negative", put(name, -1))
         yield Invalid(name, ValueError, "2^31", put(name, 2**31))
 
 

@@ -384,14 +384,12 @@ def draw_attention(point: AuraPoint) -> Call:
 
 def wrong_attention(entry: OpEntry[AuraPoint]) -> Iterator[Invalid]:
     yield from wrong_codec(entry)
-    yield Invalid("window", ValueError, "negative", put("window", -1))
     yield Invalid("window", ValueError, "not causal", put("causal", False))
     yield Invalid("q_offset", ValueError, "2^31", put("q_offset", 2**31))
     yield Invalid("block_size", ValueError, "24", put("block_size", 24))
     yield Invalid("block_size", ValueError, "0", put("block_size", 0))
     yield Invalid("key_codebook", ValueError, "64 centroids", put("key_codebook", torch.zeros(64)))
     if "length" in entry.arguments:
-        yield Invalid("length", ValueError, "negative", put("length", -1))
         yield Invalid("length", ValueError, "more than there are", put("length", 21))
         yield from wrong_exact_rows()
     else:
@@ -403,9 +401,7 @@ def wrong_attention(entry: OpEntry[AuraPoint]) -> Iterator[Invalid]:
 def wrong_exact_rows() -> Iterator[Invalid]:
     yield Invalid("exact_values", ValueError, "keys without values", put("exact_values", None))
     yield Invalid("exact_values", ValueError, "values without keys", put("exact_keys", None))
-    yield Invalid("exact_length", ValueError, "negative", put("exact_length", -1))
     yield Invalid("exact_length", ValueError, "more than there are", put("exact_length", 9))
-    yield Invalid("exact_sinks", ValueError, "negative", put("exact_sinks", -1))
     yield Invalid("exact_sinks", ValueError, "more than there are", put("exact_sinks", 8))
 
 

@@ -85,9 +85,6 @@ def wrong_decode(entry: OpEntry[DecodePoint]) -> Iterator[Invalid]:
     for what, sizes in {"K of 129": (129, 32), "V of 193": (64, 193), "K of 0": (0, 32)}.items():
         yield Invalid("state_pool", ValueError, what, put("state_pool", torch.zeros(5, 4, *sizes)))
     yield Invalid("conv_pool", ValueError, "a column too few for two tokens", stepped)
-    yield Invalid("activation", ValueError, "gelu", put("activation", "gelu"))
-    yield Invalid("norm_activation", ValueError, "tanh", put("norm_activation", "tanh"))
-    yield Invalid("norm_eps", ValueError, "negative", put("norm_eps", -1e-6))
     counts = torch.ones(2, dtype=torch.int64)
     yield Invalid("num_accepted_tokens", ValueError, "one slot a sequence", put("num_accepted_tokens", counts))
 

@@ -103,7 +103,6 @@ def wrong_router(entry: OpEntry[ExpertPoint]) -> Iterator[Invalid]:
     yield Invalid(logits, ValueError, "1025 experts", put(logits, torch.zeros(2, 1025)))
     yield Invalid("top_k", ValueError, "none", put("top_k", 0))
     yield Invalid("top_k", ValueError, "more than can be chosen", put("top_k", 5))
-    yield Invalid("scoring", ValueError, "another", put("scoring", "relu"))
     for groups in (0, 4, 33):
         yield Invalid("n_group", ValueError, str(groups), put("n_group", groups))
     for groups in (0, 4):

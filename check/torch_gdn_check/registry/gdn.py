@@ -188,7 +188,6 @@ WRONG_OPTIONS: tuple[Row, ...] = (
     ("dt_bias", TypeError, "integers", GATE | {"dt_bias": torch.zeros(4, dtype=torch.int64)}),
     ("allow_neg_eigval", ValueError, "without the sigmoid", {"allow_neg_eigval": True}),
     ("output_dtype", ValueError, "float16 for float32", {"output_dtype": F16}),
-    ("head_grouping", ValueError, "interleaved", {"head_grouping": "interleaved"}),
 )
 WRONG_OF_KDA: tuple[Row, ...] = (
     ("dt_bias", ValueError, "one for each head", GATE | {"dt_bias": torch.zeros(4)}),

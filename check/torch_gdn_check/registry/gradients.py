@@ -55,7 +55,6 @@ def backward_bounds(point: RulePoint, call: Call, exact: Named) -> dict[str, flo
 
 def wrong_backward(entry: OpEntry[RulePoint]) -> Iterator[Invalid]:
     yield from [*invalid.half("k"), *invalid.sizes("q", "v"), *invalid.packing(), *invalid.states("initial_state")]
-    yield Invalid("head_grouping", ValueError, "interleaved", invalid.put("head_grouping", "interleaved"))
 
 
 def backward_points() -> Iterator[RulePoint]:
