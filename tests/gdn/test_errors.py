@@ -46,6 +46,7 @@ def other_tensors(entry: OpEntry[Any], name: str, x: Tensor) -> Iterator[tuple[s
     """Yields how a tensor can differ, in the words of OpEntry.takes; the error of ops that do not take that; and it."""
     yield "another kind", TypeError, x.int() if x.is_floating_point() else x.float()
     if x.is_floating_point():
+        yield "float", TypeError, x.float() if x.dtype == torch.float16 else x.half()
         yield "float64", TypeError, x.double()
     yield "fewer", ValueError, x[0]
     yield "more", ValueError, x[None]
@@ -56,7 +57,8 @@ def other_tensors(entry: OpEntry[Any], name: str, x: Tensor) -> Iterator[tuple[s
 
 def is_taken(takes: str, what: str) -> bool:
     words = takes.split()
-    return what in words or what.rstrip("-") in words or (what in ("fewer", "more") and "rank" in words)
+    wider = {"float": "float64", "fewer": "rank", "more": "rank"}.get(what, what.rstrip("-"))
+    return what in words or wider in words
 
 
 @each_op

@@ -73,7 +73,6 @@ def stepped(call: Call) -> Call:
 
 
 def wrong_decode(entry: OpEntry[DecodePoint]) -> Iterator[Invalid]:
-    yield from invalid.half("conv_bias")
     yield from [*invalid.packing(), *invalid.slots(), *invalid.drafts(), *invalid.accepted(invalid.drafted)]
     yield Invalid("a", ValueError, "a alone", put("z", None))
     yield Invalid("qkv", ValueError, "without z", lambda call: call | {"z": None, "a": None})
@@ -124,7 +123,9 @@ register(
         operations=operations_of_decode,
         launches=2,
         scratch=True,
-        takes={"conv_weight": "1-", "conv_pool": "2-"} | dict.fromkeys(("b", "a", "A_log", "dt_bias"), "float64"),
+        takes={"conv_weight": "1-", "conv_pool": "float 2-"}
+        | dict.fromkeys(("qkv", "z", "state_pool", "norm_weight"), "float")
+        | dict.fromkeys(("b", "a", "A_log", "dt_bias"), "float64"),
         invalid=wrong_decode,
         hostile=SLOTS,
     )

@@ -115,7 +115,6 @@ def wrong_logits(entry: OpEntry[ExpertPoint]) -> Iterator[Invalid]:
 
 
 def wrong_weights(*names: str) -> Iterator[Invalid]:
-    yield from invalid.half(*names)
     for name in names:
         yield Invalid(name, ValueError, "columns apart", change(name, columns_apart))
 
@@ -147,7 +146,7 @@ def wrong_gate_up(entry: OpEntry[ExpertPoint]) -> Iterator[Invalid]:
 
 def wrong_down(entry: OpEntry[ExpertPoint]) -> Iterator[Invalid]:
     yield from wrong_packed(entry, "w_down", ("shared_down_proj", "shared_scales", "shared_biases"))
-    yield from [*wrong_weights("w_down", "shared_down_proj"), *invalid.half("shared_hidden", "residual")]
+    yield from wrong_weights("w_down", "shared_down_proj")
     yield Invalid("shared_down_proj", ValueError, "absent", put("shared_down_proj", None))
     alone = {"shared_hidden": None, "shared_down_proj": None}
     yield Invalid("shared_gate", ValueError, "no shared expert", lambda call: call | alone)
@@ -244,7 +243,7 @@ register(
         bound=expert_bounds,
         heads={"topk_weights": 0},
         operations=lambda call: 5 * call["router_logits"].numel(),
-        takes={"router_logits": "0"},
+        takes={"router_logits": "float 0", "correction_bias": "float"},
         invalid=wrong_router,
     ),
     OpEntry(
@@ -262,7 +261,7 @@ register(
         heads={"y": 0},
         operations=lambda call: 2 * call["topk_ids"].numel() * call["w_down"][0].numel(),
         launches=None,
-        takes={"w_down": "0-"},
+        takes={"w_down": "0-", "topk_weights": "float", "shared_gate": "float"},
         invalid=wrong_down,
         **OF_PRODUCTS,
     ),

@@ -206,7 +206,7 @@ WRONG_CHANNELS: tuple[Row, ...] = (
 
 
 def wrong_rules(entry: OpEntry[RulePoint], rows: tuple[Row, ...] = ()) -> Iterator[Invalid]:
-    yield from [*invalid.half("k"), *invalid.sizes("q", "v")]
+    yield from invalid.sizes("q", "v")
     if "chunk_size" in entry.arguments:
         yield from invalid.chunk_sizes()
     yield from invalid.packing(has_indices="chunk_indices" in entry.arguments)
@@ -355,13 +355,13 @@ def operations_of_rule(call: Call) -> int:
     return 7 * B * T * HV * V * int(call["k"].shape[-1])
 
 
-FLOAT64_GATES = {"g": "float64", "beta": "float64"}  # on the CPU, which rounds them
+FLOAT64_GATES = {"v": "float", "g": "float64", "beta": "float64"}  # float64 on the CPU, which rounds it
 
 
 def rule_entry(name: str, in_place: bool, **fields: Any) -> OpEntry[RulePoint]:
     draw = partial(draw_rule, chunked=False, in_place=in_place, per_channel=False)
     exact = partial(exact_rule, rule=reference.fused_recurrent_gated_delta_rule)
-    takes = FLOAT64_GATES | ({"state_pool": "0"} if in_place else {"initial_state": "float64"})
+    takes = FLOAT64_GATES | ({"state_pool": "float 0"} if in_place else {"initial_state": "float64"})
     shared: dict[str, Any] = {"draw": draw, "exact": exact, "small": SMALL, "result": "o", "takes": takes}
     shared |= {"heads": {"final_state": 1, "state_pool": 1}, "operations": operations_of_rule}
     return OpEntry(name, **(shared | fields))
@@ -449,11 +449,8 @@ def stage_bounds(point: RulePoint, call: Call, exact: Named) -> dict[str, float]
     return {name: {"g_cumsum": 1e-6, "A_inv": 2e-7, "A": in_f32}.get(name, rounded) for name in exact}
 
 
-def wrong_stages(
-    entry: OpEntry[RulePoint], f32: str = "", same: str = "", sizes: tuple[str, str] | None = None
-) -> Iterator[Invalid]:
-    """Yields wrong calls. Arguments in `f32` must be float32, those in `same` of the first one's dtype."""
-    yield from [*invalid.packing(has_indices=True), *invalid.half(*f32.split(), *same.split())]
+def wrong_stages(entry: OpEntry[RulePoint], sizes: tuple[str, str] | None) -> Iterator[Invalid]:
+    yield from invalid.packing(has_indices=True)
     yield from [] if sizes is None else invalid.sizes(*sizes)
     yield from invalid.chunk_sizes() if "chunk_size" in entry.arguments else ()
     if "A" in entry.arguments:
@@ -482,14 +479,16 @@ def plain(points: Iterable[RulePoint]) -> Iterator[RulePoint]:
 
 TAKES: dict[str, dict[str, str]] = {
     "chunk_local_cumsum": {"g": "float64 0 1 2"},
-    "chunk_scaled_dot_kkt": {"k": "2- 3-", "beta": "float64"},
+    "chunk_scaled_dot_kkt": {"k": "float 2- 3-", "beta": "float64"},
     "solve_tril": {"A": "0 1 2"},
     "recompute_w_u": {"k": "2- 3-", "v": "3-", "beta": "float64"},
     "chunk_fwd_h": {"k": "2-", "initial_state": "float64"},
 }
 
 
-def stage_entry(name: str, inputs: str, result: str, sized: bool = True, **wrong: Any) -> OpEntry[RulePoint]:
+def stage_entry(
+    name: str, inputs: str, result: str, sized: bool = True, sizes: tuple[str, str] | None = None
+) -> OpEntry[RulePoint]:
     """Makes a stage's entry. `inputs` has 'argument' or 'argument:source', separated by spaces."""
     pairs = tuple((each.split(":")[0], each.split(":")[-1]) for each in inputs.split())
     function = getattr(reference, name)
@@ -505,17 +504,17 @@ def stage_entry(name: str, inputs: str, result: str, sized: bool = True, **wrong
         result=result,
         launches=None,
         takes=TAKES.get(name, {}),
-        invalid=partial(wrong_stages, **wrong),
+        invalid=partial(wrong_stages, sizes=sizes),
     )
 
 
 register(
     stage_entry("chunk_local_cumsum", "g", "g_cumsum"),
-    stage_entry("chunk_scaled_dot_kkt", "k g:g_cumsum beta", "A", f32="g"),
-    stage_entry("solve_tril", "A", "A_inv", sized=False, f32="A"),
-    stage_entry("recompute_w_u", "k v beta A:A_inv g:g_cumsum", "", False, f32="A g", same="v", sizes=("k", "v")),
-    stage_entry("chunk_fwd_h", "k w u g:g_cumsum initial_state", "", f32="g", same="w u", sizes=("k", "u")),
-    stage_entry("chunk_fwd_o", "q k v:v_new h g:g_cumsum", "o", f32="g", same="k v h", sizes=("q", "v")),
+    stage_entry("chunk_scaled_dot_kkt", "k g:g_cumsum beta", "A"),
+    stage_entry("solve_tril", "A", "A_inv", sized=False),
+    stage_entry("recompute_w_u", "k v beta A:A_inv g:g_cumsum", "", False, sizes=("k", "v")),
+    stage_entry("chunk_fwd_h", "k w u g:g_cumsum initial_state", "", sizes=("k", "u")),
+    stage_entry("chunk_fwd_o", "q k v:v_new h g:g_cumsum", "o", sizes=("q", "v")),
 )
 
 

@@ -54,7 +54,7 @@ def backward_bounds(point: RulePoint, call: Call, exact: Named) -> dict[str, flo
 
 
 def wrong_backward(entry: OpEntry[RulePoint]) -> Iterator[Invalid]:
-    yield from [*invalid.half("k"), *invalid.sizes("q", "v"), *invalid.packing(), *invalid.states("initial_state")]
+    yield from [*invalid.sizes("q", "v"), *invalid.packing(), *invalid.states("initial_state")]
 
 
 def backward_points() -> Iterator[RulePoint]:
@@ -84,7 +84,7 @@ for name in ("chunk_gated_delta_rule_bwd", "chunk_kda_bwd"):
             heads={"dinitial_state": 1},
             launches=None,
             scratch=True,
-            takes=FLOAT64_GATES | dict.fromkeys(("dht", "initial_state"), "float64"),
+            takes=FLOAT64_GATES | {"do": "float", "dht": "float64", "initial_state": "float64"},
             invalid=wrong_backward,
             hostile=outside(),
         )
@@ -108,8 +108,6 @@ def draw_stage(point: RulePoint, inputs: tuple[tuple[str, str], ...]) -> Call:
 
 
 def wrong_stage(entry: OpEntry[RulePoint], sizes: tuple[str, str]) -> Iterator[Invalid]:
-    tensors = [name for name, x in entry.call(entry.small).items() if isinstance(x, Tensor)]
-    yield from invalid.half(*(name for name in tensors if name not in ("h0", "dht")))
     yield from [*invalid.sizes(*sizes), *invalid.packing(has_indices=True)]
     if "chunk_size" in entry.arguments:
         yield Invalid("chunk_size", ValueError, "64", invalid.put("chunk_size", 64))

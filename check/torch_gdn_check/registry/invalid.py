@@ -34,12 +34,6 @@ def options(changes: Call) -> Change:
     return lambda call: call | changes
 
 
-def half(*names: str) -> Iterator[Invalid]:
-    """Yields half tensors for arguments that must be float32."""
-    for name in names:
-        yield Invalid(name, TypeError, "another dtype", change(name, torch.Tensor.half))
-
-
 def packing(has_indices: bool = False) -> Iterator[Invalid]:
     """Yields wrong cu_seqlens and chunk_indices."""
     cu, indices = "cu_seqlens", "chunk_indices"

@@ -73,7 +73,6 @@ def wrong_norm(entry: OpEntry[RowPoint], second: str) -> Iterator[Invalid]:
     yield Invalid("x", ValueError, "D of 16385", invalid.options(rows))
     yield Invalid("x", ValueError, "no dimension", put("x", torch.tensor(1.0)))
     if second == "residual":
-        yield from invalid.half("residual")
         yield Invalid("zero_centered", ValueError, "no weight", put("weight", None))
 
 
@@ -112,12 +111,10 @@ def turns(angles: Tensor) -> Call:
 
 
 def wrong_product(entry: OpEntry[RowPoint]) -> Iterator[Invalid]:
-    yield from invalid.half("up")
     yield Invalid("gate", ValueError, "no dimension", put("gate", torch.tensor(1.0)))
 
 
 def wrong_heads(entry: OpEntry[Any]) -> Iterator[Invalid]:
-    yield from invalid.half("k", "sin", "k_weight")
     yield Invalid("cos", ValueError, "17 pairs for D 32", change("cos", lambda x: x.new_zeros(*x.shape[:2], 17)))
     yield Invalid("k_weight", ValueError, "one weight", put("k_weight", None))
     without = {"q_weight": None, "k_weight": None}
@@ -129,7 +126,6 @@ HEADS = ((BF16, 256, 32), (F16, 128, 64), (F32, 33, 7))
 
 
 def wrong_norm_bwd(entry: OpEntry[RowPoint]) -> Iterator[Invalid]:
-    yield from invalid.half("x", "dh")
     rows = dict.fromkeys(("dy", "x", "g", "dh"), torch.zeros(2, 16385))
     yield Invalid("x", ValueError, "D of 16385", invalid.options(rows))
     yield Invalid("zero_centered", ValueError, "no weight", invalid.options({"weight": None, "zero_centered": True}))
@@ -172,7 +168,7 @@ register(
         points=[*ROWS, RowPoint(D=2500)],
         compiled=lambda: one_dtype(tuple((D, True) for D in KEY_SIZES)),
         operations=lambda call: 3 * call["x"].numel(),
-        takes={"x": "rank 0 1 2 3"},
+        takes={"x": "float rank 0 1 2 3"},
         invalid=wrong_l2norm,
     ),
     OpEntry(
@@ -182,6 +178,7 @@ register(
         points=ROWS,
         compiled=partial(one_dtype, HIDDEN_ROWS),
         operations=lambda call: 5 * call["x"].numel(),
+        takes={"weight": "float"},
         invalid=partial(wrong_norm, second="residual"),
     ),
     OpEntry(
@@ -212,6 +209,7 @@ register(
         compiled=partial(one_dtype, NORM_ROWS[:3]),
         operations=lambda call: 5 * call["x"].numel(),
         exponentials=1,
+        takes=dict.fromkeys(("x", "g", "weight"), "float"),
         invalid=partial(wrong_norm, second="g"),
     ),
     OpEntry(
@@ -225,6 +223,7 @@ register(
         bound=lambda point, call, exact: sum_bounds(call, dweight="weight"),
         scratch=True,
         launches=2,
+        takes={"weight": "float", "g": "float"},
         invalid=wrong_norm_bwd,
     ),
     OpEntry(
@@ -233,6 +232,7 @@ register(
         small=SMALL_ROWS,
         points=[RowPoint(heads=6, tokens=70), RowPoint(BF16, heads=32)],
         operations=lambda call: 5 * call["a"].numel(),
+        takes=dict.fromkeys(("A_log", "a", "b", "dt_bias"), "float"),
         exponentials=3,
     ),
     OpEntry(
@@ -255,7 +255,7 @@ register(
         bound=lambda point, call, exact: dict.fromkeys(("dA_log", "ddt_bias"), 1e-6),
         scratch=True,
         launches=3,
-        takes=FLOAT64_PARAMETERS,
+        takes=FLOAT64_PARAMETERS | {"dy": "float", "g": "float"},
         invalid=wrong_channel_gates_bwd,
     ),
 )
@@ -306,7 +306,7 @@ def draw_convolution_bwd(point: ConvolutionPoint) -> Call:
 
 def wrong_convolution_bwd(entry: OpEntry[ConvolutionPoint]) -> Iterator[Invalid]:
     state, runs = "initial_state", torch.zeros(2, 20, dtype=torch.int64)
-    yield from [*invalid.packing(), *invalid.half("x", "bias", "dfinal_state")]
+    yield from invalid.packing()
     yield Invalid("weight", ValueError, "W of 5", change("weight", lambda w: w.new_zeros(len(w), 5)))
     for name in (state, "dfinal_state"):
         yield Invalid(name, ValueError, "two columns", change(name, lambda s: s[..., :2]))
@@ -324,7 +324,7 @@ def drafted_columns(changes: Call, columns: int = 4 - 2 + 20) -> Change:
 
 
 def wrong_convolution(entry: OpEntry[ConvolutionPoint], state: str) -> Iterator[Invalid]:
-    yield from [*invalid.packing(), *invalid.half("bias", "residual")]
+    yield from invalid.packing()
     yield Invalid("weight", ValueError, "W of 1", change("weight", lambda w: w[:, :1]))
     yield Invalid("weight", ValueError, "W of 5", change("weight", lambda w: w.new_zeros(len(w), 5)))
     yield Invalid(state, ValueError, "two columns", change(state, lambda s: s[..., :2]))
@@ -389,7 +389,7 @@ register(
         operations=lambda call: 2 * call["x"].numel() * call["weight"].shape[1],
         exponentials=1,
         launches=2,
-        takes={"weight": "1-", "initial_state": "2-"},
+        takes={"weight": "1-", "initial_state": "float 2-"},
         invalid=partial(wrong_convolution, state="initial_state"),
         hostile=[Hostile("cu_seqlens", each, packed=True) for each in BOUNDARIES],
     ),
@@ -424,7 +424,7 @@ register(
         heads={"state_pool": 1},
         operations=lambda call: 2 * call["x"].numel() * call["weight"].shape[1],
         launches=2,
-        takes={"weight": "1-", "state_pool": "0 2-"},
+        takes={"weight": "1-", "state_pool": "float 0 2-"},
         invalid=partial(wrong_convolution, state="state_pool"),
         hostile=SLOTS,
     ),

@@ -253,7 +253,7 @@ register(
         bound=linear_bounds,
         heads={"y": None},
         operations=lambda call: 2 * call["x"].numel() * call["weight"].shape[0],
-        takes={"x": "rank 0"},
+        takes={"x": "float rank 0", "bias": "float"},
         invalid=wrong_linear,
     ),
     OpEntry(

@@ -97,8 +97,9 @@ class OpEntry(Generic[P]):
     exponentials: int = 0  # number for each element of the first output
     launches: int | None = 1  # for the small call and for views of it; None if the op refuses or copies views
     scratch: bool = False  # True if it allocates more than its outputs
-    # By argument, how a tensor of the small call may differ; other differences are refused. "float64"; "rank", another
-    # number of dimensions, or "more"; the number of a dimension that may be shorter or empty, or "1-" if not empty.
+    # By argument, how a tensor of the small call may differ; other differences are refused. "float": another dtype of
+    # 16 or 32 bits; "float64": any; "rank": another number of dimensions; "more": of them; the number of a dimension:
+    # it may be shorter or empty; "1-": it may be shorter.
     takes: Mapping[str, str] = field(default_factory=dict)
     invalid: Callable[[OpEntry[P]], Iterable[Invalid]] = lambda entry: ()  # other calls that it refuses
     hostile: Sequence[Hostile] = ()
