@@ -66,17 +66,6 @@ def test_slots(device: torch.device, op: str, null_index: int, dtype: torch.dtyp
     assert_same_bits("what follows a slot", storage[:, size:], before[:, size:])
 
 
-@each_op("chunked")
-def test_without_indices_sequence_n_has_slot_n(device: torch.device, op: str) -> None:
-    case = make_case(TOKENS[op], 32, 16, B=2)
-    storage, pool = paged_pool(device, torch.float32)
-    before = storage.clone()
-    o, final_state = expected(op, case, pool[:2].clone())
-    assert_same_bits("o", call(op, case, pool), o)
-    assert_same_bits("the slots", pool[:2], final_state)
-    assert_same_bits("the other slots", storage[2:], before[2:])
-
-
 def assert_close_in_f32(name: str, x: Tensor, expected: Tensor) -> None:
     assert_close(name, x, expected.double(), RECURRENT_F32, head_dim=None)
 

@@ -65,15 +65,6 @@ def test_slots(device: torch.device, T: int, null_index: int, dtype: torch.dtype
     assert_same_bits("pool", new_pool[untouched], pool[untouched])
 
 
-def test_indices_on_the_cpu_serve_a_tensor_on_the_device(device: torch.device) -> None:
-    x, weight, pool = torch.randn(2, 1, D), torch.randn(D, 4), torch.randn(4, D, 3)
-    on_device = pool.clone().to(device)
-    y = torch.ops.gdn.causal_conv1d_update_(x.to(device), weight.to(device), on_device, torch.tensor([3, 1]))
-    expected = reference.causal_conv1d_update_(x, weight, pool, torch.tensor([3, 1]))
-    assert_same_bits("pool", on_device, pool)
-    assert_close("y", y, expected.double(), 5e-7, head_dim=None)
-
-
 @pytest.mark.parametrize("tokens", [7, 70])
 def test_packed_prefill(device: torch.device, tokens: int) -> None:
     cu_seqlens = torch.tensor([0, 1, 1, tokens - 3, tokens])
