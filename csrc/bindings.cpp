@@ -63,9 +63,8 @@ py::list pipelines() {
 }
 
 template <typename AnyLaunch>
-py::dict launch_row(const AnyLaunch& launch, py::object bindings) {
+py::dict launch_row(const torch_gdn::Variant& variant, const AnyLaunch& launch, py::object bindings) {
   py::dict row;
-  const auto variant = launch.variant();
   row["kernel"] = variant.kernel;
   row["file"] = variant.file;
   row["arguments"] = variant.arguments;
@@ -78,7 +77,7 @@ py::dict launch_row(const AnyLaunch& launch, py::object bindings) {
 py::list recorded(const torch_gdn::Recorder& recorder) {
   py::list result;
   for (const auto& launch : recorder.launches()) {
-    auto row = launch_row(launch, py::int_(launch.bindings));
+    auto row = launch_row(launch.variant, launch, py::int_(launch.bindings));
     row["overlaps"] = launch.overlaps;
     result.append(std::move(row));
   }
@@ -139,8 +138,8 @@ void launch(const std::string& kernel, const std::string& file, const Strings& a
   std::vector<std::byte> block;
   std::vector<torch_gdn::Binding> bound;
   for (const auto& each : bindings) bound.push_back(binding_of(py::reinterpret_borrow<py::object>(each), block));
-  const torch_gdn::Launch launch{kept(kernel), kept(file), template_arguments, torch_gdn::Bindings::of(bound, block),
-                                 threadgroups, threads};
+  const torch_gdn::Launch launch{kept(kernel), template_arguments, torch_gdn::Bindings::of(bound, block), threadgroups,
+                                 threads,      kept(file)};
   without_gil([&] {
     torch_gdn::launcher().run(launch);
     return 0;
@@ -161,7 +160,7 @@ torch_gdn::Tracer::Callback tracing_callback(const py::function& function) {
     const py::gil_scoped_acquire held;
     py::list bindings;
     for (const auto& binding : launch.bindings) bindings.append(bound_object(launch.bindings, binding));
-    (*function)(launch_row(launch, std::move(bindings)));
+    (*function)(launch_row(launch.variant(), launch, std::move(bindings)));
   };
 }
 

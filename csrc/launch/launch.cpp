@@ -81,8 +81,9 @@ std::string Variant::name() const {
   return text;
 }
 
-Variant Launch::variant_of(const char* kernel, const char* file, const TemplateArguments& arguments) {
-  Variant variant{kernel, file, {}};
+Variant Launch::variant() const {
+  const std::string path = kernel;
+  Variant variant{path.substr(path.rfind('/') + 1), file != nullptr ? file : path + ".metal", {}};
   for (const auto& argument : arguments) {
     if (!argument.is_none()) variant.arguments.push_back(argument.spelled());
   }

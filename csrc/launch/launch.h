@@ -147,17 +147,35 @@ struct Variant {
   std::string name() const;  // "solve_tril_64"
 };
 
+// Identifies a kernel variant. The name is a string literal, whose address identifies the kernel.
+struct LaunchKey {
+  const char* kernel;
+  TemplateArguments arguments;
+  bool operator==(const LaunchKey&) const = default;
+};
+
+struct LaunchKeyHash {
+  size_t operator()(const LaunchKey& key) const {
+    uint64_t hash = reinterpret_cast<uintptr_t>(key.kernel);
+    for (const auto& argument : key.arguments) {
+      hash = (hash ^ uint32_t(argument.word())) * 0x9e3779b97f4a7c15;  // 2^64 divided by the golden ratio, odd
+      hash ^= hash >> 32;
+    }
+    return hash;
+  }
+};
+
 struct Launch {
-  const char* kernel;  // both are string literals; the address of the name identifies a kernel
-  const char* file;
+  const char* kernel;  // "gdn/solve_tril": the kernel solve_tril of gdn/solve_tril.metal
   TemplateArguments arguments;
   Bindings bindings;
   std::array<size_t, 3> threadgroups;
-  size_t threads;  // threads per threadgroup, a multiple of 32
+  size_t threads;              // threads per threadgroup, a multiple of 32
+  const char* file = nullptr;  // the file of a kernel that has another name than its file
 
   bool is_empty() const { return threadgroups[0] * threadgroups[1] * threadgroups[2] == 0; }
-  Variant variant() const { return variant_of(kernel, file, arguments); }
-  static Variant variant_of(const char* kernel, const char* file, const TemplateArguments& arguments);
+  LaunchKey key() const { return {kernel, arguments}; }
+  Variant variant() const;
 };
 
 using Launches = c10::ArrayRef<Launch>;

@@ -26,8 +26,8 @@ void Recorder::run(Launches launches) {
   const std::lock_guard<std::mutex> guard(mutex_);
   for (const auto& launch : launches) {
     if (launch.is_empty()) continue;
-    launches_.push_back({launch.kernel, launch.file, launch.arguments, launch.bindings.size(),
-                         overlaps_of(launch.bindings), launch.threadgroups, launch.threads});
+    launches_.push_back(
+        {launch.variant(), launch.bindings.size(), overlaps_of(launch.bindings), launch.threadgroups, launch.threads});
   }
 }
 

@@ -13,14 +13,11 @@ namespace torch_gdn {
 
 // Holds no tensors, because their memory would then stay allocated for a whole forward pass.
 struct RecordedLaunch {
-  const char *kernel, *file;
-  TemplateArguments arguments;
+  Variant variant;
   size_t bindings;
   std::vector<std::pair<size_t, size_t>> overlaps;  // pairs of bindings that have bytes in common
   std::array<size_t, 3> threadgroups;
   size_t threads;
-
-  Variant variant() const { return Launch::variant_of(kernel, file, arguments); }
 };
 
 // Replaces the device's launcher, but asks it for facts, because the heuristics need them.

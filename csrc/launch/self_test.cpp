@@ -5,7 +5,6 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "launch/launch_key.h"
 #include "ops/op.h"
 
 namespace torch_gdn {
@@ -36,12 +35,11 @@ bool are_tested(Launches launches, bool unless_failed) {
   const std::lock_guard<std::mutex> guard(known.mutex);
   auto& launched = known.launched[op];
   for (const auto& launch : launches) {
-    const LaunchKey key{launch.kernel, launch.arguments};
-    if (launch.is_empty() || launched.contains(key)) continue;
+    if (launch.is_empty() || launched.contains(launch.key())) continue;
     const auto verdict = known.passed.find(std::string(op) + " " + launch.variant().name());
     if (verdict == known.passed.end() && unless_failed) continue;
     if (verdict == known.passed.end() || !verdict->second) return false;
-    launched.insert(key);
+    launched.insert(launch.key());
   }
   return true;
 }

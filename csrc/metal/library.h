@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "launch/launch_key.h"
+#include "launch/launch.h"
 
 namespace torch_gdn {
 

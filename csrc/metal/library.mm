@@ -108,7 +108,7 @@ PipelineFacts Pipeline::facts() const {
 
 SharedPipeline Library::pipeline(const Launch& launch) {
   std::unique_lock<std::mutex> lock(mutex_);
-  auto& launched = launched_[{launch.kernel, launch.arguments}];
+  auto& launched = launched_[launch.key()];
   if (!launched) launched = slot_named(launch.variant().name());
   SharedPipeline result = launched->pipeline;
   if (!result) {

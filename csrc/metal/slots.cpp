@@ -15,8 +15,7 @@ Tensor located(const Tensor& indices, const SlotParameters& parameters) {
   constexpr int64_t kSimdgroups = 4;
   const int64_t count = indices.numel();
   const auto result = at::empty({count}, indices.options().dtype(at::kInt));
-  launcher().run({{"locate_slots",
-                   "core/locate_slots.metal",
+  launcher().run({{"core/locate_slots",
                    {kSimdgroups},
                    {indices, result, Binding::error_log(),
                     Binding::values(LocateSlotsParameters{parameters, int32_t(count), op_name()})},

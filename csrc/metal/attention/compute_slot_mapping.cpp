@@ -31,8 +31,7 @@ void run(const ComputeSlotMapping<int64_t>& op) {
   parameters.op = op_name();
   const int64_t items = std::max(op.slots, op.N + 1);  // each thread also checks one boundary
   launcher().run(
-      {{"compute_slot_mapping",
-        "attention/compute_slot_mapping.metal",
+      {{"attention/compute_slot_mapping",
         {kSlotThreads},
         {op.positions, cu_seqlens, block_table, op.slot_mapping, Binding::error_log(), Binding::values(parameters)},
         {size_t(ceil_div(items, kSlotThreads)), 1, 1},

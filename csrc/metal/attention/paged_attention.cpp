@@ -16,8 +16,7 @@ Launch launch_attention(const PagedAttention<int64_t>& op, const PagedCall& call
   TemplateArguments arguments = {call.q_type(), op.key_cache.scalar_type(), call.head_size()};
   if (!plan.is_decode()) arguments[3] = simdgroups;
   Launch launch{
-      plan.is_decode() ? "paged_attention_decode" : "paged_attention_prefill",
-      plan.is_decode() ? "attention/paged_attention_decode.metal" : "attention/paged_attention_prefill.metal",
+      plan.is_decode() ? "attention/paged_attention_decode" : "attention/paged_attention_prefill",
       arguments,
       {call.q, op.key_cache, op.value_cache, call.block_table, call.cu_seqlens, call.seq_lens, call.sinks, call.out,
        call.o_partials, call.m_partials, call.l_partials, Binding::error_log(), Binding::values(call.parameters)},

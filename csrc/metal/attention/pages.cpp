@@ -102,8 +102,7 @@ PagedCall paged_call(const char* op, const PagedShape<>& s, const PagedSequences
 }
 
 Launch launch_paged_attention_merge(const PagedCall& call) {
-  return {"paged_attention_merge",
-          "attention/paged_attention_merge.metal",
+  return {"attention/paged_attention_merge",
           {call.q_type(), call.head_size()},
           {call.o_partials, call.m_partials, call.l_partials, call.cu_seqlens, call.seq_lens, call.sinks, call.out,
            Binding::values(call.parameters)},

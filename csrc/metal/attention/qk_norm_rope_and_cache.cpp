@@ -27,8 +27,7 @@ void run(const QkNormRopeAndCache<int64_t>& op, const Tensor& q_out) {
   parameters.slots = slot_parameters(op.slots, "qk_norm_rope_and_cache_: key_cache");
   parameters.op = op_name();
   const int width = std::min(in.width(), vector_width({v, op.key_cache, op.value_cache}));
-  launcher().run({{"qk_norm_rope_and_cache",
-                   "attention/qk_norm_rope_and_cache.metal",
+  launcher().run({{"attention/qk_norm_rope_and_cache",
                    {in.q.scalar_type(), op.key_cache.scalar_type(), in.weight_type(), in.cos.scalar_type(), width},
                    {in.q, in.k, v, in.cos, in.sin, in.q_weight, in.k_weight, q_out, op.key_cache, op.value_cache,
                     op.slot_mapping, Binding::error_log(), Binding::values(parameters)},

@@ -21,8 +21,7 @@ void run(const ReshapeAndCache<int64_t>& op) {
   parameters.value_size = int32_t(op.DV);
   parameters.op = op_name();
   launcher().run(
-      {{"reshape_and_cache",
-        "attention/reshape_and_cache.metal",
+      {{"attention/reshape_and_cache",
         {key.scalar_type(), op.key_cache.scalar_type(), vector_width({key, value, op.key_cache, op.value_cache})},
         {key, value, op.key_cache, op.value_cache, op.slot_mapping, Binding::error_log(), Binding::values(parameters)},
         {size_t(op.slots.tokens), 1, 1},

@@ -14,8 +14,7 @@ void run(const AuraDecode<int64_t>& op, const Tensor& x) {
   if (tile_means.has_value()) tile_means = unit_last_stride(*tile_means, "tile_means");
   const DecodeParameters parameters{vector_parameters(codes), vector_strides(codes), vector_strides(norms),
                                     vector_strides(tile_means), tile_means.has_value() ? 1 : 0};
-  launcher().run({{"aura_decode",
-                   "aura/aura_decode.metal",
+  launcher().run({{"aura/aura_decode",
                    {x.scalar_type(), number_of(op.code), op.D, op.rotated},
                    {codes, norms, op.vectors.codebook.contiguous(), op.signs.contiguous(), tile_means, x,
                     Binding::values(parameters)},

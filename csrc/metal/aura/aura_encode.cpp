@@ -32,8 +32,7 @@ void encode(const AuraEncoder<int64_t>& op, const optional<Tensor>& slots, const
   parameters.op = op_name();
   if (op.code.is_trellis()) {
     const int64_t vectors = trellis_vectors(int(op.code.bits));
-    launcher().run({{"aura_encode_trellis",
-                     "aura/aura_encode_trellis.metal",
+    launcher().run({{"aura/aura_encode_trellis",
                      {x.scalar_type(), op.code.bits, op.D},
                      {x, slots, op.signs.contiguous(), op.codebook.contiguous(), codes, norms, tile_means,
                       Binding::error_log(), Binding::values(parameters)},
@@ -41,8 +40,7 @@ void encode(const AuraEncoder<int64_t>& op, const optional<Tensor>& slots, const
                      32}});
     return;
   }
-  launcher().run({{"aura_encode",
-                   "aura/aura_encode.metal",
+  launcher().run({{"aura/aura_encode",
                    {x.scalar_type(), op.code.bits, op.D},
                    {x, slots, op.signs.contiguous(), op.boundaries->contiguous(), op.codebook.contiguous(), codes,
                     norms, tile_means, Binding::error_log(), Binding::values(parameters)},

@@ -30,8 +30,7 @@ Launch launch_aura_flash_exact(const AuraAttention<int64_t>& op, const AuraShape
   parameters.has_vectors = vector_width({keys, values}) == 4 ? 1 : 0;
   parameters.scale = float(scale_or_default(op.scale, s.D));
   const int64_t column_groups = ceil_div(s.D, kExactColumns);
-  return {"aura_flash_exact",
-          "aura/aura_flash_exact.metal",
+  return {"aura/aura_flash_exact",
           {q.scalar_type(), s.D},
           {q, keys, values, contiguous(starts), o, m, l, Binding::values(parameters)},
           {size_t(s.NX * column_groups), size_t(s.HK * ceil_div(parameters.rows, kExactQueryRows)), size_t(s.B)},

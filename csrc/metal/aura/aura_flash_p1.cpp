@@ -49,14 +49,14 @@ FlashParameters flash_parameters(const AuraFlashP1<int64_t>& op) {
 }
 
 struct Form {
-  const char *kernel, *file;
+  const char* kernel;
   int64_t columns;  // of o for a threadgroup
 };
 
 Form form_of(const AuraShape<>& shape, int64_t rows) {
-  if (rows == kMatrixRows) return {"aura_flash_p1_matrix", "aura/aura_flash_p1_matrix.metal", kMatrixColumns};
-  if (rows == kEightRows) return {"aura_flash_p1_eight", "aura/aura_flash_p1_eight.metal", kEightColumns};
-  return {"aura_flash_p1", "aura/aura_flash_p1.metal", shape.D};
+  if (rows == kMatrixRows) return {"aura/aura_flash_p1_matrix", kMatrixColumns};
+  if (rows == kEightRows) return {"aura/aura_flash_p1_eight", kEightColumns};
+  return {"aura/aura_flash_p1", shape.D};
 }
 
 // Copies codes whose tokens lie so far apart that the kernels' 32-bit strides cannot hold the distance.
@@ -77,11 +77,10 @@ Launch launch_aura_flash_p1(const AuraFlashP1<int64_t>& op, const Partials& part
   parameters.value_codes = vector_strides(value_codes);
 
   const int64_t rows = rows_of_threadgroup(s), row_tiles = ceil_div(int64_t(parameters.rows), rows);
-  const auto [kernel, file, columns] = form_of(s, rows);
+  const auto [kernel, columns] = form_of(s, rows);
   TemplateArguments arguments = {number_of(s.key_code), number_of(s.value_code), s.D};
   if (rows < kEightRows) arguments[3] = rows;
   return {kernel,
-          file,
           arguments,
           {q_rot, key_codes, op.key.norms, op.key.codebook.contiguous(), value_codes, op.value.norms,
            op.value.codebook.contiguous(), contiguous(op.visibility.starts), o, m, l, contiguous(op.tile_scores),

@@ -16,8 +16,7 @@ Launch launch_aura_flash_p2(const AuraFlashP2<int64_t>& op, const Tensor& o) {
   const int32_t together = s.NB >= kFewestSharedBlocks ? kAuraThreads / 32 : 1;
   const MergeParameters parameters{vector_parameters(o), int32_t(s.NB + s.NX), int32_t(s.NX),
                                    op.sinks.has_value() ? 1 : 0, together};
-  return {"aura_flash_p2",
-          "aura/aura_flash_p2.metal",
+  return {"aura/aura_flash_p2",
           {o.scalar_type(), s.D},
           {op.o_partials.contiguous(), op.m_partials.contiguous(), op.l_partials.contiguous(), contiguous(op.sinks),
            op.value_signs.contiguous(), o, Binding::values(parameters)},

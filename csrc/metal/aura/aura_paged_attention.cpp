@@ -26,8 +26,7 @@ Launch launch_paged_rotate(const PagedCall& call, const Tensor& in, const Tensor
                                          vectors,
                                          int32_t(s.T),
                                          int32_t(s.HQ)};
-  return {"paged_rotate",
-          "aura/paged_rotate.metal",
+  return {"aura/paged_rotate",
           {in.scalar_type(), out.scalar_type(), call.head_size(), inverse},
           {in, signs.contiguous(), call.cu_seqlens, out, Binding::values(parameters)},
           {rotation_groups(vectors, s.D), 1, 1},
@@ -70,8 +69,7 @@ Launch launch_aura_paged_attention(const AuraPagedAttention<int64_t>& op, const 
     arguments[4] = exact.keys->scalar_type();
     arguments[5] = true;
   }
-  return {"aura_paged_attention",
-          "aura/aura_paged_attention.metal",
+  return {"aura/aura_paged_attention",
           arguments,
           {call.q,
            op.key.codes,

@@ -37,8 +37,7 @@ void run(const AuraPagedTileMeans<int64_t>& op) {
   parameters.tail = int32_t(op.tail);
   parameters.head_size = int32_t(s.D);
   int32_count(channels, "aura_paged_tile_means_: keys", "elements of a token");
-  launcher().run({{"aura_paged_tile_means",
-                   "aura/aura_paged_tile_means.metal",
+  launcher().run({{"aura/aura_paged_tile_means",
                    {op.keys.scalar_type()},
                    {op.keys, op.exact_keys, slots, starts, block_table, cu_seqlens, seq_lens, op.tile_means,
                     Binding::error_log(), Binding::values(parameters)},

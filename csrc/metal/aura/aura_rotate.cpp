@@ -9,8 +9,7 @@ namespace torch_gdn {
 Launch launch_aura_rotate(const AuraRotate<int64_t>& op, const Tensor& y) {
   const Tensor x = as_vectors(op.x, "x");
   const RotateParameters parameters{vector_parameters(x), vector_strides(x), float(op.scale)};
-  return {"aura_rotate",
-          "aura/aura_rotate.metal",
+  return {"aura/aura_rotate",
           {x.scalar_type(), x.size(3), op.inverse},
           {x, op.signs.contiguous(), y, Binding::values(parameters)},
           {rotation_groups(parameters.vectors.count, x.size(3)), 1, 1},

@@ -15,8 +15,7 @@ Launch launch_aura_tile_scores(const AuraAttention<int64_t>& op, const Tensor& s
   set_query_rows(parameters, s);
   parameters.tiles = int32_t(tiles);
   parameters.scale = float(scale_or_default(op.scale, s.D));
-  return {"aura_tile_scores",
-          "aura/aura_tile_scores.metal",
+  return {"aura/aura_tile_scores",
           {q.scalar_type(), s.D},
           {q, means, scores, Binding::values(parameters)},
           {size_t(ceil_div(tiles, kAuraThreads / 32)), size_t(s.HK * ceil_div(parameters.rows, kTileScoreRows)),

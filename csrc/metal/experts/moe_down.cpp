@@ -49,8 +49,7 @@ void run(const MoeDown<int64_t>& op, const Tensor& y) {
   const auto dtype = y.scalar_type();
   if (is_few(s)) {
     const int64_t rows = op.packing.bits == 0 ? DownPlan<0>::kRows : DownPlan<4>::kRows;
-    launcher().run({{"moe_down",
-                     "experts/moe_down.metal",
+    launcher().run({{"experts/moe_down",
                      {dtype, most_tokens(s), call.width, bits_of(op.packing), bits_of(op.shared_packing)},
                      {call.hidden, op.w_down, op.w_scales, op.w_biases, op.topk_weights, op.topk_ids,
                       call.shared_hidden, call.shared_down_proj, op.shared_scales, op.shared_biases, op.shared_gate,
@@ -64,15 +63,13 @@ void run(const MoeDown<int64_t>& op, const Tensor& y) {
   const Tensor products = at::empty({s.T * s.k + (s.IS > 0 ? s.T : 0), s.D}, call.hidden.options().dtype(at::kFloat));
   launcher().run(
       {launch_align(alignment, op.topk_ids, call.parameters.pairs),
-       {"moe_down_tiles",
-        "experts/moe_down_tiles.metal",
+       {"experts/moe_down_tiles",
         {dtype, call.width, bits_of(op.packing), bits_of(op.shared_packing)},
         {call.hidden, op.w_down, op.w_scales, op.w_biases, alignment.sorted_pairs, alignment.tiles, call.shared_hidden,
          call.shared_down_proj, op.shared_scales, op.shared_biases, products, Binding::values(call.parameters)},
         {size_t(ceil_div(s.D, 2 * kTileColumns)), size_t(alignment.tiles_of_pairs + alignment.tiles_of_tokens), 1},
         kTileThreads},
-       {"moe_sum",
-        "experts/moe_sum.metal",
+       {"experts/moe_sum",
         {dtype},
         {products, op.topk_weights, op.topk_ids, op.shared_gate, call.residual, y, Binding::values(call.parameters)},
         {size_t(ceil_div(s.D, kSumThreads)), size_t(s.T), 1},

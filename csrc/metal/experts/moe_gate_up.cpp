@@ -49,8 +49,7 @@ void run(const MoeGateUp<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs
     const int64_t rows = is_packed ? GateUpPlan<4>::kRows : GateUpPlan<0>::kRows;
     const size_t threads = 32 * (is_packed ? GateUpPlan<4>::kSimdgroups : GateUpPlan<0>::kSimdgroups);
     launcher().run(
-        {{"moe_gate_up",
-          "experts/moe_gate_up.metal",
+        {{"experts/moe_gate_up",
           {dtype, most_tokens(s), call.width, bits_of(op.packing), bits_of(op.shared_packing)},
           {call.x, op.w_gate_up, op.w_scales, op.w_biases, op.topk_ids, op.shared_gate_proj, op.shared_gate_scales,
            op.shared_gate_biases, op.shared_up_proj, op.shared_up_scales, op.shared_up_biases, hidden, shared_hidden,
@@ -62,8 +61,7 @@ void run(const MoeGateUp<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs
   const auto alignment = new_alignment(s, op.topk_ids);
   call.parameters.pairs.tiles = int32_t(alignment.tiles_of_pairs);
   launcher().run({launch_align(alignment, op.topk_ids, call.parameters.pairs),
-                  {"moe_gate_up_tiles",
-                   "experts/moe_gate_up_tiles.metal",
+                  {"experts/moe_gate_up_tiles",
                    {dtype, call.width, bits_of(op.packing), bits_of(op.shared_packing)},
                    {call.x, op.w_gate_up, op.w_scales, op.w_biases, alignment.sorted_pairs, alignment.tiles,
                     op.shared_gate_proj, op.shared_gate_scales, op.shared_gate_biases, op.shared_up_proj,

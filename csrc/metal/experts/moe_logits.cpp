@@ -33,16 +33,14 @@ void run(const MoeLogits<int64_t>& op, const Tensor& router_logits) {
   const auto dtype = x.scalar_type();
   if (op.T <= kFewTokens) {
     const auto most = int64_t(std::bit_ceil(uint64_t(std::min<int64_t>(op.T, kLogitsTokens))));
-    launcher().run({{"moe_logits",
-                     "experts/moe_logits.metal",
+    launcher().run({{"experts/moe_logits",
                      {dtype, most, width},
                      {x, op.weight, router_logits, Binding::values(parameters)},
                      {size_t(ceil_div(op.E, kLogitsExperts)), size_t(ceil_div(op.T, most)), 1},
                      kLogitsSimdgroups * 32}});
     return;
   }
-  launcher().run({{"quantized_linear_tiles",
-                   "quantized/quantized_linear_tiles.metal",
+  launcher().run({{"quantized/quantized_linear_tiles",
                    {dtype, width, 0, at::kFloat},
                    {x, op.weight, Binding(), Binding(), Binding(), router_logits, Binding::values(parameters)},
                    {size_t(ceil_div(op.E, 2 * kTileColumns)), size_t(ceil_div(op.T, kTilePairs)), 1},

@@ -27,8 +27,7 @@ void run(const MoeRouter<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs
   parameters.renormalize = op.renormalize;
   parameters.scale = float(op.routed_scaling_factor);
   const auto experts_per_lane = std::bit_ceil(uint64_t(ceil_div(op.E, 32)));
-  launcher().run({{"moe_router",
-                   "experts/moe_router.metal",
+  launcher().run({{"experts/moe_router",
                    {logits.scalar_type(), experts_per_lane},
                    {logits, bias, topk_weights, topk_ids, Binding::values(parameters)},
                    {size_t(op.T), 1, 1},

@@ -26,8 +26,7 @@ Alignment new_alignment(const ExpertShape<>& shape, const Tensor& topk_ids) {
 static constexpr int64_t kThreads = 32;
 
 Launch launch_align(const Alignment& alignment, const Tensor& topk_ids, const PairParameters& parameters) {
-  return {"moe_align",
-          "experts/moe_align.metal",
+  return {"experts/moe_align",
           {kThreads},
           {topk_ids, alignment.sorted_pairs, alignment.tiles, Binding::error_log(), Binding::values(parameters)},
           {size_t(parameters.experts) + 1, 1, 1},

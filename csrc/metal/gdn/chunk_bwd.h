@@ -116,8 +116,7 @@ class ChunkBwd {
   }
 
   Launch prepare() const {
-    return {"chunk_bwd_prepare",
-            "gdn/chunk_bwd_prepare.metal",
+    return {"gdn/chunk_bwd_prepare",
             {in_.q.scalar_type(), in_.is_summed ? TemplateArgument(false) : TemplateArgument::flag(in_.per_channel),
              TemplateArgument::flag(in_.is_summed), TemplateArgument::flag(in_.is_unit)},
             {in_.q, in_.k, in_.v, in_.d_o, in_.g, in_.beta, in_.q_rstd, in_.k_rstd, in_.cu_seqlens, scratch.keys,
@@ -129,8 +128,7 @@ class ChunkBwd {
 
   Launch walk_forward(int64_t segment, bool keeps_state) {
     parameters_.has_carried = keeps_state;
-    return {"chunk_bwd_h",
-            "gdn/chunk_bwd_h.metal",
+    return {"gdn/chunk_bwd_h",
             {s_.K, walk_threads()},
             {scratch.keys, scratch.squares, scratch.channels, scratch.betas, in_.initial_state, start(segment),
              in_.cu_seqlens, scratch.values, scratch.h, keeps_state ? start(segment + 1) : Tensor(),
@@ -140,8 +138,7 @@ class ChunkBwd {
   }
 
   Launch dv_local() const {
-    return {"chunk_bwd_dv_local",
-            "gdn/chunk_bwd_dv_local.metal",
+    return {"gdn/chunk_bwd_dv_local",
             {int(kBwdThreads)},
             {scratch.squares, scratch.values, Binding::values(parameters_)},
             chunks(),
@@ -149,8 +146,7 @@ class ChunkBwd {
   }
 
   Launch walk_back(int64_t segment) const {
-    return {"chunk_gated_delta_rule_bwd_dhu",
-            "gdn/chunk_gated_delta_rule_bwd_dhu.metal",
+    return {"gdn/chunk_gated_delta_rule_bwd_dhu",
             {s_.K, walk_threads()},
             {scratch.keys, scratch.squares, scratch.channels, scratch.betas, in_.final_gradient,
              scratch.gradients_at[(segment + 1) % 2], in_.cu_seqlens, scratch.values, scratch.dh,
@@ -160,8 +156,7 @@ class ChunkBwd {
   }
 
   Launch value_gradients() const {
-    return {"prepare_wy_repr_bwd",
-            "gdn/prepare_wy_repr_bwd.metal",
+    return {"gdn/prepare_wy_repr_bwd",
             {out_.dv.scalar_type()},
             {scratch.values, scratch.betas, in_.cu_seqlens, scratch.squares, out_.dv, out_.dbeta,
              Binding::values(parameters_)},
@@ -173,8 +168,7 @@ class ChunkBwd {
     const int64_t slices = whole_slices(int(s_.K)) / kBwdSlice;
     const int64_t slices_at_once = slices % 2 == 0 ? 2 : slices % 3 == 0 ? 3 : 1;
     const int64_t threads = slices_at_once * kBwdThreads;
-    return {"chunk_bwd_dqkwg",
-            "gdn/chunk_bwd_dqkwg.metal",
+    return {"gdn/chunk_bwd_dqkwg",
             {threads},
             {scratch.values, scratch.h, scratch.dh, scratch.betas, in_.cu_seqlens, scratch.keys, scratch.channels,
              Binding::values(parameters_)},
@@ -184,8 +178,7 @@ class ChunkBwd {
 
   Launch intra() const {
     return {
-        "chunk_bwd_intra",
-        "gdn/chunk_bwd_intra.metal",
+        "gdn/chunk_bwd_intra",
         {whole_slices(int(s_.K)), in_.is_summed ? TemplateArgument(false) : TemplateArgument::flag(in_.per_channel),
          TemplateArgument::flag(in_.is_summed)},
         {in_.g, in_.cu_seqlens, scratch.squares, scratch.channels, scratch.keys, out_.dg, Binding::values(parameters_)},
@@ -194,8 +187,7 @@ class ChunkBwd {
   }
 
   Launch key_gradients() const {
-    return {"chunk_bwd_keys",
-            "gdn/chunk_bwd_keys.metal",
+    return {"gdn/chunk_bwd_keys",
             {in_.q.scalar_type()},
             {in_.q, in_.k, in_.q_rstd, in_.k_rstd, in_.cu_seqlens, scratch.keys, out_.dq, out_.dk,
              Binding::values(parameters_)},

@@ -21,18 +21,18 @@ struct Moves {
   Launch rows(const Tensor& rows, const Tensor& plane, bool to_rows) const {
     auto parameters = parameters_of(plane, rows.size(3));
     parameters.rows = row_strides(rows);
-    return move("chunk_bwd_rows", "gdn/chunk_bwd_rows.metal", to_rows, rows, plane, parameters);
+    return move("gdn/chunk_bwd_rows", to_rows, rows, plane, parameters);
   }
   Launch in(const Tensor& x, const Tensor& plane) const { return rows(unit_last_stride(x), plane, false); }
   Launch out(const Tensor& plane, const Tensor& x) const { return rows(x, plane, true); }
   Launch zero(const Tensor& plane) const {
-    return move("chunk_bwd_rows", "gdn/chunk_bwd_rows.metal", false, {}, plane, parameters_of(plane, 0));
+    return move("gdn/chunk_bwd_rows", false, {}, plane, parameters_of(plane, 0));
   }
 
   Launch states(const Tensor& states, const Tensor& blocks, bool from_blocks) const {
     auto parameters = parameters_of(blocks.select(3, 0), s.V);
     parameters.key_size = int32_t(s.K), parameters.key_rows = int32_t(blocks.size(4));
-    return move("chunk_bwd_states", "gdn/chunk_bwd_states.metal", from_blocks, states, blocks, parameters);
+    return move("gdn/chunk_bwd_states", from_blocks, states, blocks, parameters);
   }
 
  private:
@@ -45,10 +45,9 @@ struct Moves {
     return parameters;
   }
 
-  Launch move(const char* kernel, const char* file, bool back, const Tensor& x, const Tensor& matrices,
+  Launch move(const char* kernel, bool back, const Tensor& x, const Tensor& matrices,
               const ChunkBwdMoveParameters& parameters) const {
     return {kernel,
-            file,
             {back},
             {x, matrices, cu_seqlens, Binding::error_log(), Binding::values(parameters)},
             {size_t(s.NT), size_t(s.HV), size_t(s.B)},

@@ -16,8 +16,7 @@ Launch launch_chunk_fwd_h(const ChunkFwdHCall& call) {
   parameters.heads = head_groups(s, k.size(2));
   parameters.value_heads = int32_t(s.HV);
   states.set(parameters);
-  return {"chunk_fwd_h",
-          "gdn/chunk_fwd_h.metal",
+  return {"gdn/chunk_fwd_h",
           {k.scalar_type(), w.scalar_type(), s.K, s.V, s.C, vector_width({k, w, u}), states.dtype(),
            TemplateArgument::flag(log_decays.has_value())},
           {k, w, u, log_decays.has_value() ? log_decays : g_cumsum, states.bindings(cu_seqlens, parameters, h, v_new)},

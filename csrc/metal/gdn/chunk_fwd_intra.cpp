@@ -20,8 +20,7 @@ Launch launch_chunk_fwd_intra(const RuleInputs& in, const Chunks& chunks) {
                                            .heads = head_groups(s),
                                            .value_heads = int32_t(s.HV),
                                            .members = int32_t(members)};
-  return {"chunk_fwd_intra",
-          "gdn/chunk_fwd_intra.metal",
+  return {"gdn/chunk_fwd_intra",
           {in.k.scalar_type(), chunks.w.scalar_type(), s.K, s.V, s.C, vector_width({in.k, in.v})},
           {in.k, in.v, *g, *beta, A_log, dt_bias, in.cu_seqlens, chunks.g_cumsum, chunks.w, chunks.u,
            Binding::error_log(), Binding::values(parameters)},

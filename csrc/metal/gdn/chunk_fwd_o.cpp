@@ -23,8 +23,7 @@ Launch launch_chunk_fwd_o(const ChunkFwdOCall& call) {
   parameters.output_is_f32 = o.scalar_type() != q.scalar_type();
   parameters.scale = float(scale);
   const bool has_scores = scores.has_value();
-  return {"chunk_fwd_o",
-          "gdn/chunk_fwd_o.metal",
+  return {"gdn/chunk_fwd_o",
           {q.scalar_type(), h.scalar_type(), s.K, s.V, s.C, vector_width({q, k, v_new}),
            TemplateArgument::flag(has_scores)},
           {q, has_scores ? Binding() : Binding(k), v_new, h, has_scores ? scores : g_cumsum, cu_seqlens, slots.indices,

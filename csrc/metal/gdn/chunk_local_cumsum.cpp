@@ -14,8 +14,7 @@ void run(const ChunkLocalCumsum<int64_t>& op, const Tensor& g_cumsum) {
   const auto cu_seqlens = index_array(g.device(), op.cu_seqlens);
   const ChunkLocalCumsumParameters parameters{sequence_parameters(s, cu_seqlens), row_strides(g), element_type(g),
                                               int32_t(s.HV)};
-  launcher().run({{"chunk_local_cumsum",
-                   "gdn/chunk_local_cumsum.metal",
+  launcher().run({{"gdn/chunk_local_cumsum",
                    {s.C},
                    {g, cu_seqlens, g_cumsum, Binding::error_log(), Binding::values(parameters)},
                    {size_t(s.NT), size_t(ceil_div(s.HV, kCumsumHeads)), size_t(s.B)},

@@ -14,8 +14,7 @@ void run(const ChunkScaledDotKkt<int64_t>& op, const Tensor& A) {
   const auto cu_seqlens = index_array(k.device(), op.cu_seqlens);
   const ChunkScaledDotKktParameters parameters{sequence_parameters(s, cu_seqlens), row_strides(k), head_groups(s),
                                                int32_t(s.HV)};
-  launcher().run({{"chunk_scaled_dot_kkt",
-                   "gdn/chunk_scaled_dot_kkt.metal",
+  launcher().run({{"gdn/chunk_scaled_dot_kkt",
                    {k.scalar_type(), s.K, s.C, vector_width({k})},
                    {k, g_cumsum, beta, cu_seqlens, A, Binding::error_log(), Binding::values(parameters)},
                    {size_t(s.NT), size_t(s.H), size_t(s.B)},

@@ -11,8 +11,7 @@ Launch launch_fused_chunk_gated_delta_rule(const RuleInputs& in, int64_t chunk_s
   auto parameters = in.parameters<FusedChunkParameters>(states, o);
   parameters.has_norm = in.normalise;
   parameters.output_is_f32 = o.scalar_type() != in.q.scalar_type();
-  return {"fused_chunk_gated_delta_rule",
-          "gdn/fused_chunk_gated_delta_rule.metal",
+  return {"gdn/fused_chunk_gated_delta_rule",
           {in.q.scalar_type(), s.K, fused_chunk_size(s.K, int64_t(in.q.element_size()), chunk_size),
            vector_width({in.q, in.k}), states.dtype()},
           {in.q, in.k, in.v, in.gates.g, in.gates.beta, in.gates.A_log, in.gates.dt_bias,

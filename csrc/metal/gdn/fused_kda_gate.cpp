@@ -15,8 +15,7 @@ void run(const FusedKdaGate<int64_t>& op, const Tensor& log_decays) {
   const int32_t channels = int32_count(op.HV * op.K, "fused_kda_gate: g", "channels of a token");
   const int32_t tokens = int32_count(log_decays.numel() / channels, "fused_kda_gate: g", "tokens");
   const KdaGateParameters parameters{gates.parameters, int32_t(g.size(1)), int32_t(op.HV), int32_t(op.K)};
-  launcher().run({{"fused_kda_gate",
-                   "kda/fused_kda_gate.metal",
+  launcher().run({{"kda/fused_kda_gate",
                    {log_decays.scalar_type()},
                    {*gates.g, gates.A_log, gates.dt_bias, log_decays, Binding::values(parameters)},
                    {size_t(ceil_div(channels, kKdaGateThreads)), size_t(tokens), 1},

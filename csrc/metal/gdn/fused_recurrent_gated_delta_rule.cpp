@@ -18,8 +18,7 @@ bool is_one_token(const RuleInputs& in, const StateIo& states, const Tensor& o) 
 
 Launch launch_token(const RuleInputs& in, const StateIo& states, const Tensor& o,
                     const FusedRecurrentParameters& parameters) {
-  return {"fused_recurrent_gated_delta_rule_token",
-          "gdn/fused_recurrent_gated_delta_rule_token.metal",
+  return {"gdn/fused_recurrent_gated_delta_rule_token",
           {in.q.scalar_type(), in.shape.K, states.value_is_inner(), in.normalise, states.dtype()},
           {in.q, in.k, in.v, in.gates.g, in.gates.beta, in.gates.A_log, in.gates.dt_bias,
            states.slots.source(states.source), states.slots.indices, states.slots.flags, o, states.target,
@@ -46,8 +45,7 @@ Launch launch_fused_recurrent_gated_delta_rule(const RuleInputs& in, const State
   if (states.target.defined()) parameters.final_has_vectors = has_vector_states(states.target, states.v_first, inner);
   const bool has_channels = gk.g.has_value() || gv.g.has_value() || channel.has_vector_beta;
   if (!has_channels && is_one_token(in, states, o)) return launch_token(in, states, o, parameters);
-  return {"fused_recurrent_gated_delta_rule",
-          "gdn/fused_recurrent_gated_delta_rule.metal",
+  return {"gdn/fused_recurrent_gated_delta_rule",
           {in.q.scalar_type(), in.shape.K, inner, in.normalise, has_channels, states.dtype()},
           {in.q, in.k, in.v, in.gates.g, in.gates.beta, gk.has_gate() ? gk.A_log : in.gates.A_log,
            gk.has_gate() ? gk.dt_bias : in.gates.dt_bias, gk.g, gv.g, states.slots.accepted,

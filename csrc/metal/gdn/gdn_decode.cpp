@@ -92,8 +92,7 @@ Launch launch_gdn_decode(const Step& step, const Tensor& o) {
   parameters.scale = float(scale_or_default(std::nullopt, s.K));
   parameters.eps = float(op.norm_eps);
   return {
-      "gdn_decode",
-      "gdn/gdn_decode.metal",
+      "gdn/gdn_decode",
       {step.mixed.scalar_type(), s.K, s.V, inner, states.dtype(), TemplateArgument::flag(is_one_token)},
       {step.mixed, gates.g, gates.beta, gates.A_log, gates.dt_bias, z, weight, states.slots.accepted, step.cu_seqlens,
        states.slots.indices, states.slots.flags, o, states.target, Binding::error_log(), Binding::values(parameters)},

@@ -16,8 +16,7 @@ void run(const RecomputeWU<int64_t>& op, const std::tuple<Tensor, Tensor>& outpu
   const auto cu_seqlens = index_array(k.device(), op.cu_seqlens);
   const RecomputeWUParameters parameters{sequence_parameters(s, cu_seqlens), row_strides(k), row_strides(v),
                                          head_groups(s), int32_t(s.HV)};
-  launcher().run({{"recompute_w_u",
-                   "gdn/recompute_w_u.metal",
+  launcher().run({{"gdn/recompute_w_u",
                    {k.scalar_type(), s.K, s.V, s.C, vector_width({k, v})},
                    {k, v, as_f32(op.beta), as_contiguous(op.A, "A"), g_cumsum, cu_seqlens, w, u, Binding::error_log(),
                     Binding::values(parameters)},

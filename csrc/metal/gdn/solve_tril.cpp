@@ -13,8 +13,7 @@ void run(const SolveTril<int64_t>& op, const Tensor& A_inv) {
   const Tensor A = as_contiguous(op.A, "A");
   const auto cu_seqlens = index_array(A.device(), op.cu_seqlens);
   const SolveTrilParameters parameters{sequence_parameters(s, cu_seqlens), int32_t(s.HV)};
-  launcher().run({{"solve_tril",
-                   "gdn/solve_tril.metal",
+  launcher().run({{"gdn/solve_tril",
                    {s.C},
                    {A, cu_seqlens, A_inv, Binding::error_log(), Binding::values(parameters)},
                    {size_t(s.NT), size_t(s.HV), size_t(s.B)},

@@ -39,8 +39,7 @@ void run(const BatchCopy<int64_t>& op) {
                                        int32_t(sizes.element_size()),
                                        int32_t(op.pool.storage_offset() % 16),
                                        op_name()};
-  launcher().run({{"batch_copy",
-                   "layers/batch_copy.metal",
+  launcher().run({{"layers/batch_copy",
                    {kCopyThreads},
                    {op.pool, source, destination, sizes, Binding::error_log(), Binding::values(parameters)},
                    {size_t(parts), size_t(n), 1},

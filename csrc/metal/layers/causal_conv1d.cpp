@@ -97,8 +97,7 @@ Launch launch_causal_conv1d(const Call& call) {
   const auto width = channel_vector_width(call);
   auto arguments = arguments_of(call);
   arguments[4] = width;
-  return {"causal_conv1d",
-          "layers/causal_conv1d.metal",
+  return {"layers/causal_conv1d",
           arguments,
           convolution_bindings(call, parameters),
           {size_t(ceil_div(call.op.D, kConvolutionThreads * width)), size_t(parameters.sequence.chunks),
@@ -112,8 +111,7 @@ bool is_channel_first(const Tensor& x) { return x.stride(1) == 1 && x.stride(2) 
 Launch launch_causal_conv1d_channel_first(const Call& call) {
   const auto parameters = parameters_of(call, kChannelFirstTokens);
   return {
-      "causal_conv1d_channel_first",
-      "layers/causal_conv1d_channel_first.metal",
+      "layers/causal_conv1d_channel_first",
       arguments_of(call),
       convolution_bindings(call, parameters),
       {size_t(ceil_div(call.op.D, kChannelFirstChannels)), size_t(parameters.sequence.chunks), size_t(call.op.shape.B)},
@@ -126,8 +124,7 @@ std::array<size_t, 3> sequence_threadgroups(const Call& call) {
 }
 
 Launch launch_update(const Call& call) {
-  return {"causal_conv1d_update",
-          "layers/causal_conv1d_update.metal",
+  return {"layers/causal_conv1d_update",
           arguments_of(call),
           {call.op.x, call.op.weight, call.bias, call.slots.source(call.state), call.slots.indices, call.slots.flags,
            call.slots.accepted, call.cu_seqlens, call.op.residual, call.y, call.new_state, Binding::error_log(),
@@ -137,8 +134,7 @@ Launch launch_update(const Call& call) {
 }
 
 Launch launch_causal_conv1d_state(const Call& call) {
-  return {"causal_conv1d_state",
-          "layers/causal_conv1d_state.metal",
+  return {"layers/causal_conv1d_state",
           {call.op.x.scalar_type(), state_type(call)},
           {call.op.x, call.slots.source(call.state), call.slots.indices, call.slots.flags, call.cu_seqlens,
            call.checkpoints.offsets, call.checkpoints.indices, call.new_state, Binding::error_log(),
@@ -205,8 +201,7 @@ void causal_conv1d_bwd(const CausalConv1dBwd<int64_t>& op, const std::tuple<Tens
   const Tensor dweight_partials = partial_sums(op.x, blocks, op.D * op.W);
   const Tensor dbias_partials = partial_sums(op.x, dbias.numel() > 0 ? blocks : 0, op.D);
   const size_t groups = ceil_div(op.D, kConvolutionThreads);
-  launcher().run({{"causal_conv1d_bwd",
-                   "layers/causal_conv1d_bwd.metal",
+  launcher().run({{"layers/causal_conv1d_bwd",
                    arguments_of(call),
                    {op.dy, op.x, op.weight, call.bias, call.state, call.new_state, call.cu_seqlens, call.seq_idx, dx,
                     dweight_partials, dbias_partials, Binding::error_log(), Binding::values(parameters)},
@@ -215,8 +210,7 @@ void causal_conv1d_bwd(const CausalConv1dBwd<int64_t>& op, const std::tuple<Tens
   if (dweight.numel() > 0) launcher().run({launch_sum_partials(dweight_partials, dweight)});
   if (dbias.numel() > 0) launcher().run({launch_sum_partials(dbias_partials, dbias)});
   if (dinitial_state.numel() == 0) return;
-  launcher().run({{"causal_conv1d_bwd_state",
-                   "layers/causal_conv1d_bwd_state.metal",
+  launcher().run({{"layers/causal_conv1d_bwd_state",
                    arguments_of(call),
                    {op.dy, op.x, op.weight, call.bias, call.state, call.new_state, call.cu_seqlens, dinitial_state,
                     Binding::values(parameters)},

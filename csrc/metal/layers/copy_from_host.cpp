@@ -19,8 +19,7 @@ constexpr int64_t kMostOfTensor = int64_t(1) << 30;  // the kernel counts bytes 
 Launch launch_of(const Tensor& dst, const Tensor& bytes, int64_t first) {
   const int64_t count = bytes.numel();
   const CopyFromHostParameters parameters{first, int32_t(count)};
-  return {"copy_from_host",
-          "layers/copy_from_host.metal",
+  return {"layers/copy_from_host",
           {kHostCopyThreads},
           {dst, bytes, Binding::values(parameters)},
           {size_t(ceil_div(count, kHostCopyThreads)), 1, 1},

@@ -31,8 +31,7 @@ void run(const GdnGating<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs
                                 .allow_neg_eigval = op.allow_neg_eigval});
   const GdnGatingParameters parameters{gates.parameters, int32_count(count, "gdn_gating: a", "elements"),
                                        int32_t(a.size(1)), int32_t(op.HV)};
-  launcher().run({{"gdn_gating",
-                   "layers/gdn_gating.metal",
+  launcher().run({{"layers/gdn_gating",
                    {kThreads},
                    {*gates.g, *gates.beta, *gates.A_log, gates.dt_bias, g, beta, Binding::values(parameters)},
                    {size_t(ceil_div(count, kThreads)), 1, 1},

@@ -13,8 +13,7 @@ Launch launch_l2norm(const Tensor& x, double eps, const Tensor& y, const optiona
   parameters.has_rstd = rstd.has_value() ? 1 : 0;
   parameters.D = D;
   parameters.eps = float(eps);
-  return {"l2norm",
-          "layers/l2norm.metal",
+  return {"layers/l2norm",
           {x.scalar_type(), D <= kL2NormBlock ? D : 0},
           {x, y, rstd, Binding::values(parameters)},
           {size_t(ceil_div(parameters.rows, kL2NormRows)), 1, 1},

@@ -40,8 +40,7 @@ void norm_bwd(const NormBwd<int64_t>& op, const std::tuple<Tensor, Tensor, Tenso
   const int64_t groups = ceil_div(parameters.rows, parameters.rows_of_group);
   const Tensor partials = partial_sums(x, op.has_dweight() ? groups : 0, op.D);
   const bool aligned = !weight.has_value() || weight->storage_offset() % 4 == 0;
-  launcher().run({{"norm_bwd",
-                   "layers/norm_bwd.metal",
+  launcher().run({{"layers/norm_bwd",
                    {x.scalar_type(), g.scalar_type(), weight.value_or(x).scalar_type(), op.D,
                     aligned ? vector_width({x, dy, g, dh}) : 1},
                    {dy, x, weight, op.g.has_value() ? g : Tensor(), op.dh.has_value() ? dh : Tensor(), dx, dg, partials,

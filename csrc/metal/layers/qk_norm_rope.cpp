@@ -26,8 +26,7 @@ void run(const QkNormRope<int64_t>& op, const std::tuple<Tensor, Tensor>& output
   parameters.q = row_strides(in.q), parameters.k = row_strides(in.k);
   parameters.q_out = output_strides(q_out, op.heads_first), parameters.k_out = output_strides(k_out, op.heads_first);
   parameters.rotation = in.rotation;
-  launcher().run({{"qk_norm_rope",
-                   "layers/qk_norm_rope.metal",
+  launcher().run({{"layers/qk_norm_rope",
                    {in.q.scalar_type(), in.weight_type(), in.cos.scalar_type(), in.width()},
                    {in.q, in.k, in.cos, in.sin, in.q_weight, in.k_weight, q_out, k_out, Binding::values(parameters)},
                    {size_t(ceil_div(parameters.rows, kRotatedRows)), 1, 1},

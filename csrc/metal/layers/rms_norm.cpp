@@ -28,8 +28,7 @@ Launch launch_rms_norm(const RmsNorm<int64_t>& op, const std::tuple<Tensor, Tens
   parameters.has_residual = residual.has_value();
   parameters.zero_centered = op.zero_centered;
   parameters.round_norm = op.round_norm;
-  return {"rms_norm",
-          "layers/rms_norm.metal",
+  return {"layers/rms_norm",
           {x.scalar_type(), weight.value_or(x).scalar_type(), op.D, width},
           {x, residual, weight, y, residual_out, Binding::values(parameters)},
           {size_t(parameters.rows), 1, 1},

@@ -19,8 +19,7 @@ Launch launch_rms_norm_gated(const RmsNormGated<int64_t>& op, const Tensor& x, c
   const auto weight = contiguous(op.weight);
   const bool aligned = !weight.has_value() || weight->storage_offset() % 4 == 0;
   return {
-      "rms_norm_gated",
-      "layers/rms_norm_gated.metal",
+      "layers/rms_norm_gated",
       {x.scalar_type(), g.scalar_type(), weight.value_or(x).scalar_type(), op.D, aligned ? vector_width({x, g}) : 1},
       {x, g, weight, y, Binding::values(parameters)},
       {size_t(ceil_div(parameters.rows, kRmsNormGatedRows)), 1, 1},

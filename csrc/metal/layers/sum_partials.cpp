@@ -14,8 +14,7 @@ Tensor partial_sums(const Tensor& like, int64_t rows, int64_t columns) {
 Launch launch_sum_partials(const Tensor& partials, const Tensor& result) {
   const int64_t rows = partials.size(0), elements = result.numel(), columns = partials.size(1) / elements;
   const SumPartialsParameters parameters{int32_t(rows), int32_count(elements, "weight", "elements"), int32_t(columns)};
-  return {"sum_partials",
-          "layers/sum_partials.metal",
+  return {"layers/sum_partials",
           {result.scalar_type()},
           {partials, result, Binding::values(parameters)},
           {size_t(ceil_div(elements, 32)), 1, 1},

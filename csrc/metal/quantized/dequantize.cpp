@@ -20,8 +20,7 @@ void run(const Dequantize<int64_t>& op, const Tensor& rows) {
   parameters.op = op_name();
   const int64_t count = rows.numel() / op.K;
   int32_count(count, "dequantize: indices", "rows");
-  launcher().run({{"dequantize",
-                   "quantized/dequantize.metal",
+  launcher().run({{"quantized/dequantize",
                    {rows.scalar_type(), bits_of(op.packing)},
                    {op.weight, op.scales, op.biases, indices, rows, Binding::error_log(), Binding::values(parameters)},
                    {size_t(ceil_div(op.K, kDequantizeThreads * kDequantizeColumns)), size_t(count), 1},
