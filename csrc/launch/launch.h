@@ -72,16 +72,6 @@ struct Binding {
   Binding(const std::optional<at::Tensor>& value) : Binding(value.value_or(at::Tensor())) {}
   static Binding error_log() { return Binding(Kind::kErrorLog); }
 
-  // A struct that is defined in shaders/. Bindings copies it.
-  template <typename Parameters>
-  struct Values {
-    const Parameters& parameters;
-  };
-  template <typename Parameters>
-  static Values<Parameters> values(const Parameters& parameters) {
-    return {parameters};
-  }
-
  private:
   static Kind host_array(const at::Tensor& value);  // checks that setBytes can pass it
 };
@@ -92,7 +82,8 @@ template <typename... Part>
 constexpr size_t kBindingsOf<std::tuple<Part...>> = sizeof...(Part);
 
 // The bindings of a launch, in the order of [[buffer(i)]]: tensors, which may be absent, small host arrays, the error
-// log, and one parameter block. A tuple adds each of its elements.
+// log, and one parameter block: a struct that is defined in shaders/, of which this has a copy. A tuple adds each of
+// its elements.
 class Bindings {
  public:
   static constexpr size_t kMost = 31;        // Metal's own limit
@@ -120,16 +111,17 @@ class Bindings {
   void add(Binding binding) { bindings_[size_++] = std::move(binding); }
 
   template <typename Parameters>
-  void add(const Binding::Values<Parameters>& values) {
-    static_assert(std::is_trivially_copyable_v<Parameters> && sizeof(Parameters) <= kMostBytes);
+    requires(std::is_class_v<Parameters> && std::is_trivially_copyable_v<Parameters>)
+  void add(const Parameters& parameters) {
+    static_assert(sizeof(Parameters) <= kMostBytes);
     block_bytes_ = sizeof(Parameters);
-    std::memcpy(block_.data(), &values.parameters, sizeof(Parameters));
+    std::memcpy(block_.data(), &parameters, sizeof(Parameters));
     bindings_[size_++].kind = Binding::Kind::kParameterBlock;
   }
 
   template <typename... Part>
   void add(std::tuple<Part...> parts) {
-    std::apply([&](auto&... part) { (add(std::move(part)), ...); }, parts);
+    std::apply([&](auto&... part) { (add(std::forward<Part>(part)), ...); }, parts);
   }
 
   std::array<Binding, kMost> bindings_;

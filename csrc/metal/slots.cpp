@@ -15,12 +15,12 @@ Tensor located(const Tensor& indices, const SlotParameters& parameters) {
   constexpr int64_t kSimdgroups = 4;
   const int64_t count = indices.numel();
   const auto result = at::empty({count}, indices.options().dtype(at::kInt));
-  launcher().run({{"core/locate_slots",
-                   {kSimdgroups},
-                   {indices, result, Binding::error_log(),
-                    Binding::values(LocateSlotsParameters{parameters, int32_t(count), op_name()})},
-                   {size_t(ceil_div(count, kSimdgroups)), 1, 1},
-                   size_t(32 * kSimdgroups)}});
+  launcher().run(
+      {{"core/locate_slots",
+        {kSimdgroups},
+        {indices, result, Binding::error_log(), LocateSlotsParameters{parameters, int32_t(count), op_name()}},
+        {size_t(ceil_div(count, kSimdgroups)), 1, 1},
+        size_t(32 * kSimdgroups)}});
   return result;
 }
 

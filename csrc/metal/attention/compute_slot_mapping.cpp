@@ -30,12 +30,11 @@ void run(const ComputeSlotMapping<int64_t>& op) {
   parameters.block_size = int32_t(op.block_size);
   parameters.op = op_name();
   const int64_t items = std::max(op.slots, op.N + 1);  // each thread also checks one boundary
-  launcher().run(
-      {{"attention/compute_slot_mapping",
-        {kSlotThreads},
-        {op.positions, cu_seqlens, block_table, op.slot_mapping, Binding::error_log(), Binding::values(parameters)},
-        {size_t(ceil_div(items, kSlotThreads)), 1, 1},
-        size_t(kSlotThreads)}});
+  launcher().run({{"attention/compute_slot_mapping",
+                   {kSlotThreads},
+                   {op.positions, cu_seqlens, block_table, op.slot_mapping, Binding::error_log(), parameters},
+                   {size_t(ceil_div(items, kSlotThreads)), 1, 1},
+                   size_t(kSlotThreads)}});
 }
 
 }  // namespace

@@ -15,13 +15,12 @@ Launch launch_attention(const PagedAttention<int64_t>& op, const PagedCall& call
   const int64_t simdgroups = plan.is_decode() ? kDecodeSimdgroups : plan.rows / kPrefillRows;
   TemplateArguments arguments = {call.q_type(), op.key_cache.scalar_type(), call.head_size()};
   if (!plan.is_decode()) arguments[3] = simdgroups;
-  Launch launch{
-      plan.is_decode() ? "attention/paged_attention_decode" : "attention/paged_attention_prefill",
-      arguments,
-      {call.q, op.key_cache, op.value_cache, call.block_table, call.cu_seqlens, call.seq_lens, call.sinks, call.out,
-       call.o_partials, call.m_partials, call.l_partials, Binding::error_log(), Binding::values(call.parameters)},
-      {splits, heads, sequences},
-      size_t(simdgroups * 32)};
+  Launch launch{plan.is_decode() ? "attention/paged_attention_decode" : "attention/paged_attention_prefill",
+                arguments,
+                {call.q, op.key_cache, op.value_cache, call.block_table, call.cu_seqlens, call.seq_lens, call.sinks,
+                 call.out, call.o_partials, call.m_partials, call.l_partials, Binding::error_log(), call.parameters},
+                {splits, heads, sequences},
+                size_t(simdgroups * 32)};
   if (!plan.is_decode()) launch.threadgroups = {size_t(plan.tiles), heads, splits};
   return launch;
 }

@@ -16,8 +16,7 @@ void run(const AuraDecode<int64_t>& op, const Tensor& x) {
                                     vector_strides(tile_means), tile_means.has_value() ? 1 : 0};
   launcher().run({{"aura/aura_decode",
                    {x.scalar_type(), number_of(op.code), op.D, op.rotated},
-                   {codes, norms, op.vectors.codebook.contiguous(), op.signs.contiguous(), tile_means, x,
-                    Binding::values(parameters)},
+                   {codes, norms, op.vectors.codebook.contiguous(), op.signs.contiguous(), tile_means, x, parameters},
                    {rotation_groups(parameters.vectors.count, op.D), 1, 1},
                    kAuraThreads}});
 }

@@ -35,7 +35,7 @@ void encode(const AuraEncoder<int64_t>& op, const optional<Tensor>& slots, const
     launcher().run({{"aura/aura_encode_trellis",
                      {x.scalar_type(), op.code.bits, op.D},
                      {x, slots, op.signs.contiguous(), op.codebook.contiguous(), codes, norms, tile_means,
-                      Binding::error_log(), Binding::values(parameters)},
+                      Binding::error_log(), parameters},
                      {size_t(ceil_div(int64_t(parameters.vectors.count), vectors)), 1, 1},
                      32}});
     return;
@@ -43,7 +43,7 @@ void encode(const AuraEncoder<int64_t>& op, const optional<Tensor>& slots, const
   launcher().run({{"aura/aura_encode",
                    {x.scalar_type(), op.code.bits, op.D},
                    {x, slots, op.signs.contiguous(), op.boundaries->contiguous(), op.codebook.contiguous(), codes,
-                    norms, tile_means, Binding::error_log(), Binding::values(parameters)},
+                    norms, tile_means, Binding::error_log(), parameters},
                    {rotation_groups(parameters.vectors.count, op.D), 1, 1},
                    kAuraThreads}});
 }

@@ -19,7 +19,7 @@ Launch launch_aura_flash_p2(const AuraFlashP2<int64_t>& op, const Tensor& o) {
   return {"aura/aura_flash_p2",
           {o.scalar_type(), s.D},
           {op.o_partials.contiguous(), op.m_partials.contiguous(), op.l_partials.contiguous(), contiguous(op.sinks),
-           op.value_signs.contiguous(), o, Binding::values(parameters)},
+           op.value_signs.contiguous(), o, parameters},
           {rotation_groups(int64_t(parameters.vectors.count) * together, s.D), 1, 1},
           kAuraThreads};
 }

@@ -28,7 +28,7 @@ Launch launch_paged_rotate(const PagedCall& call, const Tensor& in, const Tensor
                                          int32_t(s.HQ)};
   return {"aura/paged_rotate",
           {in.scalar_type(), out.scalar_type(), call.head_size(), inverse},
-          {in, signs.contiguous(), call.cu_seqlens, out, Binding::values(parameters)},
+          {in, signs.contiguous(), call.cu_seqlens, out, parameters},
           {rotation_groups(vectors, s.D), 1, 1},
           kAuraThreads};
 }
@@ -87,7 +87,7 @@ Launch launch_aura_paged_attention(const AuraPagedAttention<int64_t>& op, const 
            call.m_partials,
            call.l_partials,
            Binding::error_log(),
-           Binding::values(parameters),
+           parameters,
            exact.keys,
            exact.values,
            slots,

@@ -11,7 +11,7 @@ Launch launch_aura_rotate(const AuraRotate<int64_t>& op, const Tensor& y) {
   const RotateParameters parameters{vector_parameters(x), vector_strides(x), float(op.scale)};
   return {"aura/aura_rotate",
           {x.scalar_type(), x.size(3), op.inverse},
-          {x, op.signs.contiguous(), y, Binding::values(parameters)},
+          {x, op.signs.contiguous(), y, parameters},
           {rotation_groups(parameters.vectors.count, x.size(3)), 1, 1},
           kAuraThreads};
 }

@@ -29,7 +29,7 @@ void run(const MoeRouter<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs
   const auto experts_per_lane = std::bit_ceil(uint64_t(ceil_div(op.E, 32)));
   launcher().run({{"experts/moe_router",
                    {logits.scalar_type(), experts_per_lane},
-                   {logits, bias, topk_weights, topk_ids, Binding::values(parameters)},
+                   {logits, bias, topk_weights, topk_ids, parameters},
                    {size_t(op.T), 1, 1},
                    32}});
 }

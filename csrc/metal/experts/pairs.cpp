@@ -28,7 +28,7 @@ static constexpr int64_t kThreads = 32;
 Launch launch_align(const Alignment& alignment, const Tensor& topk_ids, const PairParameters& parameters) {
   return {"experts/moe_align",
           {kThreads},
-          {topk_ids, alignment.sorted_pairs, alignment.tiles, Binding::error_log(), Binding::values(parameters)},
+          {topk_ids, alignment.sorted_pairs, alignment.tiles, Binding::error_log(), parameters},
           {size_t(parameters.experts) + 1, 1, 1},
           kThreads};
 }

@@ -120,8 +120,7 @@ class ChunkBwd {
             {in_.q.scalar_type(), in_.is_summed ? TemplateArgument(false) : TemplateArgument::flag(in_.per_channel),
              TemplateArgument::flag(in_.is_summed), TemplateArgument::flag(in_.is_unit)},
             {in_.q, in_.k, in_.v, in_.d_o, in_.g, in_.beta, in_.q_rstd, in_.k_rstd, in_.cu_seqlens, scratch.keys,
-             scratch.values, scratch.squares, scratch.channels, scratch.betas, Binding::error_log(),
-             Binding::values(parameters_)},
+             scratch.values, scratch.squares, scratch.channels, scratch.betas, Binding::error_log(), parameters_},
             chunks(),
             size_t(chunk_threads(kBwdChunk))};
   }
@@ -131,8 +130,7 @@ class ChunkBwd {
     return {"gdn/chunk_bwd_h",
             {s_.K, walk_threads()},
             {scratch.keys, scratch.squares, scratch.channels, scratch.betas, in_.initial_state, start(segment),
-             in_.cu_seqlens, scratch.values, scratch.h, keeps_state ? start(segment + 1) : Tensor(),
-             Binding::values(parameters_)},
+             in_.cu_seqlens, scratch.values, scratch.h, keeps_state ? start(segment + 1) : Tensor(), parameters_},
             walks(),
             size_t(walk_threads())};
   }
@@ -140,7 +138,7 @@ class ChunkBwd {
   Launch dv_local() const {
     return {"gdn/chunk_bwd_dv_local",
             {int(kBwdThreads)},
-            {scratch.squares, scratch.values, Binding::values(parameters_)},
+            {scratch.squares, scratch.values, parameters_},
             chunks(),
             kBwdThreads};
   }
@@ -150,7 +148,7 @@ class ChunkBwd {
             {s_.K, walk_threads()},
             {scratch.keys, scratch.squares, scratch.channels, scratch.betas, in_.final_gradient,
              scratch.gradients_at[(segment + 1) % 2], in_.cu_seqlens, scratch.values, scratch.dh,
-             scratch.gradients_at[segment % 2], out_.dinitial_state, Binding::values(parameters_)},
+             scratch.gradients_at[segment % 2], out_.dinitial_state, parameters_},
             walks(),
             size_t(walk_threads())};
   }
@@ -158,8 +156,7 @@ class ChunkBwd {
   Launch value_gradients() const {
     return {"gdn/prepare_wy_repr_bwd",
             {out_.dv.scalar_type()},
-            {scratch.values, scratch.betas, in_.cu_seqlens, scratch.squares, out_.dv, out_.dbeta,
-             Binding::values(parameters_)},
+            {scratch.values, scratch.betas, in_.cu_seqlens, scratch.squares, out_.dv, out_.dbeta, parameters_},
             chunks(),
             kBwdThreads};
   }
@@ -171,26 +168,24 @@ class ChunkBwd {
     return {"gdn/chunk_bwd_dqkwg",
             {threads},
             {scratch.values, scratch.h, scratch.dh, scratch.betas, in_.cu_seqlens, scratch.keys, scratch.channels,
-             Binding::values(parameters_)},
+             parameters_},
             chunks(slices / slices_at_once),
             size_t(threads)};
   }
 
   Launch intra() const {
-    return {
-        "gdn/chunk_bwd_intra",
-        {whole_slices(int(s_.K)), in_.is_summed ? TemplateArgument(false) : TemplateArgument::flag(in_.per_channel),
-         TemplateArgument::flag(in_.is_summed)},
-        {in_.g, in_.cu_seqlens, scratch.squares, scratch.channels, scratch.keys, out_.dg, Binding::values(parameters_)},
-        chunks(),
-        size_t(whole_slices(int(s_.K)))};
+    return {"gdn/chunk_bwd_intra",
+            {whole_slices(int(s_.K)), in_.is_summed ? TemplateArgument(false) : TemplateArgument::flag(in_.per_channel),
+             TemplateArgument::flag(in_.is_summed)},
+            {in_.g, in_.cu_seqlens, scratch.squares, scratch.channels, scratch.keys, out_.dg, parameters_},
+            chunks(),
+            size_t(whole_slices(int(s_.K)))};
   }
 
   Launch key_gradients() const {
     return {"gdn/chunk_bwd_keys",
             {in_.q.scalar_type()},
-            {in_.q, in_.k, in_.q_rstd, in_.k_rstd, in_.cu_seqlens, scratch.keys, out_.dq, out_.dk,
-             Binding::values(parameters_)},
+            {in_.q, in_.k, in_.q_rstd, in_.k_rstd, in_.cu_seqlens, scratch.keys, out_.dq, out_.dk, parameters_},
             {size_t(parameters_.rows * (kBwdChunk / kBwdKeysRows)), size_t(s_.H), size_t(s_.B)},
             32 * kBwdKeysRows};
   }

@@ -49,7 +49,7 @@ struct Moves {
               const ChunkBwdMoveParameters& parameters) const {
     return {kernel,
             {back},
-            {x, matrices, cu_seqlens, Binding::error_log(), Binding::values(parameters)},
+            {x, matrices, cu_seqlens, Binding::error_log(), parameters},
             {size_t(s.NT), size_t(s.HV), size_t(s.B)},
             32};
   }

@@ -27,7 +27,7 @@ Launch launch_chunk_fwd_o(const ChunkFwdOCall& call) {
           {q.scalar_type(), h.scalar_type(), s.K, s.V, s.C, vector_width({q, k, v_new}),
            TemplateArgument::flag(has_scores)},
           {q, has_scores ? Binding() : Binding(k), v_new, h, has_scores ? scores : g_cumsum, cu_seqlens, slots.indices,
-           o, Binding::error_log(), Binding::values(parameters)},
+           o, Binding::error_log(), parameters},
           {size_t(s.NT), size_t(s.HV), size_t(s.B)},
           size_t(chunk_threads(int(s.C)))};
 }

@@ -16,7 +16,7 @@ void run(const ChunkScaledDotKkt<int64_t>& op, const Tensor& A) {
                                                int32_t(s.HV)};
   launcher().run({{"gdn/chunk_scaled_dot_kkt",
                    {k.scalar_type(), s.K, s.C, vector_width({k})},
-                   {k, g_cumsum, beta, cu_seqlens, A, Binding::error_log(), Binding::values(parameters)},
+                   {k, g_cumsum, beta, cu_seqlens, A, Binding::error_log(), parameters},
                    {size_t(s.NT), size_t(s.H), size_t(s.B)},
                    size_t(chunk_threads(int(s.C)))}});
 }

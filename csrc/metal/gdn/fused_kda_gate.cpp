@@ -17,7 +17,7 @@ void run(const FusedKdaGate<int64_t>& op, const Tensor& log_decays) {
   const KdaGateParameters parameters{gates.parameters, int32_t(g.size(1)), int32_t(op.HV), int32_t(op.K)};
   launcher().run({{"kda/fused_kda_gate",
                    {log_decays.scalar_type()},
-                   {*gates.g, gates.A_log, gates.dt_bias, log_decays, Binding::values(parameters)},
+                   {*gates.g, gates.A_log, gates.dt_bias, log_decays, parameters},
                    {size_t(ceil_div(channels, kKdaGateThreads)), size_t(tokens), 1},
                    kKdaGateThreads}});
 }

@@ -31,12 +31,11 @@ void fused_kda_gate_bwd(const FusedKdaGateBwd<int64_t>& op, const std::tuple<Ten
                                         int32_t(op.K),    tokens,          int32_t(at_once)};
   const Tensor dA_log_partials = partial_sums(g, dA_log.numel() > 0 ? blocks : 0, channels);
   const Tensor dbias_partials = partial_sums(g, ddt_bias.numel() > 0 ? blocks : 0, channels);
-  launcher().run(
-      {{"kda/fused_kda_gate_bwd",
-        {dy.scalar_type(), g.scalar_type()},
-        {dy, g, gates.A_log, gates.dt_bias, dg, dA_log_partials, dbias_partials, Binding::values(parameters)},
-        {size_t(ceil_div(channels, kKdaGateBwdThreads)), size_t(blocks), 1},
-        kKdaGateBwdThreads}});
+  launcher().run({{"kda/fused_kda_gate_bwd",
+                   {dy.scalar_type(), g.scalar_type()},
+                   {dy, g, gates.A_log, gates.dt_bias, dg, dA_log_partials, dbias_partials, parameters},
+                   {size_t(ceil_div(channels, kKdaGateBwdThreads)), size_t(blocks), 1},
+                   kKdaGateBwdThreads}});
   if (dA_log.numel() > 0) launcher().run({launch_sum_partials(dA_log_partials, dA_log)});
   if (ddt_bias.numel() > 0) launcher().run({launch_sum_partials(dbias_partials, ddt_bias)});
 }

@@ -22,7 +22,7 @@ Launch launch_token(const RuleInputs& in, const StateIo& states, const Tensor& o
           {in.q.scalar_type(), in.shape.K, states.value_is_inner(), in.normalise, states.dtype()},
           {in.q, in.k, in.v, in.gates.g, in.gates.beta, in.gates.A_log, in.gates.dt_bias,
            states.slots.source(states.source), states.slots.indices, states.slots.flags, o, states.target,
-           Binding::error_log(), Binding::values(parameters)},
+           Binding::error_log(), parameters},
           state_threadgroups(in.shape),
           size_t(recurrent_threads(int(in.shape.K)))};
 }

@@ -16,12 +16,12 @@ void run(const RecomputeWU<int64_t>& op, const std::tuple<Tensor, Tensor>& outpu
   const auto cu_seqlens = index_array(k.device(), op.cu_seqlens);
   const RecomputeWUParameters parameters{sequence_parameters(s, cu_seqlens), row_strides(k), row_strides(v),
                                          head_groups(s), int32_t(s.HV)};
-  launcher().run({{"gdn/recompute_w_u",
-                   {k.scalar_type(), s.K, s.V, s.C, vector_width({k, v})},
-                   {k, v, as_f32(op.beta), as_contiguous(op.A, "A"), g_cumsum, cu_seqlens, w, u, Binding::error_log(),
-                    Binding::values(parameters)},
-                   {size_t(s.NT), size_t(s.HV), size_t(s.B)},
-                   size_t(chunk_threads(int(s.C)))}});
+  launcher().run(
+      {{"gdn/recompute_w_u",
+        {k.scalar_type(), s.K, s.V, s.C, vector_width({k, v})},
+        {k, v, as_f32(op.beta), as_contiguous(op.A, "A"), g_cumsum, cu_seqlens, w, u, Binding::error_log(), parameters},
+        {size_t(s.NT), size_t(s.HV), size_t(s.B)},
+        size_t(chunk_threads(int(s.C)))}});
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ void run(const SolveTril<int64_t>& op, const Tensor& A_inv) {
   const SolveTrilParameters parameters{sequence_parameters(s, cu_seqlens), int32_t(s.HV)};
   launcher().run({{"gdn/solve_tril",
                    {s.C},
-                   {A, cu_seqlens, A_inv, Binding::error_log(), Binding::values(parameters)},
+                   {A, cu_seqlens, A_inv, Binding::error_log(), parameters},
                    {size_t(s.NT), size_t(s.HV), size_t(s.B)},
                    size_t(chunk_threads(int(s.C)))}});
 }

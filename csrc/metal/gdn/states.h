@@ -24,9 +24,10 @@ struct StateIo {
   // Returns the last bindings of every kernel that carries a state, in the kernels' order.
   template <typename Parameters, typename... Output>
   auto bindings(const optional<Tensor>& cu_seqlens, const Parameters& parameters, const Output&... outputs) const {
-    return std::tuple(slots.source(source), Binding(cu_seqlens), Binding(slots.indices), Binding(slots.flags),
-                      Binding(checkpoints.offsets), Binding(checkpoints.indices), Binding(outputs)..., Binding(target),
-                      Binding::error_log(), Binding::values(parameters));
+    return std::tuple_cat(std::tuple(slots.source(source), Binding(cu_seqlens), Binding(slots.indices),
+                                     Binding(slots.flags), Binding(checkpoints.offsets), Binding(checkpoints.indices),
+                                     Binding(outputs)..., Binding(target), Binding::error_log()),
+                          std::tie(parameters));
   }
 
   template <typename Parameters>

@@ -18,7 +18,7 @@ Launch launch_act_and_mul(const ActAndMul<int64_t>& op, const Tensor& gate, cons
   parameters.threads = int32_t(std::min<int64_t>(kActAndMulMostThreads, ceil_div(ceil_div(D, width), 32) * 32));
   return {"layers/act_and_mul",
           {gate.scalar_type(), width},
-          {gate, up, y, Binding::values(parameters)},
+          {gate, up, y, parameters},
           {size_t(parameters.rows), size_t(ceil_div(D, int64_t(parameters.threads) * width)), 1},
           size_t(parameters.threads)};
 }

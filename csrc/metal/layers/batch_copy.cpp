@@ -41,7 +41,7 @@ void run(const BatchCopy<int64_t>& op) {
                                        op_name()};
   launcher().run({{"layers/batch_copy",
                    {kCopyThreads},
-                   {op.pool, source, destination, sizes, Binding::error_log(), Binding::values(parameters)},
+                   {op.pool, source, destination, sizes, Binding::error_log(), parameters},
                    {size_t(parts), size_t(n), 1},
                    size_t(kCopyThreads)}});
 }

@@ -87,9 +87,8 @@ int channel_vector_width(const Call& call) {
 }
 
 Bindings convolution_bindings(const Call& call, const ConvolutionParameters& parameters) {
-  return {
-      call.op.x,       call.op.weight, call.bias,        call.state, call.slots.indices,   call.slots.flags,
-      call.cu_seqlens, call.seq_idx,   call.op.residual, call.y,     Binding::error_log(), Binding::values(parameters)};
+  return {call.op.x,       call.op.weight, call.bias,        call.state, call.slots.indices,   call.slots.flags,
+          call.cu_seqlens, call.seq_idx,   call.op.residual, call.y,     Binding::error_log(), parameters};
 }
 
 Launch launch_causal_conv1d(const Call& call) {
@@ -128,7 +127,7 @@ Launch launch_update(const Call& call) {
           arguments_of(call),
           {call.op.x, call.op.weight, call.bias, call.slots.source(call.state), call.slots.indices, call.slots.flags,
            call.slots.accepted, call.cu_seqlens, call.op.residual, call.y, call.new_state, Binding::error_log(),
-           Binding::values(parameters_of(call, 0))},
+           parameters_of(call, 0)},
           sequence_threadgroups(call),
           kConvolutionThreads};
 }
@@ -138,7 +137,7 @@ Launch launch_causal_conv1d_state(const Call& call) {
           {call.op.x.scalar_type(), state_type(call)},
           {call.op.x, call.slots.source(call.state), call.slots.indices, call.slots.flags, call.cu_seqlens,
            call.checkpoints.offsets, call.checkpoints.indices, call.new_state, Binding::error_log(),
-           Binding::values(parameters_of(call, 0))},
+           parameters_of(call, 0)},
           sequence_threadgroups(call),
           kConvolutionThreads};
 }
@@ -204,18 +203,18 @@ void causal_conv1d_bwd(const CausalConv1dBwd<int64_t>& op, const std::tuple<Tens
   launcher().run({{"layers/causal_conv1d_bwd",
                    arguments_of(call),
                    {op.dy, op.x, op.weight, call.bias, call.state, call.new_state, call.cu_seqlens, call.seq_idx, dx,
-                    dweight_partials, dbias_partials, Binding::error_log(), Binding::values(parameters)},
+                    dweight_partials, dbias_partials, Binding::error_log(), parameters},
                    {groups, size_t(parameters.sequence.chunks), size_t(op.shape.B)},
                    kConvolutionThreads}});
   if (dweight.numel() > 0) launcher().run({launch_sum_partials(dweight_partials, dweight)});
   if (dbias.numel() > 0) launcher().run({launch_sum_partials(dbias_partials, dbias)});
   if (dinitial_state.numel() == 0) return;
-  launcher().run({{"layers/causal_conv1d_bwd_state",
-                   arguments_of(call),
-                   {op.dy, op.x, op.weight, call.bias, call.state, call.new_state, call.cu_seqlens, dinitial_state,
-                    Binding::values(parameters)},
-                   sequence_threadgroups(call),
-                   kConvolutionThreads}});
+  launcher().run(
+      {{"layers/causal_conv1d_bwd_state",
+        arguments_of(call),
+        {op.dy, op.x, op.weight, call.bias, call.state, call.new_state, call.cu_seqlens, dinitial_state, parameters},
+        sequence_threadgroups(call),
+        kConvolutionThreads}});
 }
 
 }  // namespace

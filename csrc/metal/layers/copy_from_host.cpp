@@ -21,7 +21,7 @@ Launch launch_of(const Tensor& dst, const Tensor& bytes, int64_t first) {
   const CopyFromHostParameters parameters{first, int32_t(count)};
   return {"layers/copy_from_host",
           {kHostCopyThreads},
-          {dst, bytes, Binding::values(parameters)},
+          {dst, bytes, parameters},
           {size_t(ceil_div(count, kHostCopyThreads)), 1, 1},
           size_t(kHostCopyThreads)};
 }

@@ -44,7 +44,7 @@ void norm_bwd(const NormBwd<int64_t>& op, const std::tuple<Tensor, Tensor, Tenso
                    {x.scalar_type(), g.scalar_type(), weight.value_or(x).scalar_type(), op.D,
                     aligned ? vector_width({x, dy, g, dh}) : 1},
                    {dy, x, weight, op.g.has_value() ? g : Tensor(), op.dh.has_value() ? dh : Tensor(), dx, dg, partials,
-                    Binding::values(parameters)},
+                    parameters},
                    {size_t(groups), 1, 1},
                    size_t(norm_bwd_threads(int(op.D)))}});
   if (op.has_dweight()) launcher().run({launch_sum_partials(partials, dweight)});

@@ -30,7 +30,7 @@ Launch launch_rms_norm(const RmsNorm<int64_t>& op, const std::tuple<Tensor, Tens
   parameters.round_norm = op.round_norm;
   return {"layers/rms_norm",
           {x.scalar_type(), weight.value_or(x).scalar_type(), op.D, width},
-          {x, residual, weight, y, residual_out, Binding::values(parameters)},
+          {x, residual, weight, y, residual_out, parameters},
           {size_t(parameters.rows), 1, 1},
           size_t(rms_norm_threads(int(op.D)))};
 }

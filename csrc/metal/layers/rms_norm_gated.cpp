@@ -21,7 +21,7 @@ Launch launch_rms_norm_gated(const RmsNormGated<int64_t>& op, const Tensor& x, c
   return {
       "layers/rms_norm_gated",
       {x.scalar_type(), g.scalar_type(), weight.value_or(x).scalar_type(), op.D, aligned ? vector_width({x, g}) : 1},
-      {x, g, weight, y, Binding::values(parameters)},
+      {x, g, weight, y, parameters},
       {size_t(ceil_div(parameters.rows, kRmsNormGatedRows)), 1, 1},
       32 * kRmsNormGatedRows};
 }

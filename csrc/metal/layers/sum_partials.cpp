@@ -16,7 +16,7 @@ Launch launch_sum_partials(const Tensor& partials, const Tensor& result) {
   const SumPartialsParameters parameters{int32_t(rows), int32_count(elements, "weight", "elements"), int32_t(columns)};
   return {"layers/sum_partials",
           {result.scalar_type()},
-          {partials, result, Binding::values(parameters)},
+          {partials, result, parameters},
           {size_t(ceil_div(elements, 32)), 1, 1},
           32 * kSumRows};
 }
