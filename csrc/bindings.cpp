@@ -138,8 +138,10 @@ void launch(const std::string& kernel, const std::string& file, const Strings& a
   std::vector<std::byte> block;
   std::vector<torch_gdn::Binding> bound;
   for (const auto& each : bindings) bound.push_back(binding_of(py::reinterpret_borrow<py::object>(each), block));
-  const torch_gdn::Launch launch{kept(kernel), template_arguments, torch_gdn::Bindings::of(bound, block), threadgroups,
-                                 threads,      kept(file)};
+  const auto [x, y, z] = threadgroups;
+  const torch_gdn::Launch launch{
+      kept(kernel),     template_arguments, torch_gdn::Bindings::of(bound, block), {int64_t(x), int64_t(y), int64_t(z)},
+      int64_t(threads), kept(file)};
   without_gil([&] {
     torch_gdn::launcher().run(launch);
     return 0;

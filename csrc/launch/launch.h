@@ -157,12 +157,14 @@ struct LaunchKeyHash {
   }
 };
 
+using Grid = std::array<int64_t, 3>;
+
 struct Launch {
   const char* kernel;  // "gdn/solve_tril": the kernel solve_tril of gdn/solve_tril.metal
   TemplateArguments arguments;
   Bindings bindings;
-  std::array<size_t, 3> threadgroups;
-  size_t threads;              // threads per threadgroup, a multiple of 32
+  Grid threadgroups;
+  int64_t threads;             // threads per threadgroup, a multiple of 32
   const char* file = nullptr;  // the file of a kernel that has another name than its file
 
   bool is_empty() const { return threadgroups[0] * threadgroups[1] * threadgroups[2] == 0; }

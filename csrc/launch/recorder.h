@@ -16,8 +16,8 @@ struct RecordedLaunch {
   Variant variant;
   size_t bindings;
   std::vector<std::pair<size_t, size_t>> overlaps;  // pairs of bindings that have bytes in common
-  std::array<size_t, 3> threadgroups;
-  size_t threads;
+  Grid threadgroups;
+  int64_t threads;
 };
 
 // Replaces the device's launcher, but asks it for facts, because the heuristics need them.

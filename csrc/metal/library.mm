@@ -116,7 +116,7 @@ SharedPipeline Library::pipeline(const Launch& launch) {
     lock.unlock();
     result = compiled_in(*slot, launch.variant());
   }
-  TORCH_CHECK(launch.threads <= result->most_threads(), "torch_gdn: ", launch.variant().name(), " needs ",
+  TORCH_CHECK(size_t(launch.threads) <= result->most_threads(), "torch_gdn: ", launch.variant().name(), " needs ",
               launch.threads, " threads per threadgroup; this GPU allows ", result->most_threads());
   return result;
 }

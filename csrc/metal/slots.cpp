@@ -19,8 +19,8 @@ Tensor located(const Tensor& indices, const SlotParameters& parameters) {
       {{"core/locate_slots",
         {kSimdgroups},
         {indices, result, Binding::error_log(), LocateSlotsParameters{parameters, int32_t(count), op_name()}},
-        {size_t(ceil_div(count, kSimdgroups)), 1, 1},
-        size_t(32 * kSimdgroups)}});
+        {ceil_div(count, kSimdgroups), 1, 1},
+        32 * kSimdgroups}});
   return result;
 }
 

@@ -33,8 +33,8 @@ void run(const ComputeSlotMapping<int64_t>& op) {
   launcher().run({{"attention/compute_slot_mapping",
                    {kSlotThreads},
                    {op.positions, cu_seqlens, block_table, op.slot_mapping, Binding::error_log(), parameters},
-                   {size_t(ceil_div(items, kSlotThreads)), 1, 1},
-                   size_t(kSlotThreads)}});
+                   {ceil_div(items, kSlotThreads), 1, 1},
+                   kSlotThreads}});
 }
 
 }  // namespace

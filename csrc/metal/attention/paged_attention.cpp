@@ -11,7 +11,7 @@ namespace {
 
 Launch launch_attention(const PagedAttention<int64_t>& op, const PagedCall& call) {
   const auto& plan = call.plan;
-  const auto heads = size_t(op.shape.HK), sequences = size_t(op.shape.N), splits = size_t(plan.splits);
+  const auto heads = op.shape.HK, sequences = op.shape.N, splits = plan.splits;
   const int64_t simdgroups = plan.is_decode() ? kDecodeSimdgroups : plan.rows / kPrefillRows;
   TemplateArguments arguments = {call.q_type(), op.key_cache.scalar_type(), call.head_size()};
   if (!plan.is_decode()) arguments[3] = simdgroups;
@@ -20,8 +20,8 @@ Launch launch_attention(const PagedAttention<int64_t>& op, const PagedCall& call
                 {call.q, op.key_cache, op.value_cache, call.block_table, call.cu_seqlens, call.seq_lens, call.sinks,
                  call.out, call.o_partials, call.m_partials, call.l_partials, Binding::error_log(), call.parameters},
                 {splits, heads, sequences},
-                size_t(simdgroups * 32)};
-  if (!plan.is_decode()) launch.threadgroups = {size_t(plan.tiles), heads, splits};
+                simdgroups * 32};
+  if (!plan.is_decode()) launch.threadgroups = {plan.tiles, heads, splits};
   return launch;
 }
 

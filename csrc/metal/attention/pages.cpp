@@ -106,8 +106,8 @@ Launch launch_paged_attention_merge(const PagedCall& call) {
           {call.q_type(), call.head_size()},
           {call.o_partials, call.m_partials, call.l_partials, call.cu_seqlens, call.seq_lens, call.sinks, call.out,
            call.parameters},
-          {size_t(ceil_div(call.plan.rows, kMergeRows)), size_t(call.shape.HK), size_t(call.shape.N)},
-          size_t(kMergeRows * 32)};
+          {ceil_div(call.plan.rows, kMergeRows), call.shape.HK, call.shape.N},
+          kMergeRows * 32};
 }
 
 }  // namespace torch_gdn

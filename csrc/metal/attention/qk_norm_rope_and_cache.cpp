@@ -31,7 +31,7 @@ void run(const QkNormRopeAndCache<int64_t>& op, const Tensor& q_out) {
                    {in.q.scalar_type(), op.key_cache.scalar_type(), in.weight_type(), in.cos.scalar_type(), width},
                    {in.q, in.k, v, in.cos, in.sin, in.q_weight, in.k_weight, q_out, op.key_cache, op.value_cache,
                     op.slot_mapping, Binding::error_log(), parameters},
-                   {size_t(ceil_div(parameters.rows, kRotatedRows)), 1, 1},
+                   {ceil_div(parameters.rows, kRotatedRows), 1, 1},
                    32 * kRotatedRows}});
 }
 

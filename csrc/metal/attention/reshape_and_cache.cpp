@@ -24,7 +24,7 @@ void run(const ReshapeAndCache<int64_t>& op) {
       {{"attention/reshape_and_cache",
         {key.scalar_type(), op.key_cache.scalar_type(), vector_width({key, value, op.key_cache, op.value_cache})},
         {key, value, op.key_cache, op.value_cache, op.slot_mapping, Binding::error_log(), parameters},
-        {size_t(op.slots.tokens), 1, 1},
+        {op.slots.tokens, 1, 1},
         kCacheThreads}});
 }
 

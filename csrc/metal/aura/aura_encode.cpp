@@ -36,7 +36,7 @@ void encode(const AuraEncoder<int64_t>& op, const optional<Tensor>& slots, const
                      {x.scalar_type(), op.code.bits, op.D},
                      {x, slots, op.signs.contiguous(), op.codebook.contiguous(), codes, norms, tile_means,
                       Binding::error_log(), parameters},
-                     {size_t(ceil_div(int64_t(parameters.vectors.count), vectors)), 1, 1},
+                     {ceil_div(int64_t(parameters.vectors.count), vectors), 1, 1},
                      32}});
     return;
   }

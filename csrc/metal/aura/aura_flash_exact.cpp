@@ -33,7 +33,7 @@ Launch launch_aura_flash_exact(const AuraAttention<int64_t>& op, const AuraShape
   return {"aura/aura_flash_exact",
           {q.scalar_type(), s.D},
           {q, keys, values, contiguous(starts), o, m, l, parameters},
-          {size_t(s.NX * column_groups), size_t(s.HK * ceil_div(parameters.rows, kExactQueryRows)), size_t(s.B)},
+          {s.NX * column_groups, s.HK * ceil_div(parameters.rows, kExactQueryRows), s.B},
           kAuraThreads};
 }
 

@@ -85,7 +85,7 @@ Launch launch_aura_flash_p1(const AuraFlashP1<int64_t>& op, const Partials& part
           {q_rot, key_codes, op.key.norms, op.key.codebook.contiguous(), value_codes, op.value.norms,
            op.value.codebook.contiguous(), contiguous(op.visibility.starts), o, m, l, contiguous(op.tile_scores),
            parameters},
-          {size_t(s.NB * ceil_div(s.D, columns)), size_t(s.HK * row_tiles), size_t(s.B)},
+          {s.NB * ceil_div(s.D, columns), s.HK * row_tiles, s.B},
           kAuraThreads};
 }
 

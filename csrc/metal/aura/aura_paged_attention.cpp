@@ -98,8 +98,8 @@ Launch launch_aura_paged_attention(const AuraPagedAttention<int64_t>& op, const 
            exact.present() || means.has_value() ? op.key_signs.contiguous() : Tensor(),
            exact.present() ? op.value_signs.contiguous() : Tensor(),
            means},
-          {size_t(call.plan.tiles), size_t(op.shape.HK), size_t(call.plan.splits)},
-          size_t(simdgroups * 32)};
+          {call.plan.tiles, op.shape.HK, call.plan.splits},
+          simdgroups * 32};
 }
 
 void run(const AuraPagedAttention<int64_t>& op) {

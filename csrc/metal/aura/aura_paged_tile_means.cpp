@@ -41,8 +41,8 @@ void run(const AuraPagedTileMeans<int64_t>& op) {
                    {op.keys.scalar_type()},
                    {op.keys, op.exact_keys, slots, starts, block_table, cu_seqlens, seq_lens, op.tile_means,
                     Binding::error_log(), parameters},
-                   {size_t(s.N), size_t(ceil_div(channels, kMeanThreads)), size_t(tiles)},
-                   size_t(kMeanThreads)}});
+                   {s.N, ceil_div(channels, kMeanThreads), tiles},
+                   kMeanThreads}});
 }
 
 }  // namespace

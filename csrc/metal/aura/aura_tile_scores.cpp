@@ -18,8 +18,7 @@ Launch launch_aura_tile_scores(const AuraAttention<int64_t>& op, const Tensor& s
   return {"aura/aura_tile_scores",
           {q.scalar_type(), s.D},
           {q, means, scores, parameters},
-          {size_t(ceil_div(tiles, kAuraThreads / 32)), size_t(s.HK * ceil_div(parameters.rows, kTileScoreRows)),
-           size_t(s.B)},
+          {ceil_div(tiles, kAuraThreads / 32), s.HK * ceil_div(parameters.rows, kTileScoreRows), s.B},
           kAuraThreads};
 }
 

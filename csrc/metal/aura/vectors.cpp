@@ -22,8 +22,6 @@ VectorParameters vector_parameters(const Tensor& x) {
   return {int32_count(count, "torch_gdn: x", "vectors"), int32_t(x.size(1)), int32_t(x.size(2))};
 }
 
-size_t rotation_groups(int64_t vectors, int64_t D) {
-  return size_t(ceil_div(vectors, kAuraThreads / lanes_of(int(D))));
-}
+int64_t rotation_groups(int64_t vectors, int64_t D) { return ceil_div(vectors, kAuraThreads / lanes_of(int(D))); }
 
 }  // namespace torch_gdn

@@ -19,6 +19,6 @@ VectorParameters vector_parameters(const Tensor& x);
 // Returns the template argument of kernels that stands for a code (shaders/aura/parameters.h).
 inline int64_t number_of(const Code& code) { return code.is_trellis() ? kTrellis + code.bits : code.bits; }
 
-size_t rotation_groups(int64_t vectors, int64_t D);
+int64_t rotation_groups(int64_t vectors, int64_t D);
 
 }  // namespace torch_gdn

@@ -54,7 +54,7 @@ void run(const MoeDown<int64_t>& op, const Tensor& y) {
                      {call.hidden, op.w_down, op.w_scales, op.w_biases, op.topk_weights, op.topk_ids,
                       call.shared_hidden, call.shared_down_proj, op.shared_scales, op.shared_biases, op.shared_gate,
                       call.residual, y, Binding::error_log(), call.parameters},
-                     {size_t(ceil_div(s.D, rows)), 1, 1},
+                     {ceil_div(s.D, rows), 1, 1},
                      kDownSimdgroups * 32}});
     return;
   }
@@ -67,12 +67,12 @@ void run(const MoeDown<int64_t>& op, const Tensor& y) {
         {dtype, call.width, bits_of(op.packing), bits_of(op.shared_packing)},
         {call.hidden, op.w_down, op.w_scales, op.w_biases, alignment.sorted_pairs, alignment.tiles, call.shared_hidden,
          call.shared_down_proj, op.shared_scales, op.shared_biases, products, call.parameters},
-        {size_t(ceil_div(s.D, 2 * kTileColumns)), size_t(alignment.tiles_of_pairs + alignment.tiles_of_tokens), 1},
+        {ceil_div(s.D, 2 * kTileColumns), alignment.tiles_of_pairs + alignment.tiles_of_tokens, 1},
         kTileThreads},
        {"experts/moe_sum",
         {dtype},
         {products, op.topk_weights, op.topk_ids, op.shared_gate, call.residual, y, call.parameters},
-        {size_t(ceil_div(s.D, kSumThreads)), size_t(s.T), 1},
+        {ceil_div(s.D, kSumThreads), s.T, 1},
         kSumThreads}});
 }
 

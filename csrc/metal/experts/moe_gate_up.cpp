@@ -47,27 +47,27 @@ void run(const MoeGateUp<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs
   if (is_few(s)) {
     const bool is_packed = op.packing.bits != 0;
     const int64_t rows = is_packed ? GateUpPlan<4>::kRows : GateUpPlan<0>::kRows;
-    const size_t threads = 32 * (is_packed ? GateUpPlan<4>::kSimdgroups : GateUpPlan<0>::kSimdgroups);
+    const int64_t threads = 32 * (is_packed ? GateUpPlan<4>::kSimdgroups : GateUpPlan<0>::kSimdgroups);
     launcher().run({{"experts/moe_gate_up",
                      {dtype, most_tokens(s), call.width, bits_of(op.packing), bits_of(op.shared_packing)},
                      {call.x, op.w_gate_up, op.w_scales, op.w_biases, op.topk_ids, op.shared_gate_proj,
                       op.shared_gate_scales, op.shared_gate_biases, op.shared_up_proj, op.shared_up_scales,
                       op.shared_up_biases, hidden, shared_hidden, Binding::error_log(), call.parameters},
-                     {size_t(ceil_div(std::max(s.I, s.IS), rows)), size_t(s.T * s.k + (s.IS > 0 ? 1 : 0)), 1},
+                     {ceil_div(std::max(s.I, s.IS), rows), s.T * s.k + (s.IS > 0 ? 1 : 0), 1},
                      threads}});
     return;
   }
   const auto alignment = new_alignment(s, op.topk_ids);
   call.parameters.pairs.tiles = int32_t(alignment.tiles_of_pairs);
-  launcher().run({launch_align(alignment, op.topk_ids, call.parameters.pairs),
-                  {"experts/moe_gate_up_tiles",
-                   {dtype, call.width, bits_of(op.packing), bits_of(op.shared_packing)},
-                   {call.x, op.w_gate_up, op.w_scales, op.w_biases, alignment.sorted_pairs, alignment.tiles,
-                    op.shared_gate_proj, op.shared_gate_scales, op.shared_gate_biases, op.shared_up_proj,
-                    op.shared_up_scales, op.shared_up_biases, hidden, shared_hidden, call.parameters},
-                   {size_t(ceil_div(std::max(s.I, s.IS), kTileColumns)),
-                    size_t(alignment.tiles_of_pairs + alignment.tiles_of_tokens), 1},
-                   kTileThreads}});
+  launcher().run(
+      {launch_align(alignment, op.topk_ids, call.parameters.pairs),
+       {"experts/moe_gate_up_tiles",
+        {dtype, call.width, bits_of(op.packing), bits_of(op.shared_packing)},
+        {call.x, op.w_gate_up, op.w_scales, op.w_biases, alignment.sorted_pairs, alignment.tiles, op.shared_gate_proj,
+         op.shared_gate_scales, op.shared_gate_biases, op.shared_up_proj, op.shared_up_scales, op.shared_up_biases,
+         hidden, shared_hidden, call.parameters},
+        {ceil_div(std::max(s.I, s.IS), kTileColumns), alignment.tiles_of_pairs + alignment.tiles_of_tokens, 1},
+        kTileThreads}});
 }
 
 }  // namespace

@@ -36,14 +36,14 @@ void run(const MoeLogits<int64_t>& op, const Tensor& router_logits) {
     launcher().run({{"experts/moe_logits",
                      {dtype, most, width},
                      {x, op.weight, router_logits, parameters},
-                     {size_t(ceil_div(op.E, kLogitsExperts)), size_t(ceil_div(op.T, most)), 1},
+                     {ceil_div(op.E, kLogitsExperts), ceil_div(op.T, most), 1},
                      kLogitsSimdgroups * 32}});
     return;
   }
   launcher().run({{"quantized/quantized_linear_tiles",
                    {dtype, width, 0, at::kFloat},
                    {x, op.weight, Binding(), Binding(), Binding(), router_logits, parameters},
-                   {size_t(ceil_div(op.E, 2 * kTileColumns)), size_t(ceil_div(op.T, kTilePairs)), 1},
+                   {ceil_div(op.E, 2 * kTileColumns), ceil_div(op.T, kTilePairs), 1},
                    kTileThreads}});
 }
 

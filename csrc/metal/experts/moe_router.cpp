@@ -30,7 +30,7 @@ void run(const MoeRouter<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs
   launcher().run({{"experts/moe_router",
                    {logits.scalar_type(), experts_per_lane},
                    {logits, bias, topk_weights, topk_ids, parameters},
-                   {size_t(op.T), 1, 1},
+                   {op.T, 1, 1},
                    32}});
 }
 

@@ -29,7 +29,7 @@ Launch launch_align(const Alignment& alignment, const Tensor& topk_ids, const Pa
   return {"experts/moe_align",
           {kThreads},
           {topk_ids, alignment.sorted_pairs, alignment.tiles, Binding::error_log(), parameters},
-          {size_t(parameters.experts) + 1, 1, 1},
+          {parameters.experts + 1, 1, 1},
           kThreads};
 }
 

@@ -122,7 +122,7 @@ class ChunkBwd {
             {in_.q, in_.k, in_.v, in_.d_o, in_.g, in_.beta, in_.q_rstd, in_.k_rstd, in_.cu_seqlens, scratch.keys,
              scratch.values, scratch.squares, scratch.channels, scratch.betas, Binding::error_log(), parameters_},
             chunks(),
-            size_t(chunk_threads(kBwdChunk))};
+            chunk_threads(kBwdChunk)};
   }
 
   Launch walk_forward(int64_t segment, bool keeps_state) {
@@ -132,7 +132,7 @@ class ChunkBwd {
             {scratch.keys, scratch.squares, scratch.channels, scratch.betas, in_.initial_state, start(segment),
              in_.cu_seqlens, scratch.values, scratch.h, keeps_state ? start(segment + 1) : Tensor(), parameters_},
             walks(),
-            size_t(walk_threads())};
+            walk_threads()};
   }
 
   Launch dv_local() const {
@@ -150,7 +150,7 @@ class ChunkBwd {
              scratch.gradients_at[(segment + 1) % 2], in_.cu_seqlens, scratch.values, scratch.dh,
              scratch.gradients_at[segment % 2], out_.dinitial_state, parameters_},
             walks(),
-            size_t(walk_threads())};
+            walk_threads()};
   }
 
   Launch value_gradients() const {
@@ -170,7 +170,7 @@ class ChunkBwd {
             {scratch.values, scratch.h, scratch.dh, scratch.betas, in_.cu_seqlens, scratch.keys, scratch.channels,
              parameters_},
             chunks(slices / slices_at_once),
-            size_t(threads)};
+            threads};
   }
 
   Launch intra() const {
@@ -179,23 +179,21 @@ class ChunkBwd {
              TemplateArgument::flag(in_.is_summed)},
             {in_.g, in_.cu_seqlens, scratch.squares, scratch.channels, scratch.keys, out_.dg, parameters_},
             chunks(),
-            size_t(whole_slices(int(s_.K)))};
+            whole_slices(int(s_.K))};
   }
 
   Launch key_gradients() const {
     return {"gdn/chunk_bwd_keys",
             {in_.q.scalar_type()},
             {in_.q, in_.k, in_.q_rstd, in_.k_rstd, in_.cu_seqlens, scratch.keys, out_.dq, out_.dk, parameters_},
-            {size_t(parameters_.rows * (kBwdChunk / kBwdKeysRows)), size_t(s_.H), size_t(s_.B)},
+            {parameters_.rows * (kBwdChunk / kBwdKeysRows), s_.H, s_.B},
             32 * kBwdKeysRows};
   }
 
   ChunkBwdScratch scratch;
 
  private:
-  std::array<size_t, 3> chunks(int64_t parts = 1) const {
-    return {size_t(parameters_.rows * parts), size_t(s_.HV), size_t(s_.B)};
-  }
+  Grid chunks(int64_t parts = 1) const { return {parameters_.rows * parts, s_.HV, s_.B}; }
 
   // Each threadgroup of a walk reads the keys, so it owns as many slices of V as a core has registers for. It owns
   // fewer if a core would have no threadgroup.
@@ -206,9 +204,9 @@ class ChunkBwd {
     return owned * kBwdThreads;
   }
 
-  std::array<size_t, 3> walks() const {
+  Grid walks() const {
     const int64_t slices = ceil_div(s_.V, kBwdSlice);
-    return {size_t(slices * kBwdThreads / walk_threads()), size_t(s_.HV), size_t(s_.N)};
+    return {slices * kBwdThreads / walk_threads(), s_.HV, s_.N};
   }
 
   // The state before a segment. The first one starts from initial_state.

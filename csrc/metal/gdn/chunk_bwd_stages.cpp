@@ -47,11 +47,7 @@ struct Moves {
 
   Launch move(const char* kernel, bool back, const Tensor& x, const Tensor& matrices,
               const ChunkBwdMoveParameters& parameters) const {
-    return {kernel,
-            {back},
-            {x, matrices, cu_seqlens, Binding::error_log(), parameters},
-            {size_t(s.NT), size_t(s.HV), size_t(s.B)},
-            32};
+    return {kernel, {back}, {x, matrices, cu_seqlens, Binding::error_log(), parameters}, {s.NT, s.HV, s.B}, 32};
   }
 };
 

@@ -24,8 +24,8 @@ Launch launch_chunk_fwd_intra(const RuleInputs& in, const Chunks& chunks) {
           {in.k.scalar_type(), chunks.w.scalar_type(), s.K, s.V, s.C, vector_width({in.k, in.v})},
           {in.k, in.v, *g, *beta, A_log, dt_bias, in.cu_seqlens, chunks.g_cumsum, chunks.w, chunks.u,
            Binding::error_log(), parameters},
-          {size_t(s.NT), size_t(s.HV / members), size_t(s.B)},
-          size_t(chunk_threads(int(s.C)))};
+          {s.NT, s.HV / members, s.B},
+          chunk_threads(int(s.C))};
 }
 
 }  // namespace torch_gdn

@@ -28,8 +28,8 @@ Launch launch_chunk_fwd_o(const ChunkFwdOCall& call) {
            TemplateArgument::flag(has_scores)},
           {q, has_scores ? Binding() : Binding(k), v_new, h, has_scores ? scores : g_cumsum, cu_seqlens, slots.indices,
            o, Binding::error_log(), parameters},
-          {size_t(s.NT), size_t(s.HV), size_t(s.B)},
-          size_t(chunk_threads(int(s.C)))};
+          {s.NT, s.HV, s.B},
+          chunk_threads(int(s.C))};
 }
 
 namespace {

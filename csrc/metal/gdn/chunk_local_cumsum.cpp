@@ -17,7 +17,7 @@ void run(const ChunkLocalCumsum<int64_t>& op, const Tensor& g_cumsum) {
   launcher().run({{"gdn/chunk_local_cumsum",
                    {s.C},
                    {g, cu_seqlens, g_cumsum, Binding::error_log(), parameters},
-                   {size_t(s.NT), size_t(ceil_div(s.HV, kCumsumHeads)), size_t(s.B)},
+                   {s.NT, ceil_div(s.HV, kCumsumHeads), s.B},
                    kCumsumHeads}});
 }
 

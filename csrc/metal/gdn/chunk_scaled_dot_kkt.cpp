@@ -17,8 +17,8 @@ void run(const ChunkScaledDotKkt<int64_t>& op, const Tensor& A) {
   launcher().run({{"gdn/chunk_scaled_dot_kkt",
                    {k.scalar_type(), s.K, s.C, vector_width({k})},
                    {k, g_cumsum, beta, cu_seqlens, A, Binding::error_log(), parameters},
-                   {size_t(s.NT), size_t(s.H), size_t(s.B)},
-                   size_t(chunk_threads(int(s.C)))}});
+                   {s.NT, s.H, s.B},
+                   chunk_threads(int(s.C))}});
 }
 
 }  // namespace

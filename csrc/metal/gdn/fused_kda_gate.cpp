@@ -18,7 +18,7 @@ void run(const FusedKdaGate<int64_t>& op, const Tensor& log_decays) {
   launcher().run({{"kda/fused_kda_gate",
                    {log_decays.scalar_type()},
                    {*gates.g, gates.A_log, gates.dt_bias, log_decays, parameters},
-                   {size_t(ceil_div(channels, kKdaGateThreads)), size_t(tokens), 1},
+                   {ceil_div(channels, kKdaGateThreads), tokens, 1},
                    kKdaGateThreads}});
 }
 

@@ -34,7 +34,7 @@ void fused_kda_gate_bwd(const FusedKdaGateBwd<int64_t>& op, const std::tuple<Ten
   launcher().run({{"kda/fused_kda_gate_bwd",
                    {dy.scalar_type(), g.scalar_type()},
                    {dy, g, gates.A_log, gates.dt_bias, dg, dA_log_partials, dbias_partials, parameters},
-                   {size_t(ceil_div(channels, kKdaGateBwdThreads)), size_t(blocks), 1},
+                   {ceil_div(channels, kKdaGateBwdThreads), blocks, 1},
                    kKdaGateBwdThreads}});
   if (dA_log.numel() > 0) launcher().run({launch_sum_partials(dA_log_partials, dA_log)});
   if (ddt_bias.numel() > 0) launcher().run({launch_sum_partials(dbias_partials, ddt_bias)});

@@ -24,7 +24,7 @@ Launch launch_token(const RuleInputs& in, const StateIo& states, const Tensor& o
            states.slots.source(states.source), states.slots.indices, states.slots.flags, o, states.target,
            Binding::error_log(), parameters},
           state_threadgroups(in.shape),
-          size_t(recurrent_threads(int(in.shape.K)))};
+          recurrent_threads(int(in.shape.K))};
 }
 
 }  // namespace
@@ -51,7 +51,7 @@ Launch launch_fused_recurrent_gated_delta_rule(const RuleInputs& in, const State
            gk.has_gate() ? gk.dt_bias : in.gates.dt_bias, gk.g, gv.g, states.slots.accepted,
            states.bindings(in.cu_seqlens, parameters, o)},
           state_threadgroups(in.shape),
-          size_t(recurrent_threads(int(in.shape.K)))};
+          recurrent_threads(int(in.shape.K))};
 }
 
 namespace {

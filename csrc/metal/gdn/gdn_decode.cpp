@@ -96,8 +96,8 @@ Launch launch_gdn_decode(const Step& step, const Tensor& o) {
       {step.mixed.scalar_type(), s.K, s.V, inner, states.dtype(), TemplateArgument::flag(is_one_token)},
       {step.mixed, gates.g, gates.beta, gates.A_log, gates.dt_bias, z, weight, states.slots.accepted, step.cu_seqlens,
        states.slots.indices, states.slots.flags, o, states.target, Binding::error_log(), parameters},
-      {size_t(s.HV), size_t(s.N), 1},
-      size_t(decode_threads(int(s.K), int(s.V)))};
+      {s.HV, s.N, 1},
+      decode_threads(int(s.K), int(s.V))};
 }
 
 void run(const GdnDecode<int64_t>& op, const Tensor& output) {

@@ -20,8 +20,8 @@ Launch launch_kda_chunk_fwd_intra(const RuleInputs& in, const Chunks& chunks) {
           {in.q.scalar_type(), w.scalar_type(), s.K, s.V, s.C, vector_width({in.v, w, u})},
           {in.q, in.k, in.v, in.gk.g, in.gates.beta, in.gk.A_log, in.gk.dt_bias, in.cu_seqlens, decayed_q, decayed_k,
            scores, log_decays, w, u, Binding::error_log(), parameters},
-          {size_t(s.NT), size_t(s.HV), size_t(s.B)},
-          size_t(chunk_threads(int(s.C)))};
+          {s.NT, s.HV, s.B},
+          chunk_threads(int(s.C))};
 }
 
 }  // namespace torch_gdn

@@ -20,8 +20,8 @@ void run(const RecomputeWU<int64_t>& op, const std::tuple<Tensor, Tensor>& outpu
       {{"gdn/recompute_w_u",
         {k.scalar_type(), s.K, s.V, s.C, vector_width({k, v})},
         {k, v, as_f32(op.beta), as_contiguous(op.A, "A"), g_cumsum, cu_seqlens, w, u, Binding::error_log(), parameters},
-        {size_t(s.NT), size_t(s.HV), size_t(s.B)},
-        size_t(chunk_threads(int(s.C)))}});
+        {s.NT, s.HV, s.B},
+        chunk_threads(int(s.C))}});
 }
 
 }  // namespace

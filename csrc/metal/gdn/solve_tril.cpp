@@ -16,8 +16,8 @@ void run(const SolveTril<int64_t>& op, const Tensor& A_inv) {
   launcher().run({{"gdn/solve_tril",
                    {s.C},
                    {A, cu_seqlens, A_inv, Binding::error_log(), parameters},
-                   {size_t(s.NT), size_t(s.HV), size_t(s.B)},
-                   size_t(chunk_threads(int(s.C)))}});
+                   {s.NT, s.HV, s.B},
+                   chunk_threads(int(s.C))}});
 }
 
 }  // namespace

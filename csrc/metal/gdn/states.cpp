@@ -41,8 +41,6 @@ void copy_state(const optional<Tensor>& initial_state, const Tensor& final_state
   }
 }
 
-std::array<size_t, 3> state_threadgroups(const ChunkShape<>& shape) {
-  return {size_t(ceil_div(shape.V, kStateColumns)), size_t(shape.HV), size_t(shape.N)};
-}
+Grid state_threadgroups(const ChunkShape<>& shape) { return {ceil_div(shape.V, kStateColumns), shape.HV, shape.N}; }
 
 }  // namespace torch_gdn

@@ -55,6 +55,6 @@ bool has_vector_states(const Tensor& state, bool v_first, bool value_inner);
 // Copies the state, for calls without tokens.
 void copy_state(const optional<Tensor>& initial_state, const Tensor& final_state);
 
-std::array<size_t, 3> state_threadgroups(const ChunkShape<>& shape);
+Grid state_threadgroups(const ChunkShape<>& shape);
 
 }  // namespace torch_gdn

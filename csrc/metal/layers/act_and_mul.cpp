@@ -19,8 +19,8 @@ Launch launch_act_and_mul(const ActAndMul<int64_t>& op, const Tensor& gate, cons
   return {"layers/act_and_mul",
           {gate.scalar_type(), width},
           {gate, up, y, parameters},
-          {size_t(parameters.rows), size_t(ceil_div(D, int64_t(parameters.threads) * width)), 1},
-          size_t(parameters.threads)};
+          {parameters.rows, ceil_div(D, int64_t(parameters.threads) * width), 1},
+          parameters.threads};
 }
 
 void run(const ActAndMul<int64_t>& op, const Tensor& y) {

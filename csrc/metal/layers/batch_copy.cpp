@@ -42,8 +42,8 @@ void run(const BatchCopy<int64_t>& op) {
   launcher().run({{"layers/batch_copy",
                    {kCopyThreads},
                    {op.pool, source, destination, sizes, Binding::error_log(), parameters},
-                   {size_t(parts), size_t(n), 1},
-                   size_t(kCopyThreads)}});
+                   {parts, n, 1},
+                   kCopyThreads}});
 }
 
 }  // namespace

@@ -99,8 +99,7 @@ Launch launch_causal_conv1d(const Call& call) {
   return {"layers/causal_conv1d",
           arguments,
           convolution_bindings(call, parameters),
-          {size_t(ceil_div(call.op.D, kConvolutionThreads * width)), size_t(parameters.sequence.chunks),
-           size_t(call.op.shape.B)},
+          {ceil_div(call.op.D, kConvolutionThreads * width), parameters.sequence.chunks, call.op.shape.B},
           kConvolutionThreads};
 }
 
@@ -109,18 +108,15 @@ bool is_channel_first(const Tensor& x) { return x.stride(1) == 1 && x.stride(2) 
 
 Launch launch_causal_conv1d_channel_first(const Call& call) {
   const auto parameters = parameters_of(call, kChannelFirstTokens);
-  return {
-      "layers/causal_conv1d_channel_first",
-      arguments_of(call),
-      convolution_bindings(call, parameters),
-      {size_t(ceil_div(call.op.D, kChannelFirstChannels)), size_t(parameters.sequence.chunks), size_t(call.op.shape.B)},
-      kConvolutionThreads};
+  return {"layers/causal_conv1d_channel_first",
+          arguments_of(call),
+          convolution_bindings(call, parameters),
+          {ceil_div(call.op.D, kChannelFirstChannels), parameters.sequence.chunks, call.op.shape.B},
+          kConvolutionThreads};
 }
 
 // Returns the threadgroups of kernels that process whole sequences, with one channel per thread.
-std::array<size_t, 3> sequence_threadgroups(const Call& call) {
-  return {size_t(ceil_div(call.op.D, kConvolutionThreads)), 1, size_t(call.op.shape.N)};
-}
+Grid sequence_threadgroups(const Call& call) { return {ceil_div(call.op.D, kConvolutionThreads), 1, call.op.shape.N}; }
 
 Launch launch_update(const Call& call) {
   return {"layers/causal_conv1d_update",
@@ -199,12 +195,12 @@ void causal_conv1d_bwd(const CausalConv1dBwd<int64_t>& op, const std::tuple<Tens
   parameters.has_partials = op.output_dweight;
   const Tensor dweight_partials = partial_sums(op.x, blocks, op.D * op.W);
   const Tensor dbias_partials = partial_sums(op.x, dbias.numel() > 0 ? blocks : 0, op.D);
-  const size_t groups = ceil_div(op.D, kConvolutionThreads);
+  const int64_t groups = ceil_div(op.D, kConvolutionThreads);
   launcher().run({{"layers/causal_conv1d_bwd",
                    arguments_of(call),
                    {op.dy, op.x, op.weight, call.bias, call.state, call.new_state, call.cu_seqlens, call.seq_idx, dx,
                     dweight_partials, dbias_partials, Binding::error_log(), parameters},
-                   {groups, size_t(parameters.sequence.chunks), size_t(op.shape.B)},
+                   {groups, parameters.sequence.chunks, op.shape.B},
                    kConvolutionThreads}});
   if (dweight.numel() > 0) launcher().run({launch_sum_partials(dweight_partials, dweight)});
   if (dbias.numel() > 0) launcher().run({launch_sum_partials(dbias_partials, dbias)});

@@ -22,8 +22,8 @@ Launch launch_of(const Tensor& dst, const Tensor& bytes, int64_t first) {
   return {"layers/copy_from_host",
           {kHostCopyThreads},
           {dst, bytes, parameters},
-          {size_t(ceil_div(count, kHostCopyThreads)), 1, 1},
-          size_t(kHostCopyThreads)};
+          {ceil_div(count, kHostCopyThreads), 1, 1},
+          kHostCopyThreads};
 }
 
 void run(const CopyFromHost<int64_t>& op) {

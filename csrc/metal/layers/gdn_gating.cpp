@@ -34,7 +34,7 @@ void run(const GdnGating<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs
   launcher().run({{"layers/gdn_gating",
                    {kThreads},
                    {*gates.g, *gates.beta, *gates.A_log, gates.dt_bias, g, beta, parameters},
-                   {size_t(ceil_div(count, kThreads)), 1, 1},
+                   {ceil_div(count, kThreads), 1, 1},
                    kThreads}});
 }
 

@@ -16,7 +16,7 @@ Launch launch_l2norm(const Tensor& x, double eps, const Tensor& y, const optiona
   return {"layers/l2norm",
           {x.scalar_type(), D <= kL2NormBlock ? D : 0},
           {x, y, rstd, parameters},
-          {size_t(ceil_div(parameters.rows, kL2NormRows)), 1, 1},
+          {ceil_div(parameters.rows, kL2NormRows), 1, 1},
           32 * kL2NormRows};
 }
 

@@ -45,8 +45,8 @@ void norm_bwd(const NormBwd<int64_t>& op, const std::tuple<Tensor, Tensor, Tenso
                     aligned ? vector_width({x, dy, g, dh}) : 1},
                    {dy, x, weight, op.g.has_value() ? g : Tensor(), op.dh.has_value() ? dh : Tensor(), dx, dg, partials,
                     parameters},
-                   {size_t(groups), 1, 1},
-                   size_t(norm_bwd_threads(int(op.D)))}});
+                   {groups, 1, 1},
+                   norm_bwd_threads(int(op.D))}});
   if (op.has_dweight()) launcher().run({launch_sum_partials(partials, dweight)});
 }
 

@@ -29,7 +29,7 @@ void run(const QkNormRope<int64_t>& op, const std::tuple<Tensor, Tensor>& output
   launcher().run({{"layers/qk_norm_rope",
                    {in.q.scalar_type(), in.weight_type(), in.cos.scalar_type(), in.width()},
                    {in.q, in.k, in.cos, in.sin, in.q_weight, in.k_weight, q_out, k_out, parameters},
-                   {size_t(ceil_div(parameters.rows, kRotatedRows)), 1, 1},
+                   {ceil_div(parameters.rows, kRotatedRows), 1, 1},
                    32 * kRotatedRows}});
 }
 

@@ -31,8 +31,8 @@ Launch launch_rms_norm(const RmsNorm<int64_t>& op, const std::tuple<Tensor, Tens
   return {"layers/rms_norm",
           {x.scalar_type(), weight.value_or(x).scalar_type(), op.D, width},
           {x, residual, weight, y, residual_out, parameters},
-          {size_t(parameters.rows), 1, 1},
-          size_t(rms_norm_threads(int(op.D)))};
+          {parameters.rows, 1, 1},
+          rms_norm_threads(int(op.D))};
 }
 
 void run(const RmsNorm<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {

@@ -22,7 +22,7 @@ Launch launch_rms_norm_gated(const RmsNormGated<int64_t>& op, const Tensor& x, c
       "layers/rms_norm_gated",
       {x.scalar_type(), g.scalar_type(), weight.value_or(x).scalar_type(), op.D, aligned ? vector_width({x, g}) : 1},
       {x, g, weight, y, parameters},
-      {size_t(ceil_div(parameters.rows, kRmsNormGatedRows)), 1, 1},
+      {ceil_div(parameters.rows, kRmsNormGatedRows), 1, 1},
       32 * kRmsNormGatedRows};
 }
 

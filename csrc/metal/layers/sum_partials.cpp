@@ -17,7 +17,7 @@ Launch launch_sum_partials(const Tensor& partials, const Tensor& result) {
   return {"layers/sum_partials",
           {result.scalar_type()},
           {partials, result, parameters},
-          {size_t(ceil_div(elements, 32)), 1, 1},
+          {ceil_div(elements, 32), 1, 1},
           32 * kSumRows};
 }
 

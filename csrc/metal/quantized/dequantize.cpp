@@ -23,7 +23,7 @@ void run(const Dequantize<int64_t>& op, const Tensor& rows) {
   launcher().run({{"quantized/dequantize",
                    {rows.scalar_type(), bits_of(op.packing)},
                    {op.weight, op.scales, op.biases, indices, rows, Binding::error_log(), parameters},
-                   {size_t(ceil_div(op.K, kDequantizeThreads * kDequantizeColumns)), size_t(count), 1},
+                   {ceil_div(op.K, kDequantizeThreads * kDequantizeColumns), count, 1},
                    kDequantizeThreads}});
 }
 

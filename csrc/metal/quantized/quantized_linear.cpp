@@ -36,14 +36,14 @@ void run(const QuantizedLinear<int64_t>& op, const Tensor& y) {
     launcher().run({{"quantized/quantized_linear",
                      {dtype, most, width, bits},
                      {x, op.weight, op.scales, op.biases, op.bias, y, parameters},
-                     {size_t(ceil_div(op.N, kLinearRows)), 1, 1},
+                     {ceil_div(op.N, kLinearRows), 1, 1},
                      kLinearSimdgroups * 32}});
     return;
   }
   launcher().run({{"quantized/quantized_linear_tiles",
                    {dtype, width, bits},
                    {x, op.weight, op.scales, op.biases, op.bias, y, parameters},
-                   {size_t(ceil_div(op.N, 2 * kTileColumns)), size_t(ceil_div(M, kTilePairs)), 1},
+                   {ceil_div(op.N, 2 * kTileColumns), ceil_div(M, kTilePairs), 1},
                    kTileThreads}});
 }
 
