@@ -1,6 +1,6 @@
 #include "shaders/gdn/fused_recurrent_gated_delta_rule.h"
 
-#include "metal/gdn/launches.h"
+#include "metal/gdn/rule.h"
 #include "metal/implement.h"
 #include "ops/gdn/kda.h"
 

@@ -3,7 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include "metal/gates.h"
-#include "metal/gdn/states.h"
+#include "metal/gdn/rule.h"
 #include "metal/implement.h"
 #include "metal/layers/causal_conv1d.h"
 #include "shaders/gdn/gdn_decode.h"

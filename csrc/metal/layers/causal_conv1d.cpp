@@ -1,7 +1,7 @@
 #include "metal/layers/causal_conv1d.h"
 
 #include "metal/implement.h"
-#include "metal/layers/sum_partials.h"
+#include "metal/layers/rows.h"
 #include "ops/layers/causal_conv1d_bwd.h"
 #include "shaders/layers/causal_conv1d.h"
 #include "shaders/layers/causal_conv1d_bwd.h"

@@ -1,7 +1,8 @@
-// The states that a launch reads and writes.
+// What the delta rules' kernels read and write: states, and inputs in the form that the kernels read.
 #pragma once
+#include "metal/gates.h"
 #include "metal/slots.h"
-#include "ops/chunk_shape.h"
+#include "ops/gdn/gated_delta_rule.h"
 
 namespace torch_gdn {
 
@@ -56,5 +57,41 @@ bool has_vector_states(const Tensor& state, bool v_first, bool value_inner);
 void copy_state(const optional<Tensor>& initial_state, const Tensor& final_state);
 
 Grid state_threadgroups(const ChunkShape<>& shape);
+
+struct RuleInputs {
+  ChunkShape<> shape;
+  Tensor q, k, v;
+  Gates gates;
+  ChannelGates gk, gv;
+  optional<Tensor> cu_seqlens;
+  double scale;
+  bool normalise;
+
+  template <typename Parameters>
+  Parameters parameters(const StateIo& states, const Tensor& o) const {
+    Parameters parameters{};
+    parameters.sequence = sequence_parameters(shape, cu_seqlens);
+    parameters.q = row_strides(q);
+    parameters.k = row_strides(k);
+    parameters.v = row_strides(v);
+    parameters.o = row_strides(o);
+    parameters.gates = gates.parameters;
+    parameters.heads = head_groups(shape);
+    parameters.value_heads = int32_t(shape.HV);
+    parameters.value_size = int32_t(shape.V);
+    parameters.counted_chunk_size = int32_t(shape.C);
+    parameters.scale = float(scale);
+    states.set(parameters);
+    return parameters;
+  }
+};
+
+RuleInputs rule_inputs(const GatedDeltaRule<>& op);
+
+// If the call asks for normalised q and k, replaces them by new tensors. The returned launches fill these.
+std::vector<Launch> normalise_keys(RuleInputs& in);
+
+// Tensors must be checked and allocated.
+Launch launch_fused_recurrent_gated_delta_rule(const RuleInputs& in, const StateIo& states, const Tensor& o);
 
 }  // namespace torch_gdn

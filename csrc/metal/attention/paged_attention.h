@@ -24,7 +24,6 @@ struct Plan {
 
   bool is_decode() const { return rows == kDecodeRows; }  // true if all rows of a sequence are in one tile
 };
-Plan plan_of(const PagedShape<>& shape, const PagedSequences<int64_t>& sequences);
 
 // Attention of q to pages, written to `out`. Both are [T, HQ, D]. All tensors that the kernels read are on the device.
 struct PagedCall {
