@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "launch/block.h"
-#include "shaders/gdn/state_tile.h"
+#include "shaders/gdn/parameters.h"
 
 namespace torch_gdn {
 

@@ -3,7 +3,7 @@
 #include "metal/parameters.h"
 #include "ops/channel_gate.h"
 #include "ops/gates.h"
-#include "shaders/core/channel_gate_parameters.h"
+#include "shaders/core/parameters.h"
 
 namespace torch_gdn {
 

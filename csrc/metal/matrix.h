@@ -2,7 +2,7 @@
 #pragma once
 #include "metal/parameters.h"
 #include "ops/quantized/packed.h"
-#include "shaders/core/matrix_parameters.h"
+#include "shaders/core/parameters.h"
 
 namespace torch_gdn {
 

@@ -2,7 +2,7 @@
 
 #include <ATen/ops/empty.h>
 
-#include "shaders/core/locate_slots.h"
+#include "shaders/core/parameters.h"
 
 namespace torch_gdn {
 

@@ -5,7 +5,7 @@
 // Entries at and after the last boundary become -1. Wrong numbers are reported, and their slots become -1 too.
 // Layout: positions [T], cu_seqlens [N + 1], block_table [N, blocks], slot_mapping [slots], of 4 or 8 bytes, with any
 // stride.
-#include "attention/compute_slot_mapping.h"
+#include "attention/parameters.h"
 #include "core/error.h"
 #include "core/indices.h"
 

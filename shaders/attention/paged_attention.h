@@ -24,3 +24,10 @@ struct PagedParameters {
   float scale;
   OpName op;
 };
+
+GDN_CONSTANT int kDecodeRows = 8;        // per threadgroup
+GDN_CONSTANT int kDecodeSimdgroups = 4;  // per threadgroup; each reads other keys
+
+GDN_CONSTANT int kPrefillRows = 8;  // per simdgroup
+
+GDN_CONSTANT int kMergeRows = 4;  // per threadgroup, one per simdgroup

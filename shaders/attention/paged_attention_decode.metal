@@ -4,7 +4,7 @@
 // products, and each byte is read once.
 // Layout: q and out [T, HQ, D], caches [blocks, block_size, HK, D], all with strides; partials as in output.h.
 #include "attention/output.h"
-#include "attention/paged_attention_decode.h"
+#include "attention/paged_attention.h"
 
 GDN_CONSTANT int kDecodeKeys = kKeysOfRound / kDecodeSimdgroups;
 GDN_CONSTANT int kDecodeBlocks = kDecodeKeys / 8;

@@ -2,7 +2,7 @@
 // element of o, in f32. The rows of other sequences are already in `out`.
 // Layout: partials [N, HK, rows of a tile, splits, D] and [.., splits] f32, out [T, HQ, D] with strides.
 #include "attention/output.h"
-#include "attention/paged_attention_merge.h"
+#include "attention/paged_attention.h"
 
 template <typename T, int D>
 [[kernel]] void paged_attention_merge(

@@ -2,7 +2,7 @@
 // sees. It reads them from their pages into threadgroup memory for all rows, one tile at a time. If a sequence has at
 // most one tile of rows, several threadgroups may split its keys. Registers hold q, scores [keys, 8] and o [D, 8].
 // Layout: q and out [T, HQ, D], caches [blocks, block_size, HK, D], all with strides; partials as in output.h.
-#include "attention/paged_attention_prefill.h"
+#include "attention/paged_attention.h"
 #include "attention/tiles.h"
 
 template <typename C, int D, int kThreads>

@@ -3,7 +3,7 @@
 // those of k, then those of v.
 // Layout: q, k and v [B, T, H, D] with row strides; caches [blocks, block_size, HK, D] with strides; slot_mapping of 4
 // or 8 bytes.
-#include "attention/qk_norm_rope_and_cache.h"
+#include "attention/parameters.h"
 #include "attention/slots.h"
 #include "layers/rotated_heads.h"
 

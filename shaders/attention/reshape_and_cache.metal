@@ -2,7 +2,7 @@
 // Width elements at a time.
 // Layout: key [T, H, D], value [T, H, DV], caches [blocks, block_size, H, D] and [.., DV], all with strides;
 // slot_mapping of 4 or 8 bytes.
-#include "attention/reshape_and_cache.h"
+#include "attention/parameters.h"
 #include "attention/slots.h"
 #include "core/vectors.h"
 

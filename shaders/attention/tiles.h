@@ -7,7 +7,7 @@
 //   stage_keys(tile, thread), stage_values(tile, thread)   called by all threads
 #pragma once
 #include "attention/output.h"
-#include "attention/paged_attention_prefill.h"
+#include "attention/paged_attention.h"
 #include "core/tile.h"
 
 // Returns the number of keys in a tile with elements of E, which takes up to 17 KB.

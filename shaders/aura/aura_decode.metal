@@ -3,10 +3,9 @@
 // Layout: codes [B, H, T, words], norms [B, H, T] f16, means of tiles [B, H, tiles, D] f16, all with strides; x
 // [B, H, T, D], contiguous.
 //     x = norm Pi^T centroids + mean, or with kRotated norm centroids + Pi mean
-#include "aura/aura_decode.h"
 #include "aura/codes.h"
+#include "aura/parameters.h"
 #include "aura/rotation.h"
-#include "aura/tile.h"
 
 template <typename T, int code, int D, bool kRotated>
 [[kernel]] void aura_decode(

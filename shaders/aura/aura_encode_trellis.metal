@@ -7,7 +7,6 @@
 // labels of its windows. Threadgroup memory holds the rotated directions, the choices of all states (4 bits each) and
 // the codes. The layout is that of aura_encode.metal.
 #include "aura/encode.h"
-#include "aura/trellis.h"
 
 template <int bits, int D>
 struct Trellis {

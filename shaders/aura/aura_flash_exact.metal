@@ -5,7 +5,7 @@
 // Layout: q [B, HQ, L, D], exact keys and values [B, HK, rows, D], all with strides; o_partials [B, HQ, L, blocks, D],
 // m and l [B, HQ, L, blocks] f32, contiguous. For a block:
 //     m = max of scale q k,    l = sum of exp(scale q k - m),    o = sum of exp(scale q k - m) v.
-#include "aura/aura_flash_exact.h"
+#include "aura/parameters.h"
 #include "aura/stage_queries.h"
 #include "aura/visibility.h"
 #include "core/row_attention.h"

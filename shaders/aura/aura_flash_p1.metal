@@ -5,8 +5,8 @@
 // keys. Threadgroup memory holds the weights. o is rescaled only when a row's largest score grows.
 // Layout: codes [B, HK, T, words], norms [B, HK, T] f16, q_rot [B, HQ, L, D] f32, all with strides; tile_scores
 // [B, HQ, L, tiles], o_partials [B, HQ, L, NB, D], m and l [B, HQ, L, NB] f32, contiguous.
-#include "aura/aura_flash_p1.h"
 #include "aura/codes.h"
+#include "aura/parameters.h"
 #include "aura/visibility.h"
 
 GDN_CONSTANT int kFlashSimdgroups = kAuraThreads / 32;

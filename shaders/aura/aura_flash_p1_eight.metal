@@ -5,8 +5,8 @@
 // once, and only q lies in threadgroup memory. Registers hold scores [32, 8] and o [columns, 8].
 // Layout: codes [B, HK, T, words], norms [B, HK, T] f16, q_rot [B, HQ, L, D] f32, all with strides; tile_scores
 // [B, HQ, L, tiles], o_partials [B, HQ, L, NB, D], m and l [B, HQ, L, NB] f32, contiguous.
-#include "aura/aura_flash_p1_eight.h"
 #include "aura/codes.h"
+#include "aura/parameters.h"
 #include "aura/stage_queries.h"
 #include "aura/visibility.h"
 #include "core/row_attention.h"

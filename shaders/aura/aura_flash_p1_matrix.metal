@@ -4,8 +4,8 @@
 // hold its m and l.
 // Layout: codes [B, HK, T, words], norms [B, HK, T] f16, q_rot [B, HQ, L, D] f32, all with strides; tile_scores
 // [B, HQ, L, tiles], o_partials [B, HQ, L, NB, D], m and l [B, HQ, L, NB] f32, contiguous.
-#include "aura/aura_flash_p1_matrix.h"
 #include "aura/codes.h"
+#include "aura/parameters.h"
 #include "aura/visibility.h"
 #include "core/tile.h"
 

@@ -4,7 +4,7 @@
 // Layout: o_partials [B, HQ, L, NB, D], m and l [B, HQ, L, NB] f32, o [B, HQ, L, D], all contiguous.
 //     o = Pi^T (sum of exp(m - M) o_partials) / l
 // l includes the sink's exponential. The last blocks belong to exact rows; their part of o is not rotated back.
-#include "aura/aura_flash_p2.h"
+#include "aura/parameters.h"
 #include "aura/rotation.h"
 
 struct Partials {

@@ -7,10 +7,9 @@
 // [blocks, block_size / 128, HK, D] f16, exact rows [slots, rows, HK, D], new rows [T, HK, D], all with strides;
 // partials as in output.h.
 #include "attention/tiles.h"
-#include "aura/aura_paged_attention.h"
 #include "aura/codes.h"
+#include "aura/pages.h"
 #include "aura/ring_buffer.h"
-#include "aura/tile.h"
 
 template <int key_code, int value_code, int D, int kThreads, typename E, bool kExact>
 struct CodedPages {

@@ -5,8 +5,7 @@
 // strides.
 // csrc/ops/aura/aura_paged_tile_means.h says which keys a mean covers.
 #include "attention/sequences.h"
-#include "aura/aura_paged_tile_means.h"
-#include "aura/tile.h"
+#include "aura/pages.h"
 
 template <typename T>
 [[kernel]] void aura_paged_tile_means(

@@ -1,7 +1,7 @@
 // A simdgroup owns 32 / lanes_of(D) vectors. A lane holds D / lanes_of(D) elements in registers, in f32.
 // Layout: x [B, H, T, D] with strides, y [B, H, T, D] f32, contiguous.
 //     y = scale Pi x, or with kInverse scale Pi^T x
-#include "aura/aura_rotate.h"
+#include "aura/parameters.h"
 #include "aura/rotation.h"
 
 template <typename T, int D, bool kInverse>

@@ -3,7 +3,7 @@
 // columns l, l + 32, ...
 // Layout: q [B, HQ, L, D] and means [B, HK, tiles, D] f16, with strides; scores [B, HQ, L, tiles] f32, contiguous.
 //     scores = scale q . means
-#include "aura/aura_tile_scores.h"
+#include "aura/parameters.h"
 #include "aura/visibility.h"
 
 template <typename T, int D>

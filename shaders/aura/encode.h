@@ -1,9 +1,8 @@
 // Both encoders use these functions to find a vector's direction and slot, and to pack the words of its codes.
 #pragma once
-#include "aura/aura_encode.h"
 #include "aura/codes.h"
+#include "aura/parameters.h"
 #include "aura/rotation.h"
-#include "aura/tile.h"
 #include "core/error.h"
 #include "core/indices.h"
 

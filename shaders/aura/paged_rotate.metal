@@ -1,7 +1,7 @@
 // Computes Pi x, or Pi^T x if `inverse`, for each vector x of packed tokens. Padding is neither read nor written. A
 // simdgroup owns 32 / lanes_of(D) vectors. A lane holds D / lanes_of(D) elements in registers, in f32.
 // Layout: in and out [T, H, D] with strides.
-#include "aura/paged_rotate.h"
+#include "aura/pages.h"
 #include "aura/rotation.h"
 #include "core/indices.h"
 

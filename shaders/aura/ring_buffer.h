@@ -3,7 +3,7 @@
 // csrc/ops/aura/ring_buffer.h says which tokens are exact and where their rows are.
 #pragma once
 #include "attention/sequences.h"
-#include "aura/aura_paged_attention.h"
+#include "aura/pages.h"
 #include "aura/rotation.h"
 #include "core/tile.h"
 

@@ -4,7 +4,6 @@
 
 #include "aura/parameters.h"
 #include "aura/rotation.h"
-#include "aura/tile.h"
 using namespace metal;
 
 struct KeyRange {

@@ -1,7 +1,7 @@
 // Computes the log decay of a key channel from a final or raw g.
 #pragma once
-#include "core/channel_gate_parameters.h"
 #include "core/gates.h"
+#include "core/parameters.h"
 
 // The gate parameters of one channel of a head.
 struct ChannelGate {

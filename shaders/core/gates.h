@@ -5,7 +5,6 @@
 
 #include "core/elements.h"
 #include "core/exponential.h"
-#include "core/log_decay.h"
 #include "core/parameters.h"
 using namespace metal;
 

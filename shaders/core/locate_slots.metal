@@ -1,7 +1,7 @@
 // Each simdgroup owns one index. It writes the slot, or -1 if there is none, and reports a wrong index. The
 // threadgroups of later kernels then need not search all earlier indices for duplicates.
 // Layout: indices [N] int32 or int64, any stride; located [N] int32.
-#include "core/locate_slots.h"
+#include "core/parameters.h"
 #include "core/slots.h"
 
 template <int Simdgroups>

@@ -15,7 +15,7 @@
 // e2m1, which lie as codes of 4 bits do, the half is 2^-14 of the number. Their scales are powers of two.
 #pragma once
 #include "core/elements.h"
-#include "core/matrix_parameters.h"
+#include "core/parameters.h"
 #include "core/vectors.h"
 
 template <int Bits>

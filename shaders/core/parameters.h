@@ -49,6 +49,19 @@ struct GateParameters {
   float beta_scale;                  // beta is beta_scale * sigmoid(beta); 0 if beta is final
 };
 
+// Describes the contents of g. A final g holds log decays. A raw g gives the log decay
+//     -exp(A_log) softplus(g + dt_bias)  or  lower_bound sigmoid(exp(A_log) (g + dt_bias)).
+enum ChannelGateKind { kFinalGate = 0, kSoftplusGate = 1, kBoundedGate = 2 };
+
+// g [B, T, HV, K] has any float dtype. Its last stride is 1.
+struct ChannelGateParameters {
+  RowStrides g;
+  int32_t g_type;
+  int32_t kind;                      // ChannelGateKind
+  int32_t A_log_type, dt_bias_type;  // [HV] and [HV, K]; zeros if absent
+  float lower_bound;
+};
+
 struct SequenceParameters {
   int64_t boundary_stride;  // in elements of cu_seqlens
   int32_t boundary_bytes;   // size of a number in cu_seqlens: 4 or 8; 0 for a batch, which has no cu_seqlens
@@ -79,4 +92,33 @@ struct CheckpointParameters {
   int32_t offset_bytes, index_bytes;  // size of a number: 4 or 8
   int32_t null_index;                 // indices up to this one mean "no slot"
   int32_t multiple;                   // offsets are multiples of this; 0 if there are no checkpoints
+};
+
+struct LocateSlotsParameters {
+  SlotParameters slots;
+  int32_t indices;
+  OpName op;
+};
+
+// The kernel adds this to the squared length of q and k when it normalises them, so that rows of zeros stay zero.
+GDN_CONSTANT float kNormEps = 1e-6f;
+
+// Log decays are clamped at this value. In f32, exp is 0 from -104 on, so the clamp changes no decay; it keeps the
+// digits of g_cumsum.
+GDN_CONSTANT float kLowestLogDecay = -104.0f;
+
+// The template argument Bits of a matrix of e4m3 numbers, or of e2m1 numbers with e8m0 scales, in the place of a number
+// of bits.
+enum { kE4M3 = 43, kE2M1 = 21 };
+
+// Describes one matrix of weights, or one per expert. Strides are in elements. The last strides are 1.
+struct MatrixParameters {
+  int64_t expert_stride, row_stride;
+  // The strides of the scales and biases of packed weights.
+  int64_t scales_expert_stride, scales_row_stride, biases_expert_stride, biases_row_stride;
+  int16_t scale_type;       // ElementType
+  int16_t has_zero_points;  // 1 if biases are zero points in bytes
+  int32_t group_shift;      // a group has 1 << group_shift columns
+  int32_t row_shift;        // of e4m3 numbers, 1 << row_shift rows share a scale
+  int32_t columns;          // of e4m3 numbers
 };

@@ -3,8 +3,8 @@
 // simdgroup owns the skipped pairs. Expert e, with `before` pairs of lower experts and `count` pairs of its own, writes
 // tiles before / 32 + e up to (before + count) / 32 + e. These are enough for all its pairs, and every tile is written.
 // Layout: topk_ids [T, k] with strides, sorted_pairs [T k], tiles as most_tiles() counts them.
-#include "experts/moe_align.h"
 #include "experts/pairs.h"
+#include "experts/parameters.h"
 
 template <int Threads>
 [[kernel]] void moe_align(

@@ -8,7 +8,7 @@
 // Layout: hidden [T, k, I], shared_hidden [T, IS], w_down [E, D, I] and shared [D, IS] with strides; residual and y
 // [T, D].
 #include "experts/few_tokens.h"
-#include "experts/moe_down.h"
+#include "experts/parameters.h"
 #include "experts/weighted_sum.h"
 
 // The largest number of pairs, plus tokens of the shared expert, in the kernel for `Most` tokens.

@@ -5,7 +5,7 @@
 // Layout: x [T, D], w_gate_up [E, 2 I, D], shared [IS, D], with strides; hidden [T, k, I], shared_hidden [T, IS].
 #include "experts/few_tokens.h"
 #include "experts/gate_up.h"
-#include "experts/moe_gate_up.h"
+#include "experts/parameters.h"
 
 // Multiplies and stores. Lane row * Count + v of a simdgroup stores its row for vector v.
 template <int Threads, int Count, int Most, typename T, typename Matrices>

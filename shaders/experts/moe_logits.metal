@@ -6,7 +6,7 @@
 // Layout: x [M, K] and W [N, K] with strides; logits [M, N].
 #include "core/vectors.h"
 #include "experts/few_tokens.h"
-#include "experts/moe_logits.h"
+#include "experts/parameters.h"
 #include "quantized/parameters.h"
 
 template <typename T, int Most, int Width>

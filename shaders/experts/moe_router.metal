@@ -6,7 +6,7 @@
 #include "core/elements.h"
 #include "core/exponential.h"
 #include "core/fragment.h"
-#include "experts/moe_router.h"
+#include "experts/parameters.h"
 
 GDN_CONSTANT int kNoExpert = 0x7fffffff;
 

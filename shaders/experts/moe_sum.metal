@@ -1,6 +1,6 @@
 // Computes y, the weighted sum of each token's products. A thread owns one column of a token.
 // Layout: products [T k + T, D] f32, as moe_down_tiles writes them; residual and y [T, D].
-#include "experts/moe_sum.h"
+#include "experts/parameters.h"
 #include "experts/weighted_sum.h"
 
 template <typename T>

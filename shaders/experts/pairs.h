@@ -3,7 +3,6 @@
 #include "core/error.h"
 #include "core/fragment.h"
 #include "core/indices.h"
-#include "experts/few_pairs.h"
 #include "experts/parameters.h"
 
 GDN_CONSTANT int kLeftOut = -1;

@@ -2,8 +2,8 @@
 // A simdgroup owns 8 rows of each matrix. Threadgroup memory: kTileDepth columns of the vectors and of the decoded
 // rows. Registers: the products sums[half * 4 + block], with 8 vectors per block, in f32.
 #pragma once
-#include "experts/moe_align.h"
 #include "experts/pairs.h"
+#include "experts/parameters.h"
 #include "experts/weights.h"
 
 GDN_CONSTANT int kTileBlocks = kTilePairs / 8;

@@ -1,10 +1,10 @@
 // Reads the weights of a matrix. A kernel has Bits as a template argument: 0 for numbers of type T, 4 or 8 for packed
 // codes, kE4M3 for numbers of 8 bits, kE2M1 for numbers of 4 bits. It reads all through Weights.
 #pragma once
-#include "core/matrix_parameters.h"
 #include "core/packed.h"
+#include "core/parameters.h"
 #include "core/tile.h"
-#include "experts/tile_size.h"
+#include "experts/parameters.h"
 
 template <int Width, typename T>
 METAL_FUNC void split(thread T* result, typename VectorOf<T, Width>::type vector) {

@@ -3,7 +3,7 @@
 // channels of the sum and of the normalised row. Layout: keys as in chunk_bwd.h; q and k [B, T, H, K] with row strides,
 // rstd [B, T, H] f32; dq and dk contiguous.
 //     dy = scale sum_heads dy_head;  dx = rstd (dy - y sum(y dy)),  y = x rstd
-#include "gdn/chunk_bwd_keys.h"
+#include "gdn/chunk_bwd.h"
 #include "gdn/chunk_bwd_segment.h"
 
 GDN_CONSTANT int kMost = 8;  // channels of a lane, for K of at most 256

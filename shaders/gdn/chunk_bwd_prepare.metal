@@ -10,7 +10,7 @@
 //     q_read_i = q_i exp(c_i)   k_read_i = k_i exp(c_i)   k_write_i = k_i exp(c_last - c_i)
 //     L_ij = sum_c k_i D(j, i) k_j for i > j   P_ij = sum_c q_i D(j, i) k_j for i >= j   inverse = (I + beta L)^-1
 #include "gdn/chunk_bwd_segment.h"
-#include "gdn/chunk_threads.h"
+#include "gdn/parameters.h"
 #include "gdn/triangle.h"
 
 GDN_CONSTANT int kStride = kBwdSlice + 4;

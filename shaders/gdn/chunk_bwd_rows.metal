@@ -2,7 +2,7 @@
 // stages. A threadgroup is one simdgroup, and owns one chunk of one value head. Layout: rows with row strides, and a
 // plane as in chunk_bwd.h, with zeros past the tokens and columns.
 #include "core/sequences.h"
-#include "gdn/chunk_bwd_moves.h"
+#include "gdn/chunk_bwd.h"
 
 template <bool ToRows>
 [[kernel]] void chunk_bwd_rows(

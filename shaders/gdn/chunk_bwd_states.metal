@@ -2,7 +2,7 @@
 // of single stages. A threadgroup is one simdgroup, and owns one chunk of one value head. Blocks have zeros past K and
 // V. A surplus chunk's state is zero.
 #include "core/sequences.h"
-#include "gdn/chunk_bwd_moves.h"
+#include "gdn/chunk_bwd.h"
 
 template <bool FromBlocks>
 [[kernel]] void chunk_bwd_states(

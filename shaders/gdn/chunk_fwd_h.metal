@@ -11,7 +11,7 @@
 //     S <- exp(g_cumsum) S + k^T v_new
 #include "core/fragment.h"
 #include "core/tile.h"
-#include "gdn/chunk_fwd_h.h"
+#include "gdn/parameters.h"
 #include "gdn/state_blocks.h"
 #include "gdn/state_threadgroup.h"
 

@@ -14,8 +14,7 @@
 #include "core/gates.h"
 #include "core/running_sum.h"
 #include "core/sequences.h"
-#include "gdn/chunk_fwd_intra.h"
-#include "gdn/chunk_threads.h"
+#include "gdn/parameters.h"
 #include "gdn/triangle.h"
 
 // Computes g_cumsum of a chunk, and the factors of the rows of v (beta) and of k (beta exp(g_cumsum)). One scan covers

@@ -15,8 +15,7 @@
 //     o = scale (q h + scores v_new)
 #include "core/sequences.h"
 #include "core/slots.h"
-#include "gdn/chunk_fwd_o.h"
-#include "gdn/chunk_threads.h"
+#include "gdn/parameters.h"
 #include "gdn/triangle.h"
 
 // The number of columns of q and k in threadgroup memory. They fill a 128-byte line.

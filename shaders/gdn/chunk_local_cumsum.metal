@@ -4,7 +4,7 @@
 // Source: FLA's chunk_local_cumsum, which does not clamp.
 #include "core/gates.h"
 #include "core/sequences.h"
-#include "gdn/chunk_local_cumsum.h"
+#include "gdn/parameters.h"
 
 template <int C>
 [[kernel]] void chunk_local_cumsum(

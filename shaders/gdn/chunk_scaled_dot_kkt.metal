@@ -4,8 +4,7 @@
 // Layout: k [B, T, H, K] with row strides, g_cumsum and beta [B, T, HV] f32, A [B, T, HV, C] f32.
 //     A_ij = beta_i (k_i . k_j) exp(c_i - c_j) for i > j, else 0;  c = g_cumsum
 #include "core/sequences.h"
-#include "gdn/chunk_scaled_dot_kkt.h"
-#include "gdn/chunk_threads.h"
+#include "gdn/parameters.h"
 #include "gdn/triangle.h"
 
 // Stores columns j and j + 1 of row i. exp(c_i - c_j) is computed only below the diagonal, because it overflows above.

@@ -1,9 +1,9 @@
 // The fused chunk kernels share this code. It loads a chunk's tokens and stores the output.
 #pragma once
 #include "core/gates.h"
-#include "core/norm_eps.h"
+#include "core/parameters.h"
 #include "core/tile.h"
-#include "gdn/fused_chunk_gated_delta_rule.h"
+#include "gdn/parameters.h"
 #include "gdn/state_blocks.h"
 
 GDN_CONSTANT int kValueStride = kStateColumns + 4;  // puts each row 4 banks further

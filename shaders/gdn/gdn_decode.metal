@@ -15,7 +15,7 @@
 // state.
 //     S <- exp(g) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = scale S^T q
 //     y = o rsqrt(mean of o^2 + eps) weight silu(z), or sigmoid(z)
-#include "gdn/gdn_decode.h"
+#include "gdn/parameters.h"
 #include "gdn/recurrent_step.h"
 
 // The inputs of a token that a thread needs. They are read before anything waits for them. Only thread 0 has the gates.

@@ -5,8 +5,7 @@
 // contiguous.
 //     u = A_inv (beta v);  w = A_inv (beta exp(g_cumsum) k)
 #include "core/sequences.h"
-#include "gdn/chunk_threads.h"
-#include "gdn/recompute_w_u.h"
+#include "gdn/parameters.h"
 #include "gdn/triangle.h"
 
 // Computes tile = inverse * operand in the simdgroup's 8 columns.

@@ -1,7 +1,7 @@
 // The kernels that run the rule token by token share this code. S is in registers (gdn/state_rows.h).
 #pragma once
 #include "core/gates.h"
-#include "core/norm_eps.h"
+#include "core/parameters.h"
 #include "core/sequences.h"
 #include "core/slots.h"
 #include "gdn/state_rows.h"

@@ -2,8 +2,7 @@
 // of an 8-row block, then 8 columns of a product of blocks.
 // Layout: A and A_inv [B, T, HV, C] f32, zero above the diagonal.
 #include "core/sequences.h"
-#include "gdn/chunk_threads.h"
-#include "gdn/solve_tril.h"
+#include "gdn/parameters.h"
 #include "gdn/triangle.h"
 
 template <int C>

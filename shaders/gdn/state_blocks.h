@@ -3,7 +3,7 @@
 #pragma once
 #include "core/exponential.h"
 #include "core/fragment.h"
-#include "gdn/state_tile.h"
+#include "gdn/parameters.h"
 
 GDN_CONSTANT int kSimdgroups = kStateThreads / 32;
 

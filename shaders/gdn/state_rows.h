@@ -2,7 +2,7 @@
 // values or of keys.
 #pragma once
 #include "core/fragment.h"
-#include "gdn/fused_recurrent_gated_delta_rule.h"
+#include "gdn/parameters.h"
 
 GDN_CONSTANT uint kTileColumns = kStateColumns;
 

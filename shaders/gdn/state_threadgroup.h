@@ -4,7 +4,7 @@
 #include "core/checkpoints.h"
 #include "core/sequences.h"
 #include "core/slots.h"
-#include "gdn/state_tile.h"
+#include "gdn/parameters.h"
 
 // The values are the same in every lane, because a kernel branches on them around barriers.
 struct StateThreadgroup {

@@ -17,7 +17,7 @@
 #include "gdn/fused_chunk.h"
 #include "gdn/state_threadgroup.h"
 #include "kda/channel_gates.h"
-#include "kda/fused_chunk_kda.h"
+#include "kda/parameters.h"
 
 GDN_CONSTANT int kMatrixStride = 12;                 // for an 8 x 8 matrix
 GDN_CONSTANT int kMatrixFloats = 8 * kMatrixStride;  // per matrix

@@ -3,7 +3,7 @@
 // Layout: g [B, T, HV, K] with any float dtype and a last stride of 1; A_log [HV], dt_bias [HV, K]; a contiguous
 // output.
 #include "core/gate_of_channel.h"
-#include "kda/fused_kda_gate.h"
+#include "kda/parameters.h"
 
 template <typename Out>
 [[kernel]] void fused_kda_gate(

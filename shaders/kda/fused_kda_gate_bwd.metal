@@ -6,7 +6,7 @@
 // which sum_partials adds up.
 // Layout: g and dy [B, T, HV, K] with a last stride of 1; A_log [HV], dt_bias [HV, K]; a contiguous dg.
 #include "core/gate_of_channel.h"
-#include "kda/fused_kda_gate_bwd.h"
+#include "kda/parameters.h"
 
 template <typename Dy, typename T>
 [[kernel]] void fused_kda_gate_bwd(

@@ -21,10 +21,10 @@
 // is a quotient.
 #include "core/gates.h"
 #include "core/sequences.h"
-#include "gdn/chunk_threads.h"
+#include "gdn/parameters.h"
 #include "gdn/triangle.h"
 #include "kda/channel_gates.h"
-#include "kda/kda_chunk_fwd_intra.h"
+#include "kda/parameters.h"
 
 GDN_CONSTANT int kSlice = 16;  // channels in threadgroup memory, 4 per lane
 GDN_CONSTANT int kStride = kSlice + 4;

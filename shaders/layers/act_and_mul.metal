@@ -4,7 +4,7 @@
 #include "core/exponential.h"
 #include "core/rows.h"
 #include "core/vectors.h"
-#include "layers/act_and_mul.h"
+#include "layers/parameters.h"
 
 template <typename T, int Width>
 [[kernel]] void act_and_mul(

@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "core/fragment.h"
 #include "core/slots.h"
-#include "layers/batch_copy.h"
+#include "layers/parameters.h"
 
 // The order in which a threadgroup processes its tiles.
 struct TileOrder {

@@ -2,7 +2,7 @@
 // lanes of a simdgroup load the weights of its channels together, as whole cache lines.
 // Registers: the last W tokens and the weights of a thread's channels, in f32.
 // Layout: x [B, T, D] with any strides, y with row strides; weight [D, W]; states [N or slots, D, S] with any strides.
-#include "layers/causal_conv1d.h"
+#include "layers/convolution.h"
 #include "layers/convolution_window.h"
 
 template <typename T, typename Weight, typename State, int W, int Width>

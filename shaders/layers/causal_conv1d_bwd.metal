@@ -5,7 +5,7 @@
 // strides, dx contiguous; weight [D, W]; states [N, D, S] with any strides. The parameters name dy the residual, and
 // the gradient of the final state the new state. The gradients of the parameters go to partials [chunks, D, W] and
 // [chunks, D], which sum_partials adds up.
-#include "layers/causal_conv1d_bwd.h"
+#include "layers/convolution.h"
 #include "layers/convolution_gradient.h"
 
 template <typename T, typename Weight, typename State, int W>

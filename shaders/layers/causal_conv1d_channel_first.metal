@@ -4,7 +4,7 @@
 // Threadgroup memory: the tokens and the W - 1 tokens before them, in f32. Registers: the last W tokens and the
 // weights.
 // Layout: x [B, T, D] with any strides, y with row strides; weight [D, W]; states [N or slots, D, S] with any strides.
-#include "layers/causal_conv1d_channel_first.h"
+#include "layers/convolution.h"
 #include "layers/convolution_window.h"
 
 GDN_CONSTANT int kTileStride = kChannelFirstTokens + 3;  // odd, so that a column of channels lies in 32 banks

@@ -36,3 +36,11 @@ struct ConvolutionParameters {
   int32_t has_new_state, has_partials;  // read by the backward
   int32_t keeps_each;                   // 1 to keep the state after each token in the columns, for the next step
 };
+
+GDN_CONSTANT int kConvolutionTokens = 32;  // per threadgroup
+
+// The numbers of channels and tokens that a threadgroup owns.
+GDN_CONSTANT int kChannelFirstTokens = 64;
+GDN_CONSTANT int kChannelFirstChannels = 32;
+
+GDN_CONSTANT int kConvolutionBwdTokens = 128;  // per threadgroup

@@ -5,7 +5,7 @@
 // Layout: dst and src as bytes, contiguous.
 #include <metal_stdlib>
 
-#include "layers/copy_from_host.h"
+#include "layers/parameters.h"
 
 using namespace metal;
 

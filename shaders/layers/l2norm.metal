@@ -6,7 +6,7 @@
 // Layout: x [B, T, H, D] with row strides; y and rstd contiguous.
 #include "core/fragment.h"
 #include "core/rows.h"
-#include "layers/l2norm.h"
+#include "layers/parameters.h"
 
 // Loads the lane's elements of a block, with zeros past the block's end. Returns the sum of their squares.
 template <typename T, int Own>

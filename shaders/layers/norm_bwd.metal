@@ -9,7 +9,7 @@
 #include "core/gates.h"
 #include "core/rows.h"
 #include "core/vectors.h"
-#include "layers/norm_bwd.h"
+#include "layers/parameters.h"
 #include "layers/threadgroup_sum.h"
 
 template <typename T, typename Gate, typename Weight, int D, int Width>

@@ -1,7 +1,7 @@
 // Normalises and rotates each head of q and k, as rotated_heads.h describes. A simdgroup owns one head of one token.
 // The heads of q come first, then those of k.
 // Layout: q and k [B, T, H, D] with row strides.
-#include "layers/qk_norm_rope.h"
+#include "layers/parameters.h"
 #include "layers/rotated_heads.h"
 
 template <typename T, typename Weight, typename Angle, int Width>

@@ -4,7 +4,7 @@
 // Layout: x and residual [B, T, H, D] with row strides; y and h contiguous.
 #include "core/rows.h"
 #include "core/vectors.h"
-#include "layers/rms_norm.h"
+#include "layers/parameters.h"
 #include "layers/threadgroup_sum.h"
 
 template <typename T, typename Weight, int D, int Width>

@@ -5,7 +5,7 @@
 #include "core/exponential.h"
 #include "core/rows.h"
 #include "core/vectors.h"
-#include "layers/rms_norm_gated.h"
+#include "layers/parameters.h"
 
 template <typename T, typename Gate, typename Weight, int D, int Width>
 [[kernel]] void rms_norm_gated(

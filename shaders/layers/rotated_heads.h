@@ -8,7 +8,7 @@
 #pragma once
 #include "core/rows.h"
 #include "core/vectors.h"
-#include "layers/rotation.h"
+#include "layers/parameters.h"
 
 // A head before its rotation.
 template <typename T, typename Weight, int Width>

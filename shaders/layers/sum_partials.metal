@@ -2,7 +2,7 @@
 // elements, one per lane. Its simdgroups take rows in turn, and the first one adds their sums.
 #include <metal_stdlib>
 
-#include "layers/sum_partials.h"
+#include "layers/parameters.h"
 using namespace metal;
 
 template <typename T>

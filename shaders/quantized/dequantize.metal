@@ -4,7 +4,6 @@
 #include "core/error.h"
 #include "core/indices.h"
 #include "experts/weights.h"
-#include "quantized/dequantize.h"
 #include "quantized/parameters.h"
 
 template <typename T, int Bits>

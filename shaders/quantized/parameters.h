@@ -1,5 +1,5 @@
 #pragma once
-#include "core/matrix_parameters.h"
+#include "experts/parameters.h"
 
 struct QuantizedLinearParameters {
   MatrixParameters weight;  // [N, K]
@@ -15,3 +15,9 @@ struct DequantizeParameters {
   int32_t index_bytes;  // size of an index: 4 or 8; 0 for all rows
   OpName op;
 };
+
+GDN_CONSTANT int kLinearSimdgroups = 8;
+GDN_CONSTANT int kLinearRows = kLinearSimdgroups * kRowsOfHalf * 2;  // rows of W per threadgroup
+
+GDN_CONSTANT int kDequantizeThreads = 128;
+GDN_CONSTANT int kDequantizeColumns = 8;  // per thread

@@ -3,7 +3,7 @@
 // Layout: x [M, K] and packed W [N, K] with strides, bias [N]; y [M, N].
 #include "experts/few_tokens.h"
 #include "quantized/bias.h"
-#include "quantized/quantized_linear.h"
+#include "quantized/parameters.h"
 
 // Presents the rows of x to multiply_vectors in the way that it takes the pairs of an expert.
 struct RowsInTurn {

@@ -8,7 +8,7 @@
 
 #include "cpu/common.h"
 #include "cpu/define.h"
-#include "shaders/aura/aura_paged_tile_means.h"
+#include "shaders/aura/pages.h"
 
 namespace torch_gdn::cpu {
 

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#include "shaders/aura/trellis.h"
+#include "shaders/aura/code_sizes.h"
 
 namespace torch_gdn::cpu {
 

@@ -4,8 +4,7 @@
 #pragma once
 #include "cpu/simd/row_kernels.h"
 #include "ops/chunk_shape.h"
-#include "shaders/core/log_decay.h"
-#include "shaders/core/norm_eps.h"
+#include "shaders/core/parameters.h"
 
 namespace torch_gdn::cpu {
 

@@ -5,9 +5,7 @@
 #include "ops/attention/compute_slot_mapping.h"
 #include "ops/attention/qk_norm_rope_and_cache.h"
 #include "ops/attention/reshape_and_cache.h"
-#include "shaders/attention/compute_slot_mapping.h"
-#include "shaders/attention/qk_norm_rope_and_cache.h"
-#include "shaders/attention/reshape_and_cache.h"
+#include "shaders/attention/parameters.h"
 
 namespace torch_gdn {
 

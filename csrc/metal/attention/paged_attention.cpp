@@ -6,9 +6,7 @@
 
 #include "metal/implement.h"
 #include "ops/attention/paged_attention.h"
-#include "shaders/attention/paged_attention_decode.h"
-#include "shaders/attention/paged_attention_merge.h"
-#include "shaders/attention/paged_attention_prefill.h"
+#include "shaders/attention/paged_attention.h"
 
 namespace torch_gdn {
 

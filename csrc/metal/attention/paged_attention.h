@@ -3,7 +3,6 @@
 #include "metal/parameters.h"
 #include "ops/pages.h"
 #include "shaders/attention/paged_attention.h"
-#include "shaders/attention/paged_attention_decode.h"
 
 namespace torch_gdn {
 

@@ -4,13 +4,7 @@
 #include "metal/aura/vectors.h"
 #include "metal/implement.h"
 #include "ops/aura/aura_rotate.h"
-#include "shaders/aura/aura_flash_exact.h"
-#include "shaders/aura/aura_flash_p1.h"
-#include "shaders/aura/aura_flash_p1_eight.h"
-#include "shaders/aura/aura_flash_p1_matrix.h"
-#include "shaders/aura/aura_flash_p2.h"
-#include "shaders/aura/aura_rotate.h"
-#include "shaders/aura/aura_tile_scores.h"
+#include "shaders/aura/parameters.h"
 
 namespace torch_gdn {
 

@@ -3,8 +3,7 @@
 #include "metal/implement.h"
 #include "ops/aura/aura_decode.h"
 #include "ops/aura/aura_encode.h"
-#include "shaders/aura/aura_decode.h"
-#include "shaders/aura/aura_encode.h"
+#include "shaders/aura/parameters.h"
 
 namespace torch_gdn {
 

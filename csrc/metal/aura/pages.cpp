@@ -1,4 +1,6 @@
 // The ops on pages that hold codes.
+#include "shaders/aura/pages.h"
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
@@ -7,9 +9,6 @@
 #include "metal/implement.h"
 #include "ops/aura/aura_paged_attention.h"
 #include "ops/aura/aura_paged_tile_means.h"
-#include "shaders/aura/aura_paged_attention.h"
-#include "shaders/aura/aura_paged_tile_means.h"
-#include "shaders/aura/paged_rotate.h"
 
 namespace torch_gdn {
 

@@ -11,14 +11,7 @@
 #include "ops/experts/moe_gate_up.h"
 #include "ops/experts/moe_logits.h"
 #include "ops/experts/moe_router.h"
-#include "shaders/experts/few_pairs.h"
-#include "shaders/experts/moe_align.h"
-#include "shaders/experts/moe_down.h"
-#include "shaders/experts/moe_gate_up.h"
-#include "shaders/experts/moe_logits.h"
-#include "shaders/experts/moe_router.h"
-#include "shaders/experts/moe_sum.h"
-#include "shaders/experts/tile_size.h"
+#include "shaders/experts/parameters.h"
 #include "shaders/quantized/parameters.h"
 
 namespace torch_gdn {

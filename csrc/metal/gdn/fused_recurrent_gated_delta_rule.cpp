@@ -1,8 +1,7 @@
-#include "shaders/gdn/fused_recurrent_gated_delta_rule.h"
-
 #include "metal/gdn/rule.h"
 #include "metal/implement.h"
 #include "ops/gdn/kda.h"
+#include "shaders/gdn/parameters.h"
 
 namespace torch_gdn {
 

@@ -6,7 +6,7 @@
 #include "metal/gdn/rule.h"
 #include "metal/implement.h"
 #include "metal/layers/causal_conv1d.h"
-#include "shaders/gdn/gdn_decode.h"
+#include "shaders/gdn/parameters.h"
 
 namespace torch_gdn {
 

@@ -12,10 +12,9 @@
 #include "metal/layers/rows.h"
 #include "ops/gdn/chunk_bwd_stages.h"
 #include "ops/gdn/chunk_gated_delta_rule_bwd.h"
-#include "shaders/core/norm_eps.h"
-#include "shaders/gdn/chunk_bwd_keys.h"
-#include "shaders/gdn/chunk_bwd_moves.h"
-#include "shaders/gdn/chunk_threads.h"
+#include "shaders/core/parameters.h"
+#include "shaders/gdn/chunk_bwd.h"
+#include "shaders/gdn/parameters.h"
 
 namespace torch_gdn {
 

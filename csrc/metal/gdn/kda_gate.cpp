@@ -3,8 +3,7 @@
 #include "metal/layers/rows.h"
 #include "ops/gdn/fused_kda_gate.h"
 #include "ops/gdn/fused_kda_gate_bwd.h"
-#include "shaders/kda/fused_kda_gate.h"
-#include "shaders/kda/fused_kda_gate_bwd.h"
+#include "shaders/kda/parameters.h"
 
 namespace torch_gdn {
 

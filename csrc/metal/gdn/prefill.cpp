@@ -16,17 +16,8 @@
 #include "ops/gdn/kda.h"
 #include "ops/gdn/recompute_w_u.h"
 #include "ops/gdn/solve_tril.h"
-#include "shaders/gdn/chunk_fwd_h.h"
-#include "shaders/gdn/chunk_fwd_intra.h"
-#include "shaders/gdn/chunk_fwd_o.h"
-#include "shaders/gdn/chunk_local_cumsum.h"
-#include "shaders/gdn/chunk_scaled_dot_kkt.h"
-#include "shaders/gdn/chunk_threads.h"
-#include "shaders/gdn/fused_chunk_gated_delta_rule.h"
-#include "shaders/gdn/recompute_w_u.h"
-#include "shaders/gdn/solve_tril.h"
-#include "shaders/kda/fused_chunk_kda.h"
-#include "shaders/kda/kda_chunk_fwd_intra.h"
+#include "shaders/gdn/parameters.h"
+#include "shaders/kda/parameters.h"
 
 namespace torch_gdn {
 

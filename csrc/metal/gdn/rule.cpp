@@ -3,8 +3,8 @@
 #include <ATen/ops/empty.h>
 
 #include "metal/layers/rows.h"
-#include "shaders/core/norm_eps.h"
-#include "shaders/gdn/state_tile.h"
+#include "shaders/core/parameters.h"
+#include "shaders/gdn/parameters.h"
 
 namespace torch_gdn {
 

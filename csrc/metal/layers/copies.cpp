@@ -6,8 +6,7 @@
 #include "metal/implement.h"
 #include "ops/layers/batch_copy.h"
 #include "ops/layers/copy_from_host.h"
-#include "shaders/layers/batch_copy.h"
-#include "shaders/layers/copy_from_host.h"
+#include "shaders/layers/parameters.h"
 
 namespace torch_gdn {
 

@@ -9,13 +9,7 @@
 #include "ops/layers/norm_bwd.h"
 #include "ops/layers/rms_norm.h"
 #include "ops/layers/rms_norm_gated.h"
-#include "shaders/layers/act_and_mul.h"
-#include "shaders/layers/l2norm.h"
-#include "shaders/layers/norm_bwd.h"
-#include "shaders/layers/qk_norm_rope.h"
-#include "shaders/layers/rms_norm.h"
-#include "shaders/layers/rms_norm_gated.h"
-#include "shaders/layers/sum_partials.h"
+#include "shaders/layers/parameters.h"
 
 namespace torch_gdn {
 

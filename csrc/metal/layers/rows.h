@@ -2,7 +2,7 @@
 #pragma once
 #include "metal/parameters.h"
 #include "ops/layers/qk_norm_rope.h"
-#include "shaders/layers/rotation.h"
+#include "shaders/layers/parameters.h"
 
 namespace torch_gdn {
 

@@ -5,11 +5,8 @@
 #include "metal/matrix.h"
 #include "ops/quantized/dequantize.h"
 #include "ops/quantized/quantized_linear.h"
-#include "shaders/experts/moe_align.h"
-#include "shaders/experts/tile_size.h"
-#include "shaders/quantized/dequantize.h"
+#include "shaders/experts/parameters.h"
 #include "shaders/quantized/parameters.h"
-#include "shaders/quantized/quantized_linear.h"
 
 namespace torch_gdn {
 

@@ -6,8 +6,7 @@
 
 #include "ops/chunk_shape.h"
 #include "ops/op.h"
-#include "shaders/aura/tile.h"
-#include "shaders/aura/window.h"
+#include "shaders/aura/code_sizes.h"
 
 namespace torch_gdn {
 

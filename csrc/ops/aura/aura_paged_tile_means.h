@@ -2,7 +2,7 @@
 #pragma once
 #include "ops/aura/ring_buffer.h"
 #include "ops/op.h"
-#include "shaders/aura/tile.h"
+#include "shaders/aura/code_sizes.h"
 
 namespace torch_gdn {
 

@@ -1,7 +1,7 @@
 // Describes the means that were subtracted from the keys of tiles before the keys were encoded.
 #pragma once
 #include "ops/pages.h"
-#include "shaders/aura/tile.h"
+#include "shaders/aura/code_sizes.h"
 
 namespace torch_gdn {
 

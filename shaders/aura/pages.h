@@ -1,6 +1,15 @@
+// What the kernels on pages of codes share with their hosts.
 #pragma once
-#include "attention/paged_attention_decode.h"
-#include "attention/paged_attention_prefill.h"
+#include "attention/paged_attention.h"
+#include "attention/parameters.h"
+#include "aura/parameters.h"
+
+struct PagedRotateParameters {
+  TokenStrides in, out;
+  int64_t boundary;        // stride of cu_seqlens
+  int32_t boundary_bytes;  // size of a number: 4 or 8
+  int32_t sequences, vectors, tokens, heads;
+};
 
 // Returns the number of simdgroups in a threadgroup. With up to 8 query rows, each simdgroup has 8 keys of a tile; with
 // more, each has 8 of the rows.
@@ -26,4 +35,19 @@ struct AuraPagedParameters {
   PageStrides key_norms, value_norms, key_tile_means;
   ExactRowsParameters exact;
   int32_t has_tile_means;
+};
+
+GDN_CONSTANT int kMeanThreads = 128;     // per threadgroup; a thread owns a channel of a tile
+GDN_CONSTANT int kLeastKeysOfMean = 32;  // with fewer keys, the mean of the previous tile is better
+
+struct PagedTileMeansParameters {
+  PagedParameters paged;  // describes the sequences and the block table; a token's only query row is its key
+  TokenStrides keys;
+  PageStrides tile_means, exact_keys;
+  int64_t slot, start;              // strides of exact_slots and exact_starts
+  int32_t slot_bytes, start_bytes;  // size of a number: 4 or 8
+  int32_t slots;
+  int32_t ring;  // rows of a slot that hold no sink
+  int32_t sinks, tail;
+  int32_t head_size;
 };

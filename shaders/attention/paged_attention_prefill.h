@@ -1,4 +1,0 @@
-#pragma once
-#include "attention/paged_attention.h"
-
-GDN_CONSTANT int kPrefillRows = 8;  // per simdgroup

@@ -1,8 +1,0 @@
-#pragma once
-#include "aura/parameters.h"
-
-struct RotateParameters {
-  VectorParameters vectors;
-  VectorStrides x;
-  float scale;
-};
