@@ -1,7 +1,6 @@
 // Converts log decays and betas to contiguous f32, the form that the CPU kernels read.
 #pragma once
 #include "cpu/common.h"
-#include "ops/channel_gate.h"
 #include "ops/gates.h"
 
 namespace torch_gdn::cpu {

@@ -1,7 +1,6 @@
 // Binds g and beta with any strides and float dtype, final or raw.
 #pragma once
 #include "metal/parameters.h"
-#include "ops/channel_gate.h"
 #include "ops/gates.h"
 #include "shaders/core/parameters.h"
 

@@ -3,7 +3,7 @@
 // group.y the channels, and group.z the tile among those that begin with the sequence's new tokens.
 // Layout: keys [T, HK, D], exact rows [slots, rows, HK, D], tile_means [blocks, tiles of a block, HK, D] f16, with
 // strides.
-// csrc/ops/aura/aura_paged_tile_means.h says which keys a mean covers.
+// csrc/ops/aura/pages.h says which keys a mean covers.
 #include "attention/sequences.h"
 #include "aura/pages.h"
 

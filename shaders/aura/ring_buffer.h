@@ -1,6 +1,6 @@
 // Finds tokens of a paged cache that have exact rows, and stages these rows in a tile of keys or values. Codes are
 // rotated, so the rows are rotated too; lanes_of(D) lanes of a simdgroup rotate one row.
-// csrc/ops/aura/ring_buffer.h says which tokens are exact and where their rows are.
+// csrc/ops/aura/pages.h says which tokens are exact and where their rows are.
 #pragma once
 #include "attention/sequences.h"
 #include "aura/pages.h"

@@ -1,9 +1,7 @@
 // Ops that find or write the slots of a server's cache.
 #include "cpu/define.h"
 #include "cpu/layers/rotated_heads.h"
-#include "ops/attention/compute_slot_mapping.h"
-#include "ops/attention/qk_norm_rope_and_cache.h"
-#include "ops/attention/reshape_and_cache.h"
+#include "ops/attention/cache.h"
 
 namespace torch_gdn::cpu {
 

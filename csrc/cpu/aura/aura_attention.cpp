@@ -1,6 +1,6 @@
 // Attention to codes takes two passes: pass 1 computes a softmax over each block of keys, and pass 2 merges the blocks.
 // Attention to exact rows runs between them, as pass 1 of further blocks.
-#include "ops/aura/aura_attention.h"
+#include "ops/aura/attention.h"
 
 #include <cmath>
 

@@ -1,4 +1,4 @@
-#include "ops/aura/aura_decode.h"
+#include "ops/aura/codes.h"
 
 #include "cpu/aura/codes.h"
 #include "cpu/aura/vectors.h"

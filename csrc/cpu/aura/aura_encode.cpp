@@ -1,4 +1,4 @@
-#include "ops/aura/aura_encode.h"
+#include "ops/aura/codes.h"
 
 #include <algorithm>
 #include <cmath>

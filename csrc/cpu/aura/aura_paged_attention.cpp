@@ -1,4 +1,4 @@
-#include "ops/aura/aura_paged_attention.h"
+#include "ops/aura/pages.h"
 
 #include <cmath>
 

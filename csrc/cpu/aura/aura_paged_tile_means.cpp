@@ -1,5 +1,3 @@
-#include "ops/aura/aura_paged_tile_means.h"
-
 #include <ATen/Parallel.h>
 
 #include <algorithm>
@@ -8,6 +6,7 @@
 
 #include "cpu/common.h"
 #include "cpu/define.h"
+#include "ops/aura/pages.h"
 #include "shaders/aura/pages.h"
 
 namespace torch_gdn::cpu {

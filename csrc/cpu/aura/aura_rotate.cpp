@@ -1,4 +1,4 @@
-#include "ops/aura/aura_rotate.h"
+#include "ops/aura/codes.h"
 
 #include <cmath>
 

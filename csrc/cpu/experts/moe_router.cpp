@@ -1,5 +1,3 @@
-#include "ops/experts/moe_router.h"
-
 #include <ATen/Parallel.h>
 
 #include <algorithm>
@@ -8,6 +6,7 @@
 #include <vector>
 
 #include "cpu/define.h"
+#include "ops/experts/experts.h"
 
 namespace torch_gdn::cpu {
 namespace {

@@ -9,9 +9,7 @@
 
 #include "cpu/define.h"
 #include "cpu/quantized/dequantized.h"
-#include "ops/experts/moe_down.h"
-#include "ops/experts/moe_gate_up.h"
-#include "ops/experts/moe_logits.h"
+#include "ops/experts/experts.h"
 #include "ops/indices.h"
 
 namespace torch_gdn::cpu {

@@ -5,7 +5,7 @@
 #include "cpu/define.h"
 #include "cpu/gates.h"
 #include "cpu/gdn/recurrence.h"
-#include "ops/gdn/kda.h"
+#include "ops/gdn/rules.h"
 
 namespace torch_gdn::cpu {
 

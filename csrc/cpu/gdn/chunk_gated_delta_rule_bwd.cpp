@@ -2,11 +2,10 @@
 // walks forward through the chunks, and keeps what is O(T), a state per segment of chunks, and the states of the last
 // segment. Then it walks back: it computes the states of a segment again, and the gradients chunk by chunk. Sums over
 // value heads have their order.
-#include "ops/gdn/chunk_gated_delta_rule_bwd.h"
-
 #include "cpu/common.h"
 #include "cpu/define.h"
 #include "cpu/simd/backward_kernels.h"
+#include "ops/gdn/gradients.h"
 
 namespace torch_gdn::cpu {
 

@@ -7,13 +7,8 @@
 
 #include "cpu/common.h"
 #include "cpu/define.h"
-#include "ops/gdn/chunk_bwd_stages.h"
-#include "ops/gdn/chunk_fwd_h.h"
-#include "ops/gdn/chunk_fwd_o.h"
-#include "ops/gdn/chunk_local_cumsum.h"
-#include "ops/gdn/chunk_scaled_dot_kkt.h"
-#include "ops/gdn/recompute_w_u.h"
-#include "ops/gdn/solve_tril.h"
+#include "ops/gdn/gradients.h"
+#include "ops/gdn/chunk_stages.h"
 
 namespace torch_gdn::cpu {
 

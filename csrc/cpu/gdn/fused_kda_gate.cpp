@@ -1,10 +1,9 @@
-#include "ops/gdn/fused_kda_gate.h"
+#include "ops/gdn/kda_gate.h"
 
 #include "cpu/define.h"
 #include "cpu/gates.h"
 #include "cpu/layers/partial_sums.h"
 #include "cpu/simd/layer_kernels.h"
-#include "ops/gdn/fused_kda_gate_bwd.h"
 
 namespace torch_gdn::cpu {
 namespace {

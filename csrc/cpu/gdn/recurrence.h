@@ -1,7 +1,7 @@
 // Runs the recurrence token by token, for all end-to-end ops. The chunked ops pass their short sequences to it.
 #pragma once
 #include "cpu/common.h"
-#include "ops/gdn/chunk_gated_delta_rule.h"
+#include "ops/gdn/rules.h"
 
 namespace torch_gdn::cpu {
 

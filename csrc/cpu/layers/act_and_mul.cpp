@@ -1,10 +1,9 @@
-#include "ops/layers/act_and_mul.h"
-
 #include <array>
 
 #include "cpu/common.h"
 #include "cpu/define.h"
 #include "cpu/simd/layer_kernels.h"
+#include "ops/layers/rows.h"
 
 namespace torch_gdn::cpu {
 namespace {

@@ -1,8 +1,7 @@
-#include "ops/layers/causal_conv1d_bwd.h"
-
 #include "cpu/define.h"
 #include "cpu/layers/partial_sums.h"
 #include "cpu/simd/layer_kernels.h"
+#include "ops/layers/causal_conv1d.h"
 
 namespace torch_gdn::cpu {
 namespace {

@@ -5,8 +5,7 @@
 #include <cstring>
 
 #include "cpu/define.h"
-#include "ops/layers/batch_copy.h"
-#include "ops/layers/copy_from_host.h"
+#include "ops/layers/copies.h"
 
 namespace torch_gdn::cpu {
 

@@ -1,7 +1,7 @@
 // The kernels of this family that ops of other families also call. The caller must have checked the arguments.
 #pragma once
 #include "ops/layers/causal_conv1d.h"
-#include "ops/layers/rms_norm_gated.h"
+#include "ops/layers/rows.h"
 
 namespace torch_gdn::cpu {
 

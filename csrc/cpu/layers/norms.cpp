@@ -3,9 +3,7 @@
 #include "cpu/layers/kernels.h"
 #include "cpu/layers/partial_sums.h"
 #include "cpu/simd/layer_kernels.h"
-#include "ops/layers/l2norm.h"
-#include "ops/layers/norm_bwd.h"
-#include "ops/layers/rms_norm.h"
+#include "ops/layers/rows.h"
 
 namespace torch_gdn::cpu {
 namespace {

@@ -1,7 +1,6 @@
-#include "ops/layers/qk_norm_rope.h"
-
 #include "cpu/define.h"
 #include "cpu/layers/rotated_heads.h"
+#include "ops/layers/rows.h"
 
 namespace torch_gdn::cpu {
 namespace {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cpu/common.h"
-#include "ops/layers/qk_norm_rope.h"
+#include "ops/layers/rows.h"
 
 namespace torch_gdn::cpu {
 

@@ -7,8 +7,7 @@
 #include <vector>
 
 #include "cpu/define.h"
-#include "ops/quantized/dequantize.h"
-#include "ops/quantized/quantized_linear.h"
+#include "ops/quantized/quantized.h"
 
 namespace torch_gdn::cpu {
 

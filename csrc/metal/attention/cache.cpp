@@ -1,10 +1,9 @@
 // Stores new tokens in the pages of a cache.
+#include "ops/attention/cache.h"
+
 #include "metal/attention/paged_attention.h"
 #include "metal/implement.h"
 #include "metal/layers/rows.h"
-#include "ops/attention/compute_slot_mapping.h"
-#include "ops/attention/qk_norm_rope_and_cache.h"
-#include "ops/attention/reshape_and_cache.h"
 #include "shaders/attention/parameters.h"
 
 namespace torch_gdn {

@@ -1,9 +1,8 @@
 // Attention to codes: its passes, most of which are ops too, and the whole.
-#include "ops/aura/aura_attention.h"
-
 #include "metal/aura/vectors.h"
 #include "metal/implement.h"
-#include "ops/aura/aura_rotate.h"
+#include "ops/aura/attention.h"
+#include "ops/aura/codes.h"
 #include "shaders/aura/parameters.h"
 
 namespace torch_gdn {

@@ -1,8 +1,8 @@
 // Turns vectors into codes, and codes into vectors.
+#include "ops/aura/codes.h"
+
 #include "metal/aura/vectors.h"
 #include "metal/implement.h"
-#include "ops/aura/aura_decode.h"
-#include "ops/aura/aura_encode.h"
 #include "shaders/aura/parameters.h"
 
 namespace torch_gdn {

@@ -7,8 +7,7 @@
 #include "metal/attention/paged_attention.h"
 #include "metal/aura/vectors.h"
 #include "metal/implement.h"
-#include "ops/aura/aura_paged_attention.h"
-#include "ops/aura/aura_paged_tile_means.h"
+#include "ops/aura/pages.h"
 
 namespace torch_gdn {
 

@@ -1,4 +1,6 @@
 // The choice of each token's experts, and the products with their weights, for few tokens and for many.
+#include "ops/experts/experts.h"
+
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -7,10 +9,6 @@
 #include "metal/gates.h"
 #include "metal/implement.h"
 #include "metal/matrix.h"
-#include "ops/experts/moe_down.h"
-#include "ops/experts/moe_gate_up.h"
-#include "ops/experts/moe_logits.h"
-#include "ops/experts/moe_router.h"
 #include "shaders/experts/parameters.h"
 #include "shaders/quantized/parameters.h"
 

@@ -1,6 +1,6 @@
 #include "metal/gdn/rule.h"
 #include "metal/implement.h"
-#include "ops/gdn/kda.h"
+#include "ops/gdn/rules.h"
 #include "shaders/gdn/parameters.h"
 
 namespace torch_gdn {

@@ -2,6 +2,8 @@
 // of all chunks. The first pass walks forward, and keeps the state before each segment. The second one takes the
 // segments from the last to the first, computes the states of their chunks again, and then their gradients.
 // The stages are also ops, which take all chunks as one segment.
+#include "ops/gdn/gradients.h"
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
@@ -10,8 +12,6 @@
 #include "metal/gdn/rule.h"
 #include "metal/implement.h"
 #include "metal/layers/rows.h"
-#include "ops/gdn/chunk_bwd_stages.h"
-#include "ops/gdn/chunk_gated_delta_rule_bwd.h"
 #include "shaders/core/parameters.h"
 #include "shaders/gdn/chunk_bwd.h"
 #include "shaders/gdn/parameters.h"

@@ -1,8 +1,8 @@
+#include "ops/gdn/kda_gate.h"
+
 #include "metal/gates.h"
 #include "metal/implement.h"
 #include "metal/layers/rows.h"
-#include "ops/gdn/fused_kda_gate.h"
-#include "ops/gdn/fused_kda_gate_bwd.h"
 #include "shaders/kda/parameters.h"
 
 namespace torch_gdn {

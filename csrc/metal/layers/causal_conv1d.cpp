@@ -2,7 +2,7 @@
 
 #include "metal/implement.h"
 #include "metal/layers/rows.h"
-#include "ops/layers/causal_conv1d_bwd.h"
+#include "ops/layers/causal_conv1d.h"
 #include "shaders/layers/convolution.h"
 
 namespace torch_gdn {

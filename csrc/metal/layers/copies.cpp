@@ -1,11 +1,11 @@
 // Copies that run in order with the other launches of a stream.
+#include "ops/layers/copies.h"
+
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
 
 #include "metal/implement.h"
-#include "ops/layers/batch_copy.h"
-#include "ops/layers/copy_from_host.h"
 #include "shaders/layers/parameters.h"
 
 namespace torch_gdn {

@@ -4,11 +4,7 @@
 #include <ATen/ops/empty.h>
 
 #include "metal/implement.h"
-#include "ops/layers/act_and_mul.h"
-#include "ops/layers/l2norm.h"
-#include "ops/layers/norm_bwd.h"
-#include "ops/layers/rms_norm.h"
-#include "ops/layers/rms_norm_gated.h"
+#include "ops/layers/rows.h"
 #include "shaders/layers/parameters.h"
 
 namespace torch_gdn {

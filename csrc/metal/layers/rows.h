@@ -1,7 +1,7 @@
 // What the ops on rows share, and their launches that other ops make.
 #pragma once
 #include "metal/parameters.h"
-#include "ops/layers/qk_norm_rope.h"
+#include "ops/layers/rows.h"
 #include "shaders/layers/parameters.h"
 
 namespace torch_gdn {

@@ -1,10 +1,10 @@
+#include "ops/quantized/quantized.h"
+
 #include <bit>
 
 #include "metal/gates.h"
 #include "metal/implement.h"
 #include "metal/matrix.h"
-#include "ops/quantized/dequantize.h"
-#include "ops/quantized/quantized_linear.h"
 #include "shaders/experts/parameters.h"
 #include "shaders/quantized/parameters.h"
 

@@ -2,7 +2,6 @@
 #pragma once
 #include <c10/util/SmallVector.h>
 
-#include "ops/channel_gate.h"
 #include "ops/chunk_shape.h"
 #include "ops/gates.h"
 #include "ops/op.h"

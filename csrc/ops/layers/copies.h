@@ -1,10 +1,12 @@
-// Copies ranges of bytes within an engine's buffer, in place.
 #pragma once
+#include <ATen/core/LegacyTypeDispatch.h>
+
 #include "ops/op.h"
 #include "ops/ranges.h"
 
 namespace torch_gdn {
 
+// Copies ranges of bytes within an engine's buffer, in place.
 template <typename Int>
 struct BatchCopy {
   static constexpr const char* kSchema =
@@ -36,6 +38,35 @@ struct BatchCopy {
     check.on_device_or_cpu(argument, x);
     const bool fits = x.dim() == 1 && holds(sym_eq(size_of<Int>(x, 0), size_of<Int>(ranges.sizes, 0)));
     check.value(fits, argument, "shape [n] like sizes", sizes_of<Int>(x));
+  }
+};
+
+// Copies a small host array to the device without waiting.
+template <typename Int>
+struct CopyFromHost {
+  static constexpr const char* kSchema = "copy_from_host_(Tensor(a!) dst, Tensor src) -> ()";
+
+  Tensor dst, src;
+
+  auto arguments() { return std::tie(dst, src); }
+
+  void check(const char* op) const {
+    const Check<Int> check(op, "dst", dst);
+    check.on_device_or_cpu("src", src);
+    check.same_dtype("src", src, "dst", dst);
+    const auto sizes = sizes_of<Int>(dst), got = sizes_of<Int>(src);
+    bool equal = got.size() == sizes.size();
+    for (size_t i = 0; equal && i < sizes.size(); ++i) equal = holds(sym_eq(got[i], sizes[i]));
+    check.value(equal, "src", "the shape of dst", got, " for ", sizes);
+    check.value(dst.is_contiguous(), "dst", "a contiguous tensor", dst.sym_strides(), " as strides");
+  }
+
+  void outputs() const {}
+
+  // PyTorch makes the copy, below autograd. As in every op here, dst may be an inference tensor.
+  void copy() const {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    dst.copy_(src);
   }
 };
 

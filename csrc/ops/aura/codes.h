@@ -1,10 +1,31 @@
-// Encodes vectors: the code of a rotated coordinate is the index of its nearest centroid. A trellis code, which has no
-// boundaries, is the one whose decoded vector is nearest. In place, codes go to slots.
+// The ops that turn vectors into codes, and codes into vectors.
 #pragma once
 #include "ops/aura/aura.h"
 #include "ops/indices.h"
 
 namespace torch_gdn {
+
+// Computes scale Pi x, or scale Pi^T x if `inverse`, for each vector x.
+template <typename Int>
+struct AuraRotate {
+  static constexpr const char* kSchema =
+      "aura_rotate(Tensor x, Tensor signs, float scale=1.0, bool inverse=False) -> Tensor";
+
+  Tensor x, signs;
+  double scale;
+  bool inverse;
+
+  auto arguments() { return std::tie(x, signs, scale, inverse); }
+
+  void check(const char* op) const {
+    const Check<Int> check(op, "x", x);
+    check.is_activation("x", x);
+    check.at_least_one_dimension("x", x);
+    check_table(check, "signs", signs, "[D]", check_head_size(check, "x", size_of<Int>(x, -1)));
+  }
+
+  Tensor outputs() const { return empty(sizes_of<Int>(x), x.options().dtype(at::kFloat)); }
+};
 
 // codes are int32 [.., words], and norms float16 [..].
 struct EncodedVectors {
@@ -33,6 +54,8 @@ struct AuraEncoder {
   }
 };
 
+// Encodes vectors: the code of a rotated coordinate is the index of its nearest centroid. A trellis code, which has no
+// boundaries, is the one whose decoded vector is nearest. In place, codes go to slots.
 template <typename Int>
 struct AuraEncode : AuraEncoder<Int> {
   static constexpr const char* kSchema =
@@ -98,6 +121,49 @@ struct AuraEncodeInPlace : AuraEncoder<Int> {
   }
 
   void outputs() const {}
+};
+
+// Decodes codes to vectors, or to rotated vectors if `rotated`.
+template <typename Int>
+struct AuraDecode {
+  static constexpr const char* kSchema =
+      "aura_decode(Tensor codes, Tensor norms, Tensor codebook, Tensor signs, bool rotated=False, "
+      "ScalarType? dtype=None, Tensor? tile_means=None) -> Tensor";
+
+  CodedTensor vectors;
+  Tensor signs;
+  bool rotated;
+  optional<at::ScalarType> dtype;
+
+  Int D;
+  Code code;
+
+  auto arguments() {
+    return std::tie(vectors.codes, vectors.norms, vectors.codebook, signs, rotated, dtype, vectors.tile_means);
+  }
+
+  void check(const char* op) {
+    const auto& [codes, norms, codebook, tile_means] = vectors;
+    const Check<Int> check(op, "codes", codes);
+    check.is_int32("codes", codes);
+    check.at_least_one_dimension("codes", codes);
+    check.is_float32("signs", signs).dimensions(1, "[D]");
+    D = check_head_size(check, "signs", size_of<Int>(signs, 0));
+    code = check_codebook(check, "codebook", codebook);
+    const auto rows = sizes_without_last<Int>(codes);
+    check_codes(check, "codes", codes, rows, D, code);
+    check_norms(check, "norms", norms, rows);
+    if (tile_means.has_value()) {
+      check.dimensions("codes", codes, 4, "[B, HK, T, ceil(D * bits / 32)]");
+      check_tile_means(check, "tile_means", *tile_means, rows[0], rows[1], rows[2], D);
+    }
+    check.is_activation("dtype", dtype.value_or(at::kFloat));
+  }
+
+  Tensor outputs() const {
+    return empty<Int>(with_last(sizes_without_last<Int>(vectors.codes), D),
+                      vectors.norms.options().dtype(dtype.value_or(at::kFloat)));
+  }
 };
 
 }  // namespace torch_gdn
