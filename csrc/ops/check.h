@@ -44,6 +44,13 @@ c10::ArrayRef<Int> sizes_of(const Tensor& x) {
   }
 }
 
+template <typename Int>
+bool are_equal(c10::ArrayRef<Int> a, c10::ArrayRef<Int> b) {
+  bool equal = a.size() == b.size();
+  for (size_t i = 0; equal && i < a.size(); ++i) equal = holds(sym_eq(a[i], b[i]));
+  return equal;
+}
+
 // Avoids the heap, because a decoding step checks many shapes.
 template <typename Int>
 using Sizes = c10::SmallVector<Int, 6>;
@@ -93,16 +100,16 @@ class Check {
     on_device(argument, x);
   }
 
-  void at_least_one_dimension(const char* argument, const Tensor& x) const {
+  // Checks rows of numbers [.., D].
+  void is_rows(const char* argument, const Tensor& x) const {
+    is_activation(argument, x);
     value(x.dim() >= 1, argument, "at least one dimension", x.dim());
   }
 
   void shape(const char* argument, const Tensor& x, const char* pattern, c10::ArrayRef<Int> sizes) const {
     const auto got = sizes_of<Int>(x);
-    bool equal = got.size() == sizes.size();
-    for (size_t i = 0; equal && i < sizes.size(); ++i) equal = holds(sym_eq(got[i], sizes[i]));
-    TORCH_CHECK_VALUE(equal, op_, ": ", argument, ": expected shape ", pattern, " = ", sizes, ", got ", got,
-                      layout_hint(pattern, sizes, got));
+    TORCH_CHECK_VALUE(are_equal(got, sizes), op_, ": ", argument, ": expected shape ", pattern, " = ", sizes, ", got ",
+                      got, layout_hint(pattern, sizes, got));
     on_device(argument, x);
   }
 
@@ -112,9 +119,8 @@ class Check {
 
   void same_shape(const char* argument, const Tensor& x, const char* name, const Tensor& other) const {
     const auto got = sizes_of<Int>(x), sizes = sizes_of<Int>(other);
-    bool equal = got.size() == sizes.size();
-    for (size_t i = 0; equal && i < sizes.size(); ++i) equal = holds(sym_eq(got[i], sizes[i]));
-    TORCH_CHECK_VALUE(equal, op_, ": ", argument, ": expected the shape of ", name, ", got ", got, " for ", sizes);
+    TORCH_CHECK_VALUE(are_equal(got, sizes), op_, ": ", argument, ": expected the shape of ", name, ", got ", got,
+                      " for ", sizes);
     on_device(argument, x);
   }
 
@@ -190,6 +196,25 @@ class Check {
     TORCH_CHECK_TYPE(x.scalar_type() == other.scalar_type(), op_, ": ", argument, ": expected dtype ",
                      dtype_name(other.scalar_type()), " like ", name, ", got ", dtype_name(x.scalar_type()));
     return {*this, argument, x};
+  }
+
+  void like(const char* argument, const Tensor& x, const char* name, const Tensor& other) const {
+    same_dtype(argument, x, name, other);
+    same_shape(argument, x, name, other);
+  }
+
+  // Checks indices that the host may read.
+  void is_index_array(const char* argument, const Tensor& x) const {
+    is_index(argument, x);
+    on_device_or_cpu(argument, x);
+  }
+
+  // Checks indices with one number per sequence.
+  void is_number_per_sequence(const char* argument, const Tensor& x, const Int& N,
+                              const char* expected = "shape [N], one per sequence") const {
+    is_index_array(argument, x);
+    value(x.dim() == 1 && holds(sym_eq(size_of<Int>(x, 0), N)), argument, expected, sizes_of<Int>(x), " for ", N,
+          " sequences");
   }
 
   // Checks a tensor that the caller allocated for a result.

@@ -59,6 +59,7 @@ ChunkShape<Int> shape_of(const Check<Int>& check, const char* key, const Tensor&
   check_key_size(check, key, s.K);
   check_value_size(check, value, s.V);
   check_heads(check, key, s.H, value, s.HV);
+  check.shape(value, v, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V});
   return s;
 }
 
@@ -75,16 +76,14 @@ void check_sequences(const Check<Int>& check, ChunkShape<Int>& s, const optional
   s.NT = chunked ? ceil_div(s.T, s.C) : Int(0);
   check.value(s.packed || !chunk_indices.has_value(), "chunk_indices", "None when cu_seqlens is None", "a tensor");
   if (!s.packed) return;
-  check.is_index("cu_seqlens", *cu_seqlens);
-  check.on_device_or_cpu("cu_seqlens", *cu_seqlens);
+  check.is_index_array("cu_seqlens", *cu_seqlens);
   check.value(cu_seqlens->dim() == 1 && holds(sym_ge(size_of<Int>(*cu_seqlens, 0), Int(1))), "cu_seqlens",
               "shape [N + 1]", sizes_of<Int>(*cu_seqlens));
   s.N = size_of<Int>(*cu_seqlens, 0) - 1;
   check.value(sym_eq(s.B, Int(1)), "cu_seqlens", "a batch of 1 (sequences packed along T)", "a batch of ", s.B);
   if (chunked) s.NT += s.N;
   if (chunk_indices.has_value()) {
-    check.is_index("chunk_indices", *chunk_indices);
-    check.on_device_or_cpu("chunk_indices", *chunk_indices);
+    check.is_index_array("chunk_indices", *chunk_indices);
     check.value(chunk_indices->dim() == 2 && holds(sym_eq(size_of<Int>(*chunk_indices, 1), Int(2))), "chunk_indices",
                 "shape [NT, 2]", sizes_of<Int>(*chunk_indices));
     s.NT = size_of<Int>(*chunk_indices, 0);

@@ -35,4 +35,7 @@ void for_each_index(const at::Tensor& x, const F& f) {
   for (int64_t i = 0; i < x.numel(); ++i) f(indices.at(i / columns, i % columns), i);
 }
 
+// Checks that the boundaries of cu_seqlens ascend.
+void check_ascending(const char* op, const Indices& boundaries);
+
 }  // namespace torch_gdn

@@ -38,8 +38,16 @@ Tensor empty(std::initializer_list<Int> sizes, const at::TensorOptions& options)
 // Returns the optional member, created if empty, for an op that requires it.
 inline Tensor& required(optional<Tensor>& member) { return member.has_value() ? *member : member.emplace(); }
 
-// Returns a tensor for an output that was not requested.
-inline Tensor no_output(const at::TensorOptions& options) { return at::empty({0}, options); }
+// Returns an output, which has no elements if it was not requested.
+template <typename Int>
+Tensor empty_if(bool is_requested, c10::ArrayRef<Int> sizes, const at::TensorOptions& options) {
+  return is_requested ? empty(sizes, options) : at::empty({0}, options);
+}
+
+template <typename Int>
+Tensor empty_if(bool is_requested, std::initializer_list<Int> sizes, const at::TensorOptions& options) {
+  return empty_if(is_requested, c10::ArrayRef<Int>(sizes.begin(), sizes.size()), options);
+}
 
 template <template <typename> class Op>
 std::string name_of() {

@@ -32,8 +32,7 @@ void check_queries(const Check<Int>& check, PagedShape<Int>& s, const Tensor& ou
   s.T = size_of<Int>(q, 0), s.HQ = size_of<Int>(q, 1), s.D = size_of<Int>(q, 2);
   check.in_range("q", expected, s.D, 16, 256);
   check.value(sym_eq(s.D % 16, Int(0)), "q", expected, s.D);
-  check.same_dtype("out", out, "q", q);
-  check.same_shape("out", out, "q", q);
+  check.like("out", out, "q", q);
   check_unit_stride(check, "out", out);
 }
 
@@ -57,12 +56,9 @@ void check_pages(const char* op, const PagedShape<>& shape, const PagedSequences
 template <typename Int>
 void check_sequences_of_pages(const Check<Int>& check, PagedShape<Int>& s, const PagedSequences<Int>& sequences) {
   const auto& [block_table, cu_seqlens, seq_lens, max_query_len, max_seq_len, causal, window] = sequences;
-  check.is_index("block_table", block_table);
-  check.is_index("cu_seqlens", cu_seqlens);
-  check.is_index("seq_lens", seq_lens);
-  check.on_device_or_cpu("block_table", block_table);
-  check.on_device_or_cpu("cu_seqlens", cu_seqlens);
-  check.on_device_or_cpu("seq_lens", seq_lens);
+  check.is_index_array("block_table", block_table);
+  check.is_index_array("cu_seqlens", cu_seqlens);
+  check.is_index_array("seq_lens", seq_lens);
   check.value(seq_lens.dim() == 1, "seq_lens", "shape [N]", sizes_of<Int>(seq_lens));
   s.N = size_of<Int>(seq_lens, 0);
   check.value(cu_seqlens.dim() == 1 && holds(sym_eq(size_of<Int>(cu_seqlens, 0), s.N + 1)), "cu_seqlens",

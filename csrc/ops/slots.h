@@ -31,11 +31,7 @@ void check_checkpoint_contents(const char* op, const StatePool& pool, const Chun
 template <typename Int>
 void check_num_accepted_tokens(const Check<Int>& check, const Int& N, const StatePool& pool, const Int& most) {
   if (!pool.num_accepted_tokens.has_value()) return;
-  const Tensor& counts = *pool.num_accepted_tokens;
-  check.is_index("num_accepted_tokens", counts);
-  check.on_device_or_cpu("num_accepted_tokens", counts);
-  check.value(counts.dim() == 1 && holds(sym_eq(size_of<Int>(counts, 0), N)), "num_accepted_tokens",
-              "shape [N], one per sequence", sizes_of<Int>(counts), " for ", N, " sequences");
+  check.is_number_per_sequence("num_accepted_tokens", *pool.num_accepted_tokens, N);
   if constexpr (is_run<Int>) check_accepted_counts(check.op(), pool, most);
 }
 
@@ -55,8 +51,7 @@ void check_slots(const Check<Int>& check, const Int& N, const StatePool& pool, b
     check.value(sym_ge(slots, N), "state_pool", "a slot for each sequence", slots, " slots for ", N, " sequences");
     return;
   }
-  check.is_index("state_indices", *pool.indices);
-  check.on_device_or_cpu("state_indices", *pool.indices);
+  check.is_index_array("state_indices", *pool.indices);
   const bool fits = pool.indices->dim() == 1 || (slot_per_token && pool.indices->dim() == 2);
   check.value(fits && holds(sym_eq(size_of<Int>(*pool.indices, 0), N)), "state_indices",
               slot_per_token ? "shape [N] or [N, tokens]" : "shape [N], one per sequence", sizes_of<Int>(*pool.indices),
@@ -89,12 +84,8 @@ void check_checkpoints(const Check<Int>& check, const StatePool& pool, const Chu
   check.value(indices.has_value() || !offsets.has_value(), "checkpoint_indices",
               "a tensor when checkpoint_offsets is one", "None");
   if (!offsets.has_value()) return;
-  for (const auto& [argument, x] : {std::pair("checkpoint_offsets", *offsets), {"checkpoint_indices", *indices}}) {
-    check.is_index(argument, x);
-    check.on_device_or_cpu(argument, x);
-    check.value(x.dim() == 1 && holds(sym_eq(size_of<Int>(x, 0), s.N)), argument, "shape [N], one per sequence",
-                sizes_of<Int>(x), " for ", s.N, " sequences");
-  }
+  check.is_number_per_sequence("checkpoint_offsets", *offsets, s.N);
+  check.is_number_per_sequence("checkpoint_indices", *indices, s.N);
   if constexpr (is_run<Int>) check_checkpoint_contents(check.op(), pool, s, cu_seqlens, multiple);
 }
 

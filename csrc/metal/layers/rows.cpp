@@ -62,7 +62,7 @@ void run(const L2Norm<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
       {launch_l2norm(as_rows(op.x, "x"), op.eps, y, op.return_rstd ? optional<Tensor>(rstd) : std::nullopt)});
 }
 
-static_assert(RmsNorm<int64_t>::kLargestRow == kRmsNormLargestRow);
+static_assert(kLargestRow == kRmsNormLargestRow);
 
 void run(const RmsNorm<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
   if (op.x.numel() == 0) return;

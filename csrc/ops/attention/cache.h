@@ -7,10 +7,9 @@
 
 namespace torch_gdn {
 
-// Computes the slots of a cache of pages that the keys and values of a batch's tokens go to.
-//
-// Token t of sequence n, at position p of its sequence, has the slot block_table[n, p / block_size] * block_size + p %
-// block_size. Entries at and after cu_seqlens[N] become -1, which means no slot.
+// Computes the slots of a cache of pages that the keys and values of a batch's tokens go to. Token t of sequence n, at
+// position p of its sequence, has the slot block_table[n, p / block_size] * block_size + p % block_size. Entries at and
+// after cu_seqlens[N] become -1, which means no slot.
 template <typename Int>
 struct ComputeSlotMapping {
   static constexpr const char* kSchema =
@@ -29,13 +28,11 @@ struct ComputeSlotMapping {
     const Check<Int> check(op, "positions", positions);
     check.is_index("positions", positions).dimensions(1, "[T]");
     T = size_of<Int>(positions, 0);
-    check.is_index("cu_seqlens", cu_seqlens);
-    check.on_device_or_cpu("cu_seqlens", cu_seqlens);
+    check.is_index_array("cu_seqlens", cu_seqlens);
     check.value(cu_seqlens.dim() == 1 && holds(sym_ge(size_of<Int>(cu_seqlens, 0), Int(1))), "cu_seqlens",
                 "shape [N + 1]", sizes_of<Int>(cu_seqlens));
     N = size_of<Int>(cu_seqlens, 0) - 1;
-    check.is_index("block_table", block_table);
-    check.on_device_or_cpu("block_table", block_table);
+    check.is_index_array("block_table", block_table);
     check.value(block_table.dim() == 2 && holds(sym_eq(size_of<Int>(block_table, 0), N)), "block_table",
                 "shape [N, blocks of a sequence]", sizes_of<Int>(block_table), " for ", N, " sequences");
     table_blocks = size_of<Int>(block_table, 1);
@@ -63,10 +60,7 @@ struct ComputeSlotMapping {
     if (!positions.is_cpu() || !cu_seqlens.is_cpu() || !block_table.is_cpu()) return;
     const Indices at(cu_seqlens), position(positions), block(block_table);
     check.value(at[0] == 0, "cu_seqlens", "the first boundary to be 0", at[0]);
-    for (int64_t n = 0; n < N; ++n) {
-      check.value(at[n] <= at[n + 1], "cu_seqlens", "ascending boundaries", at[n], " before ", at[n + 1], " at index ",
-                  n);
-    }
+    check_ascending(check.op(), at);
     check.value(at[N] <= T, "cu_seqlens", "boundaries up to the number of positions", at[N], " for ", T, " positions");
     for (int64_t n = 0; n < N; ++n) {
       for (int64_t t = at[n]; t < at[n + 1]; ++t) {

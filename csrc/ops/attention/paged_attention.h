@@ -32,8 +32,7 @@ struct PagedAttention {
     check.is_activation("key_cache", key_cache).dimensions(4, "[blocks, block_size, HK, D]");
     check_blocks(check, s, "key_cache", key_cache);
     check.shape("key_cache", key_cache, "[blocks, block_size, HK, D]", {s.blocks, s.block_size, s.HK, s.D});
-    check.same_dtype("value_cache", value_cache, "key_cache", key_cache);
-    check.same_shape("value_cache", value_cache, "key_cache", key_cache);
+    check.like("value_cache", value_cache, "key_cache", key_cache);
     check_unit_stride(check, "key_cache", key_cache);
     check_unit_stride(check, "value_cache", value_cache);
     check_sequences_of_pages(check, s, sequences);

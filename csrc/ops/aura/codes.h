@@ -19,8 +19,7 @@ struct AuraRotate {
 
   void check(const char* op) const {
     const Check<Int> check(op, "x", x);
-    check.is_activation("x", x);
-    check.at_least_one_dimension("x", x);
+    check.is_rows("x", x);
     check_table(check, "signs", signs, "[D]", check_head_size(check, "x", size_of<Int>(x, -1)));
   }
 
@@ -41,8 +40,7 @@ struct AuraEncoder {
   Code code;
 
   void check_codec(const Check<Int>& check) {
-    check.is_activation("x", x);
-    check.at_least_one_dimension("x", x);
+    check.is_rows("x", x);
     D = check_head_size(check, "x", size_of<Int>(x, -1));
     check_table(check, "signs", signs, "[D]", D);
     code = check_codebook(check, "codebook", codebook);
@@ -146,7 +144,7 @@ struct AuraDecode {
     const auto& [codes, norms, codebook, tile_means] = vectors;
     const Check<Int> check(op, "codes", codes);
     check.is_int32("codes", codes);
-    check.at_least_one_dimension("codes", codes);
+    check.value(codes.dim() >= 1, "codes", "at least one dimension", codes.dim());
     check.is_float32("signs", signs).dimensions(1, "[D]");
     D = check_head_size(check, "signs", size_of<Int>(signs, 0));
     code = check_codebook(check, "codebook", codebook);

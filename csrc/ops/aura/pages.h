@@ -8,9 +8,9 @@
 
 namespace torch_gdn {
 
-// A slot has `sinks` rows for the first tokens of a sequence, and a ring for later ones. Sequence n finds its first
-// tokens in slot sink_slots[n]. The `tail` tokens before the queries, from starts[n] on, are in slot slots[n], where
-// token p has row
+// Keys and values that are stored as the model computed them, not as codes. A slot has `sinks` rows for the first
+// tokens of a sequence, and a ring for later ones. Sequence n finds its first tokens in slot sink_slots[n]. The `tail`
+// tokens before the queries, from starts[n] on, are in slot slots[n], where token p has row
 //     sinks + p % (rows - sinks)
 // A negative slot has no rows. The queries' own tokens are rows of new_keys and new_values.
 template <typename Int>
@@ -41,15 +41,6 @@ void check_exact_cache(const Check<Int>& check, const PagedShape<Int>& s, const 
                        const Int& count, const Int& rows, const char* like, const Tensor& other) {
   check.same_dtype(argument, x, like, other).shape("[slots, rows, HK, D]", {count, rows, s.HK, s.D});
   check_unit_stride(check, argument, x);
-}
-
-// Checks a tensor with one number per sequence.
-template <typename Int>
-void check_numbers(const Check<Int>& check, const PagedShape<Int>& s, const char* argument, const Tensor& x) {
-  check.is_index(argument, x);
-  check.on_device_or_cpu(argument, x);
-  check.value(x.dim() == 1 && holds(sym_eq(size_of<Int>(x, 0), s.N)), argument, "shape [N]", sizes_of<Int>(x), " for ",
-              s.N, " sequences");
 }
 
 template <typename Int>
@@ -86,9 +77,9 @@ void check_exact_rows(const Check<Int>& check, const PagedShape<Int>& s, const T
   };
   check_exact_cache(check, s, "exact_keys", *keys, count, rows, "q", q);
   check_exact_cache(check, s, "exact_values", *values, count, rows, "q", q);
-  check_numbers(check, s, "exact_slots", *slots);
-  check_numbers(check, s, "exact_starts", *starts);
-  check_numbers(check, s, "exact_sink_slots", *sink_slots);
+  check.is_number_per_sequence("exact_slots", *slots, s.N, "shape [N]");
+  check.is_number_per_sequence("exact_starts", *starts, s.N, "shape [N]");
+  check.is_number_per_sequence("exact_sink_slots", *sink_slots, s.N, "shape [N]");
   check_new("new_keys", *new_keys), check_new("new_values", *new_values);
   check_rows_of_slot(check, rows, sinks, tail);
   if constexpr (is_run<Int>) {
@@ -97,7 +88,8 @@ void check_exact_rows(const Check<Int>& check, const PagedShape<Int>& s, const T
   }
 }
 
-// The means are [blocks, tiles of a block, HK, D]. A block has whole tiles, so a tile lies in one block.
+// The means that were subtracted from the keys of tiles before the keys were encoded. They are [blocks, tiles of a
+// block, HK, D]. A block has whole tiles, so a tile lies in one block.
 template <typename Int>
 void check_means_of_pages(const Check<Int>& check, const PagedShape<Int>& s, const char* argument, const Tensor& x) {
   check.is_of_dtype(argument, x, at::kHalf);
@@ -171,12 +163,10 @@ struct AuraPagedAttention {
   }
 };
 
-// Finds the means of the tiles of pages that new keys begin.
-//
-// A tile is 128 tokens of a sequence, from a multiple of 128 on. If its first token is new, its mean becomes that of
-// the newest keys up to its last new token: up to 128 of the new keys and of the exact rows before them (exact_rows.h),
-// but for the first `sinks` tokens. With fewer than kLeastKeysOfMean of them, it becomes the mean of the tile before,
-// if there is one. Other tiles keep their means.
+// Finds the means of the tiles of pages that new keys begin. A tile is 128 tokens of a sequence, from a multiple of 128
+// on. If its first token is new, its mean becomes that of the newest keys up to its last new token: up to 128 of the
+// new keys and of the exact rows before them (PagedExactRows), but for the first `sinks` tokens. With fewer than
+// kLeastKeysOfMean of them, it becomes the mean of the tile before, if there is one. Other tiles keep their means.
 template <typename Int>
 struct AuraPagedTileMeans {
   static constexpr const char* kSchema =
@@ -217,8 +207,8 @@ struct AuraPagedTileMeans {
     check.dimensions("exact_keys", exact_keys, 4, "[slots, rows, HK, D]");
     const Int slots = size_of<Int>(exact_keys, 0), rows = size_of<Int>(exact_keys, 1);
     check_exact_cache(check, s, "exact_keys", exact_keys, slots, rows, "keys", keys);
-    check_numbers(check, s, "exact_slots", exact_slots);
-    check_numbers(check, s, "exact_starts", exact_starts);
+    check.is_number_per_sequence("exact_slots", exact_slots, s.N, "shape [N]");
+    check.is_number_per_sequence("exact_starts", exact_starts, s.N, "shape [N]");
     check_rows_of_slot(check, rows, sinks, tail);
     if constexpr (is_run<Int>) {
       check_pages(check.op(), s, sequences);

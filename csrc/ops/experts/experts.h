@@ -184,7 +184,7 @@ struct MoeGateUp {
 
   std::tuple<Tensor, Tensor> outputs() const {
     return {empty<Int>({shape.T, shape.k, shape.I}, x.options()),
-            shared_gate_proj.has_value() ? empty<Int>({shape.T, shape.IS}, x.options()) : no_output(x.options())};
+            empty_if<Int>(shared_gate_proj.has_value(), {shape.T, shape.IS}, x.options())};
   }
 
  private:

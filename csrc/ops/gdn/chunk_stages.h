@@ -111,7 +111,6 @@ struct RecomputeWU {
     check.is_float32("A", A).dimensions(4, "[B, T, HV, chunk_size]");
     check_chunk_columns(check, "A", size_of<Int>(A, 3));
     auto& s = shape = shape_of<Int>(check, "k", k, "v", v, size_of<Int>(A, 3));
-    check.shape("v", v, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V});
     check.is_floating("beta", beta).shape("[B, T, HV]", {s.B, s.T, s.HV});
     check.shape("A", A, "[B, T, HV, chunk_size]", {s.B, s.T, s.HV, s.C});
     check.is_float32("g", g).shape("[B, T, HV]", {s.B, s.T, s.HV});
@@ -153,7 +152,6 @@ struct ChunkFwdH {
     check.same_dtype("u", u, "k", k).dimensions(4, "[B, T, HV, V]");
     check_chunk_size(check, chunk_size);
     auto& s = shape = shape_of<Int>(check, "k", k, "u", u, chunk_size);
-    check.shape("u", u, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V});
     check.shape("w", w, "[B, T, HV, K]", {s.B, s.T, s.HV, s.K});
     check.is_float32("g", g).shape("[B, T, HV]", {s.B, s.T, s.HV});
     check_sequences(check, s, cu_seqlens, chunk_indices);
@@ -194,7 +192,6 @@ struct ChunkFwdO {
     check_chunk_size(check, chunk_size);
     auto& s = shape = shape_of<Int>(check, "q", q, "v", v, chunk_size);
     check.shape("k", k, "[B, T, H, K]", {s.B, s.T, s.H, s.K});
-    check.shape("v", v, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V});
     check.is_float32("g", g).shape("[B, T, HV]", {s.B, s.T, s.HV});
     check_sequences(check, s, cu_seqlens, chunk_indices);
     check.shape("h", h, state_v_first ? "[B, NT, HV, V, K]" : "[B, NT, HV, K, V]",

@@ -39,7 +39,7 @@ void check_initial_state(const Check<Int>& check, const ChunkShape<Int>& s, cons
 template <typename Int>
 Tensor final_state(const ChunkShape<Int>& s, const Tensor& like, bool wanted, bool v_first) {
   const auto options = like.options().dtype(at::kFloat);
-  return wanted ? empty<Int>(state_sizes({s.N}, s, v_first), options) : no_output(options);
+  return empty_if<Int>(wanted, state_sizes({s.N}, s, v_first), options);
 }
 
 template <typename Int = int64_t>
@@ -78,7 +78,6 @@ struct GatedDeltaRule {
     check.is_activation("v", v).dimensions(4, "[B, T, HV, V]");
     auto& s = shape = shape_of<Int>(check, "q", q, "v", v, shape.C);
     check.shape("k", k, "[B, T, H, K]", {s.B, s.T, s.H, s.K});
-    check.shape("v", v, "[B, T, HV, V]", {s.B, s.T, s.HV, s.V});
     if (g.has_value()) check.is_floating("g", *g).shape("[B, T, HV]", {s.B, s.T, s.HV});
     const auto& [gk, gv, gk_name, gate] = channels;
     if (gk.has_value()) check.is_floating(gk_name, *gk).shape("[B, T, HV, K]", {s.B, s.T, s.HV, s.K});
@@ -104,8 +103,7 @@ struct GatedDeltaRule {
   at::ScalarType dtype_of_output() const { return output_dtype.value_or(v.scalar_type()); }
 
   Tensor output() const {
-    const auto options = q.options().dtype(dtype_of_output());
-    return out.has_value() ? no_output(options) : empty<Int>({shape.B, shape.T, shape.HV, shape.V}, options);
+    return empty_if<Int>(!out.has_value(), {shape.B, shape.T, shape.HV, shape.V}, q.options().dtype(dtype_of_output()));
   }
 };
 

@@ -9,6 +9,7 @@
 #include "ops/chunk_shape.h"
 #include "ops/gates.h"
 #include "ops/layers/causal_conv1d.h"
+#include "ops/layers/rows.h"
 #include "ops/op.h"
 #include "ops/slots.h"
 
@@ -88,7 +89,7 @@ struct GdnDecode {
 
   Tensor outputs() const {
     const auto& s = shape;
-    return out.has_value() ? no_output(qkv.options()) : empty<Int>({s.B, s.T, s.HV, s.V}, qkv.options());
+    return empty_if<Int>(!out.has_value(), {s.B, s.T, s.HV, s.V}, qkv.options());
   }
 
  private:
@@ -148,8 +149,7 @@ struct GdnDecode {
   void check_norm(const Check<Int>& check) {
     if (norm_weight.has_value()) check.is_activation("norm_weight", *norm_weight).shape("[V]", {shape.V});
     check.value(norm_eps >= 0, "norm_eps", "a non-negative number", norm_eps);
-    check.value(norm_activation == "silu" || norm_activation == "swish" || has_sigmoid(), "norm_activation",
-                "'silu', 'swish' or 'sigmoid'", "'", norm_activation, "'");
+    check_activation(check, "norm_activation", norm_activation);
   }
 
   void check_states(const Check<Int>& check) {

@@ -1,9 +1,9 @@
-// The gradients of the end-to-end prefill ops with final gates, and their stages.
 #pragma once
 #include "ops/gdn/gated_delta_rule.h"
 
 namespace torch_gdn {
 
+// The gradients of the end-to-end prefill ops with final gates. Raw gates have their own gradients.
 template <typename Int>
 struct ChunkedBackward : GatedDeltaRule<Int> {
   using Shared = ChunkedBackward;
@@ -44,7 +44,6 @@ struct ChunkedBackward : GatedDeltaRule<Int> {
   }
 };
 
-// The gradients of the end-to-end prefill ops with final gates. Raw gates have their own gradients.
 template <typename Int>
 struct ChunkGatedDeltaRuleBackward : ChunkedBackward<Int> {
   static constexpr const char* kSchema =
@@ -67,6 +66,8 @@ struct ChunkKdaBackward : ChunkedBackward<Int> {
   auto arguments() { return std::tuple_cat(this->kda_inputs(), this->options()); }
 };
 
+// The stages of the gradients of the chunked rule, over chunks of 16 tokens, in float32. g is the sum of a chunk's log
+// decays up to each token. Gradients of g are those of the log decays.
 template <typename Int>
 struct ChunkBwdStage {
   static constexpr int64_t kTokens = 16;  // in a chunk, because the Metal kernels have no other size
@@ -87,7 +88,6 @@ struct ChunkBwdStage {
     check.is_float32(key_name, key).dimensions(4, "[B, T, H, K]");
     check.is_float32(name, value).dimensions(4, "[B, T, HV, V]");
     const auto& s = shape = shape_of<Int>(check, key_name, key, name, value, kTokens);
-    check_values(check, name, value);
     check.is_float32("k", k).shape("[B, T, H, K]", {s.B, s.T, s.H, s.K});
     check.is_float32("g", g).shape("[B, T, HV]", {s.B, s.T, s.HV});
     check_sequences(check, shape, cu_seqlens, chunk_indices);
@@ -106,8 +106,6 @@ struct ChunkBwdStage {
   Tensor numbers() const { return empty<Int>({shape.B, shape.T, shape.HV}, k.options()); }
 };
 
-// The stages of the gradients of the chunked rule, over chunks of 16 tokens, in float32. g is the sum of a chunk's log
-// decays up to each token. Gradients of g are those of the log decays.
 template <typename Int>
 struct ChunkBwdDvLocal : ChunkBwdStage<Int> {
   static constexpr const char* kSchema =

@@ -60,9 +60,8 @@ struct FusedKdaGateBwd {
 
   std::tuple<Tensor, Tensor, Tensor> outputs() const {
     const auto float32 = g.options().dtype(at::kFloat);
-    return {empty(sizes_of<Int>(g), g.options()),
-            gate.A_log.has_value() ? empty<Int>({HV}, float32) : no_output(float32),
-            gate.dt_bias.has_value() ? empty<Int>({HV * K}, float32) : no_output(float32)};
+    return {empty(sizes_of<Int>(g), g.options()), empty_if<Int>(gate.A_log.has_value(), {HV}, float32),
+            empty_if<Int>(gate.dt_bias.has_value(), {HV * K}, float32)};
   }
 };
 

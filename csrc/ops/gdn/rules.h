@@ -39,9 +39,8 @@ struct ChunkedRule : GatedDeltaRule<Int> {
 
   Tensor chunk_states() const {
     const auto& s = this->shape;
-    return return_intermediate_states
-               ? empty<Int>(state_sizes({s.B, s.NT}, s, this->state_v_first), intermediate_options())
-               : no_output(intermediate_options());
+    return empty_if<Int>(return_intermediate_states, state_sizes({s.B, s.NT}, s, this->state_v_first),
+                         intermediate_options());
   }
 };
 
@@ -100,6 +99,7 @@ struct ChunkGatedDeltaRuleInPlace : ChunkedCallInPlace<Int> {
   }
 };
 
+// beta is [B, T, HV] or [B, T, HV, V], or None, which means 1. Without g there is no decay.
 template <typename Int>
 struct RecurrentRule : GatedDeltaRule<Int> {
   auto decays() { return std::tie(this->channels.gk, this->channels.gv); }
@@ -171,6 +171,8 @@ struct FusedRecurrentGatedDeltaRuleInPlace : RecurrentCallInPlace<Int> {
   }
 };
 
+// Kimi Delta Attention is the gated delta rule under FLA's names. Its g [B, T, HV, K] is the rule's gk, and has its own
+// gate.
 template <typename Int>
 struct ChunkKda : ChunkedCall<Int> {
   static constexpr const char* kSchema =

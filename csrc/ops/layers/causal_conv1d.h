@@ -30,10 +30,7 @@ struct CausalConvolution {
     check.shape("weight", weight, "[D, W]", {D, W});
     check.in_range("weight", "W from 2 to 4", W, 2, 4);
     if (bias.has_value()) check.same_dtype("bias", *bias, "weight", weight).shape("[D]", {D});
-    if (residual.has_value()) {
-      check.same_dtype("residual", *residual, "x", x);
-      check.same_shape("residual", *residual, "x", x);
-    }
+    if (residual.has_value()) check.like("residual", *residual, "x", x);
     check.value(!activation.has_value() || *activation == "silu" || *activation == "swish", "activation",
                 "None, 'silu' or 'swish'", "'", activation.value_or(""), "'");
     check_sequences(check, shape, cu_seqlens);
@@ -56,9 +53,7 @@ struct CausalConvolution {
     check.value(no_states && !cu_seqlens.has_value(), "seq_idx", expected, "a tensor");
   }
 
-  Tensor output() const {
-    return out.has_value() ? no_output(x.options()) : empty<Int>({shape.B, shape.T, D}, x.options());
-  }
+  Tensor output() const { return empty_if<Int>(!out.has_value(), {shape.B, shape.T, D}, x.options()); }
 };
 
 template <typename Int>
@@ -96,9 +91,8 @@ struct CausalConv1d : CausalConvolution<Int> {
   }
 
   std::tuple<Tensor, Tensor> outputs() const {
-    const auto options = (initial_state.has_value() ? *initial_state : this->x).options();
-    return {this->output(),
-            output_final_state ? empty<Int>({this->shape.N, this->D, this->S}, options) : no_output(options)};
+    return {this->output(), empty_if<Int>(output_final_state, {this->shape.N, this->D, this->S},
+                                          initial_state.value_or(this->x).options())};
   }
 };
 
@@ -158,16 +152,14 @@ struct CausalConv1dBwd : CausalConvolution<Int> {
     const Check<Int> check(op, "dy", dy);
     check.is_activation("dy", dy).dimensions(3, "[B, T, D]");
     this->check_inputs(check);
-    check.same_dtype("x", this->x, "dy", dy);
-    check.same_shape("x", this->x, "dy", dy);
+    check.like("x", this->x, "dy", dy);
     for (const auto& [name, state] : {std::pair{"initial_state", &initial_state}, {"dfinal_state", &dfinal_state}}) {
       if (!state->has_value()) continue;
       check.dimensions(name, **state, 3, "[N, D, S]");
       this->check_state(check, name, **state, "[N, D, S]", this->shape.N);
     }
     if (initial_state.has_value() && dfinal_state.has_value()) {
-      check.same_dtype("dfinal_state", *dfinal_state, "initial_state", *initial_state);
-      check.same_shape("dfinal_state", *dfinal_state, "initial_state", *initial_state);
+      check.like("dfinal_state", *dfinal_state, "initial_state", *initial_state);
     }
     if (!seq_idx.has_value()) return;
     this->check_seq_idx(check, *seq_idx, !initial_state.has_value() && !dfinal_state.has_value(),
@@ -177,10 +169,10 @@ struct CausalConv1dBwd : CausalConvolution<Int> {
   std::tuple<Tensor, Tensor, Tensor, Tensor> outputs() const {
     const auto options = this->weight.options();
     return {empty<Int>({this->shape.B, this->shape.T, this->D}, this->x.options()),
-            output_dweight ? empty<Int>({this->D, this->W}, options) : no_output(options),
-            output_dweight && this->bias.has_value() ? empty<Int>({this->D}, options) : no_output(options),
-            initial_state.has_value() ? empty(sizes_of<Int>(*initial_state), initial_state->options())
-                                      : no_output(this->x.options())};
+            empty_if<Int>(output_dweight, {this->D, this->W}, options),
+            empty_if<Int>(output_dweight && this->bias.has_value(), {this->D}, options),
+            empty_if<Int>(initial_state.has_value(), {this->shape.N, this->D, this->S},
+                          initial_state.value_or(this->x).options())};
   }
 };
 

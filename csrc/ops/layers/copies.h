@@ -34,8 +34,7 @@ struct BatchCopy {
 
  private:
   void check_numbers(const Check<Int>& check, const char* argument, const Tensor& x) const {
-    check.is_index(argument, x);
-    check.on_device_or_cpu(argument, x);
+    check.is_index_array(argument, x);
     const bool fits = x.dim() == 1 && holds(sym_eq(size_of<Int>(x, 0), size_of<Int>(ranges.sizes, 0)));
     check.value(fits, argument, "shape [n] like sizes", sizes_of<Int>(x));
   }
@@ -55,9 +54,7 @@ struct CopyFromHost {
     check.on_device_or_cpu("src", src);
     check.same_dtype("src", src, "dst", dst);
     const auto sizes = sizes_of<Int>(dst), got = sizes_of<Int>(src);
-    bool equal = got.size() == sizes.size();
-    for (size_t i = 0; equal && i < sizes.size(); ++i) equal = holds(sym_eq(got[i], sizes[i]));
-    check.value(equal, "src", "the shape of dst", got, " for ", sizes);
+    check.value(are_equal(got, sizes), "src", "the shape of dst", got, " for ", sizes);
     check.value(dst.is_contiguous(), "dst", "a contiguous tensor", dst.sym_strides(), " as strides");
   }
 

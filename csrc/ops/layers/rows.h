@@ -6,14 +6,21 @@
 
 namespace torch_gdn {
 
+constexpr int64_t kLargestRow = 16384;  // of a norm
+
+template <typename Int>
+void check_activation(const Check<Int>& check, const char* argument, std::string_view activation) {
+  check.value(activation == "silu" || activation == "swish" || activation == "sigmoid", argument,
+              "'silu', 'swish' or 'sigmoid'", "'", activation, "'");
+}
+
 // Checks the rows of a norm and returns their length.
 template <typename Int>
-Int check_rows(const Check<Int>& check, const Tensor& x, const optional<Tensor>& weight, double eps,
-               const char* expected, int64_t largest_row) {
-  check.is_activation("x", x);
-  check.at_least_one_dimension("x", x);
+Int check_rows(const Check<Int>& check, const Tensor& x, const optional<Tensor>& weight, double eps) {
+  check.is_rows("x", x);
   const Int D = size_of<Int>(x, -1);
-  check.in_range("x", expected, D, 1, largest_row);
+  static_assert(kLargestRow == 16384);
+  check.in_range("x", "a last dimension from 1 to 16384", D, 1, kLargestRow);
   if (weight.has_value()) check.is_activation("weight", *weight).shape("[D]", {D});
   check.value(eps >= 0, "eps", "a non-negative number", eps);
   return D;
@@ -33,12 +40,9 @@ struct ActAndMul {
 
   void check(const char* op) {
     const Check<Int> check(op, "gate", gate);
-    check.is_activation("gate", gate);
-    check.at_least_one_dimension("gate", gate);
-    check.same_dtype("up", up, "gate", gate);
-    check.same_shape("up", up, "gate", gate);
-    check.value(activation == "silu" || activation == "swish" || has_sigmoid(), "activation",
-                "'silu', 'swish' or 'sigmoid'", "'", activation, "'");
+    check.is_rows("gate", gate);
+    check.like("up", up, "gate", gate);
+    check_activation(check, "activation", activation);
   }
 
   Tensor outputs() const { return empty(sizes_of<Int>(gate), gate.options()); }
@@ -58,16 +62,14 @@ struct L2Norm {
 
   void check(const char* op) const {
     const Check<Int> check(op, "x", x);
-    check.is_activation("x", x);
-    check.at_least_one_dimension("x", x);
+    check.is_rows("x", x);
     check.value(eps >= 0, "eps", "a non-negative number", eps);
   }
 
   std::tuple<Tensor, Tensor> outputs() const {
     const auto sizes = sizes_of<Int>(x);
     const auto float32 = x.options().dtype(at::kFloat);
-    return {empty(sizes, x.options()),
-            return_rstd ? empty(sizes.slice(0, sizes.size() - 1), float32) : no_output(float32)};
+    return {empty(sizes, x.options()), empty_if(return_rstd, sizes.slice(0, sizes.size() - 1), float32)};
   }
 
   // Finishes a call whose y has no elements: the factor of each row is that of a sum of 0. Returns whether it did.
@@ -87,8 +89,6 @@ struct RmsNorm {
       "rms_norm(Tensor x, Tensor? weight=None, Tensor? residual=None, float eps=1e-6, bool zero_centered=False, "
       "bool round_norm=False) -> (Tensor y, Tensor residual_out)";
 
-  static constexpr int64_t kLargestRow = 16384;
-
   Tensor x;
   optional<Tensor> weight, residual;
   double eps;
@@ -100,17 +100,13 @@ struct RmsNorm {
 
   void check(const char* op) {
     const Check<Int> check(op, "x", x);
-    D = check_rows<Int>(check, x, weight, eps, "a last dimension from 1 to 16384", kLargestRow);
-    if (residual.has_value()) {
-      check.same_dtype("residual", *residual, "x", x);
-      check.same_shape("residual", *residual, "x", x);
-    }
+    D = check_rows<Int>(check, x, weight, eps);
+    if (residual.has_value()) check.like("residual", *residual, "x", x);
     check.value(weight.has_value() || !zero_centered, "zero_centered", "False when there is no weight", "True");
   }
 
   std::tuple<Tensor, Tensor> outputs() const {
-    return {empty(sizes_of<Int>(x), x.options()),
-            residual.has_value() ? empty(sizes_of<Int>(x), x.options()) : no_output(x.options())};
+    return {empty(sizes_of<Int>(x), x.options()), empty_if(residual.has_value(), sizes_of<Int>(x), x.options())};
   }
 };
 
@@ -121,8 +117,6 @@ struct RmsNormGated {
   static constexpr const char* kSchema =
       "rms_norm_gated(Tensor x, Tensor g, Tensor? weight=None, str activation='silu', float eps=1e-6, "
       "bool round_norm=False) -> Tensor";
-
-  static constexpr int64_t kLargestRow = 16384;
 
   Tensor x, g;
   optional<Tensor> weight;
@@ -140,11 +134,10 @@ struct RmsNormGated {
 
   void check(const char* op) {
     const Check<Int> check(op, "x", x);
-    D = check_rows<Int>(check, x, weight, eps, "a last dimension from 1 to 16384", kLargestRow);
+    D = check_rows<Int>(check, x, weight, eps);
     check.is_activation("g", g);
     check.same_shape("g", g, "x", x);
-    check.value(activation == "silu" || activation == "swish" || has_sigmoid(), "activation",
-                "'silu', 'swish' or 'sigmoid'", "'", activation, "'");
+    check_activation(check, "activation", activation);
   }
 
   Tensor outputs() const { return empty(sizes_of<Int>(x), x.options()); }
@@ -194,8 +187,7 @@ struct QkNormRope {
     check.shape("cos", cos, "[B, T, P]", {B, T, P});
     check.value(sym_le(Int(1), P), "cos", "at least one pair", P);
     check.value(sym_le(P * Int(2), D), "cos", "at most D / 2 pairs", P, " for D ", D);
-    check.same_dtype("sin", sin, "cos", cos);
-    check.same_shape("sin", sin, "cos", cos);
+    check.like("sin", sin, "cos", cos);
   }
 
   Tensor output(const Tensor& x) const {
@@ -214,8 +206,6 @@ struct NormBwd {
       "float eps=1e-6, bool zero_centered=False, bool over_sum=False, bool output_dweight=True) -> "
       "(Tensor dx, Tensor dg, Tensor dweight)";
 
-  static constexpr int64_t kLargestRow = 16384;
-
   Tensor dy, x;
   optional<Tensor> weight, g, dh;
   std::string_view activation;
@@ -232,21 +222,17 @@ struct NormBwd {
   void check(const char* op) {
     const Check<Int> check(op, "dy", dy);
     check.is_activation("dy", dy);
-    D = check_rows<Int>(check, x, weight, eps, "a last dimension from 1 to 16384", kLargestRow);
-    check.same_dtype("x", x, "dy", dy);
-    check.same_shape("x", x, "dy", dy);
+    D = check_rows<Int>(check, x, weight, eps);
+    check.like("x", x, "dy", dy);
     if (g.has_value()) check.is_activation("g", *g), check.same_shape("g", *g, "dy", dy);
-    if (dh.has_value()) check.same_dtype("dh", *dh, "dy", dy), check.same_shape("dh", *dh, "dy", dy);
-    check.value(activation == "silu" || activation == "swish" || has_sigmoid(), "activation",
-                "'silu', 'swish' or 'sigmoid'", "'", activation, "'");
+    if (dh.has_value()) check.like("dh", *dh, "dy", dy);
+    check_activation(check, "activation", activation);
     check.value(weight.has_value() || !zero_centered, "zero_centered", "False when there is no weight", "True");
   }
 
   std::tuple<Tensor, Tensor, Tensor> outputs() const {
-    const auto weight_options = weight.value_or(x).options();
-    return {empty(sizes_of<Int>(x), x.options()),
-            g.has_value() ? empty(sizes_of<Int>(x), g->options()) : no_output(x.options()),
-            has_dweight() ? empty<Int>({D}, weight_options) : no_output(weight_options)};
+    return {empty(sizes_of<Int>(x), x.options()), empty_if(g.has_value(), sizes_of<Int>(x), g.value_or(x).options()),
+            empty_if<Int>(has_dweight(), {D}, weight.value_or(x).options())};
   }
 };
 

@@ -21,8 +21,7 @@ struct QuantizedLinear {
 
   void check(const char* op) {
     const Check<Int> check(op, "x", x);
-    check.is_activation("x", x);
-    check.at_least_one_dimension("x", x);
+    check.is_rows("x", x);
     K = size_of<Int>(x, -1);
     check.value(sym_ge(K, Int(1)), "x", "at least one column", K);
     check.dimensions("weight", weight, 2, "[N, K * bits / 32] or [N, K]");
