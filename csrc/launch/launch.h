@@ -174,6 +174,11 @@ struct Launch {
 
 using Launches = c10::ArrayRef<Launch>;
 
+// Returns the Metal source of kernel variants, all of one file: the shader file with each `#include "..."` inlined once
+// (relative to shader_directory()), because run-time compilation has no include path. Adds #line directives for the
+// compiler's messages, and one line per variant that instantiates it.
+std::string shader_source(c10::ArrayRef<Variant> variants);
+
 struct PipelineFacts {
   std::string name;
   std::string warnings;  // from the device's compiler

@@ -1,11 +1,11 @@
-#include "launch/shader_source.h"
-
 #include <c10/util/Exception.h>
 
 #include <filesystem>
 #include <fstream>
 #include <set>
 #include <sstream>
+
+#include "launch/launch.h"
 
 namespace torch_gdn {
 

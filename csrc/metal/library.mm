@@ -9,8 +9,6 @@
 #include <chrono>
 #include <exception>
 
-#include "launch/shader_source.h"
-
 namespace torch_gdn {
 
 namespace {

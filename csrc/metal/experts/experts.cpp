@@ -8,7 +8,6 @@
 
 #include "metal/gates.h"
 #include "metal/implement.h"
-#include "metal/matrix.h"
 #include "shaders/experts/parameters.h"
 #include "shaders/quantized/parameters.h"
 

@@ -4,7 +4,6 @@
 
 #include "metal/gates.h"
 #include "metal/implement.h"
-#include "metal/matrix.h"
 #include "shaders/experts/parameters.h"
 #include "shaders/quantized/parameters.h"
 
