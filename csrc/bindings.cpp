@@ -12,11 +12,11 @@
 #include "launch/prefill.h"
 #include "launch/recorder.h"
 #include "launch/self_test.h"
-#include "launch/shader_source.h"
 #include "ops/collectives.h"
 #include "ops/op.h"
 
 namespace py = pybind11;
+using py::literals::operator""_a;
 
 namespace {
 
@@ -28,14 +28,10 @@ auto without_gil(const F& f) {
 }
 
 py::dict pipeline_facts(const torch_gdn::PipelineFacts& facts) {
-  py::dict result;
-  result["name"] = facts.name;
-  result["warnings"] = facts.warnings;
-  result["compile_seconds"] = facts.compile_seconds;
-  result["max_total_threads_per_threadgroup"] = facts.max_total_threads_per_threadgroup;
-  result["thread_execution_width"] = facts.thread_execution_width;
-  result["static_threadgroup_memory_length"] = facts.static_threadgroup_memory_length;
-  return result;
+  return py::dict("name"_a = facts.name, "warnings"_a = facts.warnings, "compile_seconds"_a = facts.compile_seconds,
+                  "max_total_threads_per_threadgroup"_a = facts.max_total_threads_per_threadgroup,
+                  "thread_execution_width"_a = facts.thread_execution_width,
+                  "static_threadgroup_memory_length"_a = facts.static_threadgroup_memory_length);
 }
 
 using Strings = std::vector<std::string>;
@@ -64,14 +60,9 @@ py::list pipelines() {
 
 template <typename AnyLaunch>
 py::dict launch_row(const torch_gdn::Variant& variant, const AnyLaunch& launch, py::object bindings) {
-  py::dict row;
-  row["kernel"] = variant.kernel;
-  row["file"] = variant.file;
-  row["arguments"] = variant.arguments;
-  row["bindings"] = std::move(bindings);
-  row["threadgroups"] = launch.threadgroups;
-  row["threads"] = launch.threads;
-  return row;
+  return py::dict("kernel"_a = variant.kernel, "file"_a = variant.file, "arguments"_a = variant.arguments,
+                  "bindings"_a = std::move(bindings), "threadgroups"_a = launch.threadgroups,
+                  "threads"_a = launch.threads);
 }
 
 py::list recorded(const torch_gdn::Recorder& recorder) {
@@ -142,10 +133,7 @@ void launch(const std::string& kernel, const std::string& file, const Strings& a
   const torch_gdn::Launch launch{
       kept(kernel),     template_arguments, torch_gdn::Bindings::of(bound, block), {int64_t(x), int64_t(y), int64_t(z)},
       int64_t(threads), kept(file)};
-  without_gil([&] {
-    torch_gdn::launcher().run(launch);
-    return 0;
-  });
+  without_gil([&] { torch_gdn::launcher().run(launch); });
 }
 
 // The last owner of a function may be a thread without the GIL, or one that outlives Python, whose objects are gone.
@@ -166,6 +154,7 @@ torch_gdn::Tracer::Callback tracing_callback(const py::function& function) {
   };
 }
 
+// pybind11 gets classes of this file alone, because g++ warns about the visibility of others.
 class Trusted : public torch_gdn::Trusted {
  public:
   Trusted() : torch_gdn::Trusted(torch_gdn::Trust()) {}
@@ -193,15 +182,11 @@ class Tracing : public torch_gdn::Recording {
 
 py::dict device_facts() {
   const auto facts = without_gil([] { return torch_gdn::launcher().device(); });
-  py::dict result;
-  result["name"] = facts.name;
-  result["core_count"] = facts.core_count;
-  result["max_threadgroup_memory_length"] = facts.max_threadgroup_memory_length;
-  result["max_buffer_length"] = facts.max_buffer_length;
-  result["recommended_max_working_set_size"] = facts.recommended_max_working_set_size;
-  result["registry_id"] = facts.registry_id;
-  result["families"] = facts.families;
-  return result;
+  return py::dict("name"_a = facts.name, "core_count"_a = facts.core_count,
+                  "max_threadgroup_memory_length"_a = facts.max_threadgroup_memory_length,
+                  "max_buffer_length"_a = facts.max_buffer_length,
+                  "recommended_max_working_set_size"_a = facts.recommended_max_working_set_size,
+                  "registry_id"_a = facts.registry_id, "families"_a = facts.families);
 }
 
 torch_gdn::PrefillAlgorithm algorithm_named(const std::string& name) {
@@ -295,7 +280,7 @@ PYBIND11_MODULE(_C, m) {
   m.attr("built_with_sdk") = py::none();
 #endif
   m.def("ops", &ops, "Returns the names of the ops in torch.ops.gdn.");
-  m.def("define_collective", &torch_gdn::define_collective, py::arg("name"),
+  m.def("define_collective", &torch_gdn::define_collective, "name"_a,
         "Defines gdn_c10d::<name>: c10d's collective, with tensors that gloo's thread may release without Python.");
   m.def("define_work", &torch_gdn::define_work,
         "Defines gdn_c10d::notify and set_error, for the work of a collective.");
@@ -303,14 +288,13 @@ PYBIND11_MODULE(_C, m) {
   m.def("has_launcher", &torch_gdn::has_launcher, "Returns whether this process can run kernels on an mps device.");
   m.def("is_recording", &torch_gdn::is_recording, "Returns whether this thread records launches.");
   m.def(
-      "compile", &compile, py::arg("kernel"), py::arg("file"), py::arg("arguments"),
+      "compile", &compile, "kernel"_a, "file"_a, "arguments"_a,
       "Compiles one kernel variant, unless it is compiled already, and does not run it. Takes the template, its file "
       "below the shader directory, and its arguments as Metal spells them. Returns a dict like those of pipelines().");
-  m.def("compile_file", &compile_file, py::arg("file"), py::arg("variants"),
+  m.def("compile_file", &compile_file, "file"_a, "variants"_a,
         "Compiles several kernel variants of a file, pairs of kernel and arguments, from one source. Skips those that "
         "are compiled already. If some fail, it still compiles the others, then raises the first error.");
-  m.def("launch", &launch, py::arg("kernel"), py::arg("file"), py::arg("arguments"), py::arg("bindings"),
-        py::arg("threadgroups"), py::arg("threads"),
+  m.def("launch", &launch, "kernel"_a, "file"_a, "arguments"_a, "bindings"_a, "threadgroups"_a, "threads"_a,
         "Encodes one launch of a kernel in the shader directory. Bindings are mps tensors, None for an absent one, one "
         "block of bytes, and 'errors' for the error log; threads counts the threads of one threadgroup. It checks the "
         "number of bindings and bytes, and nothing else: you answer for what the kernel does with them.");
@@ -336,42 +320,41 @@ PYBIND11_MODULE(_C, m) {
            "overlaps (pairs of bindings that share bytes), threadgroups and threads (per threadgroup).");
   block<Trusted>(m, "Trusted", "Keeps the self-test from the launches of the thread that starts it.").def(py::init<>());
   m.def(
-      "set_self_test", &torch_gdn::set_self_test, py::arg("is_on"),
+      "set_self_test", &torch_gdn::set_self_test, "is_on"_a,
       "Says whether the op gdn_self_test::<name> takes an op's calls that first launch a kernel variant. Forgets what "
       "set_tested() was told.");
-  m.def("set_tested", &torch_gdn::set_tested, py::arg("names"), py::arg("passed"),
+  m.def("set_tested", &torch_gdn::set_tested, "names"_a, "passed"_a,
         "Lets ops launch kernel variants, named 'op variant', without a self-test. If they have not passed, it takes "
         "each call that would launch them, even in a recording.");
   block<Tracing>(m, "Tracing",
                  "Calls before(launch) and after(launch) around each launch of the thread that starts it.")
-      .def(py::init<const py::function&, const py::function&, bool>(), py::arg("before"), py::arg("after"),
-           py::arg("runs"));
+      .def(py::init<const py::function&, const py::function&, bool>(), "before"_a, "after"_a, "runs"_a);
   block<ForcedPrefill>(m, "ForcedPrefill",
                        "Forces this algorithm on every prefill of the thread that starts it. None lets the tuning "
                        "cache or the heuristic decide again. chunk_size applies to fused_chunk, if it fits threadgroup "
                        "memory; fused_chunk_size() chooses it if you pass 0.")
-      .def(py::init<const std::optional<std::string>&, int64_t>(), py::arg("algorithm"), py::arg("chunk_size") = 0);
-  m.def("shader_source", &shader_source, py::arg("kernel"), py::arg("file"), py::arg("arguments"),
+      .def(py::init<const std::optional<std::string>&, int64_t>(), "algorithm"_a, "chunk_size"_a = 0);
+  m.def("shader_source", &shader_source, "kernel"_a, "file"_a, "arguments"_a,
         "Returns the Metal source of a kernel variant.");
   m.def("prefill_algorithms", &torch_gdn::prefill_algorithms, "Returns the names of the prefill algorithms on Metal.");
-  m.def("prefill_algorithm", &prefill_algorithm, py::arg("tokens"), py::arg("heads"), py::arg("K"), py::arg("V"),
-        py::arg("device"), py::arg("cores"), py::arg("channel_decays") = false,
+  m.def("prefill_algorithm", &prefill_algorithm, "tokens"_a, "heads"_a, "K"_a, "V"_a, "device"_a, "cores"_a,
+        "channel_decays"_a = false,
         "Returns the algorithm and chunk_size for a prefill. tokens is the mean length of the sequences, heads their "
         "value heads in total; device and cores are the GPU's name and number of cores; channel_decays says whether "
         "each key channel has its own decay.");
-  m.def("tuning_key", &torch_gdn::tuning_key, py::arg("device"), py::arg("cores"),
+  m.def("tuning_key", &torch_gdn::tuning_key, "device"_a, "cores"_a,
         "Returns the name that a device's rows have in the tuning cache.");
-  m.def("set_tuning_cache", &set_tuning_cache, py::arg("table"),
+  m.def("set_tuning_cache", &set_tuning_cache, "table"_a,
         "Sets the fastest algorithms: {tuning_key(): [(tokens, threadgroups of 32 columns of V, K, channel_decays, "
         "algorithm, chunk_size), ...]}.");
   m.def("forced_prefill_algorithm", &forced_prefill_algorithm,
         "Returns the algorithm forced in the calling thread and its chunk_size, or None.");
-  m.def("exclude_prefill_algorithms", &exclude_prefill_algorithms, py::arg("algorithms"), py::arg("channel_decays"),
+  m.def("exclude_prefill_algorithms", &exclude_prefill_algorithms, "algorithms"_a, "channel_decays"_a,
         "Keeps every later prefill of the rule from running these, even if forced. fused_chunk takes their place, else "
         "chunked, else recurrent. channel_decays names the rule: whether each key channel has its own decay.");
-  m.def("fused_chunk_size", &torch_gdn::fused_chunk_size, py::arg("K"), py::arg("element_bytes"), py::arg("wanted") = 0,
+  m.def("fused_chunk_size", &torch_gdn::fused_chunk_size, "K"_a, "element_bytes"_a, "wanted"_a = 0,
         "Returns the number of tokens per chunk of fused_chunk.");
-  m.def("set_shader_directory", &torch_gdn::set_shader_directory, py::arg("directory"),
+  m.def("set_shader_directory", &torch_gdn::set_shader_directory, "directory"_a,
         "Sets the folder of the shader sources. Importing torch_gdn calls it.");
   m.def("shader_directory", [] { return torch_gdn::shader_directory(); }, "Returns the folder of the shader sources.");
 }
