@@ -29,6 +29,7 @@ struct Chunks {
   Tensor h, v_new;                      // the state before each chunk, and what each token adds to it
 };
 
+// Does not read q and scores.
 Launch launch_chunk_fwd_h(const Chunks& chunks, const StateIo& states) {
   const auto& [s, cu_seqlens, q, k, w, u, g_cumsum, log_decays, scores, h, v_new] = chunks;
   ChunkFwdHParameters parameters{};
@@ -46,6 +47,7 @@ Launch launch_chunk_fwd_h(const Chunks& chunks, const StateIo& states) {
           kStateThreads};
 }
 
+// Does not read w and u, nor k if there are scores.
 Launch launch_chunk_fwd_o(const Chunks& chunks, const Slots& slots, bool v_first, double scale, const Tensor& o) {
   const auto& [s, cu_seqlens, q, k, w, u, g_cumsum, log_decays, scores, h, v_new] = chunks;
   ChunkFwdOParameters parameters{};
