@@ -267,9 +267,9 @@ def test_what_states_could_not_follow_is_refused(option: dict[str, Any]) -> None
 @pytest.mark.parametrize("option", ["use_async_batching", "varlen_compile_config", "decode_compile_config"])
 def test_what_transformers_turns_on_by_itself_is_refused(option: str) -> None:
     """transformers turns the option on for some devices and attentions."""
-    resolve = continuous_batching.resolver(lambda *_: SimpleNamespace(**{option: 1}))
+    resolved = SimpleNamespace(**{option: 1})
     with pytest.raises(ValueError, match=f"{option}: expected the option to be off, got 1"):
-        resolve(random_model("qwen3_5").config, None)
+        continuous_batching.resolve(lambda *_: resolved, random_model("qwen3_5").config, None)
 
 
 def test_a_model_without_attention_is_refused() -> None:

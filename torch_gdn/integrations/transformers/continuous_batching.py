@@ -9,6 +9,7 @@ it shares with another prompt.
 from __future__ import annotations
 
 import copy
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
@@ -24,7 +25,8 @@ from transformers.modeling_utils import AttentionInterface
 
 from torch_gdn import _C
 from torch_gdn.integrations.transformers import known_forms, paged_attention
-from torch_gdn.integrations.transformers.patches import SERVED_MODELS, Patch, rebind, rebind_entry
+from torch_gdn.integrations.transformers.calls import Binder
+from torch_gdn.integrations.transformers.patches import SERVED_MODELS, Patch, rebind
 from torch_gdn.integrations.transformers.prefix_states import PrefixStates
 from torch_gdn.integrations.transformers.state_pool import Part, StatePool, StateSizes
 
@@ -43,13 +45,15 @@ def serving_patches(modules: dict[str, ModuleType]) -> Iterator[Patch]:
     """Yields the patches. `modules` are those of the models."""
     for owner in (paged_cache, initialization):
         yield rebind(owner, "group_layers_by_attn_type", groups_without_linear)
-    yield rebind(continuous_api, "resolve_continuous_batching_config", resolver)
+    yield rebind(continuous_api, "resolve_continuous_batching_config", resolve)
     yield rebind(continuous_api, "PagedAttentionCache", cache_for)
     yield rebind(continuous_api, "ContinuousBatchingIOs", inputs_for)
     yield rebind(scheduler.Scheduler, "_schedule_request", part_of_prompt)
     yield rebind(paged_cache, "PagedAttentionMemoryHandler", memory_of_pages)
     yield rebind(input_outputs, "attn_mask_is_needed", mask_is_needed)
-    yield rebind_entry(AttentionInterface._global_mapping, "sdpa", paged_attention.attention_over_pages)
+    functions = AttentionInterface._global_mapping
+    bind = Binder(paged_attention.attend_to_pages, functions["sdpa"], {}).bind
+    yield rebind(functions, "sdpa", functools.partial(paged_attention.attention_over_pages, bind))
     for module in modules.values():
         for layer in known_forms.classes(module, "GatedDeltaNet"):
             yield rebind(layer, "forward", forward_with_states)
@@ -63,102 +67,77 @@ def linear_layers(config: Any) -> list[int]:
     return [n for n, layer_type in enumerate(config.layer_types) if layer_type == LINEAR]
 
 
-def groups_without_linear(original: Callable[[Any], Groups]) -> Callable[[Any], Groups]:
-    def group(config: Any) -> Groups:
-        linear = set(linear_layers(config))
-        if not linear:
-            return original(config)
-        others = [n for n in range(len(config.layer_types)) if n not in linear]
-        result = original(SimpleNamespace(layer_types=[config.layer_types[n] for n in others]))
-        return {layer_type: [others[n] for n in layers] for layer_type, layers in result.items()}
-
-    return group
+def groups_without_linear(original: Callable[[Any], Groups], config: Any) -> Groups:
+    linear = set(linear_layers(config))
+    if not linear:
+        return original(config)
+    others = [n for n in range(len(config.layer_types)) if n not in linear]
+    result = original(SimpleNamespace(layer_types=[config.layer_types[n] for n in others]))
+    return {layer_type: [others[n] for n in layers] for layer_type, layers in result.items()}
 
 
-def resolver(original: Callable[..., Any]) -> Callable[..., Any]:
+def resolve(original: Callable[..., Any], config: Any, *args: Any, **kwargs: Any) -> Any:
     """Refuses, in the caller's thread, options that would lose the states."""
-
-    def resolve(config: Any, cb_config: Any, *args: Any, **kwargs: Any) -> Any:
-        resolved = original(config, cb_config, *args, **kwargs)
-        layers = linear_layers(config)
-        if not layers:
-            return resolved
-        if len(layers) == len(config.layer_types):
-            raise ValueError("continuous batching: layer_types: expected at least one attention layer, got none")
-        for name, why in REFUSED_OPTIONS.items():
-            if value := getattr(resolved, name, None):
-                raise ValueError(
-                    f"continuous batching of Gated DeltaNet models: {name}: expected the option to be off, "
-                    f"got {value}: {why}"
-                )
+    resolved = original(config, *args, **kwargs)
+    layers = linear_layers(config)
+    if not layers:
         return resolved
-
-    return resolve
-
-
-def cache_for(original: Callable[..., Any]) -> Callable[..., Any]:
-    def construct(config: Any, *args: Any, **kwargs: Any) -> Any:
-        kind = HybridCache if linear_layers(config) else original
-        return kind(config, *args, **kwargs)
-
-    return construct
-
-
-def inputs_for(original: Callable[..., Any]) -> Callable[..., Any]:
-    def construct(cache: Any, *args: Any, **kwargs: Any) -> Any:
-        kind = HybridInputs if isinstance(cache, HybridCache) else original
-        return kind(cache, *args, **kwargs)
-
-    return construct
+    if len(layers) == len(config.layer_types):
+        raise ValueError("continuous batching: layer_types: expected at least one attention layer, got none")
+    for name, why in REFUSED_OPTIONS.items():
+        if value := getattr(resolved, name, None):
+            raise ValueError(
+                f"continuous batching of Gated DeltaNet models: {name}: expected the option to be off, "
+                f"got {value}: {why}"
+            )
+    return resolved
 
 
-def memory_of_pages(original: Callable[..., Any]) -> Callable[..., Any]:
+def cache_for(original: Callable[..., Any], config: Any, *args: Any, **kwargs: Any) -> Any:
+    kind = HybridCache if linear_layers(config) else original
+    return kind(config, *args, **kwargs)
+
+
+def inputs_for(original: Callable[..., Any], cache: Any, *args: Any, **kwargs: Any) -> Any:
+    kind = HybridInputs if isinstance(cache, HybridCache) else original
+    return kind(cache, *args, **kwargs)
+
+
+def memory_of_pages(original: Callable[..., Any], config: Any, *args: Any, **kwargs: Any) -> Any:
     """Gives the pages the memory that attention to the pages themselves does not need."""
-
-    class WithoutCopies(original):  # type: ignore[valid-type,misc]
-        def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
-            super().__init__(config, *args, **kwargs)
-            self.num_attention_masks = 0
-            self.kv_heads_at_peak = 0
-
-    def construct(config: Any, *args: Any, **kwargs: Any) -> Any:
-        return (WithoutCopies if attends_to_pages(config) else original)(config, *args, **kwargs)
-
-    return construct
+    memory = original(config, *args, **kwargs)
+    if attends_to_pages(config):
+        memory.num_attention_masks = 0
+        memory.kv_heads_at_peak = 0
+    return memory
 
 
-def mask_is_needed(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda config: original(config) and not attends_to_pages(config)
+def mask_is_needed(original: Callable[[Any], bool], config: Any) -> bool:
+    return original(config) and not attends_to_pages(config)
 
 
 def attends_to_pages(config: Any) -> bool:
     return bool(linear_layers(config)) and paged_attention.takes(config)
 
 
-def part_of_prompt(original: Callable[..., None]) -> Callable[..., None]:
+def part_of_prompt(
+    original: Callable[..., None], self: Any, state: Any, request_tokens: list[int], token_budget: int, *args: Any
+) -> None:
     """Cuts prompts at the tokens after which a state is needed."""
-
-    def schedule(self: Any, state: Any, request_tokens: list[int], token_budget: int, *args: Any) -> None:
-        prompt = state.status < RequestStatus.DECODING
-        if prompt and isinstance(self.cache, HybridCache) and self.cache.use_prefix_sharing:
-            token_budget = self.cache.prefixes.part(state, len(request_tokens), token_budget)
-        original(self, state, request_tokens, token_budget, *args)
-
-    return schedule
+    prompt = state.status < RequestStatus.DECODING
+    if prompt and isinstance(self.cache, HybridCache) and self.cache.use_prefix_sharing:
+        token_budget = self.cache.prefixes.part(state, len(request_tokens), token_budget)
+    original(self, state, request_tokens, token_budget, *args)
 
 
-def forward_with_states(original: Callable[..., Any]) -> Callable[..., Any]:
+def forward_with_states(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
     """Passes the layer's states, and all other arguments, to its convolution and its delta rule.
 
     Since 5.24 the layer would ask the cache itself for them.
     """
-
-    def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(pages := kwargs.get("cache"), HybridCache):
-            kwargs |= {"layer_states": pages.states.layers[layer.layer_idx], "cache": None}
-        return original(layer, *args, **kwargs)
-
-    return forward
+    if isinstance(pages := kwargs.get("cache"), HybridCache):
+        kwargs |= {"layer_states": pages.states.layers[layer.layer_idx], "cache": None}
+    return original(layer, *args, **kwargs)
 
 
 class HybridCache(paged_cache.PagedAttentionCache):

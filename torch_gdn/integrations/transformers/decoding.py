@@ -6,6 +6,7 @@ another launch joins its q, k and v. Both states are updated in the cache; in_pl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from torch_gdn.integrations import plain
 from torch_gdn.integrations.transformers import known_forms
+from torch_gdn.integrations.transformers.calls import Binder, Bound
 from torch_gdn.integrations.transformers.functions import (
     Function,
     are_alike,
@@ -23,6 +25,7 @@ from torch_gdn.integrations.transformers.functions import (
     self_test_reason,
 )
 from torch_gdn.integrations.transformers.refusal import form, refusal_of
+from torch_gdn.integrations.transformers.versions import CACHE_NAMES
 
 NAME = "gdn_decode"
 OTHERS = ("conv1d", "A_log", "dt_bias")
@@ -72,6 +75,11 @@ def cached_layer(
     others = (attention_mask, cu_seq_lens_q, seq_idx)
     is_plain = all(x is None for x in others) and not is_skipped(layer, hidden_states)
     return kv_cache.layers[layer.layer_idx] if is_plain else None
+
+
+def binder_of(kind: Any) -> Callable[..., Bound]:
+    """Returns what binds calls of a layer class's forward to `cached_layer`."""
+    return Binder(cached_layer, kind.forward, {CACHE_NAMES.delta_net: "kv_cache"}).bind
 
 
 def decode_reason(layer: Any, hidden_states: Tensor, conv_state: Tensor, state: Tensor) -> str:

@@ -7,6 +7,7 @@ sees the hidden states of the plain segments.
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -37,7 +38,7 @@ HEARD = 1024  # tokens of a prompt that the prediction layer sees later, if the 
 def segment_patches(modules: dict[str, ModuleType]) -> Iterator[Patch]:
     """Yields the patches. `modules` are those of the models that may be drafted for."""
     models = known_forms.models_of(modules)
-    yield rebind(utils.GenerationMixin, "_sample", lambda original: in_segments(original, models))
+    yield rebind(utils.GenerationMixin, "_sample", functools.partial(in_segments, models))
 
 
 class Stopwatch(BaseStreamer):
@@ -62,21 +63,20 @@ class Stopwatch(BaseStreamer):
         """Ends nothing, because a segment is not the whole text."""
 
 
-def in_segments(original: Callable[..., Any], models: tuple[type, ...]) -> Callable[..., Any]:
-    def sample(model: Any, input_ids: Tensor, **options: Any) -> Any:
-        drafts = wanted.get("drafts")
-        if drafts is None or not isinstance(model, models) or not may_draft(model, input_ids, options):
-            return original(model, input_ids, **options)
-        whole = Generation(model, original, options, tokens_in_a_step())
-        if drafts == AUTO:
-            result = whole.run(input_ids)
-        else:
-            result = whole.segment(input_ids, DRAFTED, whole.end, Stopwatch(whole.streamer))
-        if whole.streamer is not None:
-            whole.streamer.end()
-        return result
-
-    return sample
+def in_segments(
+    models: tuple[type, ...], original: Callable[..., Any], model: Any, input_ids: Tensor, **options: Any
+) -> Any:
+    drafts = wanted.get("drafts")
+    if drafts is None or not isinstance(model, models) or not may_draft(model, input_ids, options):
+        return original(model, input_ids, **options)
+    whole = Generation(model, original, options, tokens_in_a_step())
+    if drafts == AUTO:
+        result = whole.run(input_ids)
+    else:
+        result = whole.segment(input_ids, DRAFTED, whole.end, Stopwatch(whole.streamer))
+    if whole.streamer is not None:
+        whole.streamer.end()
+    return result
 
 
 def may_draft(model: Any, input_ids: Tensor, options: dict[str, Any]) -> bool:

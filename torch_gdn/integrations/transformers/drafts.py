@@ -6,6 +6,7 @@ token. Here the first step computes what the cache lacks, and accepted drafts en
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -60,31 +61,30 @@ def draft_patches(modules: dict[str, ModuleType]) -> Iterator[Patch]:
     """Yields the patches. `modules` are those of the models that may be drafted for."""
     models = known_forms.models_of(modules)
     mixin = utils.GenerationMixin
-    yield rebind(mixin, "_assisted_decoding", lambda original: in_a_call(original, models))
+    yield rebind(mixin, "_assisted_decoding", functools.partial(in_a_call, models))
     yield rebind(mixin, "_get_candidate_generator", candidate_generator)
     yield rebind(mixin, "prepare_inputs_for_generation", behind_the_cached)
     yield rebind(utils, "_speculative_sampling", ended_sample)
     yield rebind(modeling_layers, "convert_and_load_state_dict_in_model", with_quantizer)
 
 
-def in_a_call(original: Callable[..., Any], models: tuple[type, ...]) -> Callable[..., Any]:
-    def assisted_decoding(model: Any, input_ids: Tensor, **options: Any) -> Any:
-        if not isinstance(model, models):
+def in_a_call(
+    models: tuple[type, ...], original: Callable[..., Any], model: Any, input_ids: Tensor, **options: Any
+) -> Any:
+    if not isinstance(model, models):
+        return original(model, input_ids, **options)
+    cache = options.get(CACHE_NAMES.model)
+    call = resumed.get() or Call(tokens_in_a_step())
+    call.criteria = [each for each in options["stopping_criteria"] if type(each) not in HANDLED]
+    call.cache = cache
+    call.cached = 0 if cache is None else cache.get_seq_length()
+    heard = call.heard if options["generation_config"].use_mtp else None
+    token = current.set(call)
+    try:
+        with hearing(model, heard):
             return original(model, input_ids, **options)
-        cache = options.get(CACHE_NAMES.model)
-        call = resumed.get() or Call(tokens_in_a_step())
-        call.criteria = [each for each in options["stopping_criteria"] if type(each) not in HANDLED]
-        call.cache = cache
-        call.cached = 0 if cache is None else cache.get_seq_length()
-        heard = call.heard if options["generation_config"].use_mtp else None
-        token = current.set(call)
-        try:
-            with hearing(model, heard):
-                return original(model, input_ids, **options)
-        finally:
-            current.reset(token)
-
-    return assisted_decoding
+    finally:
+        current.reset(token)
 
 
 def tokens_in_a_step() -> int:
@@ -114,45 +114,41 @@ def hearing(model: Any, heard: list[Tensor] | None, most: int | None = None) -> 
         handle.remove()
 
 
-def candidate_generator(original: Callable[..., Any]) -> Callable[..., Any]:
+def candidate_generator(original: Callable[..., Any], model: Any, generation_config: Any, **options: Any) -> Any:
     """Takes the prediction layer's own generator, and ends the drafts of every generator before what stops them.
 
     If drafts are sampled, where they end must not depend on them: `ended_sample` then ends what is accepted.
     """
+    call = current.get()
+    if call is None:
+        return original(model, generation_config=generation_config, **options)
+    others = (generation_config.assistant_early_exit, generation_config.prompt_lookup_num_tokens)
+    result: Any
+    if generation_config.use_mtp and others == (None, None) and number_of_layers(model) == 1:
+        if call.layer is None:
+            call.layer = PredictionDrafts(
+                model, generation_config, options["logits_processor"], call.heard, call.drafts
+            )
+        result = call.layer
+    else:
+        result = original(model, generation_config=generation_config, **options)
+    ending = replace(call, criteria=[*call.criteria, *before_images(model, options["model_kwargs"])])
+    if ending.criteria and "get_candidates" not in vars(result):
+        get_candidates = result.get_candidates
 
-    def get_candidate_generator(model: Any, generation_config: Any, **options: Any) -> Any:
-        call = current.get()
-        if call is None:
-            return original(model, generation_config=generation_config, **options)
-        others = (generation_config.assistant_early_exit, generation_config.prompt_lookup_num_tokens)
-        result: Any
-        if generation_config.use_mtp and others == (None, None) and number_of_layers(model) == 1:
-            if call.layer is None:
-                call.layer = PredictionDrafts(
-                    model, generation_config, options["logits_processor"], call.heard, call.drafts
-                )
-            result = call.layer
-        else:
-            result = original(model, generation_config=generation_config, **options)
-        ending = replace(call, criteria=[*call.criteria, *before_images(model, options["model_kwargs"])])
-        if ending.criteria and "get_candidates" not in vars(result):
-            get_candidates = result.get_candidates
+        def before_the_end(input_ids: Tensor, **given: Any) -> tuple[Tensor, Tensor | None]:
+            text, logits = get_candidates(input_ids, **given)
+            drafts = text[:, input_ids.shape[1] :]
+            if (generation_config.do_sample and logits is not None) or not drafts.numel():
+                return text, logits
+            ended = ending.ended(input_ids, drafts)
+            if ended.shape == drafts.shape and not ending.stops(text):
+                return text, logits
+            stay = ended.shape[1] - 1
+            return text[:, : input_ids.shape[1] + stay], None if logits is None or not stay else logits[:, :stay]
 
-            def before_the_end(input_ids: Tensor, **given: Any) -> tuple[Tensor, Tensor | None]:
-                text, logits = get_candidates(input_ids, **given)
-                drafts = text[:, input_ids.shape[1] :]
-                if (generation_config.do_sample and logits is not None) or not drafts.numel():
-                    return text, logits
-                ended = ending.ended(input_ids, drafts)
-                if ended.shape == drafts.shape and not ending.stops(text):
-                    return text, logits
-                stay = ended.shape[1] - 1
-                return text[:, : input_ids.shape[1] + stay], None if logits is None or not stay else logits[:, :stay]
-
-            result.get_candidates = before_the_end
-        return result
-
-    return get_candidate_generator
+        result.get_candidates = before_the_end
+    return result
 
 
 def before_images(model: Any, given: dict[str, Any]) -> Iterator[Callable[..., Tensor]]:
@@ -163,26 +159,30 @@ def before_images(model: Any, given: dict[str, Any]) -> Iterator[Callable[..., T
         yield lambda text, _: torch.isin(text[:, -1], tokens)
 
 
-def behind_the_cached(original: Callable[..., Any]) -> Callable[..., Any]:
-    def prepare_inputs_for_generation(
-        model: Any, input_ids: Tensor, next_sequence_length: int | None = None, *args: Any, **options: Any
-    ) -> Any:
-        call = current.get()
-        if call is not None and call.cached and options.get("is_first_iteration") and next_sequence_length is None:
-            next_sequence_length = input_ids.shape[1] - call.cached
-        return original(model, input_ids, next_sequence_length, *args, **options)
+def behind_the_cached(
+    original: Callable[..., Any],
+    model: Any,
+    input_ids: Tensor,
+    next_sequence_length: int | None = None,
+    *args: Any,
+    **options: Any,
+) -> Any:
+    call = current.get()
+    if call is not None and call.cached and options.get("is_first_iteration") and next_sequence_length is None:
+        next_sequence_length = input_ids.shape[1] - call.cached
+    return original(model, input_ids, next_sequence_length, *args, **options)
 
-    return prepare_inputs_for_generation
 
-
-def ended_sample(original: Callable[..., Any]) -> Callable[..., Any]:
-    def speculative_sampling(
-        candidate_input_ids: Tensor, candidate_logits: Tensor, candidate_length: int, *args: Any, **options: Any
-    ) -> tuple[Tensor, Any]:
-        accepted, matches = original(candidate_input_ids, candidate_logits, candidate_length, *args, **options)
-        call = current.get()
-        if call is not None and call.criteria:
-            accepted = call.ended(candidate_input_ids[:, :-candidate_length], accepted)
-        return accepted, matches
-
-    return speculative_sampling
+def ended_sample(
+    original: Callable[..., Any],
+    candidate_input_ids: Tensor,
+    candidate_logits: Tensor,
+    candidate_length: int,
+    *args: Any,
+    **options: Any,
+) -> tuple[Tensor, Any]:
+    accepted, matches = original(candidate_input_ids, candidate_logits, candidate_length, *args, **options)
+    call = current.get()
+    if call is not None and call.criteria:
+        accepted = call.ended(candidate_input_ids[:, :-candidate_length], accepted)
+    return accepted, matches

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from torch_gdn.integrations.transformers import decoding, dispatch, known_forms, layers_run
-from torch_gdn.integrations.transformers.calls import Binder
+from torch_gdn.integrations.transformers.calls import Bound
 from torch_gdn.integrations.transformers.functions import CACHED_STATE
 from torch_gdn.integrations.transformers.versions import CACHE_NAMES
 
@@ -46,31 +46,33 @@ def copies_over() -> bool:
 ORIGINALS = originals()
 
 
-def forward_with_cached_state(original: Callable[..., Any], rule: Any, functions: Sequence[Any]) -> Callable[..., Any]:
+def forward_with_cached_state(
+    bind: Callable[..., Bound],
+    rule: Any,
+    functions: Sequence[Any],
+    original: Callable[..., Any],
+    layer: Any,
+    hidden_states: Tensor,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """Passes the state on. `rule` is the patch of the module's function that the layer calls. If it was rebound since,
     it may lack the option. `functions` are the patches of all functions that the layer calls.
     """
-    bind = Binder(decoding.cached_layer, original, {CACHE_NAMES.delta_net: "kv_cache"}).bind
-
-    def forward(layer: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled():
-            return original(layer, hidden_states, *args, **kwargs)
-        cache = kwargs.get(CACHE_NAMES.delta_net)
-        if cache is not None and hidden_states.shape[1] == 1 and "layer_states" not in kwargs and rule.is_applied():
-            state = overwritten_state(cache, layer.layer_idx)
-            if state is not None and state.shape[0] == hidden_states.shape[0]:
-                given, options, unknown = bind((layer, hidden_states, *args), kwargs)
-                is_usual = not unknown and all(each.is_applied() for each in functions)
-                held = decoding.cached_layer(*given, **options) if is_usual else None
-                y = None if held is None else decode(layer, hidden_states, held.conv_states[0], state)
-                if y is not None:
-                    return y
-                if unknown and not torch.compiler.is_compiling() and not decoding.is_skipped(layer, hidden_states):
-                    dispatch.count(decoding.NAME, unknown)
-                kwargs[CACHED_STATE] = state
-        return original(layer, hidden_states, *args, **kwargs)
-
-    return layers_run.noting_layer(forward)
+    cache = None if torch.is_grad_enabled() else kwargs.get(CACHE_NAMES.delta_net)
+    if cache is not None and hidden_states.shape[1] == 1 and "layer_states" not in kwargs and rule.is_applied():
+        state = overwritten_state(cache, layer.layer_idx)
+        if state is not None and state.shape[0] == hidden_states.shape[0]:
+            given, options, unknown = bind((layer, hidden_states, *args), kwargs)
+            is_usual = not unknown and all(each.is_applied() for each in functions)
+            held = decoding.cached_layer(*given, **options) if is_usual else None
+            y = None if held is None else decode(layer, hidden_states, held.conv_states[0], state)
+            if y is not None:
+                return y
+            if unknown and not torch.compiler.is_compiling() and not decoding.is_skipped(layer, hidden_states):
+                dispatch.count(decoding.NAME, unknown)
+            kwargs[CACHED_STATE] = state
+    return layers_run.noting_layer(original, layer, hidden_states, *args, **kwargs)
 
 
 def decode(layer: Any, hidden_states: Tensor, conv_state: Tensor, state: Tensor) -> Tensor | None:

@@ -26,16 +26,12 @@ def reset() -> None:
     known.clear()
 
 
-def noting_layer(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a layer's forward, so that the functions that it calls know the layer."""
-
-    def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return original(layer, *args, **kwargs)
-        outer, running.layer = getattr(running, "layer", None), layer
-        try:
-            return original(layer, *args, **kwargs)
-        finally:
-            running.layer = outer
-
-    return forward
+def noting_layer(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Runs a layer's forward, so that the functions that it calls know the layer."""
+    if torch.compiler.is_compiling():
+        return original(layer, *args, **kwargs)
+    outer, running.layer = getattr(running, "layer", None), layer
+    try:
+        return original(layer, *args, **kwargs)
+    finally:
+        running.layer = outer

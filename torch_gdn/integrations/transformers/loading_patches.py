@@ -31,28 +31,25 @@ def packed_patches() -> Iterator[Patch]:
         yield rebind(modeling, "get_hf_quantizer", with_packed_weights)
 
 
-def with_packed_weights(original: Callable[..., Any]) -> Callable[..., Any]:
+def with_packed_weights(
+    original: Callable[..., Any], config: Any, quantization_config: Any, device_map: Any, *others: Any, **options: Any
+) -> Any:
     """Wraps transformers' `get_hf_quantizer`, so that quantised files for `mps` get `PackedQuantizer`.
 
     With a version whose loading that does not know, it only warns that the weights of a file will not stay packed.
     """
-    reason = versions.why_not_served(versions.installed())
-
-    def get_hf_quantizer(config: Any, quantization_config: Any, device_map: Any, *others: Any, **options: Any) -> Any:
-        form = None
-        with suppress(ValueError) if reason else nullcontext():  # transformers loads what torch_gdn would refuse
-            form = packed_format(config, quantization_config, device_map, options)
-        if form is None or reason:
-            if form is not None:
-                warnings.warn(f"torch_gdn's packed weights {reason}: transformers loads this file", stacklevel=3)
-            return original(config, quantization_config, device_map, *others, **options)
-        form.say_what_is_left_out()
-        packed = importlib.import_module("torch_gdn.integrations.transformers.packed_quantizer")
-        config.quantization_config = packed.PackedConfig(quantization_of(config), form.method)
-        quantizer = packed.PackedQuantizer(config.quantization_config, form)
-        return quantizer, config, quantizer.update_device_map(device_map)
-
-    return get_hf_quantizer
+    reason, form = versions.why_not_served(versions.installed()), None
+    with suppress(ValueError) if reason else nullcontext():  # transformers loads what torch_gdn would refuse
+        form = packed_format(config, quantization_config, device_map, options)
+    if form is None or reason:
+        if form is not None:
+            warnings.warn(f"torch_gdn's packed weights {reason}: transformers loads this file", stacklevel=3)
+        return original(config, quantization_config, device_map, *others, **options)
+    form.say_what_is_left_out()
+    packed = importlib.import_module("torch_gdn.integrations.transformers.packed_quantizer")
+    config.quantization_config = packed.PackedConfig(quantization_of(config), form.method)
+    quantizer = packed.PackedQuantizer(config.quantization_config, form)
+    return quantizer, config, quantizer.update_device_map(device_map)
 
 
 def packed_format(config: Any, quantization_config: Any, device_map: Any, options: dict[str, Any]) -> Format | None:
@@ -89,19 +86,17 @@ def memory_patches() -> Iterator[Patch]:
         yield rebind(modeling, "caching_allocator_warmup", with_memory_check)
 
 
-def with_memory_check(original: Callable[..., Any]) -> Callable[..., Any]:
+def with_memory_check(
+    original: Callable[..., Any], model: Any, expanded_device_map: Mapping[str, Any], hf_quantizer: Any
+) -> Any:
     """Wraps what transformers calls between building the model without memory and reading its weights."""
-
-    def caching_allocator_warmup(model: Any, expanded_device_map: Mapping[str, Any], hf_quantizer: Any) -> Any:
-        devices = {name: torch.device(device) for name, device in expanded_device_map.items() if device != "disk"}
-        on_mps = {name: device for name, device in devices.items() if device.type == "mps"}
-        if hf_quantizer is None and on_mps:  # a quantizer knows its own sizes; torch_gdn's checks them itself
-            modeling = importlib.import_module("transformers.modeling_utils")
-            needed = sum(modeling.get_total_byte_count(model, on_mps).values())
-            check_memory(f"the weights of {type(model).__name__}", needed, torch.device("mps"))
-        return original(model, expanded_device_map, hf_quantizer)
-
-    return caching_allocator_warmup
+    devices = {name: torch.device(device) for name, device in expanded_device_map.items() if device != "disk"}
+    on_mps = {name: device for name, device in devices.items() if device.type == "mps"}
+    if hf_quantizer is None and on_mps:  # a quantizer knows its own sizes; torch_gdn's checks them itself
+        modeling = importlib.import_module("transformers.modeling_utils")
+        needed = sum(modeling.get_total_byte_count(model, on_mps).values())
+        check_memory(f"the weights of {type(model).__name__}", needed, torch.device("mps"))
+    return original(model, expanded_device_map, hf_quantizer)
 
 
 # ---- GGUF ------------------------------------------------------------------------------------------------------------
@@ -116,6 +111,6 @@ def gguf_patches() -> Iterator[Patch]:
     yield rebind(module, "get_ggml_layer_mapping", without_our_layers)
 
 
-def without_our_layers(original: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
+def without_our_layers(original: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """transformers puts only mapped layers into the model, and inherits no other mapping."""
-    return lambda: {name: devices for name, devices in original().items() if name not in GGML_LAYERS}
+    return {name: devices for name, devices in original().items() if name not in GGML_LAYERS}

@@ -18,7 +18,7 @@ from transformers.generation.continuous_batching.utils import find_head_dim
 
 import torch_gdn
 from torch_gdn.integrations.serving import PagedBatch
-from torch_gdn.integrations.transformers.calls import Binder
+from torch_gdn.integrations.transformers.calls import Bound
 from torch_gdn.integrations.transformers.state_pool import Part
 
 
@@ -63,23 +63,17 @@ def pages_of(pages: Any, layer: int) -> tuple[Tensor, Tensor]:
     return rows[:, first], rows[:, first + 1]
 
 
-def attention_over_pages(original: Callable[..., Any]) -> Callable[..., Any]:
+def attention_over_pages(bind: Callable[..., Bound], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Wraps transformers' `sdpa`: torch_gdn serves the calls on a cache with a paged step.
 
     These have neither the mask nor the indices that `sdpa` needs. One with an unknown argument is therefore an error.
     """
-    bind = Binder(attend_to_pages, original, {}).bind
-
-    def forward(module: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-        cache = kwargs.get("cache")
-        if getattr(cache, "paged_step", None) is None:
-            return original(module, query, key, value, *args, **kwargs)
-        given, options, unknown = bind((module, query, key, value, *args), kwargs)
-        if unknown:
-            raise ValueError(f"continuous batching: attention to pages: {unknown}")
-        return attend_to_pages(*given, **options)
-
-    return forward
+    if getattr(kwargs.get("cache"), "paged_step", None) is None:
+        return original(*args, **kwargs)
+    given, options, unknown = bind(args, kwargs)
+    if unknown:
+        raise ValueError(f"continuous batching: attention to pages: {unknown}")
+    return attend_to_pages(*given, **options)
 
 
 def attend_to_pages(

@@ -231,9 +231,8 @@ def in_place_patches(module: ModuleType, functions: list[Patch]) -> Iterator[Pat
         for layer in known_forms.classes(module, "GatedDeltaNet"):
             decoding.layers.add(layer)
             plain.learn(layer)
-            yield rebind(
-                layer, "forward", functools.partial(in_place.forward_with_cached_state, rule=rule, functions=functions)
-            )
+            bind = decoding.binder_of(layer)
+            yield rebind(layer, "forward", functools.partial(in_place.forward_with_cached_state, bind, rule, functions))
 
 
 def convolution_patches(module: ModuleType) -> Iterator[Patch]:
@@ -264,26 +263,19 @@ def with_checkpoints(owner: type, forward: Callable[..., Any]) -> Callable[..., 
     return result
 
 
-def rebind(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Patch:
-    """Rebinds a name. `wrap` gets its value and returns the replacement."""
-    original = vars(owner)[name]
-    return Patch(owner, name, original, while_enabled(wrap(original), original))
+def rebind(owner: Any, name: str, hook: Callable[..., Any]) -> Patch:
+    """Rebinds a name, or a dictionary's entry. `hook` gets its value and the arguments of each call.
 
-
-def while_enabled(replacement: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the replacement for whoever keeps it beyond disable(), as accelerate's hooks do."""
+    Whoever keeps the replacement beyond disable(), as accelerate's hooks do, then gets the original.
+    """
+    kind = EntryPatch if isinstance(owner, dict) else Patch
+    original = owner[name] if isinstance(owner, dict) else vars(owner)[name]
 
     @functools.wraps(original, updated=())
     def call(*args: Any, **kwargs: Any) -> Any:
-        return (replacement if dispatch.enabled else original)(*args, **kwargs)
+        return hook(original, *args, **kwargs) if dispatch.enabled else original(*args, **kwargs)
 
-    return call
-
-
-def rebind_entry(owner: dict[str, Any], name: str, wrap: Callable[[Any], Any]) -> EntryPatch:
-    """Rebinds a dictionary's entry, like `rebind`."""
-    original = owner[name]
-    return EntryPatch(owner, name, original, while_enabled(wrap(original), original))
+    return kind(owner, name, original, call)
 
 
 def attribute(name: str, function: str) -> property:

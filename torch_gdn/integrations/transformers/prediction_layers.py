@@ -71,15 +71,13 @@ class MtpModel(modeling_layers.MtpModel):
         return result
 
 
-def with_quantizer(original: Callable[..., Any]) -> Callable[..., Any]:
+def with_quantizer(
+    original: Callable[..., Any], model: Any, state_dict: Any, load_config: Any, *args: Any, **options: Any
+) -> Any:
     """Loads prediction layers with the quantizer of the model, which transformers leaves out."""
-
-    def load(model: Any, state_dict: Any, load_config: Any, *args: Any, **options: Any) -> Any:
-        if isinstance(model, MtpModel):
-            load_config = replace(load_config, hf_quantizer=model.quantizer)
-        return original(model, state_dict, load_config, *args, **options)
-
-    return load
+    if isinstance(model, MtpModel):
+        load_config = replace(load_config, hf_quantizer=model.quantizer)
+    return original(model, state_dict, load_config, *args, **options)
 
 
 class Configured:

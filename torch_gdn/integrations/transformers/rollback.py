@@ -11,6 +11,7 @@ accepted one.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
@@ -22,7 +23,7 @@ from transformers.cache_utils import LinearAttentionCacheLayerMixin, LinearAtten
 
 import torch_gdn
 from torch_gdn.integrations.transformers import decoding, dispatch, drafts, known_forms, layers_run
-from torch_gdn.integrations.transformers.calls import Binder
+from torch_gdn.integrations.transformers.calls import Bound
 from torch_gdn.integrations.transformers.functions import DELTA_RULES, KDA_FUNCTIONS
 from torch_gdn.integrations.transformers.patches import DELTA_LAYERS, Patch, rebind
 from torch_gdn.integrations.transformers.versions import CACHE_NAMES
@@ -44,8 +45,9 @@ def rollback_patches(modules: dict[str, ModuleType]) -> Iterator[Patch]:
         yield Patch(model, "_is_stateful", vars(model)["_is_stateful"], False)
     for module in modules.values():
         for layer in known_forms.classes(module, DELTA_LAYERS):
-            gated = layer.__name__.endswith("GatedDeltaNet")
-            yield rebind(layer, "forward", forward_with_history if gated else forward_of_kda)
+            is_gated = layer.__name__.endswith("GatedDeltaNet")
+            with_history = functools.partial(forward_with_history, decoding.binder_of(layer))
+            yield rebind(layer, "forward", with_history if is_gated else forward_of_kda)
     yield from drafts.draft_patches(modules)
 
 
@@ -114,22 +116,21 @@ class Recorder:
         return o, state
 
 
-def forward_with_history(original: Callable[..., Any]) -> Callable[..., Any]:
-    verify = verifier(original)
-
-    def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        cache = kwargs.get(CACHE_NAMES.delta_net)
-        if cache is not None and cache.is_recording_past(layer.layer_idx):
-            # After each step of this call its drafts are taken back. A draft model takes back several steps at once.
-            if (call := drafts.current.get()) is not None and call.cache is cache:
-                y = verify(layer, *args, **kwargs)
-                if y is not None:
-                    vars(cache.layers[layer.layer_idx])[HISTORY] = History(None, [], {})
-                    return y
-            kwargs["layer_states"] = Recorder(cache.layers[layer.layer_idx])
-        return original(layer, *args, **kwargs)
-
-    return forward
+def forward_with_history(
+    bind: Callable[..., Bound], original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any
+) -> Any:
+    cache = kwargs.get(CACHE_NAMES.delta_net)
+    if cache is not None and cache.is_recording_past(layer.layer_idx):
+        # After each step of this call its drafts are taken back. A draft model takes back several steps at once.
+        if (call := drafts.current.get()) is not None and call.cache is cache:
+            given, options, unknown = bind((layer, *args), kwargs)
+            held = None if unknown or torch.is_grad_enabled() else decoding.cached_layer(*given, **options)
+            y = None if held is None else verify(layer, given[1], held)
+            if y is not None:
+                vars(cache.layers[layer.layer_idx])[HISTORY] = History(None, [], {})
+                return y
+        kwargs["layer_states"] = Recorder(cache.layers[layer.layer_idx])
+    return original(layer, *args, **kwargs)
 
 
 class WithoutColumns:
@@ -147,15 +148,12 @@ class WithoutColumns:
         return getattr(self.cache, name)
 
 
-def forward_of_kda(original: Callable[..., Any]) -> Callable[..., Any]:
-    def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        cache = kwargs.get(CACHE_NAMES.delta_net)
-        if cache is not None and cache.is_recording_past(layer.layer_idx):
-            kwargs["layer_states"] = Recorder(cache.layers[layer.layer_idx])
-            kwargs[CACHE_NAMES.delta_net] = WithoutColumns(cache)
-        return original(layer, *args, **kwargs)
-
-    return forward
+def forward_of_kda(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
+    cache = kwargs.get(CACHE_NAMES.delta_net)
+    if cache is not None and cache.is_recording_past(layer.layer_idx):
+        kwargs["layer_states"] = Recorder(cache.layers[layer.layer_idx])
+        kwargs[CACHE_NAMES.delta_net] = WithoutColumns(cache)
+    return original(layer, *args, **kwargs)
 
 
 def croppable_with_history(own: Any) -> property:
@@ -167,17 +165,14 @@ def croppable_with_history(own: Any) -> property:
     return property(is_croppable)
 
 
-def crop_with_state(original: Callable[..., None]) -> Callable[..., None]:
-    def crop(layer: Any, tokens_to_remove: int) -> None:
-        if (steps := steps_of(layer)) is not None:
-            take_back(layer, steps, -tokens_to_remove)
-            return
-        original(layer, tokens_to_remove)
-        if (history := vars(layer).get(HISTORY)) is not None:
-            layer.recurrent_states[0] = history.before(-tokens_to_remove, layer.recurrent_states[0])
-            history.since = []
-
-    return crop
+def crop_with_state(original: Callable[..., None], layer: Any, tokens_to_remove: int) -> None:
+    if (steps := steps_of(layer)) is not None:
+        take_back(layer, steps, -tokens_to_remove)
+        return
+    original(layer, tokens_to_remove)
+    if (history := vars(layer).get(HISTORY)) is not None:
+        layer.recurrent_states[0] = history.before(-tokens_to_remove, layer.recurrent_states[0])
+        history.since = []
 
 
 def stop_recording(cache: Any) -> None:
@@ -236,18 +231,6 @@ def take_back(layer: LinearAttentionLayer, steps: Steps, tokens: int) -> None:
     if not 0 <= tokens < steps.tokens:
         raise ValueError(f"crop: tokens_to_remove: expected at least {1 - steps.tokens}, got {-tokens}")
     steps.keep(layer, steps.tokens - tokens)
-
-
-def verifier(original: Callable[..., Any]) -> Callable[..., Tensor | None]:
-    """Returns a function that runs a layer on a step of drafts, or returns None. `original` is the layer's forward."""
-    bind = Binder(decoding.cached_layer, original, {CACHE_NAMES.delta_net: "kv_cache"}).bind
-
-    def run(*args: Any, **kwargs: Any) -> Tensor | None:
-        given, options, unknown = bind(args, kwargs)
-        held = None if unknown or torch.is_grad_enabled() else decoding.cached_layer(*given, **options)
-        return None if held is None else verify(given[0], given[1], held)
-
-    return run
 
 
 def verify(layer: Any, hidden_states: Tensor, held: LinearAttentionLayer) -> Tensor | None:
