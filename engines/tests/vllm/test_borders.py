@@ -126,7 +126,7 @@ def test_machines_of_different_sizes_have_the_same_defaults(mps: Any, monkeypatc
     monkeypatch.setattr(owner, "get_batch_defaults", owner.__dict__["get_batch_defaults"])  # to put it back
     monkeypatch.setattr(arg_utils, "current_platform", mps)
     monkeypatch.setattr(torch.backends.mps, "get_name", lambda: "Apple M4 Max")
-    compat.replace_batch_defaults()
+    compat.replace_on_mps()
     alone, together = [], []
     for gigabytes in (48, 96):
         monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda size=gigabytes: size << 30)
@@ -173,7 +173,7 @@ def test_a_shutdown_ends_the_wait_for_another_machine(waits: str, monkeypatch: p
 
     for name in ("wait_until_ready", "dequeue"):
         monkeypatch.setattr(MessageQueue, name, getattr(MessageQueue, name))  # to be restored
-    compat.replace_message_reads()
+    compat.replace_on_mps()
     queue, ends = MessageQueue(1, 0, connect_ip="127.0.0.1"), []
     if waits == "dequeue":
         queue = MessageQueue.create_from_handle(queue.export_handle(), 0)

@@ -525,7 +525,7 @@ def test_torch_keeps_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     modules = [gpu_model_runner, ngram_proposer_gpu]
     for module in modules:
         monkeypatch.setattr(module, "torch", torch)
-    compat.replace_streams()
+    compat.replace(compat.streams())
     assert names(torch) == own
     for module in modules:
         assert not set(names(module.torch)) & set(own)

@@ -96,14 +96,9 @@ def register() -> None:
     from torch_gdn_engines.vllm import aura_attention, compat, kv_cache_dtype, layers, models
 
     versions.require_checked_version()
-    compat.replace_state_copies()
-    compat.replace_triton_allocator()
-    compat.replace_backend_cache()
-    compat.replace_registry_scan()
+    compat.replace_on_each_platform()
     if current_platform.is_cpu():
-        compat.replace_cpu_preparation()
-        compat.replace_cpu_attention()
-        compat.replace_cpu_lora()
+        compat.replace_on_cpu()
     if draining.is_inherited():
         draining.silence_shutdown(logging.getLogger("vllm"))
     kv_cache_dtype.register()
@@ -112,9 +107,7 @@ def register() -> None:
     if is_mps:
         from torch_gdn_engines.vllm import quantized, rotary
 
-        compat.replace_message_reads()
-        compat.replace_worker_monitor()
-        compat.replace_batch_defaults()
+        compat.replace_on_mps()
         quantized.register()
         rotary.register()
     aura_attention.register()

@@ -134,17 +134,13 @@ def gated(o: Tensor, gate: Tensor) -> Tensor:
     return result[0].flatten(1)
 
 
-def gated_attention(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Returns a forward of vLLM's Qwen3NextAttention."""
-
-    def forward(layer: Any, positions: Tensor, hidden_states: Tensor) -> Tensor:
-        if not is_taken(layer, positions):
-            return original(layer, positions, hidden_states)
-        q, k, v, gate = project(layer, layer.qkv_proj(hidden_states)[0], positions, slots_of_step(layer.attn))
-        y: Tensor = layer.o_proj(gated(layer.attn(q, k, v), gate))[0]
-        return y
-
-    return forward
+def gated_attention(theirs: Callable[..., Tensor], layer: Any, positions: Tensor, hidden_states: Tensor) -> Tensor:
+    """Wraps the forward of vLLM's Qwen3NextAttention, which calls eight operators around the attention itself."""
+    if not is_taken(layer, positions):
+        return theirs(layer, positions, hidden_states)
+    q, k, v, gate = project(layer, layer.qkv_proj(hidden_states)[0], positions, slots_of_step(layer.attn))
+    y: Tensor = layer.o_proj(gated(layer.attn(q, k, v), gate))[0]
+    return y
 
 
 def register() -> None:

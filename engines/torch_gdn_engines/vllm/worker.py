@@ -89,21 +89,10 @@ class MpsWorker(Worker):
         return contextlib.nullcontext()
 
     def init_device(self) -> None:
-        compat.replace_streams()
-        compat.replace_accelerator_functions()
-        compat.replace_uniform_probabilities()
-        compat.replace_compiled_functions()
-        compat.replace_expert_routing()
-        compat.replace_gated_attention()
-        compat.replace_embedding()
-        compat.replace_grammar_masks()
-        compat.replace_copies()
-        compat.replace_block_tables()
-        compat.replace_convolution_metadata()
+        compat.replace_in_worker()
         self.device = torch.device("mps:0")
         current_platform.check_if_supports_dtype(self.model_config.dtype)
         os.environ["LOCAL_WORLD_SIZE"] = str(self.parallel_config.world_size)
-        compat.replace_rendezvous()
         if self.parallel_config.world_size > 1:
             compat.check_before_groups(self.check_agreements)
         init_worker_distributed_environment(
