@@ -32,6 +32,8 @@ class Batch:
     prefill_cu_seqlens: Tensor | None = None  # [N - decodes + 1], boundaries of the prompts alone; begins with 0
     checkpoint_offsets: Tensor | None = None  # [N], as in chunk_gated_delta_rule_
     checkpoint_indices: Tensor | None = None  # [N]
+    # A step of drafts has a token and its drafts per sequence, no other tokens, and state_indices [N, 1 + drafts].
+    num_accepted_tokens: Tensor | None = None  # [N], of the last step
 
 
 @dataclass
@@ -60,23 +62,21 @@ def convolve(
     batch: Batch, x: Tensor, weight: Tensor, pool: Tensor, bias: Tensor | None, activation: str | None
 ) -> Tensor:
     """Convolves x [T, D], the tokens of all sequences. `pool` is [slots, D, W - 1]. Returns [T, D]."""
-    if batch.decodes == batch.sequences:
-        y = torch_gdn.causal_conv1d_update_(
-            x[:, None], weight, pool, batch.state_indices, None, batch.null_index, bias, activation
-        )
-        return y[:, 0]
+    slots = batch.state_indices if batch.num_accepted_tokens is None else batch.state_indices[:, 0]
+    options: dict[str, Any] = {"null_index": batch.null_index, "bias": bias, "activation": activation}
+    if batch.decodes == batch.sequences and batch.num_accepted_tokens is None:
+        return torch_gdn.causal_conv1d_update_(x[:, None], weight, pool, slots, **options)[:, 0]
     y = torch_gdn.causal_conv1d_update_(
         x[None],
         weight,
         pool,
-        batch.state_indices,
+        slots,
         batch.has_initial_state,
-        batch.null_index,
-        bias,
-        activation,
-        batch.cu_seqlens,
+        cu_seqlens=batch.cu_seqlens,
+        num_accepted_tokens=batch.num_accepted_tokens,
         checkpoint_offsets=batch.checkpoint_offsets,
         checkpoint_indices=batch.checkpoint_indices,
+        **options,
     )
     return y[0]
 
@@ -93,31 +93,24 @@ def delta_rule(
     **options: Any,
 ) -> None:
     """Inputs are [T, heads, size] or [T, heads]. `out` is [T, HV, V]. `options` are those of both in-place ops."""
-    first = batch.decodes
+    inputs, slots, first = (q, k, v, g, beta), batch.state_indices, batch.decodes
+    options["null_index"] = batch.null_index
+    recurrent: Any = torch_gdn.fused_recurrent_gated_delta_rule_
+    chunked: Any = torch_gdn.chunk_gated_delta_rule_
+    if batch.num_accepted_tokens is not None:
+        drafts = {"cu_seqlens": batch.cu_seqlens, "num_accepted_tokens": batch.num_accepted_tokens}
+        rows = (x[None] for x in inputs)
+        recurrent(*rows, pool, slots, out=out[None], **drafts, **options)
+        return
     if first:
-        torch_gdn.fused_recurrent_gated_delta_rule_(
-            q[:first, None],
-            k[:first, None],
-            v[:first, None],
-            g[:first, None],
-            beta[:first, None],
-            pool,
-            batch.state_indices[:first],
-            null_index=batch.null_index,
-            out=out[:first, None],
-            **options,
-        )
+        rows = (x[:first, None] for x in inputs)
+        recurrent(*rows, pool, slots[:first], out=out[:first, None], **options)
     if first < batch.sequences:
-        torch_gdn.chunk_gated_delta_rule_(
-            q[None, first:],
-            k[None, first:],
-            v[None, first:],
-            g[None, first:],
-            beta[None, first:],
+        chunked(
+            *(x[None, first:] for x in inputs),
             pool,
-            batch.state_indices[first:],
+            slots[first:],
             rest(batch.has_initial_state, first),
-            batch.null_index,
             cu_seqlens=batch.prefill_cu_seqlens,
             out=out[None, first:],
             checkpoint_offsets=rest(batch.checkpoint_offsets, first),

@@ -141,25 +141,27 @@ def forward(layer: LayerState, metadata: Any, mixed_qkv: Tensor, b: Tensor, a: T
         return
     mixed_qkv, b, a, out = mixed_qkv[:tokens], b[:tokens], a[:tokens], out[:tokens]
     if metadata.spec_sequence_masks is None:
-        forward_non_spec(layer, metadata, mixed_qkv, b, a, out)
+        compute(layer, batch_of(metadata), mixed_qkv, b, a, out)
     elif metadata.num_prefills == 0 and metadata.num_decodes == 0:
-        forward_spec_decode(layer, metadata, mixed_qkv, b, a, out)
+        compute(layer, batch_of_drafts(metadata), mixed_qkv, b, a, out)
     else:
-        spec_decodes, others = metadata.spec_token_indx, metadata.non_spec_token_indx
-        for rows, compute in ((spec_decodes, forward_spec_decode), (others, forward_non_spec)):
+        drafts = batch_of_drafts(metadata), metadata.spec_token_indx
+        for batch, rows in (drafts, (batch_of(metadata), metadata.non_spec_token_indx)):
             part = out.new_empty(rows.shape[0], *out.shape[1:])
-            compute(layer, metadata, mixed_qkv[rows], b[rows], a[rows], part)
+            compute(layer, batch, mixed_qkv[rows], b[rows], a[rows], part)
             out[rows] = part
 
 
-def forward_non_spec(layer: LayerState, metadata: Any, mixed_qkv: Tensor, b: Tensor, a: Tensor, out: Tensor) -> None:
-    """Decodes, one token each and first in the batch, then prefills. A batch without prefills may end in padding."""
-    batch = batch_of(metadata)
-    if metadata.num_prefills == 0:
-        zero_padding(out, batch.sequences)
-        mixed_qkv, b, a, out = (x[: batch.sequences] for x in (mixed_qkv, b, a, out))
-    width = layer.conv_weight.shape[1]
-    columns = layer.conv_pool[:, :, : width - 1]  # those behind are for speculative decoding
+def compute(layer: LayerState, batch: serving.Batch, mixed_qkv: Tensor, b: Tensor, a: Tensor, out: Tensor) -> None:
+    """Computes decodes, one token each and first in the batch, then prefills. A batch without prefills may end in
+    padding. Or computes drafts, from the state after the last accepted token.
+    """
+    columns = layer.conv_pool
+    if batch.num_accepted_tokens is None:
+        columns = columns[:, :, : layer.conv_weight.shape[1] - 1]  # those behind are for drafts
+        if batch.decodes == batch.sequences:
+            zero_padding(out, batch.sequences)
+            mixed_qkv, b, a, out = (x[: batch.sequences] for x in (mixed_qkv, b, a, out))
     mixed = serving.convolve(batch, mixed_qkv, layer.conv_weight, columns, layer.conv_bias, layer.activation)
     serving.delta_rule(batch, *layer.split_heads(mixed), a, b, layer.state_pool, out, **layer.rule_options)
 
@@ -181,36 +183,8 @@ def batch_of(metadata: Any) -> serving.Batch:
     )
 
 
-def forward_spec_decode(layer: LayerState, metadata: Any, mixed_qkv: Tensor, b: Tensor, a: Tensor, out: Tensor) -> None:
-    """Runs a token and its draft tokens per sequence, from the state after the last accepted token."""
-    sequences = metadata.num_spec_decodes
-    state_indices = metadata.spec_state_indices_tensor[:sequences]
-    cu_seqlens = metadata.spec_query_start_loc[: sequences + 1]
-    accepted = metadata.num_accepted_tokens[:sequences]
-    mixed = torch_gdn.causal_conv1d_update_(
-        mixed_qkv[None],
-        layer.conv_weight,
-        layer.conv_pool,
-        state_indices[:, 0],
-        None,
-        NULL_BLOCK,
-        layer.conv_bias,
-        layer.activation,
-        cu_seqlens,
-        num_accepted_tokens=accepted,
-    )
-    q, k, v = layer.split_heads(mixed)
-    torch_gdn.fused_recurrent_gated_delta_rule_(
-        q,
-        k,
-        v,
-        a[None],
-        b[None],
-        layer.state_pool,
-        state_indices,
-        cu_seqlens=cu_seqlens,
-        num_accepted_tokens=accepted,
-        out=out[None],
-        null_index=NULL_BLOCK,
-        **layer.rule_options,
-    )
+def batch_of_drafts(metadata: Any) -> serving.Batch:
+    n = metadata.num_spec_decodes
+    state_indices, cu_seqlens = metadata.spec_state_indices_tensor[:n], metadata.spec_query_start_loc[: n + 1]
+    accepted = metadata.num_accepted_tokens[:n]
+    return serving.Batch(state_indices, n, 0, NULL_BLOCK, cu_seqlens=cu_seqlens, num_accepted_tokens=accepted)
