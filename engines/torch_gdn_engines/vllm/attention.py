@@ -10,13 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from vllm.v1.attention.backend import (
-    AttentionBackend,
-    AttentionImpl,
-    AttentionMetadataBuilder,
-    AttentionType,
-    MultipleOf,
-)
+from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionMetadataBuilder, AttentionType
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 import torch_gdn
@@ -131,7 +125,6 @@ class PagedAttention(AttentionImpl[PagedMetadata]):
 
 class PagedBackend(AttentionBackend):
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float32, torch.float16, torch.bfloat16]
-    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16"]
     forward_includes_kv_cache_update = False
 
     @staticmethod
@@ -145,10 +138,6 @@ class PagedBackend(AttentionBackend):
     @staticmethod
     def get_builder_cls() -> type[PagedMetadataBuilder]:
         return PagedMetadataBuilder
-
-    @staticmethod
-    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
-        return [MultipleOf(1)]
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:

@@ -53,12 +53,6 @@ class MpsModelRunner(KeepsSeeds, KeepsExactRows, GPUModelRunner):
             )
         self.model_memory_usage = torch.mps.current_allocated_memory()
 
-    def get_model(self) -> torch.nn.Module:
-        return self.model
-
-    def _sync_device(self) -> None:
-        torch.mps.synchronize()
-
     def _to_list(self, sampled_token_ids: torch.Tensor) -> list[list[int]]:
         return sampled_token_ids.tolist()
 
@@ -66,8 +60,5 @@ class MpsModelRunner(KeepsSeeds, KeepsExactRows, GPUModelRunner):
         """Returns the mask as it was made, without a launch: there are no graphs, for which batches are padded."""
         return self.is_padding[:num_tokens_padded]
 
-    # A block's old content is never read: attention stops at a sequence's length, and a new state starts from zeros.
-
-    def _init_kv_zero_meta(self) -> None: ...
-
-    def _zero_block_ids(self, block_ids: list[int]) -> None: ...
+    def _init_kv_zero_meta(self) -> None:
+        """Clears no blocks: attention stops at a sequence's length, and a new state starts from zeros."""

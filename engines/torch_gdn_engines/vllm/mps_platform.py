@@ -33,10 +33,6 @@ class MpsPlatform(Platform):
     def __init__(self) -> None:
         require_mps()
 
-    @property
-    def supported_dtypes(self) -> list[torch.dtype]:
-        return [torch.bfloat16, torch.float16, torch.float32]
-
     @classmethod
     def check_if_supports_dtype(cls, dtype: torch.dtype) -> None:
         if dtype not in (torch.bfloat16, torch.float16, torch.float32):
@@ -62,10 +58,6 @@ class MpsPlatform(Platform):
     @classmethod
     def get_current_memory_usage(cls, device: Any = None) -> float:
         return torch.mps.current_allocated_memory()
-
-    @classmethod
-    def is_integrated_gpu(cls, device_id: int = 0) -> bool:
-        return True
 
     @classmethod
     def is_pin_memory_available(cls) -> bool:
@@ -103,10 +95,6 @@ class MpsPlatform(Platform):
         return backend_path()
 
     @classmethod
-    def opaque_attention_op(cls) -> bool:
-        return False
-
-    @classmethod
     def get_punica_wrapper(cls) -> str:
         return f"{HERE}.lora.TorchGdnPunicaWrapper"
 
@@ -118,14 +106,6 @@ class MpsPlatform(Platform):
 
     @classmethod
     def check_runner_kv_caches_multi_layer(cls) -> None: ...
-
-    @classmethod
-    def supports_structured_output(cls) -> bool:
-        return True
-
-    @classmethod
-    def get_device_communicator_cls(cls) -> str:
-        return "vllm.distributed.device_communicators.base_device_communicator.DeviceCommunicatorBase"
 
     @classmethod
     def verify_quantization(cls, quant: str) -> None:
