@@ -33,7 +33,16 @@ def rotate(query: Tensor, key: Tensor, angles: Angles, head_size: int) -> tuple[
     return q.view(query.shape), k.view(key.shape)
 
 
-class TorchGdnRotaryEmbedding(RotaryEmbedding):
+class RotatesOnce:
+    """A base class that precedes an embedding of vLLM's."""
+
+    def forward_oot(self: Any, positions: Tensor, query: Tensor, key: Tensor | None = None, *others: Any) -> Any:
+        if key is None or query.dim() != 2 or not self.takes(positions):
+            return self.forward_native(positions, query, key, *others)
+        return rotate(query, key, angles_of_step(self, positions, query), self.head_size)
+
+
+class TorchGdnRotaryEmbedding(RotatesOnce, RotaryEmbedding):
     def takes(self, positions: Tensor) -> bool:
         return self.is_neox_style
 
@@ -42,13 +51,8 @@ class TorchGdnRotaryEmbedding(RotaryEmbedding):
         cos, sin = self._match_cos_sin_cache_dtype(x).index_select(0, positions.flatten()).chunk(2, dim=-1)
         return cos, sin
 
-    def forward_oot(self, positions: Tensor, query: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        if key is None or query.dim() != 2 or not self.takes(positions):
-            return self.forward_native(positions, query, key)
-        return rotate(query, key, angles_of_step(self, positions, query), self.head_size)
 
-
-class TorchGdnMRotaryEmbedding(MRotaryEmbedding):
+class TorchGdnMRotaryEmbedding(RotatesOnce, MRotaryEmbedding):
     """Takes positions [T] of text, or [3, T] of a model that also takes images."""
 
     def takes(self, positions: Tensor) -> bool:
@@ -59,13 +63,6 @@ class TorchGdnMRotaryEmbedding(MRotaryEmbedding):
         if positions.dim() == 2:
             cos, sin = (apply_interleaved_rope(x, self.mrope_section) for x in (cos, sin))
         return cos, sin
-
-    def forward_oot(
-        self, positions: Tensor, query: Tensor, key: Tensor | None = None, offsets: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        if key is None or query.dim() != 2 or not self.takes(positions):
-            return self.forward_native(positions, query, key, offsets)
-        return rotate(query, key, angles_of_step(self, positions, query), self.head_size)
 
 
 ROTATIONS = (TorchGdnRotaryEmbedding, TorchGdnMRotaryEmbedding)

@@ -34,8 +34,7 @@ def call_layers(runner: Any, tokens: list[int], sequences: list[int]) -> None:
             call_attention(runner, layer, tokens, sequences)
         else:
             call_delta_rule(runner, layer, tokens, sequences)
-    call_norms(runner)
-    call_rotary(runner)
+    call_modules(runner)
     call_experts(runner)
     call_packed_matrices(runner)
     call_inputs(runner)
@@ -64,39 +63,26 @@ def distinct_layers(layers: Any) -> list[Any]:
     return list(kinds.values())
 
 
-def call_norms(runner: Any) -> None:
-    from torch_gdn_engines.vllm.layers import TorchGdnGemmaRMSNorm, TorchGdnRMSNorm
-
-    for module in runner.model.modules():
-        if isinstance(module, (TorchGdnRMSNorm, TorchGdnGemmaRMSNorm)):
-            x = torch.zeros(1, module.weight.shape[0], dtype=runner.dtype, device=runner.device)
-            module(x, x)
-
-
-def call_rotary(runner: Any) -> None:
-    """Calls each kind of rotary embedding, Qwen's gated attention, and SwiGLU."""
+def call_modules(runner: Any) -> None:
+    """Calls the norms, the rotary embeddings, Qwen's gated attention, and SwiGLU."""
     from vllm.model_executor.models.qwen3_next import Qwen3NextAttention
 
-    from torch_gdn_engines.vllm import rotary
-    from torch_gdn_engines.vllm.rotary import (
-        TorchGdnMRotaryEmbedding,
-        TorchGdnRotaryEmbedding,
-        TorchGdnSiluAndMul,
-    )
+    from torch_gdn_engines.vllm import layers, rotary
 
-    options: dict[str, Any] = {"dtype": runner.dtype, "device": runner.device}
+    def zeros(columns: int) -> torch.Tensor:
+        return torch.zeros(1, columns, dtype=runner.dtype, device=runner.device)
+
     position = torch.zeros(1, dtype=torch.int64, device=runner.device)
-    kinds = {(type(x), getattr(x, "head_size", 0), getattr(x, "rotary_dim", 0)): x for x in runner.model.modules()}
-    for module in kinds.values():
-        if isinstance(module, (TorchGdnRotaryEmbedding, TorchGdnMRotaryEmbedding)):
-            heads = torch.zeros(1, module.head_size, **options)
-            module(position, heads, heads)
-        elif isinstance(module, TorchGdnSiluAndMul):
-            columns = getattr(runner.model_config.hf_text_config, "intermediate_size", None) or 4
-            module(torch.zeros(1, 2 * columns, **options))
+    for module in runner.model.modules():
+        if isinstance(module, (layers.TorchGdnRMSNorm, layers.TorchGdnGemmaRMSNorm)):
+            x = zeros(module.weight.shape[0])
+            module(x, x)
+        elif isinstance(module, rotary.ROTATIONS):
+            module(position, zeros(module.head_size), zeros(module.head_size))
+        elif isinstance(module, rotary.TorchGdnSiluAndMul):
+            module(zeros(2 * (getattr(runner.model_config.hf_text_config, "intermediate_size", None) or 4)))
         elif isinstance(module, Qwen3NextAttention) and rotary.is_taken(module, position):
-            columns = torch.zeros(1, 2 * (module.q_size + module.kv_size), **options)
-            *_, gate = rotary.project(module, columns, position, position)
+            *_, gate = rotary.project(module, zeros(2 * (module.q_size + module.kv_size)), position, position)
             rotary.gated(torch.zeros_like(gate), gate)
 
 
