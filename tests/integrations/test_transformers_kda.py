@@ -118,7 +118,7 @@ def test_supports_gives_the_reason(function: str) -> None:
     arguments = call(5)
     assert supports(function, **arguments) == (True, "")
     for reason, change in (
-        ("gk: expected shape", {"g": arguments["g"][..., 1:]}),
+        ("g: expected shape", {"g": arguments["g"][..., 1:]}),
         (
             "q: expected dtype bfloat16, float16 or float32",
             {name: arguments[name].double() for name in ("query", "key", "value")},

@@ -382,8 +382,8 @@ LEFT: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
         ({"gate": zeros(1, 8)}, "input and gate have the shapes [3, 8] and [1, 8]"),
         ({"layer": {"activation": "gelu"}}, "activation: expected "),
         (
-            {"layer": {"weight": zeros(1025)}, **dict.fromkeys(("hidden_states", "gate"), zeros(1, 1025))},
-            "x: expected a last dimension from 1 to 1024, got 1025",
+            {"layer": {"weight": zeros(16385)}, **dict.fromkeys(("hidden_states", "gate"), zeros(1, 16385))},
+            "x: expected a last dimension from 1 to 16384, got 16385",
         ),
     ),
 }
@@ -409,6 +409,13 @@ def test_supports(function: str, different: dict[str, Any]) -> None:
 def test_supports_gives_its_reason(function: str, different: dict[str, Any], reason: str) -> None:
     supported, result = supports(function, **CALLS[function](**different))
     assert not supported and reason in result
+
+
+def test_the_gated_norm_of_a_long_row_runs_on_the_cpu_alone() -> None:
+    for device, expected in (("cpu", ""), ("mps", "x: expected a last dimension from 1 to 1024, got 1025")):
+        long = {name: zeros(1, 1025).to(ready(device)) for name in ("hidden_states", "gate")}
+        call = CALLS["rms_norm_gated"](layer={"weight": zeros(1025).to(device)}, **long)
+        assert supports("rms_norm_gated", **call) == (not expected, expected)
 
 
 def test_supports_refuses_an_unknown_function() -> None:

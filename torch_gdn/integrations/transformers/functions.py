@@ -140,7 +140,7 @@ def rule_reason(
     call |= {"initial_state": form(initial_state, 1, batch)}
     call |= {} if cu_seqlens is None else {"cu_seqlens": ((2,), torch.int64)}
     call |= {} if op == RECURRENT else {"chunk_size": chunk_size}
-    return refusal_of(op, **call) or mixed_reason(query, value)
+    return refusal_of(op, **call).replace(f"{decay}: ", "g: ", 1) or mixed_reason(query, value)
 
 
 def run_rule(
@@ -310,7 +310,7 @@ def norm_reason(layer: Any, hidden_states: Tensor, gate: Tensor | None = None) -
     weight = layer.weight
     if reason := common_reason(hidden_states, gate, weight, differentiable=True):
         return reason
-    if hidden_states.shape[-1] > 1024:  # kRmsNormGatedLargestRow, the limit on mps
+    if hidden_states.device.type == "mps" and hidden_states.shape[-1] > 1024:  # kRmsNormGatedLargestRow
         return f"x: expected a last dimension from 1 to 1024, got {hidden_states.shape[-1]}"
     row = {"x": form(hidden_states, -1), "g": form(gate, -1), "weight": form(weight)}
     return refusal_of("rms_norm_gated", **row, activation=gate_activation(layer))
