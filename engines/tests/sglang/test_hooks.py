@@ -101,3 +101,15 @@ def test_sglang_has_the_options_that_its_page_names() -> None:
     fields = Path(importlib.util.find_spec("sglang").origin).parent / "srt" / "arg_groups" / "field_order.py"
     known = set(re.findall(r'"(\w+)"', fields.read_text()))
     assert len(named) == 6 and {name.replace("-", "_") for name in named} - known == set()
+
+
+STATES = (
+    "; import torch, types; from sglang.srt.configs.mamba_utils import mamba2_state_dtype as dtypes; "
+    "print(dtypes(types.SimpleNamespace(torch_gdn_dtype=torch.float16)))"
+)
+
+
+@pytest.mark.parametrize("variable, expected", [("", "conv=torch.float16"), ("float32", "conv=torch.float32")])
+def test_the_states_of_convolutions_have_the_models_dtype_or_the_one_asked_for(variable: str, expected: str) -> None:
+    asked = f"import os; os.environ['SGLANG_MAMBA_CONV_DTYPE'] = '{variable}'; " if variable else ""
+    assert expected in load(asked, STATES).stdout
