@@ -235,19 +235,16 @@ class ConversationCache:
             if about["model"] != (expected := identity(self.model)):
                 raise ValueError(f"load: path: expected conversations of model {expected}, got {about['model']}")
             self.clear()
-            names: dict[int, list[tuple[int, str]]] = {}
+            pieces: dict[int, dict[int, Piece]] = {}
             for name in file.keys():  # noqa: SIM118
                 n, layer, part = name.split(".")
-                names.setdefault(int(n), []).append((int(layer), part))
-            nodes: list[Node] = []
-            for n, entry in enumerate(json.loads(about["nodes"])):
-                pieces: dict[int, Piece] = {}
-                for layer_number, part in names[n]:
-                    pieces.setdefault(layer_number, {})[part] = file.get_tensor(f"{n}.{layer_number}.{part}")
-                parent = self.root if entry["parent"] is None else nodes[entry["parent"]]
-                node = Node(parent, entry["tokens"], pieces, parent.length + len(entry["tokens"]), used=entry["used"])
-                parent.children.append(node)
-                nodes.append(node)
+                pieces.setdefault(int(n), {}).setdefault(int(layer), {})[part] = file.get_tensor(name)
+        nodes: list[Node] = []
+        for number, entry in enumerate(json.loads(about["nodes"])):
+            parent, tokens = self.root if entry["parent"] is None else nodes[entry["parent"]], entry["tokens"]
+            node = Node(parent, tokens, pieces[number], parent.length + len(tokens), used=entry["used"])
+            parent.children.append(node)
+            nodes.append(node)
         self.nbytes = sum(node.nbytes for node in nodes)
         self.clock = max((node.used for node in nodes), default=0)
         self.shrink()

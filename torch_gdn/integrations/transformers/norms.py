@@ -92,7 +92,8 @@ def find_form(owner: Callable[..., Any]) -> Form | None:
             if is_grouped(norm):  # not taken
                 continue
             norm.weight.copy_(torch.randn(64))
-            matching = [form for form in matching if all(agrees(form, norm, rows, dtype) for dtype in DTYPES)]
+            for dtype in (torch.float32, torch.bfloat16):
+                matching = [form for form in matching if is_same(form, norm.to(dtype), rows.to(dtype))]
             norm.float().weight.copy_(torch.randn(64))  # with more digits than bfloat16 has
             keeps_dtype = keeps_dtype and all(is_same(form, norm, rows.bfloat16()) for form in matching)
     return replace(matching[0], keeps_dtype=keeps_dtype) if len(matching) == 1 else None
@@ -110,13 +111,6 @@ def options_of(owner: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
             yield name, option.default + 0.1
         elif option.default is None and option.kind is not option.VAR_KEYWORD:
             yield name, 2
-
-
-DTYPES = (torch.float32, torch.bfloat16)
-
-
-def agrees(form: Form, norm: Any, rows: Tensor, dtype: torch.dtype) -> bool:
-    return is_same(form, norm.to(dtype), rows.to(dtype))
 
 
 def is_same(form: Form, norm: Any, x: Tensor) -> bool:

@@ -44,12 +44,11 @@ class PrefixStates:
         """Returns how many of the prompt's tokens have pages and a state, and the state's name."""
         pages, size = self.pages.match_prefix_blocks(prompt), self.pages.tokens_per_page
         shared = len(pages) * size // self.step * self.step
+        self.branches[request] = shared
         for tokens in range(shared, 0, -self.step):
             name = self.pages.ledger.block_to_hash[pages[tokens // size - 1]]
             if name in self.pool.slot_with:
-                self.branches[request] = shared
                 return tokens, name
-        self.branches[request] = shared
         return 0, None
 
     def boundaries(self, request: str, prompt: int, start: int, end: int) -> list[int]:
