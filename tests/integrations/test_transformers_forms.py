@@ -168,7 +168,7 @@ def test_a_block_with_groups() -> None:
             result = super().forward(hidden_states)
             return result if self.limit is None else result.tanh() * self.limit
 
-    assert experts.has_grouped_block(kimi.KimiLinearMoE) and not experts.has_grouped_block(LimitedMoE)
+    assert experts.has_known_block(kimi.KimiLinearMoE) and not experts.has_known_block(LimitedMoE)
 
 
 @pytest.mark.skipif(experts.interface() is None, reason="this version has no functions of experts")

@@ -9,7 +9,6 @@ the CPU they stay transformers' own, unless the configuration names "torch_gdn".
 from __future__ import annotations
 
 import copy
-import functools
 import importlib
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -28,7 +27,8 @@ from torch_gdn.integrations.transformers.refusal import Form, form, refusal_of, 
 
 NAME = "torch_gdn"
 IMPLEMENTATIONS = ("grouped_mm", "batched_mm")  # on mps, calls by these names go to the ops
-GROUPED = {  # sizes of the block that a trial builds
+SIZES = {  # of the block that a trial builds, by the names of Qwen and of DeepSeek-V3
+    "num_experts": 8,
     "num_local_experts": 8,
     "num_experts_per_tok": 3,
     "n_group": 4,
@@ -37,19 +37,11 @@ GROUPED = {  # sizes of the block that a trial builds
     "routed_scaling_factor": 2.5,
     "moe_intermediate_size": 24,
     "n_shared_experts": 1,
-    "_experts_implementation": "eager",
-}
-SOFTMAX = {  # and of Qwen's
-    "num_experts": 8,
-    "num_experts_per_tok": 3,
-    "norm_topk_prob": True,
-    "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 24,
     "_experts_implementation": "eager",
 }
-PACKED_LINEARS = (PackedLinear,)
-PACKED_EXPERTS = (PackedExperts,)
-for owner in (*PACKED_LINEARS, *PACKED_EXPERTS):
+ONE_GROUP = {"norm_topk_prob": False, "n_group": 1, "topk_group": 1}  # another block of the trial
+for owner in (PackedLinear, PackedExperts):
     plain.learn(owner)
 gates: set[Any] = set()  # the function act_fn(gate) * up, of experts without a method of their own
 
@@ -57,9 +49,9 @@ gates: set[Any] = set()  # the function act_fn(gate) * up, of experts without a 
 class Parts(NamedTuple):
     """The class of each part of a block, as its constructor makes them."""
 
-    router: tuple[type, ...]
-    experts: tuple[type, ...]
-    shared: tuple[type, ...]
+    router: type
+    experts: type
+    shared: type
 
 
 blocks: dict[type, Parts] = {}  # the classes of blocks that `run_block` computes
@@ -90,34 +82,20 @@ def interface() -> Any:
 # ---- a model's experts -----------------------------------------------------------------------------------------------
 
 
-class TrialExperts:
-    """Experts that know which of their attributes were read."""
-
-    def __init__(self) -> None:
-        self.gate_up_proj, self.down_proj = torch.randn(8, 48, 32) * 32**-0.5, torch.randn(8, 32, 24) * 24**-0.5
-        self.act_fn, self.num_experts = torch.nn.SiLU(), 8
-        vars(self).update(FLAGS)
-        self.read: set[str] = set()
-
-    def __getattribute__(self, name: str) -> Any:
-        if not name.startswith("__") and name != "read":
-            self.read.add(name) if "read" in object.__getattribute__(self, "__dict__") else None
-        return super().__getattribute__(name)
-
-
 def is_known_function(function: Callable[..., Any]) -> bool:
     """Returns whether a function of experts computes the form, and reads no attribute that `form_reason` does not."""
     default = getattr(importlib.import_module("transformers.integrations.moe"), DEFAULT_GATE, None)
-    kind: Any = type("Experts", (TrialExperts,), {"_apply_gate": default})
+    kind: Any = type("Experts", (known_forms.Options,), {"_apply_gate": default})
     with known_forms.trial():
-        experts = kind()
+        weights = {"gate_up_proj": torch.randn(8, 48, 32) * 32**-0.5, "down_proj": torch.randn(8, 32, 24) * 24**-0.5}
+        experts = kind(act_fn=torch.nn.SiLU(), num_experts=8, **weights, **FLAGS)
         given = torch.randn(5, 32), torch.randint(0, 8, (5, 3)), torch.rand(5, 3)
         try:
             expected = function(experts, *given)
             result = run_experts(experts, *given)
         except known_forms.ERRORS:
             return False
-    is_known = experts.read <= {*FLAGS, *PARTS_OF_EXPERTS} and known_forms.is_close(result, expected)
+    is_known = vars(experts)["__read__"] <= {*FLAGS, *PARTS_OF_EXPERTS} and known_forms.is_close(result, expected)
     if is_known:
         known_functions.add(function)
     return is_known
@@ -173,35 +151,34 @@ def run_experts(experts: Any, hidden_states: Tensor, /, top_k_index: Tensor, top
 
 
 def block_classes(module: ModuleType) -> Iterator[type]:
-    """Yields the module's blocks of Qwen's form: a softmax router, and a shared expert that may have a weight."""
-    return (owner for owner in known_forms.classes(module, "SparseMoeBlock") if has_known_block(owner))
+    """Yields the module's blocks with a softmax router and a shared expert that may have a weight, and those with a
+    sigmoid router, whose experts are in groups, and a shared expert of weight 1.
+    """
+    return (owner for owner in known_forms.classes(module, ("SparseMoeBlock", "MoE")) if has_known_block(owner))
 
 
-def has_known_block(owner: type) -> bool:
-    return has_block(owner, SOFTMAX, softmax_trial)
-
-
-def has_block(owner: Any, sizes: dict[str, Any], trial: Callable[..., bool]) -> bool:
-    """Returns whether `run_block` computes a block of these sizes, and then remembers the classes of its parts."""
+def has_known_block(owner: Any) -> bool:
+    """Returns whether `run_block` computes a block, and then remembers the classes of its parts."""
     with known_forms.trial():
         try:
-            block = owner(known_forms.Options(**known_forms.SIZES | sizes))
-            parts = type(block.gate), type(block.experts), type(shared_of(block)[0])
+            block = owner(known_forms.Options(**known_forms.SIZES | SIZES))
+            parts = Parts(type(block.gate), type(block.experts), type(shared_of(block)[0]))
         except known_forms.ERRORS:
             return False
     for part in parts:
         plain.learn(part)
-    blocks[owner] = Parts(*((part,) for part in parts))
-    is_known = trial(owner, *parts)
+    blocks[owner] = parts
+    is_known = is_known_block(owner, *parts)
     if not is_known:
         del blocks[owner]
     return is_known
 
 
-def block_trial(*sizes: dict[str, Any]) -> Callable[..., bool]:
-    """Returns a function that tries a block. The answer depends on the code of the block and of its parts."""
+@plain.once_per_code
+def is_known_block(owner: Any, *parts: type) -> bool:
+    """Tries a block. The answer depends on the code of the block and of its parts."""
 
-    def build(owner: Any, configuration: Any) -> Any:
+    def build(configuration: Any) -> Any:
         block = owner(configuration)
         if hasattr(block.gate, "e_score_correction_bias"):
             block.gate.e_score_correction_bias.normal_()
@@ -209,15 +186,8 @@ def block_trial(*sizes: dict[str, Any]) -> Callable[..., bool]:
             in_float32[type(block.gate)] = multiplies_in_float32(block.gate)
         return block
 
-    def is_known(owner: type, *parts: type) -> bool:
-        building = functools.partial(build, owner)
-        return all(known_forms.has_form(building, block_calls, FUNCTIONS["moe_block"], each) for each in sizes)
-
-    return plain.once_per_code(is_known)
-
-
-softmax_trial = block_trial(SOFTMAX)
-grouped_trial = block_trial(GROUPED, GROUPED | {"norm_topk_prob": False, "n_group": 1, "topk_group": 1})
+    sizes = (SIZES, SIZES | ONE_GROUP)
+    return all(known_forms.has_form(build, block_calls, FUNCTIONS["moe_block"], each) for each in sizes)
 
 
 def multiplies_in_float32(gate: Any) -> bool:
@@ -228,16 +198,6 @@ def multiplies_in_float32(gate: Any) -> bool:
 
 def block_calls(run: Any) -> list[Any]:
     return [run(torch.randn(2, tokens, 32)) for tokens in (5, 1)]
-
-
-def grouped_block_classes(module: ModuleType) -> Iterator[type]:
-    """Yields the module's blocks with a sigmoid router whose experts are in groups, and a shared expert of weight 1."""
-    return (owner for owner in known_forms.classes(module, "MoE") if has_grouped_block(owner))
-
-
-def has_grouped_block(owner: type) -> bool:
-    """Tries a block with groups, and one without, whose weights are not divided by their sum."""
-    return has_block(owner, GROUPED, grouped_trial)
 
 
 def implementation_of(block: Any) -> Any:
@@ -279,16 +239,16 @@ def parts_change(block: Any, packed: bool, shared: Any, *gates: Any) -> str:
     if parts is None:
         return f"torch_gdn does not know {type(block).__name__}"
     if change := (
-        plain.change_of(block.gate, parts.router)
-        or plain.change_of(block.experts, PACKED_EXPERTS if packed else parts.experts)
-        or plain.change_of(shared, parts.shared)
+        plain.change_of(block.gate, (parts.router,))
+        or plain.change_of(block.experts, (PackedExperts if packed else parts.experts,))
+        or plain.change_of(shared, (parts.shared,))
         or plain.change_of(shared.act_fn, known_forms.SILU)
         or (packed and plain.change_of(block.experts.act_fn, known_forms.SILU))
     ):
         return change
     for module in (shared.gate_proj, shared.up_proj, shared.down_proj, *gates):
         is_packed = type(module) is PackedLinear and (packed or module in gates)
-        if change := plain.change_of(module, PACKED_LINEARS if is_packed else plain.LINEARS):
+        if change := plain.change_of(module, (PackedLinear,) if is_packed else plain.LINEARS):
             return f"the shared expert has a layer that is not a plain linear one: {change}"
         if module.bias is not None or (is_packed and module.order is not None):
             return f"the shared expert has a {type(module).__name__} with a bias or in another order"

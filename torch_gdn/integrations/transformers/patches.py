@@ -154,8 +154,6 @@ def patches_of(module: ModuleType) -> Iterator[Patch]:
         yield patch(owner, "forward", "rms_norm_gated")
         gated_norms.add(owner)
     yield from layer_patches(module)
-    for owner in experts.block_classes(module):
-        yield patch(owner, "forward", "moe_block")
     kept_in_layers = hasattr(module, "is_fast_path_available")  # until 5.12, read by the layers' constructor
     if not kept_in_layers:
         functions = [patch(module, *names) for names in IN_THE_MODULE.items() if names[0] in vars(module)]
@@ -177,8 +175,6 @@ def kda_patches(module: ModuleType) -> Iterator[Patch]:
         yield rebind(layer, "forward", noting_layer)
     yield from layer_patches(module)
     yield from convolution_patches(module)
-    for owner in experts.grouped_block_classes(module):
-        yield patch(owner, "forward", "moe_block")
 
 
 def unknown_to(module: ModuleType, patches: list[Patch]) -> tuple[str, ...]:
@@ -189,7 +185,7 @@ def unknown_to(module: ModuleType, patches: list[Patch]) -> tuple[str, ...]:
 
 
 def layer_patches(module: ModuleType) -> Iterator[Patch]:
-    """Patches norms, decoder layers, MLPs, attention layers, and the rotation of the remaining attention layers."""
+    """Patches norms, decoder layers, MLPs, attention layers or their rotation, and blocks of experts."""
     for owner in norms.norm_classes(module):
         yield patch(owner, "forward", "rms_norm")
     for owner in decoder_layers.layer_classes(module):
@@ -203,6 +199,8 @@ def layer_patches(module: ModuleType) -> Iterator[Patch]:
         yield rotation
     for owner in attention.attention_classes(module):  # they must have the rotation that is known now
         yield patch(owner, "forward", "attention")
+    for owner in experts.block_classes(module):
+        yield patch(owner, "forward", "moe_block")
 
 
 def experts_patches() -> Iterator[Patch]:
