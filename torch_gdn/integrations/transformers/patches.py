@@ -28,35 +28,19 @@ from torch_gdn.integrations.transformers import (
     known_forms,
     mlp,
     norms,
+    small_models,
 )
 from torch_gdn.integrations.transformers.dispatch import dispatcher, own_binder
 from torch_gdn.integrations.transformers.functions import gated_norms
 from torch_gdn.integrations.transformers.layers_run import noting_layer
 
-MODELS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen4_exp", "lara_mini", "olmo_hybrid")
+MODELS = tuple(small_models.DELTA_NETS)
 SERVED_MODELS = tuple(model for model in MODELS if model != "qwen4_exp")  # with continuous batching
 # These models have Kimi Delta Attention. They exist since 5.23.
 KDA_MODELS = ("kimi_linear", "bailing_hybrid", "glm5_next")
 DRAFTED_MODELS = (*SERVED_MODELS, *KDA_MODELS)  # with rollback
 # These models have other rules, with short convolutions of the same form. They exist since 5.16.
-CONVOLVING_MODELS = (
-    "bamba",
-    "falcon_h1",
-    "falcon_mamba",
-    "granitemoehybrid",
-    "inkling",
-    "inkling2",
-    "inkling2_loop",
-    "jamba",
-    "lfm2",
-    "lfm2_moe",
-    "lfm3",
-    "mamba",
-    "mamba2",
-    "nemotron_h",
-    "zamba",
-    "zamba2",
-)
+CONVOLVING_MODELS = tuple(model for model in small_models.OTHERS if model not in KDA_MODELS)
 # The name in the model's module, or of the layer's attribute, and the function that it means.
 IN_THE_MODULE = {
     "torch_chunk_gated_delta_rule": "chunk_gated_delta_rule",

@@ -45,31 +45,23 @@ INDEXER = {
     "indexer_compress_ratio": 4,
     "hc_lowrank": 8,
 }
-DELTA_NETS: dict[str, tuple[str, str, dict[str, Any]]] = {  # configuration, model, and special options
-    "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", EXPERTS),
-    "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", {}),
-    "qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", EXPERTS),
-    "qwen4_exp": ("Qwen4ExpTextConfig", "Qwen4ExpForCausalLM", EXPERTS | INDEXER),
+Table = dict[str, tuple[str, dict[str, Any]]]
+DELTA_NETS: Table = {  # the beginning of the classes' names, and the special options of the configuration
+    "qwen3_next": ("Qwen3Next", EXPERTS),
+    "qwen3_5": ("Qwen3_5", {}),
+    "qwen3_5_moe": ("Qwen3_5Moe", EXPERTS),
+    "qwen4_exp": ("Qwen4Exp", EXPERTS | INDEXER),
     "lara_mini": (
-        "LaraMiniConfig",
-        "LaraMiniForCausalLM",
+        "LaraMini",
         EXPERTS
-        | {
-            "num_hidden_layers": 3,
-            "layer_types": ["linear_attention", "sliding_attention", "full_attention"],
-            "sliding_window": 8,
-        },
+        | {"num_hidden_layers": 3, "layer_types": ["linear_attention", "sliding_attention", "full_attention"]}
+        | {"sliding_window": 8},
     ),
+    # Like OLMo-Hybrid 7B, it has as many key heads as value heads, and values twice as long as keys.
     "olmo_hybrid": (
-        "OlmoHybridConfig",
-        "OlmoHybridForCausalLM",
-        # Like OLMo-Hybrid 7B, it has as many key heads as value heads, and values twice as long as keys.
-        {
-            "linear_num_key_heads": 3,
-            "linear_num_value_heads": 3,
-            "linear_key_head_dim": 24,
-            "linear_value_head_dim": 48,
-        },
+        "OlmoHybrid",
+        {"linear_num_key_heads": 3, "linear_num_value_heads": 3}
+        | {"linear_key_head_dim": 24, "linear_value_head_dim": 48},
     ),
 }
 OTHER_SIZES = ALL_SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -97,7 +89,7 @@ INKLING = {
 }
 IMAGES = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 64}
 ZAMBA = {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "mamba_d_state": 8}
-OTHERS: dict[str, tuple[str, dict[str, Any]]] = {  # the model, and the special options of its configuration
+OTHERS: Table = {
     "bailing_hybrid": (
         "BailingHybrid",
         LATENT | {"n_group": 1, "topk_group": 1, "layer_types": ["linear_attention", "full_attention"]},
@@ -152,15 +144,13 @@ def make(kind: str, seed: int = 0, **special: Any) -> Any:
     """
     package = importlib.import_module(f"transformers.models.{kind}")
     module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
-    if kind in DELTA_NETS:
-        configuration, name, own = DELTA_NETS[kind]
-        options = {**SIZES, **own, **special}
-    else:
-        prefix, own = OTHERS[kind]
-        configuration = f"{prefix}{'TextConfig' if kind.startswith('inkling') else 'Config'}"
-        name, options = f"{prefix}ForCausalLM", {**OTHER_SIZES, **own, **special}
+    prefix, own = (DELTA_NETS | OTHERS)[kind]
+    options = {**(SIZES if kind in DELTA_NETS else OTHER_SIZES), **own, **special}
+    name, configuration = f"{prefix}ForCausalLM", getattr(package, f"{prefix}TextConfig", None)
     if kind == "glm5_next":
-        name, options = "Glm5NextForConditionalGeneration", {"text_config": options, "vision_config": IMAGES}
+        name, configuration = "Glm5NextForConditionalGeneration", None
+        options = {"text_config": options, "vision_config": IMAGES}
+    configuration = configuration or getattr(package, f"{prefix}Config")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would change those on mps too
-        return getattr(module, name)(getattr(package, configuration)(**options)).eval()
+        return getattr(module, name)(configuration(**options)).eval()
