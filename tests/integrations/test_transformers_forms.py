@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torch_gdn.integrations.transformers import attention, decoder_layers, experts, known_forms, mlp, norms, patches
+from torch_gdn.integrations.transformers import attention, decoder_layers, experts, known_forms, norms, patches
 
 MODULES = {kind: patches.modeling_module(kind) for kind in ("qwen3_next", "kimi_linear", "lara_mini")}
 QWEN: Any = MODULES["qwen3_next"]
@@ -28,7 +28,7 @@ def test_an_mlp() -> None:
             gate = self.act_fn(self.gate_proj(x))
             return self.down_proj((gate if self.limit is None else gate.clamp(max=self.limit)) * self.up_proj(x))
 
-    assert mlp.is_known(QWEN.Qwen3NextMLP) and not mlp.is_known(ScaledMLP)
+    assert decoder_layers.is_known_mlp(QWEN.Qwen3NextMLP) and not decoder_layers.is_known_mlp(ScaledMLP)
 
 
 def test_a_norm() -> None:

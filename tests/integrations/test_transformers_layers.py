@@ -13,7 +13,7 @@ from tests.helpers.devices import ready
 from tests.helpers.errors import assert_close
 from tests.helpers.operations import CountedOperations
 from tests.integrations.models import available, distance, random_model, random_tokens, torch_gdn_enabled
-from torch_gdn.integrations.transformers import attention, mlp, supports
+from torch_gdn.integrations.transformers import attention, decoder_layers, supports
 from torch_gdn.integrations.transformers.patches import modeling_module
 
 KINDS = [kind for kind in ("qwen3_next", "qwen3_5", "olmo_hybrid", "lara_mini") if available(kind)]
@@ -200,7 +200,7 @@ def test_a_class_of_another_form_is_left_and_named(monkeypatch: pytest.MonkeyPat
         def forward(self, x: Tensor) -> Tensor:
             return self.down_proj(self.act_fn(self.gate_proj(x).clamp(max=7)) * self.up_proj(x))
 
-    assert mlp.is_known(owner) and not mlp.is_known(ClampedMLP)
+    assert decoder_layers.is_known_mlp(owner) and not decoder_layers.is_known_mlp(ClampedMLP)
     assert not attention.is_known(nn.MultiheadAttention)
     monkeypatch.setattr(ClampedMLP, "__module__", module.__name__)
     monkeypatch.setattr(module, "ClampedMLP", ClampedMLP, raising=False)

@@ -10,7 +10,6 @@ replaced and what was called; `disable()` restores everything.
 Tested with transformers 4.57.6, 5.12.0, 5.16.0, 5.23.0 and 5.24.0.
 """
 
-from torch_gdn.integrations.transformers.supported import supports
-from torch_gdn.integrations.transformers.switch import Status, disable, enable, status
+from torch_gdn.integrations.transformers.switch import Status, disable, enable, status, supports
 
 __all__ = ["Status", "disable", "enable", "status", "supports"]

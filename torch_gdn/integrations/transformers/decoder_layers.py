@@ -1,5 +1,7 @@
-"""Runs decoder layers of transformers' models on mps in fewer launches. The norm after the mixer adds the mixer's
-output to the residual, and the MLP adds its own residual. No sum is rounded before it is used.
+"""Runs decoder layers and MLPs of transformers' models on mps in fewer launches.
+
+The norm after the mixer adds the mixer's output to the residual, and the MLP adds its own residual. No sum is rounded
+before it is used.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from torch import Tensor, nn
 
 from torch_gdn.integrations import plain
 from torch_gdn.integrations.transformers import known_forms, norms
-from torch_gdn.integrations.transformers.functions import Function, are_alike, grad_reason
+from torch_gdn.integrations.transformers.functions import Function, are_alike, common_reason, grad_reason
+from torch_gdn.integrations.transformers.refusal import refusal_of
 from torch_gdn.integrations.transformers.versions import CACHE_NAMES
 
 WIDTH = 32  # the width of the layers that the trial builds
@@ -123,6 +126,44 @@ def add_mlp(mlp: Any, x: Tensor, residual: Tensor) -> Tensor:
     return result
 
 
+# ---- the MLP: silu(gate) * up in one launch instead of two -----------------------------------------------------------
+
+
+def mlp_classes(module: ModuleType) -> Iterator[type]:
+    """Yields the classes of a model's module that compute down(silu(gate(x)) * up(x))."""
+    return (owner for owner in known_forms.classes(module, "MLP") if is_known_mlp(owner))
+
+
+@plain.once_per_code
+def is_known_mlp(owner: type) -> bool:
+    """Draws large inputs too: they show whether a class limits its values."""
+    builds = (owner, functools.partial(owner, intermediate_size=24))
+    result = [
+        known_forms.has_form(build, lambda run: run(30 * torch.randn(5, 32)), FUNCTIONS["mlp"]) for build in builds
+    ]
+    return True in result and False not in result
+
+
+def mlp_reason(mlp: Any, x: Tensor, residual: Tensor | None = None) -> str:
+    if change := plain.change_of(mlp.act_fn, known_forms.SILU):
+        return change
+    number = ((1,), x.dtype)
+    return grad_reason(mlp) or common_reason(x) or refusal_of("act_and_mul", gate=number, up=number)
+
+
+def run_mlp(mlp: Any, x: Tensor, /, residual: Tensor | None = None) -> Tensor:
+    gate, up, down = mlp.gate_proj(x), mlp.up_proj(x), mlp.down_proj
+    hidden = torch.ops.gdn.act_and_mul(gate, up) if are_alike(gate, up) else mlp.act_fn(gate) * up
+    if residual is None:
+        result: Tensor = down(hidden)
+        return result
+    if not plain.change_of(down, plain.LINEARS) and down.bias is None and are_alike(down.weight, residual, hidden):
+        rows = residual.flatten(0, -2), hidden.flatten(0, -2)
+        return torch.addmm(*rows, down.weight.mT).view_as(residual)
+    return residual + down(hidden)
+
+
 FUNCTIONS = {
-    "decoder_layer": Function(layer_reason, run_layer, known_forms.is_skipped, ignored=IGNORED, cache_of="model")
+    "decoder_layer": Function(layer_reason, run_layer, known_forms.is_skipped, ignored=IGNORED, cache_of="model"),
+    "mlp": Function(mlp_reason, run_mlp, known_forms.is_skipped, adds_residual=True),
 }

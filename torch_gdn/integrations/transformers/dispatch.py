@@ -1,15 +1,18 @@
-"""Sends each call to torch_gdn's function or to the one that transformers would have called."""
+"""Sends each call to torch_gdn's function or to the one that transformers would have called, and counts."""
 
 from __future__ import annotations
 
 import functools
+import threading
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from torch_gdn.integrations.plain import change_of_itself
 from torch_gdn.integrations.transformers import (
@@ -19,21 +22,21 @@ from torch_gdn.integrations.transformers import (
     experts,
     functions,
     known_forms,
-    layers_run,
-    mlp,
     norms,
 )
 from torch_gdn.integrations.transformers.calls import Binder, binder_of
 from torch_gdn.integrations.transformers.functions import CACHED_STATE, DELTA_RULES, KDA_FUNCTIONS
 from torch_gdn.integrations.transformers.known_forms import first
 
-FUNCTIONS = functions.FUNCTIONS | experts.FUNCTIONS | norms.FUNCTIONS | mlp.FUNCTIONS
+FUNCTIONS = functions.FUNCTIONS | experts.FUNCTIONS | norms.FUNCTIONS
 FUNCTIONS |= attention.FUNCTIONS | decoder_layers.FUNCTIONS | decoding.FUNCTIONS
 HINT = ". Ignore transformers' hint to install flash-linear-attention: it needs Triton"  # shown with each fallback
 RULES = (*DELTA_RULES, *KDA_FUNCTIONS)  # of which every layer's forward calls one
 enabled = False  # between enable() and disable()
 ran: Counter[str] = Counter()  # by function
 fallbacks: Counter[tuple[str, str]] = Counter()  # by function and reason
+layers: dict[int, weakref.ref[Module]] = {}  # whose rule ran on torch_gdn, by id, because each token asks
+running = threading.local()  # .layer is the one whose forward runs in this thread
 
 
 def reason_for(reason_of: Callable[..., str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -88,11 +91,6 @@ def dispatcher(
     return dispatch
 
 
-def own_binder(function: str) -> Binder:
-    """Returns the binder for an original that has the arguments of torch_gdn's function, and is not known yet."""
-    return binder_of(FUNCTIONS[function], FUNCTIONS[function].run)
-
-
 def adding_residual(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original, updated=())
     def add(*args: Any, residual: Tensor | None = None, **kwargs: Any) -> Any:
@@ -106,7 +104,7 @@ def count(function: str, reason: str) -> None:
     if not reason:
         ran[function] += 1
         if function in RULES:
-            layers_run.add()
+            add_layer(getattr(running, "layer", None))
         return
     if not known_forms.is_forced() and not any(reason == known for _, known in fallbacks):
         hint = "" if torch.cuda.is_available() else HINT
@@ -118,4 +116,21 @@ def reset_counts() -> None:
     """Resets the counts. Each reason warns again."""
     ran.clear()
     fallbacks.clear()
-    layers_run.reset()
+    layers.clear()
+
+
+def add_layer(layer: Module | None) -> None:
+    if layer is not None and id(layer) not in layers:
+        number = id(layer)
+        layers[number] = weakref.ref(layer, lambda _: layers.pop(number, None))
+
+
+def noting_layer(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Runs a layer's forward, so that the functions that it calls know the layer."""
+    if torch.compiler.is_compiling():
+        return original(layer, *args, **kwargs)
+    outer, running.layer = getattr(running, "layer", None), layer
+    try:
+        return original(layer, *args, **kwargs)
+    finally:
+        running.layer = outer

@@ -29,6 +29,7 @@ RECURRENT = "fused_recurrent_gated_delta_rule"
 DELTA_RULES = ("chunk_gated_delta_rule", RECURRENT)
 # Models pass these by place. flash-linear-attention's functions name them q, k and v.
 RULE_NAMES = {name: own for own in ("query", "key", "value") for name in (own, own[0])}
+COLUMN_NAMES = dict.fromkeys(("hidden_states", "x"), "hidden_states")  # x until 5.12
 NEEDS_GRAD = (
     "grad mode is on and an input requires grad; torch_gdn's kernels for this are forward only "
     "(torch.no_grad() and torch.inference_mode() turn it off)"
@@ -191,25 +192,21 @@ def is_cached_state(
 
 
 def convolution_reason(
-    hidden_states: Tensor | None = None,
-    weight: Tensor | None = None,
+    hidden_states: Tensor,
+    weight: Tensor,
     bias: Tensor | None = None,
     activation: str | None = None,
     *,
-    x: Tensor | None = None,
     seq_idx: Tensor | None = None,
     cu_seq_lens_q: Tensor | None = None,
     layer_states: Any = None,
     **others: Any,
 ) -> str:
-    """Checks `causal_conv1d_fn`, which gets `x` until 5.12 and `hidden_states` since."""
-    columns = hidden_states if x is None else x
-    assert columns is not None and weight is not None
-    if reason := narrowing_reason(columns, weight):
+    if reason := narrowing_reason(hidden_states, weight):
         return reason
-    return common_reason(columns, weight, bias, seq_idx, differentiable=layer_states is None) or refusal_of(
+    return common_reason(hidden_states, weight, bias, seq_idx, differentiable=layer_states is None) or refusal_of(
         "causal_conv1d",
-        x=((1, 1, *columns.shape[1:-1]), columns.dtype),
+        x=((1, 1, *hidden_states.shape[1:-1]), hidden_states.dtype),
         weight=form(weight),
         bias=form(bias),
         seq_idx=form(seq_idx, 2, 1, 1),
@@ -239,20 +236,17 @@ def update_reason(
 
 
 def run_convolution(
-    hidden_states: Tensor | None = None,
-    weight: Any = None,
+    hidden_states: Tensor,
+    weight: Tensor,
     bias: Tensor | None = None,
     activation: str | None = None,
     *,
-    x: Tensor | None = None,
     seq_idx: Tensor | None = None,
     cu_seq_lens_q: Tensor | None = None,
     layer_states: Any = None,
 ) -> Tensor:
     """Returns [B, D, T], channel-last: q, k and v are then views that the delta rule takes without a copy."""
-    columns = hidden_states if x is None else x
-    assert columns is not None
-    rows = columns.transpose(1, 2)
+    rows = hidden_states.transpose(1, 2)
     if layer_states is not None:
         convolved: Tensor = layer_states.convolve(rows, weight, bias, activation)
         return convolved.transpose(1, 2)
@@ -348,7 +342,7 @@ FUNCTIONS |= {
     for op in KDA_FUNCTIONS
 }
 FUNCTIONS |= {
-    "causal_conv1d_fn": Function(convolution_reason, run_convolution),
+    "causal_conv1d_fn": Function(convolution_reason, run_convolution, names=COLUMN_NAMES),
     "causal_conv1d_update": Function(update_reason, run_update),
     "short_convolution": Function(short_convolution_reason, run_short_convolution),
     "rms_norm_gated": Function(norm_reason, run_norm),

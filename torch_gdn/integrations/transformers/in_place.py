@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, LinearAttentionLayer
 
-from torch_gdn.integrations.transformers import decoding, dispatch, known_forms, layers_run
+from torch_gdn.integrations.transformers import decoding, dispatch, known_forms
 from torch_gdn.integrations.transformers.calls import Bound
 from torch_gdn.integrations.transformers.functions import CACHED_STATE
 from torch_gdn.integrations.transformers.versions import CACHE_NAMES
@@ -72,7 +72,7 @@ def forward_with_cached_state(
             if unknown and not torch.compiler.is_compiling() and not decoding.is_skipped(layer, hidden_states):
                 dispatch.count(decoding.NAME, unknown)
             kwargs[CACHED_STATE] = state
-    return layers_run.noting_layer(original, layer, hidden_states, *args, **kwargs)
+    return dispatch.noting_layer(original, layer, hidden_states, *args, **kwargs)
 
 
 def decode(layer: Any, hidden_states: Tensor, conv_state: Tensor, state: Tensor) -> Tensor | None:
@@ -83,7 +83,7 @@ def decode(layer: Any, hidden_states: Tensor, conv_state: Tensor, state: Tensor)
     y = None if reason else decoding.run_decode(layer, hidden_states, conv_state, state)
     if not torch.compiler.is_compiling():  # a graph that counts would be recompiled for each count
         if y is not None:
-            layers_run.add(layer)
+            dispatch.add_layer(layer)
         dispatch.count(decoding.NAME, reason or ("" if y is not None else "its projections have another dtype"))
     return y
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
@@ -26,13 +27,12 @@ from torch_gdn.integrations.transformers import (
     dispatch,
     experts,
     known_forms,
-    mlp,
     norms,
     small_models,
 )
-from torch_gdn.integrations.transformers.dispatch import dispatcher, own_binder
+from torch_gdn.integrations.transformers.calls import binder_of
+from torch_gdn.integrations.transformers.dispatch import FUNCTIONS, dispatcher, noting_layer
 from torch_gdn.integrations.transformers.functions import gated_norms
-from torch_gdn.integrations.transformers.layers_run import noting_layer
 
 MODELS = tuple(small_models.DELTA_NETS)
 SERVED_MODELS = tuple(model for model in MODELS if model != "qwen4_exp")  # with continuous batching
@@ -60,28 +60,25 @@ ABSENT = object()
 
 @dataclass(frozen=True)
 class Patch:
-    """A name of a module or class, its original value, and its value while torch_gdn is enabled."""
+    """A name of a module or class, or a dictionary's entry: its original value, and that while torch_gdn is enabled."""
 
     owner: Any
     name: str
     original: Any  # ABSENT if the name did not exist
     replacement: Any
 
-    def names(self) -> Any:
-        """Returns the owner's values by name."""
-        return vars(self.owner)
-
     def write(self, value: Any) -> None:
+        is_entry = isinstance(self.owner, dict)
         if value is ABSENT:
-            delattr(self.owner, self.name)
+            (operator.delitem if is_entry else delattr)(self.owner, self.name)
         else:
-            setattr(self.owner, self.name, value)
+            (operator.setitem if is_entry else setattr)(self.owner, self.name, value)
 
     def apply(self) -> None:
         self.write(self.replacement)
 
     def is_applied(self) -> bool:
-        return self.names().get(self.name) is self.replacement
+        return values_of(self.owner).get(self.name) is self.replacement
 
     def revert(self) -> bool:
         """Restores the name. Does nothing and returns False if something else rebound it in the meantime."""
@@ -90,24 +87,11 @@ class Patch:
         return is_applied
 
     def __str__(self) -> str:
-        return self.name if isinstance(self.owner, ModuleType) else f"{self.owner.__name__}.{self.name}"
+        return f"{self.owner.__name__}.{self.name}" if isinstance(self.owner, type) else self.name
 
 
-@dataclass(frozen=True)
-class EntryPatch(Patch):
-    """A patch of a dictionary's entry."""
-
-    def names(self) -> Any:
-        return self.owner
-
-    def write(self, value: Any) -> None:
-        if value is ABSENT:
-            del self.owner[self.name]
-        else:
-            self.owner[self.name] = value
-
-    def __str__(self) -> str:
-        return self.name
+def values_of(owner: Any) -> Any:
+    return owner if isinstance(owner, dict) else vars(owner)
 
 
 def modeling_module(model: str) -> ModuleType | None:
@@ -174,7 +158,7 @@ def layer_patches(module: ModuleType) -> Iterator[Patch]:
         yield patch(owner, "forward", "rms_norm")
     for owner in decoder_layers.layer_classes(module):
         yield patch(owner, "forward", "decoder_layer")
-    for owner in mlp.mlp_classes(module):
+    for owner in decoder_layers.mlp_classes(module):
         yield patch(owner, "forward", "mlp")
     attention.rotations.pop(module.__name__, None)
     if attention.has_known_rotation(module):
@@ -198,10 +182,10 @@ def experts_patches() -> Iterator[Patch]:
         original = functions[name]
         if not experts.is_known_function(original):
             continue
-        result = [EntryPatch(functions, name, original, dispatcher("experts", original, owner=functions))]
+        result = [Patch(functions, name, original, dispatcher("experts", original, owner=functions))]
         if name == "grouped_mm":
             ours = dispatcher("experts", original, everywhere=True, owner=functions)
-            result.append(EntryPatch(functions, experts.NAME, ABSENT, ours))
+            result.append(Patch(functions, experts.NAME, ABSENT, ours))
         experts.known_functions.update(patch.replacement for patch in result)
         yield from result
 
@@ -250,19 +234,18 @@ def rebind(owner: Any, name: str, hook: Callable[..., Any]) -> Patch:
 
     Whoever keeps the replacement beyond disable(), as accelerate's hooks do, then gets the original.
     """
-    kind = EntryPatch if isinstance(owner, dict) else Patch
-    original = owner[name] if isinstance(owner, dict) else vars(owner)[name]
+    original = values_of(owner)[name]
 
     @functools.wraps(original, updated=())
     def call(*args: Any, **kwargs: Any) -> Any:
         return hook(original, *args, **kwargs) if dispatch.enabled else original(*args, **kwargs)
 
-    return kind(owner, name, original, call)
+    return Patch(owner, name, original, call)
 
 
 def attribute(name: str, function: str) -> property:
     """Shadows the layers' own attribute of that name. Its value has the arguments of torch_gdn's function."""
-    binder = own_binder(function)
+    binder = binder_of(FUNCTIONS[function], FUNCTIONS[function].run)  # originals are not known yet
 
     def read(layer: Any) -> Callable[..., Any]:
         if name not in layer.__dict__:

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers.cache_utils import LinearAttentionCacheLayerMixin, LinearAttentionLayer
 
 import torch_gdn
-from torch_gdn.integrations.transformers import decoding, dispatch, drafts, known_forms, layers_run
+from torch_gdn.integrations.transformers import decoding, dispatch, drafts, known_forms
 from torch_gdn.integrations.transformers.calls import Bound
 from torch_gdn.integrations.transformers.functions import DELTA_RULES, KDA_FUNCTIONS
 from torch_gdn.integrations.transformers.patches import DELTA_LAYERS, Patch, rebind
@@ -251,6 +251,6 @@ def verify(layer: Any, hidden_states: Tensor, held: LinearAttentionLayer) -> Ten
         setattr(held, STEPS, steps)
         steps.tokens = tokens
         steps.keep(held, tokens)
-        layers_run.add(layer)
+        dispatch.add_layer(layer)
         dispatch.count(decoding.NAME, "")
     return y

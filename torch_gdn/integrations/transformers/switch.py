@@ -1,22 +1,24 @@
-"""Defines enable(), disable() and status()."""
+"""Defines enable(), disable(), status() and supports()."""
 
 from __future__ import annotations
 
 import gc
 import importlib
 import importlib.metadata
+import inspect
+import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from threading import RLock
 from types import ModuleType
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 from torch.nn import Module
 
 from torch_gdn import self_test
-from torch_gdn.integrations.transformers import comparison, dispatch, draft_choice, known_forms, layers_run, versions
+from torch_gdn.integrations.transformers import comparison, dispatch, draft_choice, known_forms, versions
 from torch_gdn.integrations.transformers.loading_patches import gguf_patches, memory_patches, packed_patches
 from torch_gdn.integrations.transformers.packed_layers import layers_packed
 from torch_gdn.integrations.transformers.patches import (
@@ -30,6 +32,7 @@ from torch_gdn.integrations.transformers.patches import (
     convolution_patches,
     experts_patches,
     kda_patches,
+    learn,
     learn_shared,
     modeling_module,
     patches_of,
@@ -278,7 +281,7 @@ def status() -> Status:
         wrong=dict(self_test.replaced),
         packed=layers_packed(),
         unknown=unknown_classes(),
-        running=len(layers_run.known) if applied else 0,
+        running=len(dispatch.layers) if applied else 0,
         tested=versions.TESTED,
         off=off_features(),
         drafts={f"{model} on {device}": str(choice) for (model, device), choice in draft_choice.choices.items()},
@@ -319,6 +322,49 @@ def unknown_classes() -> dict[str, tuple[str, ...]]:
     modules = {model: module for model, module in modules_of(MODELS).items() if model in applied}
     result = {model: unknown_to(module, applied[model]) for model, module in modules.items()}
     return {model: names for model, names in result.items() if names}
+
+
+def supports(function: str, *args: Any, **kwargs: Any) -> tuple[bool, str]:
+    """Returns whether torch_gdn takes this call of a transformers model, and if not, why.
+
+    Args:
+        function: "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", "chunk_kda",
+            "fused_recurrent_kda", "causal_conv1d_fn" or "causal_conv1d_update"; "short_convolution", which OLMo-Hybrid
+            has until 5.12, "rms_norm", "rms_norm_gated", "experts", "moe_block", "mlp", "attention" and
+            "decoder_layer": these are a layer's forward, and its first argument is the layer; "rotation", of q and k by
+            cos and sin; "gdn_decode", whose arguments are the layer, its input and both states.
+        args, kwargs: the arguments of the model's call.
+
+    Returns:
+        supported: (True, "") or (False, the reason).
+
+    Raises:
+        ValueError: If the function is not one of these.
+        TypeError: If an argument is unknown or missing.
+
+    Example:
+        >>> import torch
+        >>> from torch_gdn.integrations.transformers import supports
+        >>> q, g = torch.zeros(1, 8, 2, 64), torch.zeros(1, 8, 2)
+        >>> supports("chunk_gated_delta_rule", q, q, q, g=g, beta=g)
+        (True, '')
+        >>> supports("chunk_gated_delta_rule", q, q, q, g=g, beta=g, chunk_size=100)
+        (False, 'chunk_size: expected 16, 32 or 64, got 100')
+    """
+    if function not in dispatch.FUNCTIONS:
+        raise ValueError(f"supports: function: expected one of {', '.join(dispatch.FUNCTIONS)}, got {function!r}")
+    reason_of, names = dispatch.FUNCTIONS[function].reason, dispatch.FUNCTIONS[function].names
+    kwargs = {names.get(name, name): value for name, value in kwargs.items()}
+    try:
+        inspect.signature(reason_of).bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"supports: arguments of {function}: {error}") from None
+    if (
+        args and isinstance(args[0], Module) and not dispatch.enabled
+    ):  # otherwise only enable() learns its model's classes
+        learn(sys.modules[type(args[0]).__module__])
+    reason = dispatch.reason_for(reason_of, args, kwargs)
+    return not reason, reason
 
 
 def transformers_version() -> str:
