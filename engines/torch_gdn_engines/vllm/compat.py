@@ -1,8 +1,8 @@
 """Holds all run-time replacements in vLLM, and in torch for vLLM, in one place.
 
-Checked with the versions below, model runner V1. The other modules register what vLLM has registries for (platform,
-layers, attention, Triton kernels). Four functions say what is replaced: on each platform, on vLLM's CPU platform, on
-mps, and in a worker on mps. What wraps a function of vLLM's gets it as its first argument.
+Checked with the versions in `versions`, model runner V1. The other modules register what vLLM has registries for
+(platform, layers, attention, Triton kernels). Four functions say what is replaced: on each platform, on vLLM's CPU
+platform, on mps, and in a worker on mps. What wraps a function of vLLM's gets it as its first argument.
 """
 
 from __future__ import annotations
