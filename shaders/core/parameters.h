@@ -9,9 +9,9 @@
 #error "torch_gdn needs safe math: fast math drops infinities and NaN (csrc/metal/library.mm sets the mode)"
 #endif
 
-// Metal keeps program-scope constants in the constant address space.
+// Metal keeps program-scope constants in the constant address space. A kernel need not use all those of its family.
 #ifdef __METAL__
-#define GDN_CONSTANT static constant constexpr const
+#define GDN_CONSTANT __attribute__((unused)) static constant constexpr const
 #else
 #define GDN_CONSTANT static constexpr
 #endif
