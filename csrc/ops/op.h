@@ -1,4 +1,4 @@
-// An op's contract is a struct template in ops/<family>/<op>.h. Its parameter is the integer type of sizes: int64_t
+// An op's contract is a struct template in ops/<family>/. Its parameter is the integer type of sizes: int64_t
 // when the op runs, and SymInt when torch.compile asks for its outputs.
 //   kSchema      the schema that torch.library reads
 //   arguments()  a tie of its members in the schema's order
