@@ -61,6 +61,11 @@ RUN_TIME_INDEX = "a per-thread array is indexed by a value that is not known whe
 LITERALS = ("FloatingLiteral", "StringLiteral", "CXXNullPtrLiteralExpr", "CharacterLiteral")
 
 
+def _named(name: str, value: Value) -> dict[str, Value]:
+    """Returns a member of that name, and its own members as `name.member`."""
+    return {name: value} | {f"{name}.{inner}": each for inner, each in value.members.items()}
+
+
 @dataclass(frozen=True)
 class Memory:
     """Something in device, constant or threadgroup memory."""
@@ -280,9 +285,15 @@ class Evaluation(ABC):
         return Value(union(*arguments))
 
     _get_CXXTemporaryObjectExpr = _get_CXXConstructExpr
-    _get_InitListExpr = _get_CXXConstructExpr
     _get_CXXScalarValueInitExpr = _get_CXXConstructExpr
     _get_ImplicitValueInitExpr = _get_CXXConstructExpr
+
+    def _get_InitListExpr(self, node: Node) -> Value:
+        arguments = [self._evaluate(child) for child in children(node)]
+        members: dict[str, Value] = {}
+        for name, value in zip(self.layout.fields(type_of(node)), arguments, strict=False):
+            members |= _named(name, value)
+        return Value(union(*arguments), members=members)
 
     # ---- places: what can be written or pointed to -------------------------------------------------------------------
 
@@ -464,7 +475,7 @@ class Evaluation(ABC):
             target, space = either(before.target, value.target), before.space or value.space
             after = Value(union(before, value), target=target, space=space)
         elif place.member:
-            members = {**before.members, place.member: value}
+            members = {**before.members, **_named(place.member, value)}
             after = Value(union(before, value), members=members)
         else:
             after = value

@@ -320,15 +320,23 @@ class Layout:
             return self._single(name[len("metal::atomic<") : -1])
         return self._record(name)
 
-    def _record(self, name: str) -> tuple[int, int]:
+    def fields(self, text: str) -> list[str]:
+        """Returns the names of a record's fields in their order, or none for another type."""
+        record = self._find(canonical(QUALIFIERS.sub("", text).strip()))
+        return [each["name"] for each in children(record or {}) if each["kind"] == "FieldDecl"]
+
+    def _find(self, name: str) -> Node | None:
         dumped = re.sub(r"\bfalse\b", "0", re.sub(r"\btrue\b", "-1", name))  # clang names records so
         dumped = re.sub(r"\bk[A-Z]\w*", lambda constant: self._constants.get(constant[0], constant[0]), dumped)
         named = [path for path in self._records if path == dumped or path.endswith(f"::{dumped}")]
         if not named and dumped.endswith(">"):  # a type's name lacks arguments that are the template's defaults
             named = [path for path in self._records if re.match(rf"(.*::)?{re.escape(dumped[:-1])}, [^<>]*>$", path)]
-        if len(named) != 1:
+        return self._records[named[0]] if len(named) == 1 else None
+
+    def _record(self, name: str) -> tuple[int, int]:
+        record = self._find(name)
+        if record is None:
             raise NotUnderstood(f"the size of the type {metal_terms(name)!r} is not known")
-        record = self._records[named[0]]
         offset, alignment = 0, 1
         for member in children(record):
             if member["kind"] == "FieldDecl":

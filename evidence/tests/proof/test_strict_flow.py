@@ -45,6 +45,7 @@ ALIKE = {
     "a maximum of what lanes hold": "if (simd_max(lane) > 3) {}",
     "a value taken from one lane": "if (simd_shuffle(lane, ushort(3)) > 3) {}",
     "a member that does not differ": "Place p; p.row = index; p.group = group.x; if (p.group == 0) {}",
+    "a member of a list that does not differ": "Place p{index, group.x}; if (p.group == 0) {}",
     "a loop that all go through alike": "for (uint i = 0; i < count; ++i) {}",
     "a constant": "if (sizeof(float) == 4) {}",
     "what was overwritten": "uint n = index; n = count; if (n > 0) {}",
@@ -67,6 +68,7 @@ DIFFERENT = {
     "a prefix sum": "if (simd_prefix_exclusive_sum(1) > 3) {}",
     "a shuffle by each lane's own number": "if (simd_shuffle(lane, ushort(lane ^ 1u)) > 3) {}",
     "a member that differs": "Place p; p.row = index; p.group = group.x; if (p.row == 0) {}",
+    "a member of a list that differs": "Place p{index, group.x}; if (p.row == 0) {}",
     "a value set under a condition": "uint n = 0; if (index > 3) n = 1; if (n == 1) {}",
     "a value set in one branch": "uint n; if (lane > 3) n = 1; else n = 2; if (n == 1) {}",
     "how often each thread went round": "uint n = 0; for (uint i = index; i < count; i += 32) ++n; if (n > 1) {}",
@@ -264,8 +266,25 @@ def test_a_pointer_to_either_of_two_arrays_may_not_be_used(change: str) -> None:
     assert problems(f"{body} p = a; x[0] = p[0] + b[0];".replace("p[0] += 1.0f;", "")) == []
 
 
+LISTS = """
+struct Rows {
+  device float* first;
+};
+struct Both {
+  uint count;
+  Rows rows;
+};
+METAL_FUNC float element_of(Both both) { return both.rows.first[both.count]; }
+"""
+
+
+def test_pointers_are_followed_through_lists() -> None:
+    body = "Both both{0, {x}}; both.rows = {x + count}; x[0] = element_of(both) + element_of({1, {x}});"
+    assert problems(body, LISTS) == []
+
+
 def test_a_pointer_that_the_analysis_lost_may_not_be_used() -> None:
-    body = "float a[1]; a[0] = x[0]; Held held = {a, 1}; x[0] = *held.p + float(held.n);"
+    body = "float a[1]; a[0] = x[0]; Held held[1] = {{a, 1}}; x[0] = *held[0].p + float(held[0].n);"
     (problem,) = problems(body, "struct Held { thread float* p; int n; };")
     assert problem == "probe: program:15: a pointer to an unknown place: the checks have no rule for it"
 
