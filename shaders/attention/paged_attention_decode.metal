@@ -31,32 +31,26 @@ template <typename T, typename C, int D>
   static_assert(D % 16 == 0 && D <= 256, "a vector is whole pairs of fragments");
   threadgroup int64_t key_offsets[kKeysOfRound];
   threadgroup int64_t value_offsets[kKeysOfRound];
-  threadgroup float2 shared[D * 4];
-  threadgroup float2 states[kDecodeSimdgroups * 8];
+  threadgroup float2 shared[D * 4 + kDecodeSimdgroups * 8];
   const int split = int(group.x);
   const int kv_head = int(group.y);
   if (split == 0 && kv_head == 0 && thread_index == 0) {
-    report_sequence(cu_seqlens, seq_lens, parameters, int(group.z), errors);
+    report_sequence({cu_seqlens, seq_lens}, parameters, int(group.z), errors);
   }
-  RowTile tile;
-  tile.sequence = paged_sequence(cu_seqlens, seq_lens, parameters, int(group.z), lane);
-  tile.first_row = 0;
+  RowTile tile{paged_sequence({cu_seqlens, seq_lens}, parameters, int(group.z), lane), 0, 0};
   tile.rows = min(rows_of(parameters, tile.sequence.queries), kDecodeRows);
   if (tile.rows == 0) return;
-  const KeyRange whole = seen_by_tile(parameters, tile);
-  const int splits = splits_of(parameters, tile, whole);
+  KeyRange range = seen_by_tile(parameters, tile);
+  const int splits = splits_of(parameters, tile, range);
   if (split >= splits) return;
-  const KeyRange range = range_of_split(parameters, whole, splits, split);
+  range = range_of_split(parameters, range, splits, split);
 
   const LanePosition at = lane_position(lane);
   stage_rows<D, kDecodeSimdgroups>(
       shared, query_rows(q, parameters, tile, kv_head, at.column, at.row), simdgroup, lane);
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  StagedQuery query;
-  query.staged = shared;
-  query.lane = lane;
+  const StagedQuery query{shared, lane};
   const SeenKeys seen = seen_by_lane(parameters, tile, at.column);
-  const bool has_vectors = parameters.has_vectors != 0;
 
   RowState state = no_keys();
   float2 o[D / 8];
@@ -72,25 +66,19 @@ template <typename T, typename C, int D>
     own_values[lane] = offset_of(parameters.value, place, kv_head);
     simdgroup_barrier(mem_flags::mem_threadgroup);
 
-    PagedRows<C> keys;
-    keys.cache = key_cache;
-    keys.offsets = own_keys;
-    keys.has_vectors = has_vectors;
+    const PagedRows<C> keys{key_cache, own_keys, parameters.has_vectors != 0};
     float2 scores[kDecodeBlocks];
     multiply_keys<D, kDecodeBlocks>(scores, keys, query, at);
-    const float2 rescale = online_softmax<kDecodeBlocks>(scores, state, parameters.scale, first + at.row, seen);
+    const ScaledKeys scaled{parameters.scale};
+    const float2 rescale = online_softmax<kDecodeBlocks>(scores, state, scaled, first + at.row, seen);
     UNROLL for (int part = 0; part < D / 8; ++part) o[part] *= rescale;
 
-    PagedRows<C> values;
-    values.cache = value_cache;
-    values.offsets = own_values;
-    values.has_vectors = has_vectors;
+    const PagedRows<C> values{value_cache, own_values, parameters.has_vectors != 0};
     multiply_values<D, kDecodeBlocks>(o, scores, values, at);
   }
-  merge_simdgroups<D, kDecodeSimdgroups>(o, state, shared, states, at, simdgroup, lane);
-  if (simdgroup == 0) {
-    store_rows<D>(
-        o, state, out, o_partials, m_partials, l_partials, sinks, parameters, tile, kv_head, at.column, splits, split,
-        at.row);
-  }
+  merge_simdgroups<D, kDecodeSimdgroups, D * 4>(o, state, shared, at, simdgroup, lane);
+  if (simdgroup > 0) return;
+  store_rows<D>(
+      o, state, Output<T>{out, {o_partials, m_partials, l_partials}, sinks}, parameters, tile, kv_head, at.column,
+      splits, split, at.row);
 }

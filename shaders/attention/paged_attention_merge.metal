@@ -20,9 +20,7 @@ template <typename T, int D>
   constexpr int kOwn = (D + 31) / 32;
   const int row = int(group.x) * kMergeRows + int(simdgroup);
   const int kv_head = int(group.y);
-  RowTile tile;
-  tile.sequence = paged_sequence(cu_seqlens, seq_lens, parameters, int(group.z), lane);
-  tile.first_row = 0;
+  RowTile tile{paged_sequence({cu_seqlens, seq_lens}, parameters, int(group.z), lane), 0, 0};
   tile.rows = min(parameters.rows, rows_of(parameters, tile.sequence.queries));
   if (row >= tile.rows) return;
   const int splits = splits_of(parameters, tile, seen_by_tile(parameters, tile));

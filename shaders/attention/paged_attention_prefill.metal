@@ -65,14 +65,9 @@ template <typename T, typename C, int D, int kSimdgroups>
   alignas(16) threadgroup C tile[size_of_tile<C, D>()];
   threadgroup int64_t key_offsets[keys_of_tile<C, D>()];
   threadgroup int64_t value_offsets[keys_of_tile<C, D>()];
-  PlainPages<C, D, kSimdgroups * 32> pages;
-  pages.key_cache = key_cache;
-  pages.value_cache = value_cache;
-  pages.key_offsets = key_offsets;
-  pages.value_offsets = value_offsets;
-  pages.parameters = &parameters;
+  const PlainPages<C, D, kSimdgroups * 32> pages{key_cache, value_cache, key_offsets, value_offsets, &parameters};
   threadgroup float2 exchange[size_of_exchange<D, 1>()];
   attend<C, D, 1>(
-      q, block_table, cu_seqlens, seq_lens, sinks, out, o_partials, m_partials, l_partials, errors, parameters, pages,
-      tile, exchange, group, thread_index, lane, simdgroup);
+      q, block_table, {cu_seqlens, seq_lens}, {out, {o_partials, m_partials, l_partials}, sinks}, errors, parameters,
+      pages, tile, exchange, group, thread_index, lane, simdgroup);
 }

@@ -12,16 +12,22 @@ struct PagedSequence {
   int keys;
 };
 
-METAL_FUNC int64_t read_boundary(device const int* cu_seqlens, constant PagedParameters& parameters, int index) {
-  return read_index(cu_seqlens, index * parameters.boundary, parameters.boundary_bytes);
+// The boundaries of the sequences' queries, and the numbers of their keys.
+struct Requests {
+  device const int* cu_seqlens;
+  device const int* seq_lens;
+};
+
+METAL_FUNC int64_t read_boundary(Requests from, constant PagedParameters& parameters, int index) {
+  return read_index(from.cu_seqlens, index * parameters.boundary, parameters.boundary_bytes);
 }
 
-METAL_FUNC int query_boundary(device const int* cu_seqlens, constant PagedParameters& parameters, int index) {
-  return int(clamp(read_boundary(cu_seqlens, parameters, index), int64_t(0), int64_t(parameters.tokens)));
+METAL_FUNC int query_boundary(Requests from, constant PagedParameters& parameters, int index) {
+  return int(clamp(read_boundary(from, parameters, index), int64_t(0), int64_t(parameters.tokens)));
 }
 
-METAL_FUNC int64_t read_length(device const int* seq_lens, constant PagedParameters& parameters, int index) {
-  return read_index(seq_lens, index * parameters.length, parameters.length_bytes);
+METAL_FUNC int64_t read_length(Requests from, constant PagedParameters& parameters, int index) {
+  return read_index(from.seq_lens, index * parameters.length, parameters.length_bytes);
 }
 
 METAL_FUNC int capacity_of(constant PagedParameters& parameters) {
@@ -32,25 +38,17 @@ METAL_FUNC int rows_of(constant PagedParameters& parameters, int queries) {
   return int(min(int64_t(queries) * parameters.ratio, int64_t(parameters.query_rows)));
 }
 
-METAL_FUNC int keys_of_sequence(device const int* seq_lens, constant PagedParameters& parameters, int index) {
-  return int(clamp(read_length(seq_lens, parameters, index), int64_t(0), int64_t(capacity_of(parameters))));
+METAL_FUNC int keys_of_sequence(Requests from, constant PagedParameters& parameters, int index) {
+  return int(clamp(read_length(from, parameters, index), int64_t(0), int64_t(capacity_of(parameters))));
 }
 
 // Makes boundaries ascending, so that no row of q belongs to two sequences. Every lane of the simdgroup must call this.
-METAL_FUNC PagedSequence paged_sequence(
-    device const int* cu_seqlens,
-    device const int* seq_lens,
-    constant PagedParameters& parameters,
-    int index,
-    uint lane) {
-  int first = 0;
-  for (int i = int(lane); i <= index; i += 32) first = max(first, query_boundary(cu_seqlens, parameters, i));
-  PagedSequence sequence;
-  sequence.index = index;
-  sequence.first = simd_max(first);
-  sequence.queries = max(0, query_boundary(cu_seqlens, parameters, index + 1) - sequence.first);
-  sequence.keys = keys_of_sequence(seq_lens, parameters, index);
-  return sequence;
+METAL_FUNC PagedSequence paged_sequence(Requests from, constant PagedParameters& parameters, int index, uint lane) {
+  int highest = 0;
+  for (int i = int(lane); i <= index; i += 32) highest = max(highest, query_boundary(from, parameters, i));
+  const int first = simd_max(highest);
+  const int queries = max(0, query_boundary(from, parameters, index + 1) - first);
+  return {index, first, queries, keys_of_sequence(from, parameters, index)};
 }
 
 // A tile of rows of one KV head.
@@ -60,24 +58,13 @@ struct RowTile {
 };
 
 // Finds tile `target` among the tiles of all sequences. Every lane of the simdgroup must call this.
-METAL_FUNC RowTile locate_tile(
-    device const int* cu_seqlens,
-    device const int* seq_lens,
-    constant PagedParameters& parameters,
-    int target,
-    uint lane) {
-  RowTile tile;
-  tile.sequence.index = 0;
-  tile.sequence.first = 0;
-  tile.sequence.queries = 0;
-  tile.sequence.keys = 0;
-  tile.first_row = 0;
-  tile.rows = 0;
-  int carried_boundary = query_boundary(cu_seqlens, parameters, 0);
+METAL_FUNC RowTile locate_tile(Requests from, constant PagedParameters& parameters, int target, uint lane) {
+  RowTile tile{{0, 0, 0, 0}, 0, 0};
+  int carried_boundary = query_boundary(from, parameters, 0);
   int carried_tiles = 0;
   for (int base = 0; base < parameters.sequences; base += 32) {
     const int index = base + int(lane);
-    const int own = index < parameters.sequences ? query_boundary(cu_seqlens, parameters, index + 1) : 0;
+    const int own = index < parameters.sequences ? query_boundary(from, parameters, index + 1) : 0;
     const int last = largest_so_far(max(own, carried_boundary), lane);
     const int previous = simd_shuffle_up(last, ushort(1));
     const int first = lane == 0 ? carried_boundary : previous;
@@ -90,7 +77,7 @@ METAL_FUNC RowTile locate_tile(
       tile.sequence.index = base + int(owner);
       tile.sequence.first = simd_shuffle(first, owner);
       tile.sequence.queries = simd_shuffle(last, owner) - tile.sequence.first;
-      tile.sequence.keys = keys_of_sequence(seq_lens, parameters, tile.sequence.index);
+      tile.sequence.keys = keys_of_sequence(from, parameters, tile.sequence.index);
       const int64_t first_row = int64_t(target - simd_shuffle(tiles_before, owner)) * parameters.rows;
       tile.first_row = int(min(first_row, int64_t(parameters.query_rows)));
       tile.rows = min(parameters.rows, rows_of(parameters, tile.sequence.queries) - tile.first_row);
@@ -104,13 +91,9 @@ METAL_FUNC RowTile locate_tile(
 
 // One thread per sequence calls this.
 METAL_FUNC void report_sequence(
-    device const int* cu_seqlens,
-    device const int* seq_lens,
-    constant PagedParameters& parameters,
-    int index,
-    device ErrorLog* errors) {
-  const int64_t first = read_boundary(cu_seqlens, parameters, index);
-  const int64_t last = read_boundary(cu_seqlens, parameters, index + 1);
+    Requests from, constant PagedParameters& parameters, int index, device ErrorLog* errors) {
+  const int64_t first = read_boundary(from, parameters, index);
+  const int64_t last = read_boundary(from, parameters, index + 1);
   const bool starts_wrong = first < 0 || (index == 0 && first != 0);
   if (starts_wrong || first > last || last > parameters.tokens) {
     report_error(
@@ -119,7 +102,7 @@ METAL_FUNC void report_sequence(
     return;
   }
   if (first == last) return;
-  const int64_t keys = read_length(seq_lens, parameters, index);
+  const int64_t keys = read_length(from, parameters, index);
   if (last - first > parameters.max_query_len) {
     report_error(
         errors, parameters.op, "max_query_len: expected at least the queries of a sequence, got fewer than ",
@@ -144,18 +127,14 @@ struct KeyRange {
 // Returns the keys that a row of a sequence sees.
 METAL_FUNC KeyRange seen_by(constant PagedParameters& parameters, PagedSequence sequence, int row) {
   const int position = sequence.keys - sequence.queries + row / parameters.ratio;
-  KeyRange range;
-  range.first = parameters.window > 0 ? max(0, position - parameters.window + 1) : 0;
-  range.last = parameters.causal != 0 ? clamp(position + 1, 0, sequence.keys) : sequence.keys;
-  return range;
+  const int first = parameters.window > 0 ? max(0, position - parameters.window + 1) : 0;
+  return {first, parameters.causal != 0 ? clamp(position + 1, 0, sequence.keys) : sequence.keys};
 }
 
 // Returns the keys that any row of a tile sees. Later queries see later keys.
 METAL_FUNC KeyRange seen_by_tile(constant PagedParameters& parameters, RowTile tile) {
-  KeyRange range;
-  range.first = seen_by(parameters, tile.sequence, tile.first_row).first;
-  range.last = max(range.first, seen_by(parameters, tile.sequence, tile.first_row + tile.rows - 1).last);
-  return range;
+  const int first = seen_by(parameters, tile.sequence, tile.first_row).first;
+  return {first, max(first, seen_by(parameters, tile.sequence, tile.first_row + tile.rows - 1).last)};
 }
 
 // Returns the number of keys in a split. A split has whole rounds of the decoding kernel. Only a sequence with one tile
@@ -175,10 +154,8 @@ METAL_FUNC int splits_of(constant PagedParameters& parameters, RowTile tile, Key
 METAL_FUNC KeyRange range_of_split(constant PagedParameters& parameters, KeyRange range, int splits, int split) {
   if (splits == 1) return range;
   const int keys = keys_of_split(parameters, range);
-  KeyRange part;
-  part.first = int(min(int64_t(range.first) + int64_t(split) * keys, int64_t(range.last)));
-  part.last = min(range.last, part.first + keys);
-  return part;
+  const int first = int(min(int64_t(range.first) + int64_t(split) * keys, int64_t(range.last)));
+  return {first, min(range.last, first + keys)};
 }
 
 // The place of a key in the pool.
@@ -200,10 +177,7 @@ METAL_FUNC KeyPlace key_place(
     report_error(
         errors, parameters.op, "block_table: expected blocks of the cache, got ", block, page, __LINE__, sequence);
   }
-  KeyPlace place;
-  place.block = clamp(block, int64_t(0), int64_t(parameters.blocks - 1));
-  place.offset = key % parameters.block_size;
-  return place;
+  return {clamp(block, int64_t(0), int64_t(parameters.blocks - 1)), key % parameters.block_size};
 }
 
 METAL_FUNC int64_t offset_of(constant PageStrides& strides, KeyPlace place, int head) {

@@ -31,13 +31,8 @@ template <typename E, int D, int kSharing, typename T, typename Pages>
 METAL_FUNC void attend(
     device const T* q,
     device const int* block_table,
-    device const int* cu_seqlens,
-    device const int* seq_lens,
-    device const float* sinks,
-    device T* out,
-    device float* o_partials,
-    device float* m_partials,
-    device float* l_partials,
+    Requests requests,
+    Output<T> output,
     device ErrorLog* errors,
     constant PagedParameters& parameters,
     thread const Pages& pages,
@@ -55,18 +50,17 @@ METAL_FUNC void attend(
   const int kv_head = int(group.y);
   const int split = int(group.z);
   if (int(group.x) < parameters.sequences && split == 0 && kv_head == 0 && thread_index == 0) {
-    report_sequence(cu_seqlens, seq_lens, parameters, int(group.x), errors);
     const int index = int(group.x);
-    const bool has_queries =
-        read_boundary(cu_seqlens, parameters, index) != read_boundary(cu_seqlens, parameters, index + 1);
-    if (has_queries) pages.report(index);
+    report_sequence(requests, parameters, index, errors);
+    const int64_t first = read_boundary(requests, parameters, index);
+    if (first != read_boundary(requests, parameters, index + 1)) pages.report(index);
   }
-  const RowTile tile = locate_tile(cu_seqlens, seq_lens, parameters, int(group.x), lane);
+  const RowTile tile = locate_tile(requests, parameters, int(group.x), lane);
   if (tile.rows == 0) return;
-  const KeyRange whole = seen_by_tile(parameters, tile);
-  const int splits = splits_of(parameters, tile, whole);
+  KeyRange range = seen_by_tile(parameters, tile);
+  const int splits = splits_of(parameters, tile, range);
   if (split >= splits) return;
-  const KeyRange range = range_of_split(parameters, whole, splits, split);
+  range = range_of_split(parameters, range, splits, split);
 
   const LanePosition at = lane_position(lane);
   const int own_row = (kSharing > 1 ? 0 : int(simdgroup) * kPrefillRows) + at.column;
@@ -74,8 +68,7 @@ METAL_FUNC void attend(
   TileQuery<T, D, kSharing, (kSharing > 1)> query;
   query.load(query_rows(q, parameters, tile, kv_head, own_row, at.row), exchange, simdgroup, lane);
   const SeenKeys seen = seen_by_lane(parameters, tile, own_row);
-  StagedRows<E, tile_stride<E>(D)> staged;
-  staged.tile = tile_of_keys + own_key * tile_stride<E>(D);
+  const StagedRows<E, tile_stride<E>(D)> staged{tile_of_keys + own_key * tile_stride<E>(D)};
   RowState state = no_keys();
   float2 o[D / 8];
   UNROLL for (int part = 0; part < D / 8; ++part) o[part] = float2(0.0f);
@@ -92,7 +85,8 @@ METAL_FUNC void attend(
 
     float2 scores[kBlocks];
     multiply_keys<D, kBlocks>(scores, staged, query, at);
-    const float2 rescale = online_softmax<kBlocks>(scores, state, parameters.scale, first + own_key + at.row, seen);
+    const ScaledKeys scaled{parameters.scale};
+    const float2 rescale = online_softmax<kBlocks>(scores, state, scaled, first + own_key + at.row, seen);
     UNROLL for (int part = 0; part < D / 8; ++part) o[part] *= rescale;
 
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -101,10 +95,8 @@ METAL_FUNC void attend(
     multiply_values<D, kBlocks>(o, scores, staged, at);
   }
   if constexpr (kSharing > 1) {
-    merge_simdgroups<D, kSharing>(o, state, exchange, exchange + D * 4, at, simdgroup, lane);
+    merge_simdgroups<D, kSharing, D * 4>(o, state, exchange, at, simdgroup, lane);
     if (simdgroup > 0) return;
   }
-  store_rows<D>(
-      o, state, out, o_partials, m_partials, l_partials, sinks, parameters, tile, kv_head, own_row, splits, split,
-      at.row);
+  store_rows<D>(o, state, output, parameters, tile, kv_head, own_row, splits, split, at.row);
 }

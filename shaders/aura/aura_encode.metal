@@ -50,8 +50,6 @@ template <typename T, int bits, int D>
   const int64_t wanted = slot_of(slots, parameters, place);
   read_vector<D>(values, x, tile_means, parameters, place, wanted, lane);
   const Length length = find_direction<D>(values, signs, lane);
-  const float norm = length.norm;
-  const float grow = length.grow;
 
   const int vector = int(simdgroup) * kOfSimdgroup + int(lane) / lanes_of(D);
   float kept[kOwn];
@@ -67,7 +65,7 @@ template <typename T, int bits, int D>
   if (is_first) {
     slot_of_vector[vector] = slot;
     if (slot >= 0) {
-      norms[offset_of(parameters.norms, place.batch, place.head, slot)] = half(norm / kept_norm * grow);
+      norms[offset_of(parameters.norms, place.batch, place.head, slot)] = half(length.norm / kept_norm * length.grow);
     }
   }
   simdgroup_barrier(mem_flags::mem_threadgroup);

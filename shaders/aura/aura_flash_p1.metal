@@ -37,26 +37,6 @@ struct Columns {
   METAL_FUNC static int key(int i, uint lane) { return i * kAtOnce + int(lane) / kLanes; }  // the i-th key of a lane
 };
 
-// Stages q. Each simdgroup stages one row.
-template <int D, int kRows>
-METAL_FUNC void stage_query(
-    threadgroup float* staged,
-    device const float* q_rot,
-    constant FlashParameters& parameters,
-    int batch,
-    int kv_head,
-    int first_row,
-    uint simdgroup,
-    uint lane) {
-  if (int(simdgroup) >= kRows) return;
-  const RowPlace place = row_place(parameters, batch, kv_head, min(first_row + int(simdgroup), parameters.rows - 1));
-  device const float* source = q_rot + offset_of(parameters.q, batch, place.head, place.query);
-  UNROLL for (int start = 0; start < D; start += 32) {
-    const int d = start + int(lane);
-    if (D % 32 == 0 || d < D) staged[int(simdgroup) * D + d] = source[d];
-  }
-}
-
 // Loads q for a lane's columns. Register `row` holds row `row ^ lane % kRows`, so that lanes can exchange sums without
 // selecting.
 template <int D, int kRows>
@@ -122,27 +102,35 @@ struct HeldCodes {
     }
   }
   METAL_FUNC EightCodes<code> at(int i, int part) const { return codes[i * Own::kParts + part]; }
-};
 
-// Computes dots = q . centroids of one key, over a lane's columns.
-template <int code, int D, int kRows>
-METAL_FUNC void dot_products(
-    thread float* dots,
-    thread const float4* q,
-    thread const HeldCodes<code, D, kRows>& held,
-    int i,
-    threadgroup const float* table) {
-  typedef Columns<D, kRows> Own;
-  UNROLL for (int row = 0; row < kRows; ++row) dots[row] = 0.0f;
-  UNROLL for (int part = 0; part < Own::kParts; ++part) {
-    float4 centroids[2];
-    decode_eight(held.at(i, part), table, centroids);
-    UNROLL for (int row = 0; row < kRows; ++row) {
-      thread const float4* query = q + (row * Own::kParts + part) * 2;
-      UNROLL for (int d = 0; d < 8; ++d) dots[row] = fma(query[d / 4][d % 4], centroids[d / 4][d % 4], dots[row]);
+  // Computes dots = q . centroids of key i, over a lane's columns.
+  METAL_FUNC void dot_products(
+      thread float* dots, thread const float4* q, int i, threadgroup const float* table) const {
+    UNROLL for (int row = 0; row < kRows; ++row) dots[row] = 0.0f;
+    UNROLL for (int part = 0; part < Own::kParts; ++part) {
+      float4 centroids[2];
+      decode_eight(at(i, part), table, centroids);
+      UNROLL for (int row = 0; row < kRows; ++row) {
+        thread const float4* query = q + (row * Own::kParts + part) * 2;
+        UNROLL for (int d = 0; d < 8; ++d) dots[row] = fma(query[d / 4][d % 4], centroids[d / 4][d % 4], dots[row]);
+      }
     }
   }
-}
+
+  // Computes o += weight of the row * centroids of key i, for a lane's columns and all rows.
+  METAL_FUNC void add_value(
+      thread float4* o, thread const float* weights, int i, threadgroup const float* table) const {
+    UNROLL for (int part = 0; part < Own::kParts; ++part) {
+      float4 centroids[2];
+      decode_eight(at(i, part), table, centroids);
+      UNROLL for (int row = 0; row < kRows; ++row) {
+        thread float4* sums = o + (row * Own::kParts + part) * 2;
+        UNROLL for (int d = 0; d < 8; ++d) sums[d / 4][d % 4] =
+            fma(weights[row], centroids[d / 4][d % 4], sums[d / 4][d % 4]);
+      }
+    }
+  }
+};
 
 // Returns the maximum over the lanes that have scores of the same row.
 template <int kRows>
@@ -164,10 +152,6 @@ METAL_FUNC float sum_of_row(float x) {
   return x;
 }
 
-// Returns exp(before - largest), the factor for a sum whose largest score grows. Without any score the sum is 0, and
-// the factor is 1.
-METAL_FUNC float growth(float before, float largest) { return largest > -INFINITY ? exp(before - largest) : 1.0f; }
-
 template <int kRows>
 METAL_FUNC void load_weights(thread float* weights, threadgroup const float* source) {
   if constexpr (kRows == 1) {
@@ -178,33 +162,13 @@ METAL_FUNC void load_weights(thread float* weights, threadgroup const float* sou
   }
 }
 
-// Computes o += weight of the row * centroids of one key, for a lane's columns and all rows.
-template <int code, int D, int kRows>
-METAL_FUNC void add_value(
-    thread float4* o,
-    thread const float* weights,
-    thread const HeldCodes<code, D, kRows>& held,
-    int i,
-    threadgroup const float* table) {
-  typedef Columns<D, kRows> Own;
-  UNROLL for (int part = 0; part < Own::kParts; ++part) {
-    float4 centroids[2];
-    decode_eight(held.at(i, part), table, centroids);
-    UNROLL for (int row = 0; row < kRows; ++row) {
-      thread float4* sums = o + (row * Own::kParts + part) * 2;
-      UNROLL for (int d = 0; d < 8; ++d) sums[d / 4][d % 4] =
-          fma(weights[row], centroids[d / 4][d % 4], sums[d / 4][d % 4]);
-    }
-  }
-}
-
 // Rescales o and the sums when a row's largest score grows. The factors go through threadgroup memory, so that
 // compilers keep the branch around this function. Without it they would compute both values of o and select one, which
 // costs more than the branch saves.
 template <int D, int kRows>
 METAL_FUNC void grow(thread float4* o, thread RowSums& sums, float largest, threadgroup float* exchange, uint lane) {
   constexpr int kOwn = Columns<D, kRows>::kParts * 2;
-  const float decay = growth(sums.m, largest);
+  const float decay = rescale_factor(sums.m, largest);
   sums.m = largest;
   sums.l *= decay;
   if (int(lane) < kRows) exchange[lane] = decay;
@@ -224,14 +188,9 @@ METAL_FUNC void store_merged(
     RowSums sums,
     threadgroup float* shared,
     threadgroup float* states,
-    device float* o_partials,
-    device float* m_partials,
-    device float* l_partials,
+    Partials partials,
     constant FlashParameters& parameters,
-    int batch,
-    int kv_head,
-    int first_row,
-    int block,
+    FlashTile tile,
     uint thread_index) {
   typedef Columns<D, kRows> Own;
   constexpr int kSlices = kFlashSimdgroups * Own::kAtOnce;
@@ -249,7 +208,7 @@ METAL_FUNC void store_merged(
     const int slice = simdgroup * Own::kAtOnce + lane / Own::kLanes;
     UNROLL for (int row = 0; row < kRows; ++row) {
       threadgroup const float* largest = states + row * kFlashSimdgroups;
-      const float factor = growth(largest[simdgroup], largest_of<kFlashSimdgroups>(largest));
+      const float factor = rescale_factor(largest[simdgroup], largest_of<kFlashSimdgroups>(largest));
       UNROLL for (int i = 0; i < Own::kParts * 2; ++i) {
         *(threadgroup float4*)(shared + (slice * kRows + row) * D + Own::first(i / 2, uint(lane)) + i % 2 * 4) =
             o[row * Own::kParts * 2 + i] * factor;
@@ -260,20 +219,21 @@ METAL_FUNC void store_merged(
   for (int item = int(thread_index); item < kRows * D / 4; item += kAuraThreads) {
     const int row = item / (D / 4);
     const int column = item % (D / 4) * 4;
-    if (first_row + row < parameters.rows) {
-      const int64_t target = row_place(parameters, batch, kv_head, first_row + row).index * parameters.blocks + block;
+    if (tile.first_row + row < parameters.rows) {
+      const RowPlace place = row_place(parameters, tile, tile.first_row + row);
+      const int64_t target = place.index * parameters.blocks + tile.block;
       float4 sum = float4(0.0f);
       UNROLL for (int slice = 0; slice < kSlices; ++slice) {
         sum += *(threadgroup const float4*)(shared + (slice * kRows + row) * D + column);
       }
-      UNROLL for (int i = 0; i < 4; ++i) o_partials[target * D + column + i] = sum[i];
+      UNROLL for (int i = 0; i < 4; ++i) partials.o[target * D + column + i] = sum[i];
       if (column == 0) {
         threadgroup const float* own = states + row * kFlashSimdgroups;
         const float largest = largest_of<kFlashSimdgroups>(own);
         float l = 0.0f;
-        UNROLL for (int i = 0; i < kFlashSimdgroups; ++i) l += own[kStates + i] * growth(own[i], largest);
-        m_partials[target] = largest;
-        l_partials[target] = l;
+        UNROLL for (int i = 0; i < kFlashSimdgroups; ++i) l += own[kStates + i] * rescale_factor(own[i], largest);
+        partials.m[target] = largest;
+        partials.l[target] = l;
       }
     }
   }
@@ -310,24 +270,25 @@ template <int key_code, int value_code, int D, int kRows>
   threadgroup float key_table[entries_of(key_code)];
   threadgroup float value_table[entries_of(value_code)];
 
-  const int rows = parameters.rows;
-  const int row_tiles = (rows + kRows - 1) / kRows;
-  const int block = int(group.x);
-  const int kv_head = int(group.y) / row_tiles;
-  const int first_row = int(group.y) % row_tiles * kRows;
-  const int batch = int(group.z);
+  const FlashTile tile = flash_tile<kRows, D, D>(parameters, group);
+  const int batch = tile.batch, kv_head = tile.kv_head;
   stage_table(key_table, key_codebook, entries_of(key_code), thread_index, kAuraThreads);
   stage_table(value_table, value_codebook, entries_of(value_code), thread_index, kAuraThreads);
-  stage_query<D, kRows>(shared, q_rot, parameters, batch, kv_head, first_row, simdgroup, lane);
+  if (int(simdgroup) < kRows) {  // each simdgroup stages one row of q
+    const RowPlace place = row_place(parameters, tile, min(tile.first_row + int(simdgroup), parameters.rows - 1));
+    device const float* source = q_rot + offset_of(parameters.q, batch, place.head, place.query);
+    UNROLL for (int start = 0; start < D; start += 32) {
+      const int d = start + int(lane);
+      if (D % 32 == 0 || d < D) shared[int(simdgroup) * D + d] = source[d];
+    }
+  }
 
   // `needed` are the keys that any row sees, and `seen` those that the lane's row sees.
-  const KeyRange whole = block_range(parameters, block);
-  const KeyRange needed =
-      range_of_rows<Own::kKeys>(parameters, starts, batch, first_row, min(first_row + kRows, rows) - 1, whole);
-  const int own_row = min(first_row + int(lane) % kRows, rows - 1);
+  const KeyRange whole = block_range(parameters, tile.block);
+  const KeyRange needed = range_of_rows<Own::kKeys>(parameters, starts, tile, whole);
+  const int own_row = min(tile.first_row + int(lane) % kRows, parameters.rows - 1);
   const KeyRange seen = visible_range(parameters, starts, batch, own_row, whole);
-  const TileScores own_tile_scores =
-      tile_scores_of(tile_scores, parameters, row_place(parameters, batch, kv_head, own_row));
+  const TileScores own_tile_scores = tile_scores_of(tile_scores, parameters, row_place(parameters, tile, own_row));
 
   RowSums sums = no_sums();  // of the lane's row; l covers only the lane's keys
   float4 o[kRows * Own::kParts * 2];
@@ -366,7 +327,7 @@ template <int key_code, int value_code, int D, int kRows>
       if (hold + 1 == Own::kHolds) held_values.load(tile_values, value_words, 0, count, lane);
       UNROLL for (int i = 0; i < Own::kHeld; ++i) {
         float row_values[kRows];
-        dot_products<key_code, D, kRows>(row_values, q, held, i, key_table);
+        held.dot_products(row_values, q, i, key_table);
         dots[hold * Own::kHeld + i] = sum_of_own_item<1, kRows>(row_values);
       }
     }
@@ -400,7 +361,7 @@ template <int key_code, int value_code, int D, int kRows>
       UNROLL for (int i = 0; i < Own::kHeld; ++i) {
         float row_values[kRows];
         load_weights<kRows>(row_values, own_weights + Own::key(hold * Own::kHeld + i, lane) * kRows);
-        add_value<value_code, D, kRows>(o, row_values, held_values, i, value_table);
+        held_values.add_value(o, row_values, i, value_table);
       }
     }
     const int advance = min(kRound, count - 1);
@@ -410,7 +371,5 @@ template <int key_code, int value_code, int D, int kRows>
     simdgroup_barrier(mem_flags::mem_threadgroup);
   }
 
-  store_merged<D, kRows>(
-      o, sums, shared, states, o_partials, m_partials, l_partials, parameters, batch, kv_head, first_row, block,
-      thread_index);
+  store_merged<D, kRows>(o, sums, shared, states, {o_partials, m_partials, l_partials}, parameters, tile, thread_index);
 }

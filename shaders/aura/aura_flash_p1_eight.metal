@@ -3,15 +3,10 @@
 //     scores [keys, rows] = K Q^T,    o [D, rows] += V^T weights.
 // A lane decodes codes straight into its elements of K and V (core/row_attention.h). So a simdgroup decodes each code
 // once, and only q lies in threadgroup memory. Registers hold scores [32, 8] and o [columns, 8].
-// Layout: codes [B, HK, T, words], norms [B, HK, T] f16, q_rot [B, HQ, L, D] f32, all with strides; tile_scores
-// [B, HQ, L, tiles], o_partials [B, HQ, L, NB, D], m and l [B, HQ, L, NB] f32, contiguous.
-#include "aura/codes.h"
+// The layout is that of aura_flash_p1.
 #include "aura/parameters.h"
-#include "aura/stage_queries.h"
+#include "aura/codes.h"
 #include "aura/visibility.h"
-#include "core/row_attention.h"
-
-METAL_FUNC constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
 // Holds the codes of one key or value. The lanes that share its row of fragments share its codes: 4 lanes for a key, 8
 // for a value. In each group of columns a lane has 8 neighbouring values. If the last group is smaller, several lanes
@@ -152,41 +147,15 @@ METAL_FUNC void load_norms(thread float* norms, device const half* norm, int64_t
   UNROLL for (int n = 0; n < kBlocks; ++n) norms[n] = float(norm[min(first + n * 8, last) * stride]);
 }
 
-// Turns dot products into scores, and scores into weights of the values' centroids. The weight of a key that a row does
-// not see is 0, even if its norm is not finite. `first` is the lane's key in block 0. Returns the factor for o.
+// Turns products with centroids into scores, and the weights of keys into those of the values' centroids.
 template <int kBlocks>
-METAL_FUNC float2 weigh(
-    thread float2* scores,
-    thread RowState& state,
-    thread const float* norms_of_keys,
-    thread const float* norms_of_values,
-    float2 tile_score,
-    int first,
-    SeenKeys seen) {
-  float2 largest = state.m;
-  UNROLL for (int n = 0; n < kBlocks; ++n) {
-    UNROLL for (int i = 0; i < 2; ++i) {
-      const int key = first + n * 8;
-      const bool is_seen = key >= seen.first[i] && key < seen.last[i];
-      scores[n][i] = is_seen ? fma(scores[n][i], norms_of_keys[n], tile_score[i]) : -INFINITY;
-      if (scores[n][i] > largest[i]) largest[i] = scores[n][i];
-    }
-  }
-  largest = max_over_keys(largest);
-  const float2 rescale = float2(rescale_factor(state.m.x, largest.x), rescale_factor(state.m.y, largest.y));
-  float2 sum = float2(0.0f);
-  UNROLL for (int n = 0; n < kBlocks; ++n) {
-    UNROLL for (int i = 0; i < 2; ++i) {
-      const bool is_seen = scores[n][i] != -INFINITY;
-      const float weight = is_seen ? exp(scores[n][i] - largest[i]) : 0.0f;
-      sum[i] += weight;
-      scores[n][i] = is_seen ? weight * norms_of_values[n] : 0.0f;
-    }
-  }
-  state.m = largest;
-  state.l = state.l * rescale + sum_over_keys(sum);
-  return rescale;
-}
+struct NormedKeys {
+  float norms[kBlocks], norms_of_values[kBlocks];
+  float2 tile_score;
+
+  METAL_FUNC float score(float dot, int n, int i) const { return fma(dot, norms[n], tile_score[i]); }
+  METAL_FUNC float weight(float weight, int n) const { return weight * norms_of_values[n]; }
+};
 
 template <int key_code, int value_code, int D>
 [[kernel]] void aura_flash_p1_eight(
@@ -213,80 +182,58 @@ template <int key_code, int value_code, int D>
   constexpr int kRound = kSimdgroups * kEightKeys;  // keys
   static_assert(D % 16 == 0 && D % kOwn == 0, "a vector is whole pairs of eights, and whole groups of columns");
   static_assert(kEightRows == 8, "the rows are a fragment's columns");
-  threadgroup float2 shared[D * 4];  // q, and later o of a simdgroup
-  threadgroup float2 states[kSimdgroups * 8];
+  threadgroup float2 shared[D * 4 + kSimdgroups * 8];  // q, and later o of a simdgroup; the simdgroups' states
   threadgroup float key_table[entries_of(key_code)];
   threadgroup float value_table[entries_of(value_code)];
 
-  const int row_tiles = (parameters.rows + kEightRows - 1) / kEightRows;
-  const int block = int(group.x) / (D / kOwn);
-  const int first_column = int(group.x) % (D / kOwn) * kOwn;
-  const int kv_head = int(group.y) / row_tiles;
-  const int first_row = int(group.y) % row_tiles * kEightRows;
-  const int last_row = min(first_row + kEightRows, parameters.rows) - 1;
-  const int batch = int(group.z);
+  const FlashTile tile = flash_tile<kEightRows, D, kOwn>(parameters, group);
+  const int batch = tile.batch, kv_head = tile.kv_head;
   stage_table(key_table, key_codebook, entries_of(key_code), thread_index, kAuraThreads);
   stage_table(value_table, value_codebook, entries_of(value_code), thread_index, kAuraThreads);
-  stage_queries<float, D, 8>(shared, q_rot, parameters, batch, kv_head, first_row, thread_index);
+  stage_queries<float, D, 8>(shared, q_rot, parameters, tile, thread_index);
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
   // `needed` are the keys that any row sees, and `seen` those that the lane's two rows see.
-  const KeyRange whole = block_range(parameters, block);
-  const KeyRange needed = range_of_rows<kEightKeys>(parameters, starts, batch, first_row, last_row, whole);
+  const KeyRange whole = block_range(parameters, tile.block);
+  const KeyRange needed = range_of_rows<kEightKeys>(parameters, starts, tile, whole);
   const LanePosition at = lane_position(lane);
-  const int own_row = first_row + at.column;
   SeenKeys seen;
   TileScores own_tile_scores[2];
   UNROLL for (int i = 0; i < 2; ++i) {
-    const int row = min(own_row + i, last_row);
+    const int row = min(tile.first_row + at.column + i, tile.last_row);
     const KeyRange range = visible_range(parameters, starts, batch, row, whole);
     seen.first[i] = range.first;
     seen.last[i] = range.last;
-    own_tile_scores[i] = tile_scores_of(tile_scores, parameters, row_place(parameters, batch, kv_head, row));
+    own_tile_scores[i] = tile_scores_of(tile_scores, parameters, row_place(parameters, tile, row));
   }
 
   RowState state = no_keys();
   float2 o[kOwn / 8];
   UNROLL for (int part = 0; part < kOwn / 8; ++part) o[part] = float2(0.0f);
-  StagedQuery query;
-  query.staged = shared;
-  query.lane = lane;
-  TileRows keys;
-  keys.token_words = int(parameters.key_codes.token);
-  TileRows values;
-  values.token_words = int(parameters.value_codes.token);
+  const StagedQuery query{shared, lane};
   device const half* own_key_norms = key_norms + offset_of(parameters.key_norms, batch, kv_head, 0);
   device const half* own_value_norms = value_norms + offset_of(parameters.value_norms, batch, kv_head, 0);
   for (int round = needed.first; round < needed.last; round += kRound) {
     const int first = round + int(simdgroup) * kEightKeys;  // may lie past the last key; all weights are then 0
     const int base = min(first, needed.last - 1);
-    keys.words = key_codes + offset_of(parameters.key_codes, batch, kv_head, base);
-    keys.count = needed.last - base;
-    float norms_of_keys[kBlocks];
-    float norms_of_values[kBlocks];
-    load_norms<kBlocks>(norms_of_keys, own_key_norms, parameters.key_norms.token, first + at.row, needed.last - 1);
+    const int count = needed.last - base;
+    NormedKeys<kBlocks> normed;
+    load_norms<kBlocks>(normed.norms, own_key_norms, parameters.key_norms.token, first + at.row, needed.last - 1);
     load_norms<kBlocks>(
-        norms_of_values, own_value_norms, parameters.value_norms.token, first + at.row, needed.last - 1);
+        normed.norms_of_values, own_value_norms, parameters.value_norms.token, first + at.row, needed.last - 1);
     float2 scores[kBlocks];
+    const TileRows keys{
+        key_codes + offset_of(parameters.key_codes, batch, kv_head, base), int(parameters.key_codes.token), count};
     multiply_coded_keys<key_code, D, kBlocks>(scores, keys, query, key_table, at);
-    const float2 tile_score = float2(own_tile_scores[0].at(base), own_tile_scores[1].at(base));
-    const float2 rescale =
-        weigh<kBlocks>(scores, state, norms_of_keys, norms_of_values, tile_score, first + at.row, seen);
+    normed.tile_score = float2(own_tile_scores[0].at(base), own_tile_scores[1].at(base));
+    const float2 rescale = online_softmax<kBlocks>(scores, state, normed, first + at.row, seen);
     UNROLL for (int part = 0; part < kOwn / 8; ++part) o[part] *= rescale;
-    values.words = value_codes + offset_of(parameters.value_codes, batch, kv_head, base);
-    values.count = keys.count;
-    multiply_coded_values<value_code, D, kOwn, kBlocks>(o, scores, values, first_column, value_table, at);
+    const TileRows values{
+        value_codes + offset_of(parameters.value_codes, batch, kv_head, base), int(parameters.value_codes.token),
+        count};
+    multiply_coded_values<value_code, D, kOwn, kBlocks>(o, scores, values, tile.first_column, value_table, at);
   }
-  merge_simdgroups<kOwn, kSimdgroups>(o, state, shared, states, at, simdgroup, lane);
+  merge_simdgroups<kOwn, kSimdgroups, D * 4>(o, state, shared, at, simdgroup, lane);
   if (simdgroup > 0) return;
-  UNROLL for (int i = 0; i < 2; ++i) {
-    if (own_row + i <= last_row) {
-      const int64_t target = row_place(parameters, batch, kv_head, own_row + i).index * parameters.blocks + block;
-      store_row<kOwn, 8>(o_partials + target * D + first_column, o, i, 1.0f, at.row);
-      if (first_column == 0 && at.row == 0) {
-        m_partials[target] = state.m[i];
-        l_partials[target] = state.l[i];
-      }
-    }
-  }
+  store_partials<D, kOwn, 8>({o_partials, m_partials, l_partials}, o, state, parameters, tile, tile.block, at);
 }

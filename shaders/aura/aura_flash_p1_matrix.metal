@@ -2,14 +2,11 @@
 // dequantises tiles of 32 keys into threadgroup memory, up to 128 columns at a time. Registers hold scores [8, 32],
 // which become the left operand of the product with the values, and o [8, columns]. The 4 lanes that hold a row also
 // hold its m and l.
-// Layout: codes [B, HK, T, words], norms [B, HK, T] f16, q_rot [B, HQ, L, D] f32, all with strides; tile_scores
-// [B, HQ, L, tiles], o_partials [B, HQ, L, NB, D], m and l [B, HQ, L, NB] f32, contiguous.
-#include "aura/codes.h"
+// The layout is that of aura_flash_p1.
 #include "aura/parameters.h"
+#include "aura/codes.h"
 #include "aura/visibility.h"
 #include "core/tile.h"
-
-METAL_FUNC constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
 // Stages the centroids of columns [first, first + kSlice) of 32 keys. Keys from `count` on repeat the last one.
 template <int code, int D, int kSlice>
@@ -79,7 +76,7 @@ METAL_FUNC float online_softmax(
     if (scores[n].y > largest) largest = scores[n].y;
   }
   largest = row_max(largest);
-  const float decay = largest > -INFINITY ? exp(sums.m - largest) : 1.0f;
+  const float decay = rescale_factor(sums.m, largest);
   float l = 0.0f;
   UNROLL for (int n = 0; n < kMatrixKeys / 8; ++n) {
     UNROLL for (int i = 0; i < 2; ++i) {
@@ -124,27 +121,22 @@ template <int key_code, int value_code, int D>
   threadgroup float key_table[entries_of(key_code)];
   threadgroup float value_table[entries_of(value_code)];
 
-  const int rows = parameters.rows;
-  const int row_tiles = (rows + kMatrixRows - 1) / kMatrixRows;
-  const int block = int(group.x) / (D / kOwn);
-  const int first_column = int(group.x) % (D / kOwn) * kOwn;
-  const int kv_head = int(group.y) / row_tiles;
-  const int first_row = int(group.y) % row_tiles * kMatrixRows;
-  const int batch = int(group.z);
+  const FlashTile own = flash_tile<kMatrixRows, D, kOwn>(parameters, group);
+  const int batch = own.batch, kv_head = own.kv_head;
   stage_table(key_table, key_codebook, entries_of(key_code), thread_index, kAuraThreads);
   stage_table(value_table, value_codebook, entries_of(value_code), thread_index, kAuraThreads);
 
   const LanePosition at = lane_position(lane);
-  const int row = first_row + int(simdgroup) * 8 + at.row;
-  const RowPlace place = row_place(parameters, batch, kv_head, min(row, rows - 1));
+  const int row = own.first_row + int(simdgroup) * 8 + at.row;
+  const int seen_row = min(row, parameters.rows - 1);
+  const RowPlace place = row_place(parameters, own, seen_row);
   device const float* query = q_rot + offset_of(parameters.q, batch, place.head, place.query) + at.column;
   const TileScores own_tile_scores = tile_scores_of(tile_scores, parameters, place);
 
   // The keys that this row sees, and those that any row sees.
-  const KeyRange whole = block_range(parameters, block);
-  const KeyRange seen = visible_range(parameters, starts, batch, min(row, rows - 1), whole);
-  const KeyRange needed =
-      range_of_rows<kMatrixKeys>(parameters, starts, batch, first_row, min(first_row + kMatrixRows, rows) - 1, whole);
+  const KeyRange whole = block_range(parameters, own.block);
+  const KeyRange seen = visible_range(parameters, starts, batch, seen_row, whole);
+  const KeyRange needed = range_of_rows<kMatrixKeys>(parameters, starts, own, whole);
 
   RowSums sums = no_sums();
   float2 o[kOwn / 8];
@@ -185,7 +177,7 @@ template <int key_code, int value_code, int D>
     UNROLL for (int slice = 0; slice < kOwn; slice += kSlice) {
       threadgroup_barrier(mem_flags::mem_threadgroup);
       dequantise<value_code, D, kSlice>(
-          tile, values, parameters.value_codes.token, count, first_column + slice, value_table, thread_index);
+          tile, values, parameters.value_codes.token, count, own.first_column + slice, value_table, thread_index);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       UNROLL for (int column = 0; column < kSlice; column += 8) {
         UNROLL for (int n = 0; n < kMatrixKeys / 8; ++n) {
@@ -196,14 +188,14 @@ template <int key_code, int value_code, int D>
     }
   }
 
-  const int64_t target = place.index * parameters.blocks + block;
-  if (row < rows) {
+  const int64_t target = place.index * parameters.blocks + own.block;
+  if (row < parameters.rows) {
     UNROLL for (int i = 0; i < kOwn / 8; ++i) {
-      device float* out = o_partials + target * D + first_column + i * 8 + at.column;
+      device float* out = o_partials + target * D + own.first_column + i * 8 + at.column;
       out[0] = o[i].x;
       out[1] = o[i].y;
     }
-    if (first_column == 0 && at.column == 0) {
+    if (own.first_column == 0 && at.column == 0) {
       m_partials[target] = sums.m;
       l_partials[target] = sums.l;
     }

@@ -58,10 +58,7 @@ template <typename T, int D>
   const VectorPlace place =
       vector_place<D>(parameters.vectors, 0, (group.x * kSimdgroups + simdgroup) / together, lane);
   const int64_t first = place.index * parameters.blocks;
-  Partials partials;
-  partials.o = o_partials;
-  partials.m = m_partials;
-  partials.l = l_partials;
+  const Partials partials{o_partials, m_partials, l_partials};
 
   float sink = -INFINITY;
   if (parameters.has_sinks != 0) sink = sinks[place.head];

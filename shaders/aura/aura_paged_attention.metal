@@ -29,43 +29,12 @@ struct CodedPages {
   enum { kKeys = keys_of_tile<float, D>() };
   ExactTokens<kExact, E, D, kKeys, kThreads> exact;
 
-  METAL_FUNC void set_exact(
-      device const E* keys,
-      device const E* values,
-      device const int* slots,
-      device const int* starts,
-      device const int* sink_slots,
-      device const E* new_keys,
-      device const E* new_values,
-      device const float* key_signs,
-      device const float* value_signs,
-      device ErrorLog* errors,
-      threadgroup int* sources,
-      uint simdgroup) {
-    if constexpr (kExact) {
-      exact.keys = keys;
-      exact.values = values;
-      exact.slots = slots;
-      exact.starts = starts;
-      exact.sink_slots = sink_slots;
-      exact.new_keys = new_keys;
-      exact.new_values = new_values;
-      exact.key_signs = key_signs;
-      exact.value_signs = value_signs;
-      exact.errors = errors;
-      exact.op = &parameters->paged.op;
-      exact.parameters = &parameters->exact;
-      exact.sources = sources;
-      exact.simdgroup = simdgroup;
-    }
-  }
   METAL_FUNC void report(int sequence) const {
     if constexpr (kExact) exact.report(sequence);
   }
   METAL_FUNC void locate(KeyPlace place, PagedSequence sequence, int position, int kv_head, int key) const {
     if (parameters->has_tile_means != 0) {
-      KeyPlace mean_place = place;
-      mean_place.offset = place.offset / kTokensOfTile;
+      const KeyPlace mean_place{place.block, place.offset / kTokensOfTile};
       offsets[2 * kKeys + key] = offset_of(parameters->key_tile_means, mean_place, kv_head);
     }
     if constexpr (kExact) {
@@ -187,25 +156,16 @@ template <int key_code, int value_code, int D, int kRows, typename E = float, bo
   stage_table(key_table, key_codebook, entries_of(key_code), thread_index, kThreads);
   stage_table(value_table, value_codebook, entries_of(value_code), thread_index, kThreads);
   threadgroup int sources[kExact ? kKeys : 1];
-  CodedPages<key_code, value_code, D, kThreads, E, kExact> pages;
-  pages.key_codes = key_codes;
-  pages.key_norms = key_norms;
-  pages.value_codes = value_codes;
-  pages.value_norms = value_norms;
-  pages.key_table = key_table;
-  pages.value_table = value_table;
-  pages.simdgroup = simdgroup;
-  pages.tile_means = key_tile_means;
-  pages.signs = key_signs;
-  pages.rotated_means = rotated_means;
-  pages.offsets = offsets;
-  pages.norms = norms;
-  pages.parameters = &parameters;
-  pages.set_exact(
-      exact_keys, exact_values, exact_slots, exact_starts, exact_sink_slots, new_keys, new_values, key_signs,
-      value_signs, errors, sources, simdgroup);
+  CodedPages<key_code, value_code, D, kThreads, E, kExact> pages{
+      key_codes, key_norms,      value_codes, value_norms,   key_table, value_table, offsets,
+      norms,     key_tile_means, key_signs,   rotated_means, simdgroup, &parameters, {}};
+  if constexpr (kExact) {
+    pages.exact = {exact_keys,           exact_values,      new_keys,  new_values,  exact_slots,
+                   exact_starts,         exact_sink_slots,  key_signs, value_signs, errors,
+                   &parameters.paged.op, &parameters.exact, sources,   simdgroup};
+  }
   threadgroup float2 exchange[size_of_exchange<D, kSharing>()];
   attend<float, D, kSharing>(
-      q, block_table, cu_seqlens, seq_lens, sinks, out, o_partials, m_partials, l_partials, errors, parameters.paged,
-      pages, tile, exchange, group, thread_index, lane, simdgroup);
+      q, block_table, {cu_seqlens, seq_lens}, {out, {o_partials, m_partials, l_partials}, sinks}, errors,
+      parameters.paged, pages, tile, exchange, group, thread_index, lane, simdgroup);
 }

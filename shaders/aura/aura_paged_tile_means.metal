@@ -23,10 +23,10 @@ template <typename T>
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
   const int n = int(group.x);
-  const PagedSequence sequence = paged_sequence(cu_seqlens, seq_lens, parameters.paged, n, lane);
+  const PagedSequence sequence = paged_sequence({cu_seqlens, seq_lens}, parameters.paged, n, lane);
   const int64_t slot = read_index(exact_slots, n * parameters.slot, parameters.slot_bytes);
   if (group.y == 0 && group.z == 0 && thread_index == 0) {
-    report_sequence(cu_seqlens, seq_lens, parameters.paged, n, errors);
+    report_sequence({cu_seqlens, seq_lens}, parameters.paged, n, errors);
     if (sequence.queries > 0 && slot >= parameters.slots) {
       report_error(errors, parameters.paged.op, "exact_slots: expected slots of exact_keys, got ", slot, n, __LINE__);
     }
@@ -63,9 +63,7 @@ template <typename T>
   }
   float sum = 0.0f;
   for (int position = first_new - held; position < first_new; ++position) {
-    KeyPlace row;
-    row.block = slot;
-    row.offset = parameters.sinks + position % parameters.ring;
+    const KeyPlace row{slot, parameters.sinks + position % parameters.ring};
     sum += float(exact_keys[offset_of(parameters.exact_keys, row, head) + column]);
   }
   for (int position = last - from_new; position < last; ++position) {

@@ -16,23 +16,19 @@ template <typename T, int D>
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   constexpr int kOwn = (D + 31) / 32;  // columns per lane
-  const int row_groups = (parameters.rows + kTileScoreRows - 1) / kTileScoreRows;
-  const int kv_head = int(group.y) / row_groups;
-  const int first_row = int(group.y) % row_groups * kTileScoreRows;
-  const int last_row = min(first_row + kTileScoreRows, parameters.rows);
-  const int batch = int(group.z);
+  const FlashTile own_rows = flash_tile<kTileScoreRows, D, D>(parameters, group);
   const int own_tile = int(group.x) * (kAuraThreads / 32) + int(simdgroup);
   const int tile = min(own_tile, parameters.tiles - 1);
 
-  device const half* mean = means + offset_of(parameters.means, batch, kv_head, tile);
+  device const half* mean = means + offset_of(parameters.means, own_rows.batch, own_rows.kv_head, tile);
   float own[kOwn];
   UNROLL for (int i = 0; i < kOwn; ++i) {
     const int column = i * 32 + int(lane);
     own[i] = D % 32 == 0 || column < D ? float(mean[column]) : 0.0f;
   }
-  for (int row = first_row; row < last_row; ++row) {
-    const RowPlace place = row_place(parameters, batch, kv_head, row);
-    device const T* query = q + offset_of(parameters.q, batch, place.head, place.query);
+  for (int row = own_rows.first_row; row <= own_rows.last_row; ++row) {
+    const RowPlace place = row_place(parameters, own_rows, row);
+    device const T* query = q + offset_of(parameters.q, own_rows.batch, place.head, place.query);
     float sum = 0.0f;
     UNROLL for (int i = 0; i < kOwn; ++i) {
       const int column = i * 32 + int(lane);

@@ -115,9 +115,7 @@ template <int code, int D, int kCount>
 METAL_FUNC EightCodes<code> shared_eight(device const uint* words, int first, bool loads, uint lane) {
   constexpr int kEights = kCount / 8;
   const int own = int(lane) % lanes_of_row(kCount);
-  EightCodes<code> codes;
-  codes.low = 0;
-  codes.high = 0;
+  EightCodes<code> codes{0, 0};
   if (loads) codes = bits_of_eight<code>(words, 0, uint(first + own * 8));
   codes = with_bits_behind(codes, codes, ushort(int(lane) - own + (own + 1) % kEights));
   if constexpr (kCount < D && code > kTrellis) {  // no lane holds the values that follow

@@ -58,16 +58,14 @@ METAL_FUNC void read_vector(
 template <int D>
 METAL_FUNC Length find_direction(thread float* values, device const float* signs, uint lane) {
   constexpr int kOwn = D / lanes_of(D);
-  Length length;
   const uint exponent = exponent_of_largest<D>(values);
   const float shrink = as_type<float>((254u - exponent) << 23);
   UNROLL for (int i = 0; i < kOwn; ++i) values[i] *= shrink;
-  length.norm = sqrt(sum_of_squares<D>(values));
-  length.grow = as_type<float>(exponent << 23);
+  const float norm = sqrt(sum_of_squares<D>(values));
   rotate<D, false>(values, signs, lane);
-  const float factor = length.norm > 0.0f ? 1.0f / (length.norm * sqrt(float(D))) : 0.0f;
+  const float factor = norm > 0.0f ? 1.0f / (norm * sqrt(float(D))) : 0.0f;
   UNROLL for (int i = 0; i < kOwn; ++i) values[i] *= factor;
-  return length;
+  return {norm, as_type<float>(exponent << 23)};
 }
 
 // Reports a slot outside the cache. Returns the slot, or -1 if the vector is not stored.

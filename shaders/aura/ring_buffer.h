@@ -54,9 +54,7 @@ struct ExactTokens<true, E, D, kKeys, kThreads> {
         is_sink ? read_index(sink_slots, sequence.index * parameters->sink_slot, parameters->sink_slot_bytes)
                 : read_index(slots, sequence.index * parameters->slot, parameters->slot_bytes);
     if (slot < 0 || slot >= parameters->slots) return false;
-    KeyPlace place;
-    place.block = slot;
-    place.offset = is_sink ? position : parameters->sinks + position % parameters->ring;
+    const KeyPlace place{slot, is_sink ? position : parameters->sinks + position % parameters->ring};
     offsets[key] = offset_of(parameters->key, place, kv_head);
     offsets[kKeys + key] = offset_of(parameters->value, place, kv_head);
     sources[key] = kFromSlot;

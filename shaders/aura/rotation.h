@@ -105,14 +105,9 @@ struct VectorPlace {
 };
 
 METAL_FUNC VectorPlace place_of_vector(constant VectorParameters& vectors, int64_t vector) {
-  VectorPlace place;
-  place.present = vector < vectors.count;
   const int index = int(min(vector, int64_t(vectors.count - 1)));
-  place.index = index;
-  place.token = index % vectors.tokens;
-  place.head = index / vectors.tokens % vectors.heads;
-  place.batch = index / vectors.tokens / vectors.heads;
-  return place;
+  const int head = index / vectors.tokens;  // of all batch rows
+  return {index, head / vectors.heads, head % vectors.heads, index % vectors.tokens, vector < vectors.count};
 }
 
 template <int D>

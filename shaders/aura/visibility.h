@@ -1,21 +1,39 @@
-// Finds the keys that a query row sees, and where the row's vectors lie.
+// What the kernels of pass 1 share. It finds the keys that a query row sees, and where the row's vectors lie. For
+// products of fragments (core/row_attention.h), it stages 8 query rows, and stores their partials.
 #pragma once
 #include <metal_stdlib>
 
 #include "aura/parameters.h"
 #include "aura/rotation.h"
+#include "aura/code_sizes.h"
+#include "core/row_attention.h"
 using namespace metal;
 
 struct KeyRange {
   int first, last;  // keys [first, last)
 };
 
+METAL_FUNC constexpr int smaller(int a, int b) { return a < b ? a : b; }
+
+// What a threadgroup of pass 1 owns: query rows first_row .. last_row of a KV head, a block of keys, and columns of o.
+struct FlashTile {
+  int batch, kv_head, first_row, last_row, block, first_column;
+};
+
+template <int kRows, int D, int kColumns, typename Parameters>
+METAL_FUNC FlashTile flash_tile(constant Parameters& parameters, uint3 group) {
+  const int row_tiles = (parameters.rows + kRows - 1) / kRows;
+  const int first_row = int(group.y) % row_tiles * kRows;
+  const int last_row = min(first_row + kRows, parameters.rows) - 1;
+  const int column_groups = D / kColumns;
+  return {int(group.z), int(group.y) / row_tiles,     first_row,
+          last_row,     int(group.x) / column_groups, int(group.x) % column_groups * kColumns};
+}
+
 // Returns the keys of a block.
 METAL_FUNC KeyRange block_range(constant FlashParameters& parameters, int block) {
-  KeyRange range;
-  range.first = int(min(int64_t(block) * parameters.block_size, int64_t(parameters.keys)));
-  range.last = min(parameters.keys, range.first + parameters.block_size);
-  return range;
+  const int first = int(min(int64_t(block) * parameters.block_size, int64_t(parameters.keys)));
+  return {first, min(parameters.keys, first + parameters.block_size)};
 }
 
 // Returns the first position of a batch row that is not padding, clamped to [0, 2^30]. `starts` holds 32-bit words, the
@@ -48,31 +66,21 @@ struct RowPlace {
 };
 
 template <typename Parameters>
-METAL_FUNC RowPlace row_place(constant Parameters& parameters, int batch, int kv_head, int row) {
-  RowPlace place;
-  place.head = int64_t(kv_head) * parameters.ratio + row % parameters.ratio;
-  place.query = row / parameters.ratio;
-  place.index =
-      (int64_t(batch) * parameters.kv_heads * parameters.ratio + place.head) * parameters.queries + place.query;
-  return place;
+METAL_FUNC RowPlace row_place(constant Parameters& parameters, FlashTile tile, int row) {
+  const int64_t head = int64_t(tile.kv_head) * parameters.ratio + row % parameters.ratio;
+  const int query = row / parameters.ratio;
+  const int64_t first_head = int64_t(tile.batch) * parameters.kv_heads * parameters.ratio;
+  return {head, query, (first_head + head) * parameters.queries + query};
 }
 
-// Returns the keys that any of rows first_row .. last_row sees. Later queries see later keys. The range begins at a
-// multiple of kTogether, so that kTogether keys belong to one tile; no row may see its first keys.
+// Returns the keys that any of the threadgroup's rows sees. Later queries see later keys. The range begins at a
+// multiple of kTogether, so that kTogether keys have the same means; no row may see its first keys.
 template <int kTogether>
-METAL_FUNC KeyRange range_of_rows(
-    constant FlashParameters& parameters,
-    device const int* starts,
-    int batch,
-    int first_row,
-    int last_row,
-    KeyRange range) {
+METAL_FUNC KeyRange
+range_of_rows(constant FlashParameters& parameters, device const int* starts, FlashTile tile, KeyRange range) {
   static_assert(kTokensOfTile % kTogether == 0, "a tile is whole groups of keys");
-  KeyRange result;
-  result.first = visible_range(parameters, starts, batch, first_row, range).first;
-  result.first -= result.first % kTogether;
-  result.last = visible_range(parameters, starts, batch, last_row, range).last;
-  return result;
+  const int first = visible_range(parameters, starts, tile.batch, tile.first_row, range).first;
+  return {first - first % kTogether, visible_range(parameters, starts, tile.batch, tile.last_row, range).last};
 }
 
 // Reads the products of a query row with the means that were subtracted from tiles of keys.
@@ -85,10 +93,7 @@ struct TileScores {
 
 METAL_FUNC TileScores
 tile_scores_of(device const float* tile_scores, constant FlashParameters& parameters, RowPlace place) {
-  TileScores scores;
-  scores.row = tile_scores + place.index * parameters.tiles;
-  scores.present = parameters.tiles != 0;
-  return scores;
+  return {tile_scores + place.index * parameters.tiles, parameters.tiles != 0};
 }
 
 // A row's state between tiles: the largest score, and the sum of exp(score - largest).
@@ -96,9 +101,45 @@ struct RowSums {
   float m, l;
 };
 
-METAL_FUNC RowSums no_sums() {
-  RowSums sums;
-  sums.m = -INFINITY;
-  sums.l = 0.0f;
-  return sums;
+METAL_FUNC RowSums no_sums() { return {-INFINITY, 0.0f}; }
+
+// Stages q for StagedQuery if a lane loads kWidth neighbouring columns of a key.
+template <typename T, int D, int kWidth, typename Parameters>
+METAL_FUNC void stage_queries(
+    threadgroup float2* staged, device const T* q, constant Parameters& parameters, FlashTile tile, uint thread_index) {
+  for (int item = int(thread_index); item < D * 4; item += kAuraThreads) {
+    const LanePosition at = lane_position(uint(item % 32));
+    const int part = item / 32;
+    const int column = column_of_query<D, kWidth>(part, at.row);
+    float2 both;
+    UNROLL for (int i = 0; i < 2; ++i) {
+      const int row = min(tile.first_row + at.column + i, parameters.rows - 1);
+      const RowPlace place = row_place(parameters, tile, row);
+      both[i] = float(q[offset_of(parameters.q, tile.batch, place.head, place.query) + column]);
+    }
+    staged[item] = both;
+  }
+}
+
+// Stores the threadgroup's rows, of which a lane holds two from `own_row` on. kWidth is that of the values.
+template <int D, int kColumns, int kWidth, typename Parameters>
+METAL_FUNC void store_partials(
+    Partials partials,
+    thread const float2* o,
+    RowState state,
+    constant Parameters& parameters,
+    FlashTile tile,
+    int block,
+    LanePosition at) {
+  UNROLL for (int i = 0; i < 2; ++i) {
+    const int row = tile.first_row + at.column + i;
+    if (row <= tile.last_row) {
+      const int64_t target = row_place(parameters, tile, row).index * parameters.blocks + block;
+      store_row<kColumns, kWidth>(partials.o + target * D + tile.first_column, o, i, 1.0f, at.row);
+      if (tile.first_column == 0 && at.row == 0) {
+        partials.m[target] = state.m[i];
+        partials.l[target] = state.l[i];
+      }
+    }
+  }
 }

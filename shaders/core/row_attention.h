@@ -41,6 +41,19 @@ struct StagedRows {
   }
 };
 
+// Both functions load neighbours of a row in device memory, with one load if `has_vectors`.
+template <typename T>
+METAL_FUNC float4 load_four(device const T* source, bool has_vectors) {
+  if (has_vectors) return float4(*(device const vec<T, 4>*)source);
+  return float4(float(source[0]), float(source[1]), float(source[2]), float(source[3]));
+}
+
+template <typename T>
+METAL_FUNC float2 load_two(device const T* source, bool has_vectors) {
+  if (has_vectors) return float2(*(device const vec<T, 2>*)source);
+  return float2(float(source[0]), float(source[1]));
+}
+
 // A lane's elements of q in two fragments. Each fragment has one element of each of the lane's two rows.
 template <typename T>
 struct QueryParts {
@@ -55,12 +68,7 @@ struct StagedQuery {
   uint lane;
 
   METAL_FUNC float2 one(int part) const { return staged[part * 32 + int(lane)]; }
-  METAL_FUNC QueryParts<float> parts(int part) const {
-    QueryParts<float> both;
-    both.first = one(part);
-    both.second = one(part + 1);
-    return both;
-  }
+  METAL_FUNC QueryParts<float> parts(int part) const { return {one(part), one(part + 1)}; }
 };
 
 // Computes scores = K Q^T for kBlocks blocks of 8 keys.
@@ -98,17 +106,19 @@ METAL_FUNC void multiply_values(thread float2* o, thread const float2* weights, 
   }
 }
 
+// Where a row's o, largest score and sum of exp(score - largest) go if its keys are divided.
+struct Partials {
+  device float* o;
+  device float* m;
+  device float* l;
+};
+
 // For each of a lane's two rows, the largest score and the sum of exp(score - largest).
 struct RowState {
   float2 m, l;
 };
 
-METAL_FUNC RowState no_keys() {
-  RowState state;
-  state.m = float2(-INFINITY);
-  state.l = float2(0.0f);
-  return state;
-}
+METAL_FUNC RowState no_keys() { return {float2(-INFINITY), float2(0.0f)}; }
 
 // Reduces over the 8 lanes that hold the same pair of rows.
 METAL_FUNC float2 max_over_keys(float2 x) {
@@ -123,8 +133,14 @@ METAL_FUNC float2 sum_over_keys(float2 x) {
   return x + simd_shuffle_xor(x, ushort(16));
 }
 
+// Returns exp(before - largest), the factor for a sum whose largest score grows. Without any score the sum is 0, and
+// the factor is 1.
 METAL_FUNC float rescale_factor(float before, float largest) {
   return largest > -INFINITY ? exp(before - largest) : 1.0f;
+}
+
+METAL_FUNC float2 rescale_factor(float2 before, float2 largest) {
+  return float2(rescale_factor(before.x, largest.x), rescale_factor(before.y, largest.y));
 }
 
 // The keys that a lane's two rows may see.
@@ -132,28 +148,39 @@ struct SeenKeys {
   int2 first, last;
 };
 
-// Replaces scores by weights. A key that a row may not see gets weight 0. Keys that are repeated to fill a tile lie
-// past the last key, so they get weight 0 too. `first` is the lane's key in block 0. Returns the factor for o. Every
-// lane must call this.
-template <int kBlocks>
-METAL_FUNC float2 online_softmax(thread float2* scores, thread RowState& state, float scale, int first, SeenKeys seen) {
+// Scores are scaled products, and weights are those of the values.
+struct ScaledKeys {
+  float scale;
+
+  METAL_FUNC float score(float dot, int, int) const { return dot * scale; }
+  METAL_FUNC float weight(float weight, int) const { return weight; }
+};
+
+// Turns the products of a lane's key in block n and of the lane's row i into scores, and these into weights. A key that
+// a row may not see gets weight 0, even if its norm is not finite. Keys that are repeated to fill a tile lie past the
+// last key, so they get weight 0 too. `first` is the lane's key in block 0. Returns the factor for o. Every lane must
+// call this.
+template <int kBlocks, typename Keys>
+METAL_FUNC float2
+online_softmax(thread float2* scores, thread RowState& state, thread const Keys& keys, int first, SeenKeys seen) {
   float2 largest = state.m;
   UNROLL for (int n = 0; n < kBlocks; ++n) {
     const int key = first + n * 8;
     UNROLL for (int i = 0; i < 2; ++i) {
       const bool is_seen = key >= seen.first[i] && key < seen.last[i];
-      scores[n][i] = is_seen ? scores[n][i] * scale : -INFINITY;
+      scores[n][i] = is_seen ? keys.score(scores[n][i], n, i) : -INFINITY;
       if (scores[n][i] > largest[i]) largest[i] = scores[n][i];
     }
   }
   largest = max_over_keys(largest);
-  const float2 rescale = float2(rescale_factor(state.m.x, largest.x), rescale_factor(state.m.y, largest.y));
+  const float2 rescale = rescale_factor(state.m, largest);
   float2 sum = float2(0.0f);
   UNROLL for (int n = 0; n < kBlocks; ++n) {
     UNROLL for (int i = 0; i < 2; ++i) {
-      const float weight = scores[n][i] != -INFINITY ? exp(scores[n][i] - largest[i]) : 0.0f;
+      const bool is_seen = scores[n][i] != -INFINITY;
+      const float weight = is_seen ? exp(scores[n][i] - largest[i]) : 0.0f;
       sum[i] += weight;
-      scores[n][i] = weight;
+      scores[n][i] = is_seen ? keys.weight(weight, n) : 0.0f;
     }
   }
   state.m = largest;
@@ -162,16 +189,11 @@ METAL_FUNC float2 online_softmax(thread float2* scores, thread RowState& state, 
 }
 
 // Merges the results of all simdgroups into simdgroup 0. Every thread must call this. An element of `shared` is a
-// lane's part of a fragment.
-template <int D, int kSimdgroups>
+// lane's part of a fragment. The states lie behind kStaged elements, which other simdgroups may still read.
+template <int D, int kSimdgroups, int kStaged>
 METAL_FUNC void merge_simdgroups(
-    thread float2* o,
-    thread RowState& state,
-    threadgroup float2* shared,
-    threadgroup float2* states,
-    LanePosition at,
-    uint simdgroup,
-    uint lane) {
+    thread float2* o, thread RowState& state, threadgroup float2* shared, LanePosition at, uint simdgroup, uint lane) {
+  threadgroup float2* states = shared + kStaged;
   if (at.row == 0) {
     states[(int(simdgroup) * 2) * 4 + at.column / 2] = state.m;
     states[(int(simdgroup) * 2 + 1) * 4 + at.column / 2] = state.l;
@@ -181,12 +203,10 @@ METAL_FUNC void merge_simdgroups(
   RowState whole = no_keys();
   UNROLL for (int i = 0; i < kSimdgroups; ++i) whole.m = fmax(whole.m, states[i * 8 + at.column / 2]);
   UNROLL for (int i = 0; i < kSimdgroups; ++i) {
-    const float2 m = states[i * 8 + at.column / 2];
-    whole.l +=
-        states[i * 8 + 4 + at.column / 2] * float2(rescale_factor(m.x, whole.m.x), rescale_factor(m.y, whole.m.y));
+    whole.l += states[i * 8 + 4 + at.column / 2] * rescale_factor(states[i * 8 + at.column / 2], whole.m);
   }
   state = whole;
-  const float2 factor = float2(rescale_factor(own.x, whole.m.x), rescale_factor(own.y, whole.m.y));
+  const float2 factor = rescale_factor(own, whole.m);
   UNROLL for (int part = 0; part < D / 8; ++part) o[part] *= factor;
   UNROLL for (int other = 1; other < kSimdgroups; ++other) {
     if (int(simdgroup) == other) {
