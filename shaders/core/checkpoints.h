@@ -8,29 +8,6 @@ struct Checkpoint {
   int tokens;  // the sequence's tokens before the checkpoint; -1 if there is no checkpoint
 };
 
-// Returns whether another sequence uses this slot for its state, or an earlier sequence for its checkpoint. Every lane
-// of the simdgroup must call this.
-METAL_FUNC bool is_used_slot(
-    int64_t index,
-    device const int* offsets,
-    device const int* indices,
-    constant CheckpointParameters& parameters,
-    device const int* state_indices,
-    constant SlotParameters& slots,
-    int sequences,
-    int sequence,
-    uint lane) {
-  int used = 0;
-  for (int other = int(lane); other < sequences; other += 32) {
-    const int64_t state = slots.index_bytes == 0 ? other : slot_index(state_indices, slots, other, 0);
-    const bool is_earlier = other < sequence &&
-                            read_index(offsets, other * parameters.offset_stride, parameters.offset_bytes) != 0 &&
-                            read_index(indices, other * parameters.index_stride, parameters.index_bytes) == index;
-    if (is_earlier || state == index) used = 1;
-  }
-  return simd_max(used) != 0;
-}
-
 // Every lane of the simdgroup must call this. Set is_reporter in one thread per sequence.
 METAL_FUNC Checkpoint locate_checkpoint(
     device const int* offsets,
@@ -44,15 +21,20 @@ METAL_FUNC Checkpoint locate_checkpoint(
     device ErrorLog* errors,
     bool is_reporter,
     uint lane) {
-  Checkpoint checkpoint;
-  checkpoint.index = 0;
-  checkpoint.tokens = -1;
+  Checkpoint checkpoint{0, -1};
   if (parameters.multiple == 0) return checkpoint;
 
   const int64_t offset = read_index(offsets, sequence * parameters.offset_stride, parameters.offset_bytes);
   checkpoint.index = read_index(indices, sequence * parameters.index_stride, parameters.index_bytes);
-  const bool used =
-      is_used_slot(checkpoint.index, offsets, indices, parameters, state_indices, slots, all.sequences, sequence, lane);
+  int is_taken = 0;  // another sequence uses the slot for its state, or an earlier sequence for its checkpoint
+  for (int other = int(lane); other < all.sequences; other += 32) {
+    const int64_t state = slots.index_bytes == 0 ? other : slot_index(state_indices, slots, other, 0);
+    const bool is_earlier =
+        other < sequence && read_index(offsets, other * parameters.offset_stride, parameters.offset_bytes) != 0 &&
+        read_index(indices, other * parameters.index_stride, parameters.index_bytes) == checkpoint.index;
+    if (is_earlier || state == checkpoint.index) is_taken = 1;
+  }
+  const bool used = simd_max(is_taken) != 0;
   if (offset == 0 || checkpoint.index <= parameters.null_index) return checkpoint;
   const bool is_outside = checkpoint.index >= slots.slots;
   const bool is_wrong_offset = offset < 0 || offset > tokens || int(offset) % parameters.multiple != 0;

@@ -33,8 +33,6 @@ struct Decay {
 };
 
 METAL_FUNC Decay decay_from_log(float g) {
-  Decay decay;
-  decay.weak = fabs(g) < 0.34f;
-  decay.factor = decay.weak ? exp_minus_one_of_a_small(g) : gate_exp(g);
-  return decay;
+  const bool weak = fabs(g) < 0.34f;
+  return {weak ? exp_minus_one_of_a_small(g) : gate_exp(g), weak};
 }

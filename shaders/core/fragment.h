@@ -14,10 +14,7 @@ struct LanePosition {
 };
 
 METAL_FUNC LanePosition lane_position(uint lane) {
-  LanePosition position;
-  position.row = int(((lane >> 4) & 1) * 4 + ((lane >> 1) & 3));
-  position.column = int(((lane >> 3) & 1) * 4 + (lane & 1) * 2);
-  return position;
+  return {int(((lane >> 4) & 1) * 4 + ((lane >> 1) & 3)), int(((lane >> 3) & 1) * 4 + (lane & 1) * 2)};
 }
 
 // Returns the lane whose first element is at the given row and even column.

@@ -3,9 +3,11 @@
 #pragma once
 #include <metal_stdlib>
 
+#include "core/parameters.h"
 #include "core/elements.h"
 #include "core/exponential.h"
-#include "core/parameters.h"
+#include "core/fragment.h"
+#include "core/rows.h"
 using namespace metal;
 
 // log(1 + y) = 2 atanh(s) with s = y / (2 + y), for 0 <= y <= 1. The truncation error is 1e-9.
@@ -34,13 +36,7 @@ METAL_FUNC float log_decay_from_raw(float x, float A_log) { return -gate_exp(A_l
 
 METAL_FUNC uint
 gate_bits_at(device const uchar* g, constant GateParameters& gates, int64_t batch, int64_t token, int64_t head) {
-  if (gates.g_type == kAbsent) return 0u;
-  return read_bits(g, batch * gates.g.batch + token * gates.g.token + head * gates.g.head, gates.g_type);
-}
-
-METAL_FUNC float raw_gate_at(
-    device const uchar* g, constant GateParameters& gates, int64_t batch, int64_t token, int64_t head) {
-  return float_of_bits(gate_bits_at(g, gates, batch, token, head), gates.g_type);
+  return gates.g_type == kAbsent ? 0u : read_bits(g, offset_of(gates.g, batch, token, head), gates.g_type);
 }
 
 // The parameters of a head's gate. They are read once for all tokens.
@@ -51,11 +47,9 @@ struct HeadGate {
 
 METAL_FUNC HeadGate
 head_gate_of(device const uchar* A_log, device const uchar* dt_bias, constant GateParameters& gates, int64_t head) {
-  HeadGate gate;
-  gate.is_raw = gates.A_log_type != kAbsent;
-  gate.A_log = gate.is_raw ? read_float(A_log, head, gates.A_log_type) : 0.0f;
-  gate.bias = gate.is_raw && gates.dt_bias_type != kAbsent ? read_float(dt_bias, head, gates.dt_bias_type) : 0.0f;
-  return gate;
+  if (gates.A_log_type == kAbsent) return {0.0f, 0.0f, false};
+  const float bias = gates.dt_bias_type != kAbsent ? read_float(dt_bias, head, gates.dt_bias_type) : 0.0f;
+  return {read_float(A_log, head, gates.A_log_type), bias, true};
 }
 
 METAL_FUNC float log_decay_of(float raw_gate, HeadGate gate) {
@@ -68,17 +62,6 @@ METAL_FUNC float log_decay_of_bits(
   return log_decay_of(float_of_bits(bits, gates.g_type), head_gate_of(A_log, dt_bias, gates, head));
 }
 
-METAL_FUNC float log_decay_at(
-    device const uchar* g,
-    device const uchar* A_log,
-    device const uchar* dt_bias,
-    constant GateParameters& gates,
-    int64_t batch,
-    int64_t token,
-    int64_t head) {
-  return log_decay_of_bits(gate_bits_at(g, gates, batch, token, head), A_log, dt_bias, gates, head);
-}
-
 // Reads beta [B, T, HV], or beta [B, T, HV, V] if a column is given.
 METAL_FUNC uint beta_bits_at(
     device const uchar* beta,
@@ -86,20 +69,9 @@ METAL_FUNC uint beta_bits_at(
     int64_t batch,
     int64_t token,
     int64_t head,
-    int64_t column) {
+    int64_t column = 0) {
   if (gates.beta_type == kAbsent) return 0u;
-  const int64_t row = batch * gates.beta.batch + token * gates.beta.token + head * gates.beta.head;
-  return read_bits(beta, row + column, gates.beta_type);
-}
-
-METAL_FUNC float raw_beta_at(
-    device const uchar* beta,
-    constant GateParameters& gates,
-    int64_t batch,
-    int64_t token,
-    int64_t head,
-    int64_t column) {
-  return float_of_bits(beta_bits_at(beta, gates, batch, token, head, column), gates.beta_type);
+  return read_bits(beta, offset_of(gates.beta, batch, token, head) + column, gates.beta_type);
 }
 
 METAL_FUNC float beta_of(float raw_beta, constant GateParameters& gates) {
@@ -112,11 +84,45 @@ METAL_FUNC float beta_of_bits(uint bits, constant GateParameters& gates) {
 }
 
 METAL_FUNC float beta_at(
-    device const uchar* beta,
-    constant GateParameters& gates,
-    int64_t batch,
-    int64_t token,
+    device const uchar* beta, constant GateParameters& gates, int64_t batch, int64_t token, int64_t head) {
+  return beta_of_bits(beta_bits_at(beta, gates, batch, token, head), gates);
+}
+
+// Sums lanes 0 to `Lanes` - 1 in their order, starting from `carried`. The exponent of a decay is the difference of two
+// such sums. The difference keeps most digits if the later sum continues from the earlier one.
+// simd_prefix_inclusive_sum adds in the device's own order; the order of a tree triples the error. Every lane of the
+// simdgroup must call this.
+template <int Lanes>
+METAL_FUNC float running_sum(float carried, float x, uint lane) {
+  float sum = carried;
+  UNROLL for (int from = 0; from < Lanes; ++from) {
+    const float other = simd_shuffle(x, ushort(from));
+    sum += from <= int(lane) ? other : 0.0f;
+  }
+  return sum;
+}
+
+// The gate parameters of one channel of a head.
+struct ChannelGate {
+  float rate;  // exp(A_log)
+  float bias;
+};
+
+METAL_FUNC ChannelGate channel_gate_of(
+    device const uchar* A_log,
+    device const uchar* dt_bias,
+    constant ChannelGateParameters& parameters,
     int64_t head,
-    int64_t column) {
-  return beta_of_bits(beta_bits_at(beta, gates, batch, token, head, column), gates);
+    int channel,
+    int channels) {
+  const bool has_bias = parameters.dt_bias_type != kAbsent && channel < channels;
+  return {
+      parameters.A_log_type == kAbsent ? 1.0f : gate_exp(read_float(A_log, head, parameters.A_log_type)),
+      has_bias ? read_float(dt_bias, head * channels + channel, parameters.dt_bias_type) : 0.0f};
+}
+
+METAL_FUNC float channel_log_decay(float x, ChannelGate gate, constant ChannelGateParameters& parameters) {
+  if (parameters.kind == kSoftplusGate) return -gate.rate * softplus_of(x + gate.bias);
+  if (parameters.kind == kBoundedGate) return parameters.lower_bound * sigmoid_of(gate.rate * (x + gate.bias));
+  return x;
 }

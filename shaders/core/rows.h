@@ -13,15 +13,14 @@ struct RowIndex {
 };
 
 METAL_FUNC RowIndex row_index(int64_t row, int rows, int tokens, int heads) {
-  RowIndex index;
-  index.is_present = row < rows;
-  index.row = int(min(row, int64_t(rows - 1)));
-  index.batch = index.row / heads / tokens;
-  index.token = index.row / heads % tokens;
-  index.head = index.row % heads;
-  return index;
+  const int own = int(min(row, int64_t(rows - 1)));
+  return {own, own / heads / tokens, own / heads % tokens, own % heads, row < rows};
+}
+
+METAL_FUNC int64_t offset_of(constant RowStrides& strides, int64_t batch, int64_t token, int64_t head) {
+  return batch * strides.batch + token * strides.token + head * strides.head;
 }
 
 METAL_FUNC int64_t offset_of(constant RowStrides& strides, RowIndex index) {
-  return index.batch * strides.batch + index.token * strides.token + index.head * strides.head;
+  return offset_of(strides, index.batch, index.token, index.head);
 }

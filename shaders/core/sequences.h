@@ -6,6 +6,7 @@
 #include "core/fragment.h"
 #include "core/indices.h"
 #include "core/parameters.h"
+#include "core/rows.h"
 
 struct Chunk {
   int batch;    // batch row; 0 for packed sequences
@@ -54,12 +55,9 @@ METAL_FUNC SequenceWindow sequence_window(
   const int own = index < sequence.sequences ? clamped_boundary(cu_seqlens, sequence, index + 1) : 0;
   const int last = largest_so_far(max(own, carried_boundary), lane);
   const int previous = simd_shuffle_up(last, ushort(1));
-  SequenceWindow window;
-  window.first = lane == 0 ? carried_boundary : previous;
-  window.last = last;
-  window.chunks = chunk_count(window.last - window.first, chunk_size);
-  window.chunks_before = carried_chunks + simd_prefix_exclusive_sum(window.chunks);
-  return window;
+  const int first = lane == 0 ? carried_boundary : previous;
+  const int chunks = chunk_count(last - first, chunk_size);
+  return {first, last, carried_chunks + simd_prefix_exclusive_sum(chunks), chunks};
 }
 
 // Finds chunk `target` of a batch row, or of all packed sequences. Every lane of the simdgroup must call this.
@@ -104,12 +102,7 @@ METAL_FUNC Chunk locate_chunk(
 // Every lane of the simdgroup must call this.
 METAL_FUNC Sequence locate_sequence(
     device const int* cu_seqlens, constant SequenceParameters& sequence, int target, int chunk_size, uint lane) {
-  Sequence result;
-  result.batch = target;
-  result.first = 0;
-  result.last = sequence.tokens;
-  result.first_chunk = int64_t(target) * sequence.chunks;
-  if (sequence.boundary_bytes == 0) return result;
+  if (sequence.boundary_bytes == 0) return {target, 0, sequence.tokens, int64_t(target) * sequence.chunks};
 
   int carried_boundary = clamped_boundary(cu_seqlens, sequence, 0);
   int carried_chunks = 0;
@@ -123,11 +116,9 @@ METAL_FUNC Sequence locate_sequence(
   const SequenceWindow window =
       sequence_window(cu_seqlens, sequence, base_of_target, carried_boundary, carried_chunks, chunk_size, lane);
   const ushort owner = ushort(target - base_of_target);
-  result.batch = 0;
-  result.first = simd_shuffle(window.first, owner);
-  result.last = simd_shuffle(window.last, owner);
-  result.first_chunk = simd_shuffle(window.chunks_before, owner);
-  return result;
+  return {
+      0, simd_shuffle(window.first, owner), simd_shuffle(window.last, owner),
+      simd_shuffle(window.chunks_before, owner)};
 }
 
 // Reports wrong cu_seqlens. Also reports chunks beyond NT, unless chunk_size is 0. One simdgroup of the grid calls

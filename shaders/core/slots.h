@@ -30,12 +30,7 @@ METAL_FUNC int row_of_entry(constant SlotParameters& slots, int entry) {
 // Every lane of the simdgroup must call this.
 METAL_FUNC Slot
 locate_entry(device const int* indices, constant SlotParameters& slots, int64_t entry, int row, uint lane) {
-  Slot slot;
-  slot.index = entry;
-  slot.is_present = true;
-  slot.is_outside = false;
-  slot.is_taken = false;
-  slot.has_state = true;
+  Slot slot{entry, true, true, false, false};
   if (slots.index_bytes == 0) return slot;
 
   slot.index = slot_index(indices, slots, entry, row);
@@ -81,14 +76,9 @@ struct AcceptedCount {
 
 METAL_FUNC AcceptedCount
 accepted_count(device const int* num_accepted_tokens, constant SlotParameters& slots, int sequence, int most) {
-  AcceptedCount count;
-  count.tokens = 1;
-  count.is_outside = false;
-  if (slots.accepted_bytes == 0) return count;
+  if (slots.accepted_bytes == 0) return {1, false};
   const int64_t tokens = read_index(num_accepted_tokens, sequence * slots.accepted_stride, slots.accepted_bytes);
-  count.is_outside = tokens < 1 || tokens > most;
-  count.tokens = tokens < 1 ? 1 : tokens > most ? most : int(tokens);
-  return count;
+  return {tokens < 1 ? 1 : tokens > most ? most : int(tokens), tokens < 1 || tokens > most};
 }
 
 // One thread per entry of state_indices calls this.

@@ -38,8 +38,8 @@ template <int Threads, bool PerChannel = false, bool Summed = false>
     dL[item] = squares[square_plane(matrices, kBwdDL) + item];
     dP[item] = squares[square_plane(matrices, kBwdDP) + item];
   }
-  device const float* gates = g + chunk.batch * parameters.g.batch + int64_t(chunk.first) * parameters.g.token +
-                              head * parameters.g.head + (PerChannel ? channel : 0);
+  device const float* gates =
+      g + offset_of(parameters.g, chunk.batch, int64_t(chunk.first), head) + (PerChannel ? channel : 0);
   const bool has_gate = !PerChannel || channel < parameters.key_size;
   device float* rows = keys + key_plane(parameters, matrices, 0) + channel;
   const int64_t plane = C * stride;

@@ -69,13 +69,11 @@ template <typename T>
   const int64_t stride = parameters.heads.member_stride * key_plane(parameters, 1, 0);
   const int64_t place = int64_t(i) * parameters.key_columns;
   write_gradient(
-      dq + index * parameters.key_size,
-      q + batch * parameters.q.batch + token * parameters.q.token + key_head * parameters.q.head,
+      dq + index * parameters.key_size, q + offset_of(parameters.q, batch, token, key_head),
       reads_norm ? q_rstd[index] : 1.0f, parameters.scale, keys + key_plane(parameters, matrices, kBwdDq) + place,
       stride, parameters, is_there, lane);
   write_gradient(
-      dk + index * parameters.key_size,
-      k + batch * parameters.k.batch + token * parameters.k.token + key_head * parameters.k.head,
+      dk + index * parameters.key_size, k + offset_of(parameters.k, batch, token, key_head),
       reads_norm ? k_rstd[index] : 1.0f, 1.0f, keys + key_plane(parameters, matrices, kBwdDk) + place, stride,
       parameters, is_there, lane);
 }

@@ -86,9 +86,9 @@ template <typename T, bool PerChannel = false, bool Summed = false, bool Unit = 
   const int64_t first = chunk.first;
   const int64_t matrices = matrices_of(parameters, int64_t(group.z), int64_t(group.x), head);
   const int64_t columns = parameters.key_columns;
-  device const T* queries = q + batch * parameters.q.batch + first * parameters.q.token + key_head * parameters.q.head;
-  device const T* own_keys = k + batch * parameters.k.batch + first * parameters.k.token + key_head * parameters.k.head;
-  device const float* gates = g + batch * parameters.g.batch + first * parameters.g.token + head * parameters.g.head;
+  device const T* queries = q + offset_of(parameters.q, batch, first, key_head);
+  device const T* own_keys = k + offset_of(parameters.k, batch, first, key_head);
+  device const float* gates = g + offset_of(parameters.g, batch, first, head);
   const int64_t norm = (batch * parameters.sequence.tokens + first) * parameters.key_heads + key_head;
   const bool is_normalised = parameters.is_normalised != 0;
 
@@ -136,8 +136,7 @@ template <typename T, bool PerChannel = false, bool Summed = false, bool Unit = 
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
 
-  device const float* own_beta =
-      beta + batch * parameters.beta.batch + first * parameters.beta.token + head * parameters.beta.head;
+  device const float* own_beta = beta + offset_of(parameters.beta, batch, first, head);
   const int token = int(lane) % kBwdChunk;
   const float token_beta = token >= chunk.tokens ? 0.0f : Unit ? 1.0f : own_beta[token * parameters.beta.token];
   if (int(lane) < kBwdChunk) betas[matrices * kBwdChunk + int(lane)] = token_beta;
@@ -161,9 +160,8 @@ template <typename T, bool PerChannel = false, bool Summed = false, bool Unit = 
   const int value_columns = parameters.value_columns;
   device float* own_values = values + value_plane(parameters, matrices, kBwdR);
   device float* own_gradients = values + value_plane(parameters, matrices, kBwdDo);
-  device const T* inputs = v + batch * parameters.v.batch + first * parameters.v.token + head * parameters.v.head;
-  device const T* outer =
-      d_o + batch * parameters.d_o.batch + first * parameters.d_o.token + head * parameters.d_o.head;
+  device const T* inputs = v + offset_of(parameters.v, batch, first, head);
+  device const T* outer = d_o + offset_of(parameters.d_o, batch, first, head);
   for (int i = 0; i < kBwdChunk; ++i) {
     for (int column = int(lane); column < value_columns; column += 32) {
       const bool is_there = i < chunk.tokens && column < parameters.value_size;

@@ -16,8 +16,7 @@ template <bool ToRows>
   const Chunk chunk = locate_own_chunk(cu_seqlens, parameters.sequence, group, kBwdChunk, errors, 0, lane);
   const int64_t row = int64_t(group.z) * parameters.sequence.chunks + group.x, head = group.y;
   device float* matrix = matrices + (row * parameters.value_heads + head) * parameters.matrix_stride;
-  device float* first = rows + chunk.batch * parameters.rows.batch + int64_t(chunk.first) * parameters.rows.token +
-                        head * parameters.rows.head;
+  device float* first = rows + offset_of(parameters.rows, chunk.batch, int64_t(chunk.first), head);
   for (int i = 0; i < kBwdChunk; ++i) {
     for (int column = int(lane); column < parameters.padded_columns; column += 32) {
       const int64_t place = i * parameters.row_stride + column, source = i * parameters.rows.token + column;

@@ -62,13 +62,9 @@ own_rows(device const int* cu_seqlens, constant ChunkBwdParameters& parameters, 
   const bool is_packed = parameters.sequence.boundary_bytes != 0;
   const int64_t first = (is_packed ? sequence.first_chunk : 0) - parameters.first_row;
   const int64_t last = first + chunk_count(sequence.last - sequence.first, kBwdChunk);
-  SequenceRows rows;
-  rows.batch = sequence.batch;
-  rows.from = max(first, int64_t(0));
-  rows.to = min(last, int64_t(parameters.rows));
-  rows.starts_here = first >= 0;
-  rows.ends_here = last <= parameters.rows || parameters.is_last != 0;
+  const int64_t from = max(first, int64_t(0));
+  const int64_t to = min(last, int64_t(parameters.rows));
   const bool is_empty_here = first == last && first >= 0 && (first < parameters.rows || parameters.is_last != 0);
-  rows.is_here = rows.from < rows.to || is_empty_here;
-  return rows;
+  const bool ends_here = last <= parameters.rows || parameters.is_last != 0;
+  return {sequence.batch, from, to, from < to || is_empty_here, first >= 0, ends_here};
 }

@@ -87,14 +87,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, typ
   const int64_t value_heads = parameters.value_heads;
 
   float2 state[kDepths];
-  UNROLL for (int depth = 0; depth < kDepths; ++depth) state[depth] = float2(0.0f);
-  if (parameters.has_initial_state != 0 && own.slot.is_present && own.slot.has_state) {
-    device const P* first_states = states_to_read(initial_state, final_state, parameters.slots);
-    load_state<K, kKeys>(
-        state,
-        first_states + own.slot.index * parameters.initial_state.sequence + own_columns(own, parameters.initial_state),
-        parameters.initial_state, own.values, scratch, thread_index, simdgroup, at);
-  }
+  load_first_state<K, kKeys>(state, own, initial_state, final_state, parameters, scratch, thread_index, simdgroup, at);
 
   // Skips chunks beyond the NT rows of h. report_cu_seqlens() tells the user.
   int64_t chunk_row = own.sequence.first_chunk;

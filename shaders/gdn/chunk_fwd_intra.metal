@@ -12,66 +12,9 @@
 //     u = (I + A)^-1 (beta v)
 //     w = (I + A)^-1 (beta exp(c) k)
 #include "core/gates.h"
-#include "core/running_sum.h"
 #include "core/sequences.h"
 #include "gdn/parameters.h"
 #include "gdn/triangle.h"
-
-// Computes g_cumsum of a chunk, and the factors of the rows of v (beta) and of k (beta exp(g_cumsum)). One scan covers
-// 32 tokens.
-template <int C>
-METAL_FUNC void scan_gates(
-    threadgroup float* chunk_g_cumsum,
-    threadgroup float* value_scale,
-    threadgroup float* key_scale,
-    device const uchar* g,
-    device const uchar* beta,
-    device const uchar* A_log,
-    device const uchar* dt_bias,
-    device float* g_cumsum,
-    int value_heads,
-    constant GateParameters& gates,
-    Chunk chunk,
-    int64_t head,
-    uint lane) {
-  float carried = 0.0f;
-  UNROLL for (int base = 0; base < C; base += 32) {
-    const int token = base + int(lane);
-    const bool inside = token < chunk.tokens;
-    const float gate = inside ? log_decay_at(g, A_log, dt_bias, gates, chunk.batch, chunk.first + token, head) : 0.0f;
-    const float token_beta = inside ? beta_at(beta, gates, chunk.batch, chunk.first + token, head, 0) : 0.0f;
-    const float sum = running_sum<(C < 32 ? C : 32)>(carried, clamped_log_decay(gate), lane);
-    carried = simd_shuffle(sum, ushort(31));
-    if (token < C) {
-      chunk_g_cumsum[token] = sum;
-      value_scale[token] = token_beta;
-      key_scale[token] = token_beta * exp(sum);
-    }
-    if (inside) g_cumsum[int64_t(token) * value_heads] = sum;
-  }
-}
-
-// Computes A from the simdgroup's blocks of k k^T. exp(c_i - c_j) is computed only below the diagonal, because it
-// overflows above.
-template <int C>
-METAL_FUNC void write_triangle(
-    threadgroup float* triangle,
-    thread const float2* products,
-    threadgroup const float* chunk_g_cumsum,
-    threadgroup const float* beta,
-    int tokens,
-    uint simdgroup,
-    LanePosition at) {
-  UNROLL for (int n = 0; n <= C / 8; ++n) {
-    const BlockPosition block = own_block<C>(simdgroup, n);
-    const int i = block.row * 8 + at.row;
-    const int j = block.column * 8 + at.column;
-    float2 value = float2(0.0f);
-    if (i < tokens && i > j) value.x = beta[i] * products[n].x * exp(chunk_g_cumsum[i] - chunk_g_cumsum[j]);
-    if (i < tokens && i > j + 1) value.y = beta[i] * products[n].y * exp(chunk_g_cumsum[i] - chunk_g_cumsum[j + 1]);
-    store_triangle(triangle, block.row, block.column, at, value);
-  }
-}
 
 template <typename T, typename Intermediate, int K, int V, int C, int Width>
 [[kernel]] void chunk_fwd_intra(
@@ -112,8 +55,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
   const int key_head = int(group.y) % parameters.heads.modulus;
   const int first_member = int(
       min(int64_t(int(group.y) / parameters.heads.modulus) * parameters.members, int64_t(parameters.heads.members)));
-  device const T* keys =
-      k + chunk.batch * parameters.k.batch + chunk.first * parameters.k.token + key_head * parameters.k.head;
+  device const T* keys = k + offset_of(parameters.k, chunk.batch, chunk.first, key_head);
 
   float2 products[kBlocks + 1];
   UNROLL for (int n = 0; n <= kBlocks; ++n) products[n] = float2(0.0f);
@@ -134,17 +76,42 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
        ++member, head += parameters.heads.member_stride) {
     const int64_t row = (int64_t(chunk.batch) * parameters.sequence.tokens + chunk.first) * value_heads + head;
     if (simdgroup == 0) {
-      scan_gates<C>(
-          chunk_g_cumsum, value_scale, key_scale, g, beta, A_log, dt_bias, g_cumsum + row, parameters.value_heads,
-          parameters.gates, chunk, head, lane);
+      // Computes g_cumsum, and the factors of the rows of v (beta) and of k (beta exp(g_cumsum)), 32 tokens a scan.
+      constant GateParameters& gates = parameters.gates;
+      float carried = 0.0f;
+      UNROLL for (int base = 0; base < C; base += 32) {
+        const int token = base + int(lane);
+        const bool inside = token < chunk.tokens;
+        const uint bits = inside ? gate_bits_at(g, gates, chunk.batch, chunk.first + token, head) : 0u;
+        const float gate = inside ? log_decay_of_bits(bits, A_log, dt_bias, gates, head) : 0.0f;
+        const float token_beta = inside ? beta_at(beta, gates, chunk.batch, chunk.first + token, head) : 0.0f;
+        const float sum = running_sum<(C < 32 ? C : 32)>(carried, clamped_log_decay(gate), lane);
+        carried = simd_shuffle(sum, ushort(31));
+        if (token < C) {
+          chunk_g_cumsum[token] = sum;
+          value_scale[token] = token_beta;
+          key_scale[token] = token_beta * exp(sum);
+        }
+        if (inside) g_cumsum[row + token * value_heads] = sum;
+      }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    write_triangle<C>(triangle, products, chunk_g_cumsum, value_scale, chunk.tokens, simdgroup, at);
+    // Computes A. exp(c_i - c_j) is computed only below the diagonal, because it overflows above.
+    UNROLL for (int n = 0; n <= kBlocks; ++n) {
+      const BlockPosition block = own_block<C>(simdgroup, n);
+      const int i = block.row * 8 + at.row;
+      const int j = block.column * 8 + at.column;
+      const bool is_there = i < chunk.tokens;
+      float2 value = float2(0.0f);
+      if (is_there && i > j) value.x = value_scale[i] * products[n].x * exp(chunk_g_cumsum[i] - chunk_g_cumsum[j]);
+      if (is_there && i > j + 1)
+        value.y = value_scale[i] * products[n].y * exp(chunk_g_cumsum[i] - chunk_g_cumsum[j + 1]);
+      store_triangle(triangle, block.row, block.column, at, value);
+    }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     invert_diagonal<C>(triangle, thread_index);
 
-    device const T* values =
-        v + chunk.batch * parameters.v.batch + chunk.first * parameters.v.token + head * parameters.v.head;
+    device const T* values = v + offset_of(parameters.v, chunk.batch, chunk.first, head);
     // One loop processes the slices of v, then those of k, so that the addresses of a slice do not stay in registers
     // during another one.
     for (int slice = 0; slice < kValueSlices + kKeySlices; ++slice) {

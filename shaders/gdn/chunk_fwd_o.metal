@@ -97,23 +97,6 @@ METAL_FUNC void masked_scores(
   }
 }
 
-// Reads the simdgroup's blocks of the scores.
-template <int C>
-METAL_FUNC void load_scores(
-    threadgroup float* scores,
-    device const float* source,
-    int64_t stride,
-    int tokens,
-    uint simdgroup,
-    LanePosition at) {
-  UNROLL for (int n = 0; n <= C / 8; ++n) {
-    const BlockPosition block = own_block<C>(simdgroup, n);
-    const int row = block.row * 8;
-    const float2 score = load_even_fragment(source + row * stride + block.column * 8, stride, tokens - row, at);
-    store_even_fragment(scores + row * (C + 4) + block.column * 8, C + 4, at, score);
-  }
-}
-
 template <typename T, typename Intermediate, int K, int V, int C, int Width, bool HasScores = false>
 [[kernel]] void chunk_fwd_o(
     device const T* q [[buffer(0)]],
@@ -165,13 +148,18 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, boo
   const int64_t key_head = key_head_of(int(group.y), parameters.heads);
   const int64_t value_heads = parameters.value_heads;
   const int64_t row = (int64_t(chunk.batch) * parameters.sequence.tokens + chunk.first) * value_heads + head;
-  device const T* queries =
-      q + chunk.batch * parameters.q.batch + chunk.first * parameters.q.token + key_head * parameters.q.head;
+  device const T* queries = q + offset_of(parameters.q, chunk.batch, chunk.first, key_head);
   if constexpr (HasScores) {
-    load_scores<C>(scores, g_cumsum_or_scores + row * C, value_heads * C, tokens, simdgroup, at);
+    UNROLL for (int n = 0; n <= kBlocks; ++n) {
+      const BlockPosition block = own_block<C>(simdgroup, n);
+      const int first = block.row * 8, column = block.column * 8;
+      device const float* source = g_cumsum_or_scores + (row + first * value_heads) * C + column;
+      store_even_fragment(
+          scores + first * kScoreStride + column, kScoreStride, at,
+          load_even_fragment(source, value_heads * C, tokens - first, at));
+    }
   } else {
-    const int64_t first_key =
-        chunk.batch * parameters.k.batch + chunk.first * parameters.k.token + key_head * parameters.k.head;
+    const int64_t first_key = offset_of(parameters.k, chunk.batch, chunk.first, key_head);
     if (int(thread_index) < C) {
       chunk_g_cumsum[thread_index] =
           int(thread_index) < tokens ? g_cumsum_or_scores[row + int64_t(thread_index) * value_heads] : 0.0f;
@@ -181,8 +169,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width, boo
         tokens, thread_index, simdgroup, at);
   }
 
-  const int64_t first_output =
-      chunk.batch * parameters.o.batch + chunk.first * parameters.o.token + head * parameters.o.head;
+  const int64_t first_output = offset_of(parameters.o, chunk.batch, chunk.first, head);
   device const Intermediate* state = h + chunk.row * parameters.h.sequence + head * parameters.h.head;
   for (int group_column = 0; group_column < V; group_column += C) {
     const int column = int(simdgroup) * 16;  // within the group of columns

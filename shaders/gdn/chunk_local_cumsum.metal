@@ -24,9 +24,7 @@ template <int C>
     int64_t index = first * parameters.value_heads + head;
     float sum = 0.0f;
     for (int token = chunk.first; token < chunk.first + chunk.tokens; ++token, index += parameters.value_heads) {
-      const float gate = read_float(
-          g, chunk.batch * parameters.g.batch + token * parameters.g.token + head * parameters.g.head,
-          parameters.g_type);
+      const float gate = read_float(g, offset_of(parameters.g, chunk.batch, token, head), parameters.g_type);
       sum += clamped_log_decay(gate);
       g_cumsum[index] = sum;
     }

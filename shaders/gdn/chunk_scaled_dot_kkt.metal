@@ -53,8 +53,7 @@ template <typename T, int K, int C, int Width>
 
   float2 products[kBlocks + 1];
   UNROLL for (int n = 0; n <= kBlocks; ++n) products[n] = float2(0.0f);
-  device const T* keys =
-      k + chunk.batch * parameters.k.batch + chunk.first * parameters.k.token + group.y * parameters.k.head;
+  device const T* keys = k + offset_of(parameters.k, chunk.batch, chunk.first, group.y);
   for (int slice = 0; slice < K; slice += kSlice) {
     stage_rows<C, kSlice, Width, chunk_threads(C)>(
         tile, keys + slice, parameters.k.token, chunk.tokens, K - slice, thread_index);

@@ -5,24 +5,19 @@
 #include "core/tile.h"
 #include "gdn/parameters.h"
 #include "gdn/state_blocks.h"
+#include "gdn/state_threadgroup.h"
 
 GDN_CONSTANT int kValueStride = kStateColumns + 4;  // puts each row 4 banks further
 
 // A simdgroup's tokens of a chunk, which are every fourth token. For each token, a lane holds vectors of q and k and
-// one column of v. Lane i of simdgroup 0 holds the beta of token i as it was passed.
+// one column of v. Lane i of simdgroup 0 holds the bits of token i's gate and beta.
 template <typename T, typename Vector, int Rounds, int Vectors>
 struct Tokens {
   Vector queries[Rounds][Vectors];
   Vector keys[Rounds][Vectors];
   T values[Rounds];
-  float beta;
+  uint gate, beta;
 };
-
-// Returns whether a lane holds the beta of one of `count` tokens.
-template <int C>
-METAL_FUNC bool has_token(int count, uint lane, uint simdgroup) {
-  return simdgroup == 0 && int(lane) < min(C, count);
-}
 
 // Points to q, k and v of one head and batch row, at the first token.
 template <typename T>
@@ -30,10 +25,27 @@ struct Sources {
   device const T* q;
   device const T* k;
   device const T* v;
+  device const uchar* g;
   device const uchar* beta;
   int64_t batch, head;
   int values;  // number of columns of v
 };
+
+template <typename T>
+METAL_FUNC Sources<T> sources_of(
+    device const T* q,
+    device const T* k,
+    device const T* v,
+    device const uchar* g,
+    device const uchar* beta,
+    constant FusedChunkParameters& parameters,
+    StateThreadgroup own) {
+  const int64_t batch = own.sequence.batch;
+  q += batch * parameters.q.batch + own.key_head * parameters.q.head;
+  k += batch * parameters.k.batch + own.key_head * parameters.k.head;
+  v += batch * parameters.v.batch + own.head * parameters.v.head + own.first_value;
+  return {q, k, v, g, beta, batch, own.head, own.values};
+}
 
 template <int K, int Vectors, int Width, typename Vector, typename T>
 METAL_FUNC void load_row(thread Vector* vectors, device const T* source, bool is_there, uint lane) {
@@ -65,7 +77,7 @@ METAL_FUNC float inverse_norm(thread const Vector* vectors) {
   return rsqrt(simd_sum(sum) + kNormEps);
 }
 
-// Loads tokens [first, first + C). Only the first `count` of them exist.
+// Loads tokens [first, first + C). Only the first `count` of them exist. A rule with gates of channels has no g here.
 template <int K, int Width, typename Vector, int Rounds, int Vectors, typename T>
 METAL_FUNC void load_tokens(
     thread Tokens<T, Vector, Rounds, Vectors>& tokens,
@@ -75,9 +87,11 @@ METAL_FUNC void load_tokens(
     int count,
     uint lane,
     uint simdgroup) {
-  tokens.beta = has_token<Rounds * kSimdgroups>(count, lane, simdgroup)
-                    ? raw_beta_at(from.beta, parameters.gates, from.batch, first + int(lane), from.head, 0)
-                    : 0.0f;
+  tokens.gate = tokens.beta = 0u;
+  if (simdgroup == 0 && int(lane) < min(Rounds * kSimdgroups, count)) {
+    tokens.gate = gate_bits_at(from.g, parameters.gates, from.batch, first + int(lane), from.head);
+    tokens.beta = beta_bits_at(from.beta, parameters.gates, from.batch, first + int(lane), from.head);
+  }
   UNROLL for (int round = 0; round < Rounds; ++round) {
     const int row = round * kSimdgroups + int(simdgroup);
     const int64_t token = first + row;

@@ -15,9 +15,7 @@
 //     S <- exp(c_last) S + (k exp(c_last - c))^T v_new
 // Forward substitution solves for v_new in blocks of 8 rows, and computes the inverses of the blocks. The kernel needs
 // neither w nor a Neumann series.
-#include "core/running_sum.h"
 #include "gdn/fused_chunk.h"
-#include "gdn/state_threadgroup.h"
 
 // Computes L <- (I - L)^-1 for a strictly lower triangular L of 8 rows, by forward substitution. Each of 8 lanes solves
 // one column.
@@ -45,20 +43,6 @@ struct TokenScalars {
   float g_cumsum, beta;
   float query_norm, key_norm;  // 1 / ||row||, or 1 without norm, or 0 for a missing token; query_norm includes scale
 };
-
-// Gates as they were passed. Lane i of simdgroup 0 holds token i.
-template <int C>
-METAL_FUNC float load_gate(
-    device const uchar* g,
-    constant FusedChunkParameters& parameters,
-    int64_t batch,
-    int64_t head,
-    int first,
-    int count,
-    uint lane,
-    uint simdgroup) {
-  return has_token<C>(count, lane, simdgroup) ? raw_gate_at(g, parameters.gates, batch, first + int(lane), head) : 0.0f;
-}
 
 template <int Padded, int Width, typename Vector, int Rounds, int Vectors, typename T>
 METAL_FUNC void store_tokens(
@@ -96,18 +80,18 @@ METAL_FUNC void store_tokens(
 template <int C>
 METAL_FUNC void store_gates(
     threadgroup TokenScalars* scalars,
-    float raw_gate,
-    float raw_beta,
+    uint gate_bits,
+    uint beta_bits,
     HeadGate head_gate,
     constant FusedChunkParameters& parameters,
     int count,
     uint lane) {
   const bool is_there = int(lane) < min(C, count);
-  const float gate = is_there ? log_decay_of(raw_gate, head_gate) : 0.0f;
+  const float gate = is_there ? log_decay_of(float_of_bits(gate_bits, parameters.gates.g_type), head_gate) : 0.0f;
   const float g_cumsum = running_sum<C>(0.0f, clamped_log_decay(gate), lane);
   if (int(lane) < C) {
     scalars[lane].g_cumsum = g_cumsum;
-    scalars[lane].beta = is_there ? beta_of(raw_beta, parameters.gates) : 0.0f;
+    scalars[lane].beta = is_there ? beta_of_bits(beta_bits, parameters.gates) : 0.0f;
   }
 }
 
@@ -255,30 +239,14 @@ template <typename T, int K, int C, int Width, typename P>
   const LanePosition at = lane_position(lane);
 
   float2 state[kDepths];
-  UNROLL for (int depth = 0; depth < kDepths; ++depth) state[depth] = float2(0.0f);
-  if (parameters.has_initial_state != 0 && own.slot.is_present && own.slot.has_state) {
-    device const P* first_states = states_to_read(initial_state, final_state, parameters.slots);
-    load_state<K, kKeys>(
-        state,
-        first_states + own.slot.index * parameters.initial_state.sequence + own_columns(own, parameters.initial_state),
-        parameters.initial_state, own.values, scratch, thread_index, simdgroup, at);
-  }
+  load_first_state<K, kKeys>(state, own, initial_state, final_state, parameters, scratch, thread_index, simdgroup, at);
 
-  Sources<T> from;
-  from.q = q + own.sequence.batch * parameters.q.batch + own.key_head * parameters.q.head;
-  from.k = k + own.sequence.batch * parameters.k.batch + own.key_head * parameters.k.head;
-  from.v = v + own.sequence.batch * parameters.v.batch + own.head * parameters.v.head + own.first_value;
-  from.beta = beta;
-  from.batch = own.sequence.batch;
-  from.head = own.head;
-  from.values = own.values;
+  const Sources<T> from = sources_of(q, k, v, g, beta, parameters, own);
   const HeadGate head_gate = head_gate_of(A_log, dt_bias, parameters.gates, own.head);
   const int last_read =
       own.slot.is_present ? own.sequence.last : own.sequence.first;  // without a slot, all results are zeros
   Tokens<T, Vector, kRounds, kVectors> next;
   load_tokens<K, Width>(next, from, parameters, own.sequence.first, last_read - own.sequence.first, lane, simdgroup);
-  float next_gate = load_gate<C>(
-      g, parameters, own.sequence.batch, own.head, own.sequence.first, last_read - own.sequence.first, lane, simdgroup);
 
   const int checkpoint_at = own.sequence.first + own.checkpoint.tokens;
   device P* kept_states = final_state + own_columns(own, parameters.final_state);
@@ -289,7 +257,7 @@ template <typename T, int K, int C, int Width, typename P>
     threadgroup TokenScalars* scalars = all_scalars + tile * C;
     store_tokens<kPadded, Width>(next, query_tile, key_tile, scalars, parameters, last_read - first, lane, simdgroup);
     if (simdgroup == 0) {
-      store_gates<C>(scalars, next_gate, next.beta, head_gate, parameters, last_read - first, lane);
+      store_gates<C>(scalars, next.gate, next.beta, head_gate, parameters, last_read - first, lane);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
@@ -349,8 +317,6 @@ template <typename T, int K, int C, int Width, typename P>
     }
     // Loads the next chunk this late, so that it shares the registers only with S and v_new.
     load_tokens<K, Width>(next, from, parameters, first + C, last_read - first - C, lane, simdgroup);
-    next_gate =
-        load_gate<C>(g, parameters, own.sequence.batch, own.head, first + C, last_read - first - C, lane, simdgroup);
     threadgroup const T* own_keys = key_tile + (at.column * kStride + at.row);
     UNROLL for (int block = 0; block < kBlocks; ++block) {
       UNROLL for (int depth = 0; depth < kDepths; ++depth) {

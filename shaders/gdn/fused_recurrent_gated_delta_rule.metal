@@ -9,12 +9,12 @@
 // With state_indices [N, tokens], the kernel takes one token at a time, and stores the state after each token in the
 // token's slot.
 //     S <- exp(gk) exp(gv)^T exp(g) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = scale S^T q
-#include "core/gate_of_channel.h"
+#include "core/gates.h"
 #include "core/tile.h"
 #include "gdn/recurrent_step.h"
 #include "gdn/state_threadgroup.h"
 
-// The sizes of rows of q or k, zero-padded to whole parts.
+// Returns an element of rows of q or k, zero-padded to whole parts.
 template <typename T, int K>
 METAL_FUNC T row_element(device const T* source, int64_t row_stride, int item) {
   constexpr int kPadded = Division<K>::kPadded;
@@ -200,11 +200,12 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
     const FirstReads<T> reads = first_reads<T, K, kBetaRows>(inputs, parameters, first, tokens, thread_index);
     if (has_state && first == own.sequence.first) {
       device const P* first_states = states_to_read(initial_state, final_state, parameters.slots);
-      load_state<K, ValueInner, kScratch>(
+      const RowMover<K, ValueInner, kScratch> mover{own.values, scratch, at, thread_index};
+      mover.load(
           state,
           first_states + own.slot.index * parameters.initial_state.sequence +
               own_columns(own, parameters.initial_state),
-          parameters.initial_state, parameters.initial_has_vectors != 0, own.values, scratch, at, thread_index);
+          parameters.initial_state, parameters.initial_has_vectors != 0);
     }
     stage_floats<T, K>(
         q_tile, reads.q, inputs.q + first * parameters.q.token, parameters.q.token, tokens, thread_index);
@@ -222,16 +223,13 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
       beta_tile[thread_index] = inside ? beta_of_bits(reads.beta, parameters.gates) : 0.0f;
     }
     if (Channels) {
-      const RowStrides gk_rows = parameters.channels.gk.g;
-      const RowStrides gv_rows = parameters.channels.gv.g;
       stage_decays<kThreads, true>(
           key_base, key_change, kPadded, gk, A_log, dt_bias, parameters.channels.gk,
-          own.sequence.batch * gk_rows.batch + first * gk_rows.token + own.head * gk_rows.head, own.head, tokens, K,
-          thread_index);
+          offset_of(parameters.channels.gk.g, own.sequence.batch, first, own.head), own.head, tokens, K, thread_index);
       stage_decays<kThreads, false>(
           value_base, value_change, kStateColumns, gv, A_log, dt_bias, parameters.channels.gv,
-          own.sequence.batch * gv_rows.batch + first * gv_rows.token + own.head * gv_rows.head + own.first_value,
-          own.head, tokens, own.values, thread_index);
+          offset_of(parameters.channels.gv.g, own.sequence.batch, first, own.head) + own.first_value, own.head, tokens,
+          own.values, thread_index);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (Normalise) {
@@ -283,15 +281,16 @@ template <typename T, int K, bool ValueInner, bool Normalise, bool Channels, typ
     // Stores element by element, because this case is rare. A second copy of S as vectors would keep registers for
     // both.
     if (first - own.sequence.first == own.checkpoint.tokens && own.slot.is_present) {
-      store_state<K, ValueInner, kScratch>(
-          state, kept_states + own.checkpoint.index * parameters.final_state.sequence, parameters.final_state, false,
-          own.values, scratch, at, thread_index);
+      const RowMover<K, ValueInner, kScratch> mover{own.values, scratch, at, thread_index};
+      mover.store(
+          state, kept_states + own.checkpoint.index * parameters.final_state.sequence, parameters.final_state, false);
       if (ValueInner) threadgroup_barrier(mem_flags::mem_threadgroup);  // the next token uses scratch
     }
     if (parameters.has_final_state != 0 && kept.is_present && (columns > 0 || first >= own.sequence.last)) {
-      store_state<K, ValueInner, kScratch>(
+      const RowMover<K, ValueInner, kScratch> mover{own.values, scratch, at, thread_index};
+      mover.store(
           state, kept_states + kept.index * parameters.final_state.sequence, parameters.final_state,
-          parameters.final_has_vectors != 0, own.values, scratch, at, thread_index);
+          parameters.final_has_vectors != 0);
       if (ValueInner && columns > 0) threadgroup_barrier(mem_flags::mem_threadgroup);  // the next token uses scratch
     }
   } while (first < own.sequence.last);

@@ -1,8 +1,6 @@
 // Computes the rule of fused_recurrent_gated_delta_rule for one token per sequence, without decays of channels. It
 // divides S and orders sums as that kernel does, so the bits are the same. Without a loop over tokens, S takes fewer
 // registers.
-// A threadgroup owns 32 value rows of one head of one sequence. Each of its 4 simdgroups owns 8 rows, with 8 lanes per
-// row. For K over 128, each of its 8 simdgroups owns 4 rows, with 16 lanes per row.
 // Registers: a lane's part of two rows of S, as float4.
 // Threadgroup memory: q, k and the gates. If V is the inner dimension, also two parts of S that move from or to device
 // memory.
@@ -80,8 +78,8 @@ template <typename T, int K, bool ValueInner, bool Normalise, typename P>
     constant StateStrides& strides = parameters.initial_state;
     device const P* states = states_to_read(initial_state, final_state, parameters.slots) +
                              slot.index * strides.sequence + head * strides.head + first_value * strides.value;
-    load_state<K, ValueInner, kScratch>(
-        state, states, strides, parameters.initial_has_vectors != 0, values, scratch, at, thread_index);
+    const RowMover<K, ValueInner, kScratch> mover{values, scratch, at, thread_index};
+    mover.load(state, states, strides, parameters.initial_has_vectors != 0);
   }
 
   if (column < kPadded) {
@@ -103,7 +101,7 @@ template <typename T, int K, bool ValueInner, bool Normalise, typename P>
   if (parameters.has_final_state != 0) {
     constant StateStrides& strides = parameters.final_state;
     device P* states = final_state + slot.index * strides.sequence + head * strides.head + first_value * strides.value;
-    store_state<K, ValueInner, kScratch>(
-        state, states, strides, parameters.final_has_vectors != 0, values, scratch, at, thread_index);
+    const RowMover<K, ValueInner, kScratch> mover{values, scratch, at, thread_index};
+    mover.store(state, states, strides, parameters.final_has_vectors != 0);
   }
 }

@@ -70,25 +70,6 @@ METAL_FUNC TokenReads<T> token_reads(
   return reads;
 }
 
-// Applies the norm and the gate to the thread's column of a head's outputs.
-template <typename T, int V>
-METAL_FUNC float norm_and_gate(
-    threadgroup const float* outputs,
-    float weight,
-    float logit,
-    constant GdnDecodeParameters& parameters,
-    int column,
-    uint lane) {
-  float sum = 0.0f;
-  for (int i = int(lane); i < V; i += 32) sum += outputs[i] * outputs[i];
-  float result = outputs[column] * rsqrt(simd_sum(sum) / float(V) + parameters.eps);
-  if (parameters.round_norm != 0) result = float(T(result));
-  if (parameters.weight_type != kAbsent) result *= weight;
-  if (parameters.round_product != 0) result = float(T(result));
-  const float sigmoid = sigmoid_of(logit);
-  return result * (parameters.has_sigmoid != 0 ? sigmoid : logit * sigmoid);
-}
-
 template <typename T, int K, int V, bool ValueInner, typename P, bool OneToken = false>
 [[kernel, max_total_threads_per_threadgroup(decode_threads(K, V))]] void gdn_decode(
     device const T* mixed [[buffer(0)]],
@@ -166,9 +147,10 @@ template <typename T, int K, int V, bool ValueInner, typename P, bool OneToken =
       const TokenReads<T> reads = token_reads<T, K, V>(
           mixed, g, beta, A_log, dt_bias, z, parameters, sequence.batch, token, head, first_value + at.own_row, column);
       if (token == sequence.first && has_state) {
-        load_state<K, ValueInner, kPartFloats>(
+        const RowMover<K, ValueInner, kPartFloats> mover{values, own_scratch, at, block_thread};
+        mover.load(
             state, own_states + start.index * parameters.states.sequence, parameters.states,
-            parameters.has_state_vectors != 0, values, own_scratch, at, block_thread);
+            parameters.has_state_vectors != 0);
       }
       if (column < kPadded) {
         rows[column] = float(reads.q);
@@ -186,15 +168,22 @@ template <typename T, int K, int V, bool ValueInner, typename P, bool OneToken =
       const float read = update_and_read<K>(state, rows + kPadded, rows, own_beta, float(reads.v), at);
       if (at.place < 2) outputs[first_value + at.own_row] = parameters.scale * read;
       if (OneToken) {
-        store_state<K, ValueInner, kPartFloats>(
+        const RowMover<K, ValueInner, kPartFloats> mover{values, own_scratch, at, block_thread};
+        mover.store(
             state, own_states + start.index * parameters.states.sequence, parameters.states,
-            parameters.has_state_vectors != 0, values, own_scratch, at, block_thread);
+            parameters.has_state_vectors != 0);
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
       if (int(simdgroup) * 32 < V) {  // takes a whole simdgroup, because its lanes add up together
-        const int own_column = min(column, V - 1);
-        const float result = norm_and_gate<T, V>(
-            outputs, own_weight, float_of_bits(reads.z, parameters.z_type), parameters, own_column, lane);
+        float sum = 0.0f;
+        for (int i = int(lane); i < V; i += 32) sum += outputs[i] * outputs[i];
+        float result = outputs[min(column, V - 1)] * rsqrt(simd_sum(sum) / float(V) + parameters.eps);
+        if (parameters.round_norm != 0) result = float(T(result));
+        if (parameters.weight_type != kAbsent) result *= own_weight;
+        if (parameters.round_product != 0) result = float(T(result));
+        const float logit = float_of_bits(reads.z, parameters.z_type);
+        const float sigmoid = sigmoid_of(logit);
+        result *= parameters.has_sigmoid != 0 ? sigmoid : logit * sigmoid;
         if (column < V) output[token * parameters.o.token] = T(result);
       }
     }
@@ -210,9 +199,10 @@ template <typename T, int K, int V, bool ValueInner, typename P, bool OneToken =
     ++token;
     const bool is_changed = has_token || !has_state;  // a new sequence without tokens gets a state of zeros
     if (kept.is_present && is_changed && (columns > 0 || token >= sequence.last)) {
-      store_state<K, ValueInner, kPartFloats>(
+      const RowMover<K, ValueInner, kPartFloats> mover{values, own_scratch, at, block_thread};
+      mover.store(
           state, own_states + kept.index * parameters.states.sequence, parameters.states,
-          parameters.has_state_vectors != 0, values, own_scratch, at, block_thread);
+          parameters.has_state_vectors != 0);
     }
   } while (token < sequence.last);
 }

@@ -8,24 +8,7 @@
 #include "gdn/parameters.h"
 #include "gdn/triangle.h"
 
-// Computes tile = inverse * operand in the simdgroup's 8 columns.
-template <int C, typename T>
-METAL_FUNC void multiply_triangle(
-    threadgroup T* tile,
-    threadgroup const float* inverse,
-    thread const float2* operand,
-    uint simdgroup,
-    LanePosition at) {
-  constexpr int kStride = tile_stride<T>(C / 2);
-  UNROLL for (int row = 0; row < C / 8; ++row) {
-    float2 sum = float2(0.0f);
-    UNROLL for (int depth = 0; depth <= row; ++depth) {
-      multiply_add(sum, load_triangle(inverse, row, depth, at), operand[depth]);
-    }
-    store_even_fragment(tile + int(simdgroup) * 8 + row * 8 * kStride, kStride, at, sum);
-  }
-}
-
+// Computes result = inverse * (scale source), the simdgroup's 8 columns of each slice.
 template <int Columns, int C, int Width, typename T>
 METAL_FUNC void multiply_inverse(
     threadgroup const float* inverse,
@@ -40,6 +23,7 @@ METAL_FUNC void multiply_inverse(
     uint simdgroup,
     LanePosition at) {
   constexpr int kTile = C / 2;
+  constexpr int kStride = tile_stride<T>(kTile);
   for (int first = 0; first < Columns; first += kTile) {
     stage_rows<C, kTile, Width, chunk_threads(C)>(
         tile, source + first, source_stride, tokens, Columns - first, thread_index);
@@ -47,7 +31,13 @@ METAL_FUNC void multiply_inverse(
     float2 operand[C / 8];
     load_operand<C, 1, kTile>(operand, tile, scale, simdgroup, at);
     simdgroup_barrier(mem_flags::mem_threadgroup);  // the product replaces the simdgroup's own columns
-    multiply_triangle<C>(tile, inverse, operand, simdgroup, at);
+    UNROLL for (int row = 0; row < C / 8; ++row) {
+      float2 sum = float2(0.0f);
+      UNROLL for (int depth = 0; depth <= row; ++depth) {
+        multiply_add(sum, load_triangle(inverse, row, depth, at), operand[depth]);
+      }
+      store_even_fragment(tile + int(simdgroup) * 8 + row * 8 * kStride, kStride, at, sum);
+    }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     write_rows<C, kTile, Width, chunk_threads(C)>(
         result + first, tile, result_stride, tokens, Columns - first, thread_index);
@@ -101,11 +91,9 @@ template <typename T, int K, int V, int C, int Width>
 
   const LanePosition at = lane_position(lane);
   multiply_inverse<V, C, Width>(
-      inverse, value_scale, tile,
-      v + chunk.batch * parameters.v.batch + chunk.first * parameters.v.token + head * parameters.v.head,
-      parameters.v.token, u + row * V, int64_t(parameters.value_heads) * V, chunk.tokens, thread_index, simdgroup, at);
+      inverse, value_scale, tile, v + offset_of(parameters.v, chunk.batch, chunk.first, head), parameters.v.token,
+      u + row * V, int64_t(parameters.value_heads) * V, chunk.tokens, thread_index, simdgroup, at);
   multiply_inverse<K, C, Width>(
-      inverse, key_scale, tile,
-      k + chunk.batch * parameters.k.batch + chunk.first * parameters.k.token + key_head * parameters.k.head,
-      parameters.k.token, w + row * K, int64_t(parameters.value_heads) * K, chunk.tokens, thread_index, simdgroup, at);
+      inverse, key_scale, tile, k + offset_of(parameters.k, chunk.batch, chunk.first, key_head), parameters.k.token,
+      w + row * K, int64_t(parameters.value_heads) * K, chunk.tokens, thread_index, simdgroup, at);
 }

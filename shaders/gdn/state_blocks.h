@@ -26,10 +26,7 @@ struct StateItem {
 
 METAL_FUNC StateItem state_item(uint item, uint keys, bool value_inner) {
   constexpr uint kColumns = kStateColumns;
-  StateItem at;
-  at.key = int(value_inner ? item / kColumns : item % keys);
-  at.value = int(value_inner ? item % kColumns : item / keys);
-  return at;
+  return {int(value_inner ? item / kColumns : item % keys), int(value_inner ? item % kColumns : item / keys)};
 }
 
 // Moves S [K, 32] through `scratch`. A simdgroup reads 128 contiguous bytes in either layout.

@@ -4,6 +4,7 @@
 #include "core/checkpoints.h"
 #include "core/sequences.h"
 #include "core/slots.h"
+#include "gdn/state_blocks.h"
 #include "gdn/parameters.h"
 
 // The values are the same in every lane, because a kernel branches on them around barriers.
@@ -40,21 +41,40 @@ METAL_FUNC StateThreadgroup state_threadgroup(
     uint simdgroup,
     uint lane) {
   const int target = int(group.z);
-  StateThreadgroup own;
-  own.head = int64_t(group.y);
-  own.key_head = key_head_of(int(group.y), parameters.heads);
-  own.first_value = int(group.x) * kStateColumns;
-  own.values = min(kStateColumns, value_size - own.first_value);
-  own.sequence = locate_sequence(cu_seqlens, parameters.sequence, target, chunk_size, lane);
-  own.slot = locate_entry(state_indices, parameters.slots, entry, target, lane);
-  own.slot.has_state = has_initial_state_of(has_initial_state, parameters.slots, target);
+  const int first_value = int(group.x) * kStateColumns;
+  const Sequence sequence = locate_sequence(cu_seqlens, parameters.sequence, target, chunk_size, lane);
+  Slot slot = locate_entry(state_indices, parameters.slots, entry, target, lane);
+  slot.has_state = has_initial_state_of(has_initial_state, parameters.slots, target);
   const bool is_reporter = group.x == 0 && group.y == 0 && simdgroup == 0 && lane == 0;
-  own.checkpoint = locate_checkpoint(
+  const Checkpoint checkpoint = locate_checkpoint(
       checkpoint_offsets, checkpoint_indices, parameters.checkpoints, state_indices, parameters.slots,
-      parameters.sequence, target, own.sequence.last - own.sequence.first, errors, is_reporter, lane);
-  if (is_reporter) report_slot(own.slot, entry, parameters.sequence.op, errors);
+      parameters.sequence, target, sequence.last - sequence.first, errors, is_reporter, lane);
+  if (is_reporter) report_slot(slot, entry, parameters.sequence.op, errors);
   if (group.x == 0 && group.y == 0 && group.z == 0 && simdgroup == 0) {
     report_cu_seqlens(cu_seqlens, parameters.sequence, counted_chunk_size, errors, lane);
   }
-  return own;
+  const int values = min(kStateColumns, value_size - first_value);
+  return {int64_t(group.y), key_head_of(int(group.y), parameters.heads), first_value, values, sequence, slot,
+          checkpoint};
+}
+
+// Loads the state before the first token. If there is none, it is zeros. `Keys` and the last arguments are those of
+// load_state (gdn/state_blocks.h).
+template <int K, int Keys, typename P, typename Parameters>
+METAL_FUNC void load_first_state(
+    thread float2* state,
+    StateThreadgroup own,
+    device const P* initial_state,
+    device P* final_state,
+    constant Parameters& parameters,
+    threadgroup float* scratch,
+    uint thread_index,
+    uint simdgroup,
+    LanePosition at) {
+  UNROLL for (int depth = 0; depth < (K + 7) / 8; ++depth) state[depth] = float2(0.0f);
+  if (parameters.has_initial_state == 0 || !own.slot.is_present || !own.slot.has_state) return;
+  device const P* states = states_to_read(initial_state, final_state, parameters.slots) +
+                           own.slot.index * parameters.initial_state.sequence +
+                           own_columns(own, parameters.initial_state);
+  load_state<K, Keys>(state, states, parameters.initial_state, own.values, scratch, thread_index, simdgroup, at);
 }

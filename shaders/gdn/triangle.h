@@ -40,10 +40,7 @@ struct BlockPosition {
 template <int C>
 METAL_FUNC BlockPosition own_block(uint simdgroup, int n) {
   const int low_row = int(simdgroup);
-  BlockPosition block;
-  block.row = n <= low_row ? low_row : C / 8 - 1 - low_row;
-  block.column = n <= low_row ? n : n - low_row - 1;
-  return block;
+  return {n <= low_row ? low_row : C / 8 - 1 - low_row, n <= low_row ? n : n - low_row - 1};
 }
 
 // Computes products += left right^T for tiles [C, Columns], in the simdgroup's blocks.

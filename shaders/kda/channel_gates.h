@@ -2,7 +2,7 @@
 // a time.
 #pragma once
 #include "core/fragment.h"
-#include "core/gate_of_channel.h"
+#include "core/gates.h"
 
 // Work item `item` of a chunk's [blocks of 8 tokens, channels].
 struct ChannelItem {
@@ -12,27 +12,19 @@ struct ChannelItem {
 
 template <int Blocks, int Padded>
 METAL_FUNC ChannelItem channel_item(uint item) {
-  ChannelItem at;
-  at.block = int(item / Padded);
-  at.channel = int(item % Padded);
-  at.is_there = item < Blocks * Padded;
-  return at;
+  return {int(item / Padded), int(item % Padded), item < Blocks * Padded};
 }
 
 // Loads gates[8 n + row] as they were passed: 8 tokens of a channel from element offsets[n] on. Only the first rows[n]
 // exist.
 template <int Items, typename G>
 METAL_FUNC void load_channels(
-    thread float* gates,
-    device const G* g,
-    int64_t token_stride,
-    thread const int64_t* offsets,
-    thread const int* rows) {
+    thread float* gates, device const G* g, int64_t stride, thread const int64_t* offsets, thread const int* rows) {
   UNROLL for (int n = 0; n < Items; ++n) {
     device const G* source = g + offsets[n];
     UNROLL for (int row = 0; row < 8; ++row) {
       gates[n * 8 + row] = row < rows[n] ? float(*source) : 0.0f;
-      source += token_stride;
+      source += stride;
     }
   }
 }

@@ -15,7 +15,6 @@
 // Each D is a product of factors of at most 1, so nothing overflows, whatever the decays are. e is computed once per
 // token and channel.
 #include "gdn/fused_chunk.h"
-#include "gdn/state_threadgroup.h"
 #include "kda/channel_gates.h"
 #include "kda/parameters.h"
 
@@ -69,7 +68,7 @@ METAL_FUNC void store_tokens(
     value_tile[row * kValueStride + int(lane)] = float(tokens.values[round]);
   }
   if (simdgroup == 0 && int(lane) < Rounds * kSimdgroups) {
-    betas[lane] = int(lane) < count ? beta_of(tokens.beta, parameters.gates) : 0.0f;
+    betas[lane] = int(lane) < count ? beta_of_bits(tokens.beta, parameters.gates) : 0.0f;
   }
 }
 
@@ -173,15 +172,6 @@ METAL_FUNC void form_matrices(
   }
 }
 
-template <int Padded, int Blocks, int Items>
-METAL_FUNC void decay_tiles(threadgroup float* query_tile, int tile, uint thread_index) {
-  constexpr int kStride = tile_stride<float>(Padded);
-  UNROLL for (int n = 0; n < Items; ++n) {
-    const ChannelItem at = channel_item<Blocks, Padded>(n * kStateThreads + thread_index);
-    if (at.is_there) decay_block(query_tile + at.block * 8 * kStride + at.channel, tile, kStride);
-  }
-}
-
 template <typename T, int K, int C, int Width, typename P>
 [[kernel]] void fused_chunk_kda(
     device const T* q [[buffer(0)]],
@@ -234,23 +224,10 @@ template <typename T, int K, int C, int Width, typename P>
   const LanePosition at = lane_position(lane);
 
   float2 state[kDepths];
-  UNROLL for (int depth = 0; depth < kDepths; ++depth) state[depth] = float2(0.0f);
-  if (parameters.has_initial_state != 0 && own.slot.is_present && own.slot.has_state) {
-    device const P* first_states = states_to_read(initial_state, final_state, parameters.slots);
-    load_state<K, kKeys>(
-        state,
-        first_states + own.slot.index * parameters.initial_state.sequence + own_columns(own, parameters.initial_state),
-        parameters.initial_state, own.values, query_tile, thread_index, simdgroup, at);
-  }
+  load_first_state<K, kKeys>(
+      state, own, initial_state, final_state, parameters, query_tile, thread_index, simdgroup, at);
 
-  Sources<T> from;
-  from.q = q + own.sequence.batch * parameters.q.batch + own.key_head * parameters.q.head;
-  from.k = k + own.sequence.batch * parameters.k.batch + own.key_head * parameters.k.head;
-  from.v = v + own.sequence.batch * parameters.v.batch + own.head * parameters.v.head + own.first_value;
-  from.beta = beta;
-  from.batch = own.sequence.batch;
-  from.head = own.head;
-  from.values = own.values;
+  const Sources<T> from = sources_of(q, k, v, g, beta, parameters, own);
   ChannelGate channel_gates[kItems];
   int64_t gate_elements[kItems];
   UNROLL for (int n = 0; n < kItems; ++n) {
@@ -281,7 +258,10 @@ template <typename T, int K, int C, int Width, typename P>
           betas + block * 8, lane, simdgroup);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    decay_tiles<kPadded, kBlocks, kItems>(query_tile, kTile, thread_index);
+    UNROLL for (int n = 0; n < kItems; ++n) {
+      const ChannelItem item = channel_item<kBlocks, kPadded>(n * kStateThreads + thread_index);
+      if (item.is_there) decay_block(query_tile + item.block * 8 * kStride + item.channel, kTile, kStride);
+    }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
     for (int block = 0; block < kBlocks; ++block) {

@@ -2,7 +2,7 @@
 // A thread owns one channel of one value head and token.
 // Layout: g [B, T, HV, K] with any float dtype and a last stride of 1; A_log [HV], dt_bias [HV, K]; a contiguous
 // output.
-#include "core/gate_of_channel.h"
+#include "core/gates.h"
 #include "kda/parameters.h"
 
 template <typename Out>
@@ -20,7 +20,7 @@ template <typename Out>
   const int head = index / parameters.channels, channel = index % parameters.channels;
   const int batch = int(group.y) / parameters.tokens, token = int(group.y) % parameters.tokens;
   constant RowStrides& strides = parameters.gate.g;
-  const int64_t row = batch * strides.batch + token * strides.token + head * strides.head;
+  const int64_t row = offset_of(strides, batch, token, head);
   const ChannelGate gate = channel_gate_of(A_log, dt_bias, parameters.gate, head, channel, parameters.channels);
   const float raw = read_float(g, row + channel, parameters.gate.g_type);
   log_decays[int64_t(group.y) * gates + index] = Out(channel_log_decay(raw, gate, parameters.gate));

@@ -5,7 +5,7 @@
 // A thread owns one channel of one value head, and some tokens. Their sums go to partials [groups of tokens, HV, K],
 // which sum_partials adds up.
 // Layout: g and dy [B, T, HV, K] with a last stride of 1; A_log [HV], dt_bias [HV, K]; a contiguous dg.
-#include "core/gate_of_channel.h"
+#include "core/gates.h"
 #include "kda/parameters.h"
 
 template <typename Dy, typename T>
@@ -32,10 +32,8 @@ template <typename Dy, typename T>
   float dA_log = 0.0f, dbias = 0.0f;
   for (int at = first; at < last; ++at) {
     const int batch = at / parameters.tokens, token = at % parameters.tokens;
-    const float x =
-        float(g[batch * g_strides.batch + token * g_strides.token + head * g_strides.head + channel]) + gate.bias;
-    const float gradient =
-        float(dy[batch * dy_strides.batch + token * dy_strides.token + head * dy_strides.head + channel]);
+    const float x = float(g[offset_of(g_strides, batch, token, head) + channel]) + gate.bias;
+    const float gradient = float(dy[offset_of(dy_strides, batch, token, head) + channel]);
     float dx;
     if (parameters.gate.kind == kBoundedGate) {
       const float small = sigmoid_of(-fabs(gate.rate * x));

@@ -44,11 +44,8 @@ struct DiagonalElement {
 
 METAL_FUNC DiagonalElement diagonal_element(int n, uint lane) {
   const int column = int(lane / 4);
-  DiagonalElement element;
-  element.is_low = n < 8 - column;
-  element.row = element.is_low ? column + n : n - 1;
-  element.column = element.is_low ? column : 7 - column;
-  return element;
+  if (n < 8 - column) return {true, column + n, column};
+  return {false, n - 1, 7 - column};
 }
 
 // `low` and `high` are the rows of q of the two blocks. The tiles of q, k and e are `tile` floats apart.
@@ -209,19 +206,16 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
   if (int(thread_index) < C) {
     const int token = int(thread_index);
     betas[token] =
-        token < chunk.tokens ? beta_at(beta, parameters.gates, chunk.batch, chunk.first + token, head, 0) : 0.0f;
+        token < chunk.tokens ? beta_at(beta, parameters.gates, chunk.batch, chunk.first + token, head) : 0.0f;
   }
 
   const ChannelItem item = channel_item<kBlocks, kSlice>(thread_index);
   const int first = item.block * 8;
   const int64_t token = chunk.first + first;
-  device const T* queries =
-      q + (chunk.batch * parameters.q.batch + token * parameters.q.token + key_head * parameters.q.head + item.channel);
-  device const T* keys =
-      k + (chunk.batch * parameters.k.batch + token * parameters.k.token + key_head * parameters.k.head + item.channel);
+  device const T* queries = q + (offset_of(parameters.q, chunk.batch, token, key_head) + item.channel);
+  device const T* keys = k + (offset_of(parameters.k, chunk.batch, token, key_head) + item.channel);
   constant RowStrides& gate_strides = parameters.channel_gate.g;
-  int64_t gates =
-      chunk.batch * gate_strides.batch + token * gate_strides.token + head * gate_strides.head + item.channel;
+  int64_t gates = offset_of(gate_strides, chunk.batch, token, head) + item.channel;
   threadgroup float* own = query_tile + first * kStride + item.channel;
   device float* decay_sum = log_decays + ((chunk.row * value_heads + head) * K + item.channel);
   float2 key_products[kBlocks - 1];
@@ -288,8 +282,7 @@ template <typename T, typename Intermediate, int K, int V, int C, int Width>
   invert_diagonal<C>(triangle, thread_index);
   threadgroup_barrier(mem_flags::mem_device);
 
-  device const T* values =
-      v + (chunk.batch * parameters.v.batch + chunk.first * parameters.v.token + head * parameters.v.head);
+  device const T* values = v + (offset_of(parameters.v, chunk.batch, chunk.first, head));
   for (int column = 0; column < V; column += kColumns) {
     solve_slice<C, kSides, kColumns, Width, kThreads>(
         u + row * V + column, value_heads * V, values + column, parameters.v.token, results, triangle, betas,

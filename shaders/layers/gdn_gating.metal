@@ -20,6 +20,7 @@ template <int Threads>
   const RowIndex at =
       row_index(int64_t(group.x) * Threads + thread_index, parameters.count, parameters.tokens, parameters.heads);
   if (!at.is_present) return;
-  g[at.row] = log_decay_at(a, A_log, dt_bias, parameters.gates, at.batch, at.token, at.head);
-  beta[at.row] = beta_at(b, parameters.gates, at.batch, at.token, at.head, 0);
+  const uint bits = gate_bits_at(a, parameters.gates, at.batch, at.token, at.head);
+  g[at.row] = log_decay_of_bits(bits, A_log, dt_bias, parameters.gates, at.head);
+  beta[at.row] = beta_at(b, parameters.gates, at.batch, at.token, at.head);
 }
