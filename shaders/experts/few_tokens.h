@@ -12,16 +12,6 @@ METAL_FUNC constexpr int staged_columns() {
   return kStagedBytes / Most / int(sizeof(T));
 }
 
-// The vectors to multiply.
-template <typename T>
-struct VectorRows {
-  device const T* data;
-  int64_t stride;
-  int divisor;  // divides a pair's number: k if each row belongs to a token, else 1
-
-  METAL_FUNC device const T* for_pair(int pair) const { return data + int64_t(pair / divisor) * stride; }
-};
-
 // A vector in threadgroup memory, from a lane's first column on. The elements of a step are adjacent.
 template <typename Block, int Distance, typename T>
 struct StagedVector {
@@ -75,8 +65,7 @@ METAL_FUNC void add_products_of_vectors(
     Values<Step> weights[Rows];
     UNROLL for (int row = 0; row < Rows; ++row) weights[row] = blocks[row].values(step);
     UNROLL for (int v = 0; v < Count; ++v) {
-      StagedVector<Block, Distance, T> vector;
-      vector.columns = staged + v * columns;
+      const StagedVector<Block, Distance, T> vector{staged + v * columns};
       T loaded[Step];
       vector.load_step(loaded, step);
       UNROLL for (int row = 0; row < Rows; ++row) {
@@ -183,8 +172,7 @@ METAL_FUNC void multiply_vectors(
     for (int column = first; column < length; column += kStep) {
       threadgroup const T* x = staged + column / Matrix::kColumns * Block::kValues;
       if constexpr (Count == 1) {
-        StagedVector<Block, kDistance, T> vector;
-        vector.columns = x;
+        const StagedVector<Block, kDistance, T> vector{x};
         add_products<2 * Half, Block::kValues, T>(sums, blocks, vector);
       } else {
         add_products_of_vectors<Count, 2 * Half, kDistance, Block::kValues>(sums, blocks, x, kSlice);

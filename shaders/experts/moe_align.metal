@@ -44,10 +44,6 @@ template <int Threads>
   const int end = is_last ? pairs.tiles : (before + count) / kTilePairs + expert + 1;
   for (int tile = first + int(lane); tile < end; tile += 32) {
     const int done = (tile - first) * kTilePairs;
-    PairTile own;
-    own.expert = expert;
-    own.first = before + done;
-    own.rows = clamp(count - done, 0, kTilePairs);
-    tiles[tile] = own;
+    tiles[tile] = {expert, before + done, clamp(count - done, 0, kTilePairs)};
   }
 }

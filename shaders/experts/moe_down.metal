@@ -30,19 +30,11 @@ struct Shares {
 
 // Returns a lane's rows of one expert.
 template <int Half, typename T, int Bits, int Width>
-METAL_FUNC TwoMatrices<Half, T, Bits, Width> down_rows(
-    device const uchar* weights,
-    device const uchar* scales,
-    device const uchar* biases,
-    constant MatrixParameters& matrix,
-    int expert,
-    int first,
-    int D) {
+METAL_FUNC TwoMatrices<Half, T, Bits, Width> down_rows(Matrix matrix, int expert, int first, int D) {
   const int row = min(first, D - 1), next_row = min(first + Half, D - 1);
-  TwoMatrices<Half, T, Bits, Width> rows;
-  rows.first = rows_of<T, Bits, Width>(weights, scales, biases, matrix, expert, row, D - row);
-  rows.second = rows_of<T, Bits, Width>(weights, scales, biases, matrix, expert, next_row, D - next_row);
-  return rows;
+  return {
+      rows_of<T, Bits, Width>(matrix, expert, row, D - row),
+      rows_of<T, Bits, Width>(matrix, expert, next_row, D - next_row)};
 }
 
 // Multiplies the rows of one expert by the vectors of its pairs. Each weight is read once. The sums of a single vector
@@ -72,9 +64,7 @@ METAL_FUNC void multiply_pairs(
     for (int i = 0; i < count; ++i) {
       const int pair = open.take_first();
       if (column < columns) {
-        StoredVector<Block, T> vector;
-        vector.columns = vectors.for_pair(pair) + column;
-        vector.left = columns - column;
+        const StoredVector<Block, T> vector{vectors.for_pair(pair) + column, columns - column};
         add_products<kRows, Block::kValues, T>(sums, blocks, vector);
       }
       if (count == 1 && first + kStep < columns) continue;
@@ -118,24 +108,17 @@ template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
   const bool is_shared = has_shared && simdgroup == kDownSimdgroups - 1;
   FewPairs few;
   if constexpr (Most > 1) few.load(topk_ids, pairs, lane);
-  VectorRows<T> vectors;
-  vectors.divisor = 1;
-  Shares shares;
-  shares.topk_weights = topk_weights;
-  shares.shared_gate = shared_gate;
-  shares.is_shared = is_shared;
+  const Shares shares{topk_weights, shared_gate, is_shared};
   const int own_row = int(lane) / kDownLanes * Plan::kRowsOfLane;
 
   if (is_shared) {
     const auto rows = down_rows<kHalf, T, SharedBits, Width>(
-        shared_down_proj, shared_scales, shared_biases, parameters.shared, 0, first + own_row, parameters.D);
-    vectors.data = shared_hidden;
-    vectors.stride = parameters.IS;
+        {shared_down_proj, shared_scales, shared_biases, &parameters.shared}, 0, first + own_row, parameters.D);
+    const VectorRows<T> vectors{shared_hidden, parameters.IS, 1};
     multiply_pairs<Plan>(
         products + count * Plan::kRows + own_row, parameters, shares, rows, vectors, first_pairs(pairs.tokens), lane);
   } else {
-    vectors.data = hidden;
-    vectors.stride = parameters.I;
+    const VectorRows<T> vectors{hidden, parameters.I, 1};
     for (int pair = int(simdgroup); pair < count; pair += kDownSimdgroups - (has_shared ? 1 : 0)) {
       const int expert = expert_of_pair(topk_ids, pairs, pair);
       if (expert == kLeftOut) {
@@ -149,7 +132,7 @@ template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
       own.drop_before(pair);
       if (Most > 1 && own.count() < all) continue;
       const auto rows = down_rows<kHalf, T, Bits, Width>(
-          w_down, w_scales, w_biases, parameters.experts, expert, first + own_row, parameters.D);
+          {w_down, w_scales, w_biases, &parameters.experts}, expert, first + own_row, parameters.D);
       multiply_pairs<Plan>(products + own_row, parameters, shares, rows, vectors, own, lane);
     }
   }

@@ -37,23 +37,24 @@ template <typename T, int Width, int Bits = 0, int SharedBits = 0>
 
   const LanePosition at = lane_position(lane);
   float2 sums[2 * kTileBlocks];
-  const int lower_first = first + kTileColumns;
   if (is_shared) {
-    const Weights<T, SharedBits, Width> upper = rows_of<T, SharedBits, Width>(
-        shared_down_proj, shared_scales, shared_biases, parameters.shared, 0, first, parameters.D - first);
-    const Weights<T, SharedBits, Width> lower = rows_of<T, SharedBits, Width>(
-        shared_down_proj, shared_scales, shared_biases, parameters.shared, 0, lower_first, parameters.D - lower_first);
     multiply_tile(
-        sums, staged_vectors, staged_weights, upper, lower, shared_hidden, parameters.IS, 1, pair_of_row, tile.rows,
-        parameters.IS, thread_index, simdgroup, at);
+        sums, staged_vectors, staged_weights,
+        rows_of<T, SharedBits, Width>(
+            {shared_down_proj, shared_scales, shared_biases, &parameters.shared}, 0, first, parameters.D - first),
+        rows_of<T, SharedBits, Width>(
+            {shared_down_proj, shared_scales, shared_biases, &parameters.shared}, 0, first + kTileColumns,
+            parameters.D - first - kTileColumns),
+        {shared_hidden, parameters.IS, 1}, pair_of_row, tile.rows, parameters.IS, thread_index, simdgroup, at);
   } else {
-    const Weights<T, Bits, Width> upper = rows_of<T, Bits, Width>(
-        w_down, w_scales, w_biases, parameters.experts, tile.expert, first, parameters.D - first);
-    const Weights<T, Bits, Width> lower = rows_of<T, Bits, Width>(
-        w_down, w_scales, w_biases, parameters.experts, tile.expert, lower_first, parameters.D - lower_first);
     multiply_tile(
-        sums, staged_vectors, staged_weights, upper, lower, hidden, parameters.I, 1, pair_of_row, tile.rows,
-        parameters.I, thread_index, simdgroup, at);
+        sums, staged_vectors, staged_weights,
+        rows_of<T, Bits, Width>(
+            {w_down, w_scales, w_biases, &parameters.experts}, tile.expert, first, parameters.D - first),
+        rows_of<T, Bits, Width>(
+            {w_down, w_scales, w_biases, &parameters.experts}, tile.expert, first + kTileColumns,
+            parameters.D - first - kTileColumns),
+        {hidden, parameters.I, 1}, pair_of_row, tile.rows, parameters.I, thread_index, simdgroup, at);
   }
   const int64_t first_product = is_shared ? pairs.count : 0;
   UNROLL for (int i = 0; i < 2 * kTileBlocks; ++i) {

@@ -7,56 +7,47 @@
 #include "experts/gate_up.h"
 #include "experts/parameters.h"
 
-// Multiplies and stores. Lane row * Count + v of a simdgroup stores its row for vector v.
-template <int Threads, int Count, int Most, typename T, typename Matrices>
-METAL_FUNC void multiply_and_store(
-    device T* target,
-    threadgroup T* staged,
-    thread const Matrices& weights,
-    thread const VectorRows<T>& vectors,
-    thread const PairGroup<Most>& own,
-    int width,
-    int row,
-    int columns,
-    uint thread_index,
-    uint lane) {
-  constexpr int kValues = kRowsOfHalf * Count;
-  float sums[2 * kValues];
-  multiply_vectors<Count, Threads>(sums, staged, weights, vectors, own, columns, thread_index, lane);
-  const float gate = reduce_to_lanes<kValues>(sums, lane);
-  const float up = reduce_to_lanes<kValues>(sums + kValues, lane);
-  const int v = int(lane) % Count;
-  PairSet pairs = own.pairs;
-  int pair = pairs.take_first();
-  UNROLL for (int i = 1; i < Count; ++i) {
-    if (i < own.count) {
-      const int next = pairs.take_first();
-      pair = v == i ? next : pair;
+// The products of a simdgroup's rows with the vectors of a group of pairs.
+template <int Threads, int Most, typename T>
+struct Products {
+  device T* target;
+  threadgroup T* staged;
+  VectorRows<T> vectors;
+  PairGroup<Most> own;
+  int width, row, columns;
+  uint thread_index, lane;
+
+  // Multiplies and stores. Lane row * Count + v of a simdgroup stores its row for vector v.
+  template <int Count, typename Matrices>
+  METAL_FUNC void store_for(thread const Matrices& weights) const {
+    constexpr int kValues = kRowsOfHalf * Count;
+    float sums[2 * kValues];
+    multiply_vectors<Count, Threads>(sums, staged, weights, vectors, own, columns, thread_index, lane);
+    const float gate = reduce_to_lanes<kValues>(sums, lane);
+    const float up = reduce_to_lanes<kValues>(sums + kValues, lane);
+    const int v = int(lane) % Count;
+    PairSet pairs = own.pairs;
+    int pair = pairs.take_first();
+    UNROLL for (int i = 1; i < Count; ++i) {
+      if (i < own.count) {
+        const int next = pairs.take_first();
+        pair = v == i ? next : pair;
+      }
+    }
+    const int own_row = row + int(lane) / Count;
+    const bool is_there = int(lane) < kValues && v < own.count && own_row < width;
+    if (is_there) target[int64_t(pair) * width + own_row] = T(silu_product(gate, up));
+  }
+
+  template <typename Matrices>
+  METAL_FUNC void store(thread const Matrices& weights) const {
+    if (own.count == 1) {
+      store_for<1>(weights);
+    } else if constexpr (Most > 1) {
+      store_for<Most>(weights);
     }
   }
-  const int own_row = row + int(lane) / Count;
-  const bool is_there = int(lane) < kValues && v < own.count && own_row < width;
-  if (is_there) target[int64_t(pair) * width + own_row] = T(silu_product(gate, up));
-}
-
-template <int Threads, int Most, typename T, int Bits, int Width>
-METAL_FUNC void gate_and_up(
-    device T* target,
-    threadgroup T* staged,
-    thread const TwoMatrices<kRowsOfHalf, T, Bits, Width>& weights,
-    thread const VectorRows<T>& vectors,
-    thread const PairGroup<Most>& own,
-    int width,
-    int row,
-    int columns,
-    uint thread_index,
-    uint lane) {
-  if (own.count == 1) {
-    multiply_and_store<Threads, 1>(target, staged, weights, vectors, own, width, row, columns, thread_index, lane);
-  } else if constexpr (Most > 1) {
-    multiply_and_store<Threads, Most>(target, staged, weights, vectors, own, width, row, columns, thread_index, lane);
-  }
-}
+};
 
 template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
 [[kernel, max_total_threads_per_threadgroup(GateUpPlan<Bits>::kSimdgroups * 32)]] void moe_gate_up(
@@ -109,24 +100,29 @@ template <typename T, int Most, int Width, int Bits = 0, int SharedBits = 0>
 
   const int row = first + int(simdgroup) * kRowsOfHalf;
   const int own_row = min(row, width - 1);
-  VectorRows<T> vectors;
-  vectors.data = x;
-  vectors.stride = parameters.x_stride;
-  vectors.divisor = is_shared ? 1 : pairs.k;
+  const Products<kThreads, Most, T> products{
+      is_shared ? shared_hidden : hidden,
+      staged,
+      {x, parameters.x_stride, is_shared ? 1 : pairs.k},
+      own,
+      width,
+      row,
+      parameters.D,
+      thread_index,
+      lane};
   if (is_shared) {
-    TwoMatrices<kRowsOfHalf, T, SharedBits, Width> weights;
-    weights.first = rows_of<T, SharedBits, Width>(
-        shared_gate_proj, shared_gate_scales, shared_gate_biases, parameters.shared_gate, 0, own_row, width - own_row);
-    weights.second = rows_of<T, SharedBits, Width>(
-        shared_up_proj, shared_up_scales, shared_up_biases, parameters.shared_up, 0, own_row, width - own_row);
-    gate_and_up<kThreads, Most>(
-        shared_hidden, staged, weights, vectors, own, width, row, parameters.D, thread_index, lane);
+    const TwoMatrices<kRowsOfHalf, T, SharedBits, Width> weights{
+        rows_of<T, SharedBits, Width>(
+            {shared_gate_proj, shared_gate_scales, shared_gate_biases, &parameters.shared_gate}, 0, own_row,
+            width - own_row),
+        rows_of<T, SharedBits, Width>(
+            {shared_up_proj, shared_up_scales, shared_up_biases, &parameters.shared_up}, 0, own_row, width - own_row)};
+    products.store(weights);
   } else {
-    TwoMatrices<kRowsOfHalf, T, Bits, Width> weights;
-    weights.first =
-        rows_of<T, Bits, Width>(w_gate_up, w_scales, w_biases, parameters.experts, expert, own_row, width - own_row);
-    weights.second = rows_of<T, Bits, Width>(
-        w_gate_up, w_scales, w_biases, parameters.experts, expert, int64_t(width) + own_row, width - own_row);
-    gate_and_up<kThreads, Most>(hidden, staged, weights, vectors, own, width, row, parameters.D, thread_index, lane);
+    const TwoMatrices<kRowsOfHalf, T, Bits, Width> weights{
+        rows_of<T, Bits, Width>({w_gate_up, w_scales, w_biases, &parameters.experts}, expert, own_row, width - own_row),
+        rows_of<T, Bits, Width>(
+            {w_gate_up, w_scales, w_biases, &parameters.experts}, expert, int64_t(width) + own_row, width - own_row)};
+    products.store(weights);
   }
 }

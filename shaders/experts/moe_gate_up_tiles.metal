@@ -42,21 +42,22 @@ template <typename T, int Width, int Bits = 0, int SharedBits = 0>
   UNROLL for (int i = 0; i < 2 * kTileBlocks; ++i) sums[i] = float2(0.0f);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (is_shared) {
-    const Weights<T, SharedBits, Width> gate = rows_of<T, SharedBits, Width>(
-        shared_gate_proj, shared_gate_scales, shared_gate_biases, parameters.shared_gate, 0, first, width - first);
-    const Weights<T, SharedBits, Width> up = rows_of<T, SharedBits, Width>(
-        shared_up_proj, shared_up_scales, shared_up_biases, parameters.shared_up, 0, first, width - first);
     multiply_tile(
-        sums, staged_vectors, staged_weights, gate, up, x, parameters.x_stride, 1, pair_of_row, tile.rows, parameters.D,
-        thread_index, simdgroup, at);
+        sums, staged_vectors, staged_weights,
+        rows_of<T, SharedBits, Width>(
+            {shared_gate_proj, shared_gate_scales, shared_gate_biases, &parameters.shared_gate}, 0, first,
+            width - first),
+        rows_of<T, SharedBits, Width>(
+            {shared_up_proj, shared_up_scales, shared_up_biases, &parameters.shared_up}, 0, first, width - first),
+        {x, parameters.x_stride, 1}, pair_of_row, tile.rows, parameters.D, thread_index, simdgroup, at);
   } else if (tile.expert != kLeftOut) {
-    const Weights<T, Bits, Width> gate =
-        rows_of<T, Bits, Width>(w_gate_up, w_scales, w_biases, parameters.experts, tile.expert, first, width - first);
-    const Weights<T, Bits, Width> up = rows_of<T, Bits, Width>(
-        w_gate_up, w_scales, w_biases, parameters.experts, tile.expert, int64_t(width) + first, width - first);
     multiply_tile(
-        sums, staged_vectors, staged_weights, gate, up, x, parameters.x_stride, pairs.k, pair_of_row, tile.rows,
-        parameters.D, thread_index, simdgroup, at);
+        sums, staged_vectors, staged_weights,
+        rows_of<T, Bits, Width>(
+            {w_gate_up, w_scales, w_biases, &parameters.experts}, tile.expert, first, width - first),
+        rows_of<T, Bits, Width>(
+            {w_gate_up, w_scales, w_biases, &parameters.experts}, tile.expert, int64_t(width) + first, width - first),
+        {x, parameters.x_stride, pairs.k}, pair_of_row, tile.rows, parameters.D, thread_index, simdgroup, at);
   }
   device T* target = is_shared ? shared_hidden : hidden;
   const int column = first + int(simdgroup) * 8 + at.column;

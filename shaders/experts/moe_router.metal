@@ -38,7 +38,6 @@ METAL_FUNC float number_of(thread const float* numbers, int expert, uint lane) {
   return simd_sum(own);
 }
 
-template <int Own>
 METAL_FUNC uint without(uint open, int expert, uint lane) {
   const bool is_own = expert % 32 == int(lane);
   return is_own ? open & ~(1u << uint(expert / 32)) : open;
@@ -66,7 +65,7 @@ METAL_FUNC uint choose_groups(thread const float* values, constant MoeRouterPara
     const int first = highest_of<Own>(values, open, lane);
     float value = number_of<Own>(values, first, lane);
     if (parameters.bias_type != kAbsent && parameters.group_size > 1) {
-      open = without<Own>(open, first, lane);
+      open = without(open, first, lane);
       value += number_of<Own>(values, highest_of<Own>(values, open, lane), lane);
     }
     if (int(lane) == group) own_value = value;
@@ -75,7 +74,7 @@ METAL_FUNC uint choose_groups(thread const float* values, constant MoeRouterPara
   uint is_open = int(lane) < parameters.groups ? 1u : 0u;
   for (int i = 0; i < parameters.open_groups; ++i) {
     const int group = highest_of<1>(&own_value, is_open, lane);
-    is_open = without<1>(is_open, group, lane);
+    is_open = without(is_open, group, lane);
     chosen |= 1u << uint(group);
   }
   return chosen;
@@ -129,7 +128,7 @@ template <typename T, int Own>
   for (int i = 0; i < parameters.top_k; ++i) {
     const int expert = highest_of<Own>(values, open, lane);
     const float weight = number_of<Own>(scores, expert, lane);
-    open = without<Own>(open, expert, lane);
+    open = without(open, expert, lane);
     sum += weight;
     own_weight = int(lane) == i ? weight : own_weight;
     own_expert = int(lane) == i ? expert : own_expert;

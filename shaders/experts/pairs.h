@@ -122,3 +122,13 @@ struct PairGroup {
     count = (all - left) % Most == 0 ? min(left, Most) : 0;
   }
 };
+
+// The vectors to multiply.
+template <typename T>
+struct VectorRows {
+  device const T* data;
+  int64_t stride;
+  int divisor;  // divides a pair's number: k if each row belongs to a token, else 1
+
+  METAL_FUNC device const T* for_pair(int pair) const { return data + int64_t(pair / divisor) * stride; }
+};

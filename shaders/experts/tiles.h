@@ -16,18 +16,12 @@ struct OwnTile {
 };
 
 METAL_FUNC OwnTile locate_tile(device const PairTile* tiles, constant PairParameters& pairs, int tile) {
-  OwnTile own;
   if (tile >= pairs.tiles) {
-    own.expert = pairs.experts;
-    own.first = int(min(int64_t(tile - pairs.tiles) * kTilePairs, int64_t(pairs.tokens)));
-    own.rows = min(kTilePairs, pairs.tokens - own.first);
-    return own;
+    const int first = int(min(int64_t(tile - pairs.tiles) * kTilePairs, int64_t(pairs.tokens)));
+    return {pairs.experts, min(kTilePairs, pairs.tokens - first), first};
   }
   const PairTile stored = tiles[tile];
-  own.expert = stored.expert == pairs.experts ? kLeftOut : stored.expert;
-  own.first = stored.first;
-  own.rows = stored.rows;
-  return own;
+  return {stored.expert == pairs.experts ? kLeftOut : stored.expert, stored.rows, stored.first};
 }
 
 // Stores the numbers of the tile's pairs in threadgroup memory. The caller needs a barrier after this.
@@ -51,9 +45,7 @@ METAL_FUNC constexpr int size_of_tile() {
 template <int Width, typename T>
 METAL_FUNC void stage_vectors(
     threadgroup T* tile,
-    device const T* vectors,
-    int64_t stride,
-    int divisor,
+    thread const VectorRows<T>& vectors,
     threadgroup const int* pair_of_row,
     int rows,
     int column,
@@ -66,8 +58,7 @@ METAL_FUNC void stage_vectors(
     const int at = item % kVectors * Width;
     Vector values = Vector(T(0));
     if (row < rows && column + at < columns) {
-      const int64_t source = int64_t(pair_of_row[row] / divisor) * stride;
-      values = *(device const Vector*)(vectors + source + column + at);
+      values = *(device const Vector*)(vectors.for_pair(pair_of_row[row]) + column + at);
     }
     *(threadgroup Vector*)(tile + row * tile_stride<T>(kTileDepth) + at) = values;
   }
@@ -78,11 +69,9 @@ METAL_FUNC void multiply_tile(
     thread float2* sums,
     threadgroup T* staged_vectors,
     threadgroup uchar* staged_weights,
-    thread const Weights<T, Bits, Width>& first,
-    thread const Weights<T, Bits, Width>& second,
-    device const T* vectors,
-    int64_t stride,
-    int divisor,
+    Weights<T, Bits, Width> first,
+    Weights<T, Bits, Width> second,
+    VectorRows<T> vectors,
     threadgroup const int* pair_of_row,
     int rows,
     int columns,
@@ -90,17 +79,16 @@ METAL_FUNC void multiply_tile(
     uint simdgroup,
     LanePosition at) {
   constexpr int kStride = tile_stride<T>(kTileDepth);
-  threadgroup uchar* second_tile = staged_weights + staged_bytes<T, Bits>();
   UNROLL for (int i = 0; i < 2 * kTileBlocks; ++i) sums[i] = float2(0.0f);
   for (int column = 0; column < columns; column += kTileDepth) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    stage_vectors<Width>(staged_vectors, vectors, stride, divisor, pair_of_row, rows, column, columns, thread_index);
+    stage_vectors<Width>(staged_vectors, vectors, pair_of_row, rows, column, columns, thread_index);
     first.stage(staged_weights, column, columns, thread_index);
-    second.stage(second_tile, column, columns, thread_index);
+    second.stage(staged_weights + staged_bytes<T, Bits>(), column, columns, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     UNROLL for (int depth = 0; depth < kTileDepth; depth += 8) {
       const float2 upper = first.load_weights(staged_weights, int(simdgroup) * 8, depth, at);
-      const float2 lower = second.load_weights(second_tile, int(simdgroup) * 8, depth, at);
+      const float2 lower = second.load_weights(staged_weights + staged_bytes<T, Bits>(), int(simdgroup) * 8, depth, at);
       UNROLL for (int block = 0; block < kTileBlocks; ++block) {
         if (block * 8 < rows) {  // most tiles of a decoding batch have few rows
           const float2 x = load_even_fragment(staged_vectors + block * 8 * kStride + depth, kStride, at);

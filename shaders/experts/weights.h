@@ -6,6 +6,14 @@
 #include "core/tile.h"
 #include "experts/parameters.h"
 
+// One matrix of weights, or one per expert.
+struct Matrix {
+  device const uchar* weights;
+  device const uchar* scales;
+  device const uchar* biases;
+  constant MatrixParameters* parameters;
+};
+
 template <int Width, typename T>
 METAL_FUNC void split(thread T* result, typename VectorOf<T, Width>::type vector) {
   if constexpr (Width == 1) {
@@ -102,23 +110,18 @@ struct Weights {
   bool has_zero_points;
   int rows;  // rows past these repeat the last row
 
-  METAL_FUNC void locate(
-      device const uchar* weights,
-      device const uchar* all_scales,
-      device const uchar* all_biases,
-      constant MatrixParameters& parameters,
-      int expert,
-      int64_t first) {
-    data = (device const Stored*)weights + expert * parameters.expert_stride + first * parameters.row_stride;
+  METAL_FUNC void locate(Matrix matrix, int expert, int64_t first) {
+    constant MatrixParameters& parameters = *matrix.parameters;
+    data = (device const Stored*)matrix.weights + expert * parameters.expert_stride + first * parameters.row_stride;
     scale_type = parameters.scale_type;
     has_zero_points = parameters.has_zero_points != 0;
     const int bytes = Bits == kE2M1 ? 1 : scale_type == kFloat32 ? 4 : 2;
     const int bias_bytes = has_zero_points ? 1 : bytes;
     const int64_t first_scales = Bits == kE4M3 ? 0 : first;
-    scales =
-        all_scales + (expert * parameters.scales_expert_stride + first_scales * parameters.scales_row_stride) * bytes;
+    scales = matrix.scales +
+             (expert * parameters.scales_expert_stride + first_scales * parameters.scales_row_stride) * bytes;
     biases =
-        all_biases + (expert * parameters.biases_expert_stride + first * parameters.biases_row_stride) * bias_bytes;
+        matrix.biases + (expert * parameters.biases_expert_stride + first * parameters.biases_row_stride) * bias_bytes;
     stride = int(parameters.row_stride);
     scales_stride = int(parameters.scales_row_stride);
     biases_stride = int(parameters.biases_row_stride);
@@ -228,14 +231,9 @@ struct Weights<T, 0, Width> {
   int stride;
   int rows;
 
-  METAL_FUNC void locate(
-      device const uchar* weights,
-      device const uchar*,
-      device const uchar*,
-      constant MatrixParameters& parameters,
-      int expert,
-      int64_t first) {
-    data = (device const T*)weights + expert * parameters.expert_stride + first * parameters.row_stride;
+  METAL_FUNC void locate(Matrix matrix, int expert, int64_t first) {
+    constant MatrixParameters& parameters = *matrix.parameters;
+    data = (device const T*)matrix.weights + expert * parameters.expert_stride + first * parameters.row_stride;
     stride = int(parameters.row_stride);
   }
 
@@ -257,16 +255,9 @@ struct Weights<T, 0, Width> {
 
 // Returns `rows` rows of one expert's matrix, from `first` on. For a matrix without experts, pass expert 0.
 template <typename T, int Bits, int Width>
-METAL_FUNC Weights<T, Bits, Width> rows_of(
-    device const uchar* weights,
-    device const uchar* scales,
-    device const uchar* biases,
-    constant MatrixParameters& parameters,
-    int expert,
-    int64_t first,
-    int rows) {
+METAL_FUNC Weights<T, Bits, Width> rows_of(Matrix matrix, int expert, int64_t first, int rows) {
   Weights<T, Bits, Width> own;
-  own.locate(weights, scales, biases, parameters, expert, first);
+  own.locate(matrix, expert, first);
   own.rows = rows;
   return own;
 }

@@ -32,7 +32,7 @@ template <typename T, int Bits>
     }
     return;
   }
-  const Weights<T, Bits, 1> own = rows_of<T, Bits, 1>(weight, scales, biases, parameters.weight, 0, row, 1);
+  const Weights<T, Bits, 1> own = rows_of<T, Bits, 1>({weight, scales, biases, &parameters.weight}, 0, row, 1);
   Codes<Bits, kDequantizeColumns> codes;
   own.template load_codes<1>(codes, 0, column);
   const ScaleAndRest<Bits> scale = own.scale_at(0, column);

@@ -34,16 +34,11 @@ template <typename T, int Most, int Width, int Bits>
   const int row = int(group.x) * kLinearRows + int(simdgroup) * kRows;
   const int first = min(row, parameters.N - 1);
   const int second = min(row + kRowsOfHalf, parameters.N - 1);
-  TwoMatrices<kRowsOfHalf, T, Bits, Width> weights;
-  weights.first = rows_of<T, Bits, Width>(weight, scales, biases, parameters.weight, 0, first, parameters.N - first);
-  weights.second = rows_of<T, Bits, Width>(weight, scales, biases, parameters.weight, 0, second, parameters.N - second);
-  AllRows own;
-  own.pairs.next = 0;
-  own.count = parameters.M;
-  VectorRows<T> vectors;
-  vectors.data = x;
-  vectors.stride = parameters.x_stride;
-  vectors.divisor = 1;
+  const TwoMatrices<kRowsOfHalf, T, Bits, Width> weights{
+      rows_of<T, Bits, Width>({weight, scales, biases, &parameters.weight}, 0, first, parameters.N - first),
+      rows_of<T, Bits, Width>({weight, scales, biases, &parameters.weight}, 0, second, parameters.N - second)};
+  const AllRows own{{0}, parameters.M};
+  const VectorRows<T> vectors{x, parameters.x_stride, 1};
   float sums[kRows * Most];
   multiply_vectors<Most, kThreads>(sums, staged, weights, vectors, own, parameters.K, thread_index, lane);
 

@@ -29,14 +29,12 @@ template <typename T, int Width, int Bits, typename O = T>
 
   const int lower_first = first + kTileColumns;
   const LanePosition at = lane_position(lane);
-  const Weights<T, Bits, Width> upper =
-      rows_of<T, Bits, Width>(weight, scales, biases, parameters.weight, 0, first, parameters.N - first);
-  const Weights<T, Bits, Width> lower =
-      rows_of<T, Bits, Width>(weight, scales, biases, parameters.weight, 0, lower_first, parameters.N - lower_first);
   float2 sums[2 * kTileBlocks];
   multiply_tile(
-      sums, staged_vectors, staged_weights, upper, lower, x, parameters.x_stride, 1, vector_of_row, rows, parameters.K,
-      thread_index, simdgroup, at);
+      sums, staged_vectors, staged_weights,
+      rows_of<T, Bits, Width>({weight, scales, biases, &parameters.weight}, 0, first, parameters.N - first),
+      rows_of<T, Bits, Width>({weight, scales, biases, &parameters.weight}, 0, lower_first, parameters.N - lower_first),
+      {x, parameters.x_stride, 1}, vector_of_row, rows, parameters.K, thread_index, simdgroup, at);
   UNROLL for (int half_of_rows = 0; half_of_rows < 2; ++half_of_rows) {
     const int column = first + half_of_rows * kTileColumns + int(simdgroup) * 8 + at.column;
     const bool has_one = column < parameters.N;
