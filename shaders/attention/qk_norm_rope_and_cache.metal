@@ -35,7 +35,7 @@ template <typename T, typename C, typename Weight, typename Angle, int Width>
   device const Angle* sines = sin + offset_of(rotation.sin, token);
   if (at.head < parameters.q_heads) {
     const Head<T, Weight, Width> head = head_at<Width>(q + offset_of(parameters.q, at), q_weight, rotation, lane);
-    write_rotated(head, cosines, sines, rotation, lane, q_out + offset_of(parameters.q_out, at));
+    head.write_rotated(cosines, sines, rotation, lane, q_out + offset_of(parameters.q_out, at));
     return;
   }
 
@@ -47,7 +47,7 @@ template <typename T, typename C, typename Weight, typename Angle, int Width>
   if (at.head < parameters.kv_heads) {
     const Head<T, Weight, Width> head = head_at<Width>(k + offset_of(parameters.k, at), k_weight, rotation, lane);
     device C* y = key_cache + offset_of(slots.key, slot, slots.block_size) + at.head * slots.key.head;
-    write_rotated(head, cosines, sines, rotation, lane, y);
+    head.write_rotated(cosines, sines, rotation, lane, y);
     return;
   }
   at.head -= parameters.kv_heads;

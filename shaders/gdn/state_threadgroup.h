@@ -5,7 +5,6 @@
 #include "core/sequences.h"
 #include "core/slots.h"
 #include "gdn/state_blocks.h"
-#include "gdn/parameters.h"
 
 // The values are the same in every lane, because a kernel branches on them around barriers.
 struct StateThreadgroup {

@@ -36,23 +36,6 @@ METAL_FUNC void copy_units(
   }
 }
 
-METAL_FUNC void copy_units_of(
-    int bytes,
-    device uchar* pool,
-    int64_t source,
-    int64_t destination,
-    int64_t units,
-    TileOrder order,
-    uint thread_index) {
-  if (bytes == 16) {
-    copy_units<uint4>(pool, source, destination, units, order, thread_index);
-  } else if (bytes == 2) {
-    copy_units<ushort>(pool, source, destination, units, order, thread_index);
-  } else {
-    copy_units<uchar>(pool, source, destination, units, order, thread_index);
-  }
-}
-
 // Copies single bytes up to a multiple of the unit, then units, then the remaining bytes, or all in reverse order.
 METAL_FUNC void copy_range(
     device uchar* pool,
@@ -72,7 +55,13 @@ METAL_FUNC void copy_range(
     const int stage = order.is_descending ? 2 - step : step;
     const int64_t offset = stage == 0 ? 0 : stage == 1 ? head : size - tail;
     const int64_t count = stage == 0 ? head : stage == 1 ? units : tail;
-    copy_units_of(stage == 1 ? bytes : 1, pool, source + offset, destination + offset, count, order, thread_index);
+    if (stage == 1 && bytes == 16) {
+      copy_units<uint4>(pool, source + offset, destination + offset, count, order, thread_index);
+    } else if (stage == 1 && bytes == 2) {
+      copy_units<ushort>(pool, source + offset, destination + offset, count, order, thread_index);
+    } else {
+      copy_units<uchar>(pool, source + offset, destination + offset, count, order, thread_index);
+    }
   }
 }
 
@@ -114,11 +103,8 @@ template <int Threads>
   }
   if (size <= 0 || !source_is_inside || !destination_is_inside) return;
 
-  TileOrder order;
-  order.is_ordered = source < destination + size && destination < source + size;
-  order.is_descending = order.is_ordered && destination > source;
-  order.first = int(group.x);
-  order.step = order.is_ordered ? 1 : int(groups.x);
-  if (order.is_ordered && group.x != 0) return;
+  const bool is_ordered = source < destination + size && destination < source + size;
+  if (is_ordered && group.x != 0) return;
+  const TileOrder order{int(group.x), is_ordered ? 1 : int(groups.x), is_ordered && destination > source, is_ordered};
   copy_range(pool, source, destination, size, parameters.misalignment, order, thread_index);
 }

@@ -23,12 +23,9 @@ template <typename T, typename Weight, typename State, int W, int Width>
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  const Chunk chunk =
-      locate_chunk(cu_seqlens, parameters.sequence, int(group.y), int(group.z), kConvolutionTokens, lane);
+  const Chunk chunk = locate_own_chunk(
+      cu_seqlens, parameters.sequence, uint3(group.y, group.x, group.z), kConvolutionTokens, errors, simdgroup, lane);
   const Slot slot = locate_slot(state_indices, has_initial_state, parameters.slots, chunk.sequence, lane);
-  if (group.x == 0 && group.y == 0 && group.z == 0 && simdgroup == 0) {
-    report_cu_seqlens(cu_seqlens, parameters.sequence, kConvolutionTokens, errors, lane);
-  }
   const int channel = int(group.x) * (kConvolutionThreads * Width) + int(thread_index) * Width;
   if (chunk.tokens == 0) return;
   const Filter<W, Width> filter = load_filter_together<W, Width>(weight, bias, parameters, channel, int(lane));
@@ -53,6 +50,6 @@ template <typename T, typename Weight, typename State, int W, int Width>
     const Values<Width> result =
         convolve_token<W, Width>(window, filter, added, slot.is_present, seq_idx, parameters, chunk, token);
     store_values(output + token * parameters.y_token, result);
-    move_window<W, Width>(window);
+    move_window<W>(window);
   }
 }

@@ -27,11 +27,9 @@ template <typename T, typename Weight, typename State, int W>
     uint thread_index [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  const Chunk chunk =
-      locate_chunk(cu_seqlens, parameters.sequence, int(group.y), int(group.z), kConvolutionBwdTokens, lane);
-  if (group.x == 0 && group.y == 0 && group.z == 0 && simdgroup == 0) {
-    report_cu_seqlens(cu_seqlens, parameters.sequence, kConvolutionBwdTokens, errors, lane);
-  }
+  const Chunk chunk = locate_own_chunk(
+      cu_seqlens, parameters.sequence, uint3(group.y, group.x, group.z), kConvolutionBwdTokens, errors, simdgroup,
+      lane);
   const int end = parameters.sequence.boundary_bytes != 0
                       ? clamped_boundary(cu_seqlens, parameters.sequence, chunk.sequence + 1)
                       : parameters.sequence.tokens;  // of the chunk's sequence, or of the first one without a chunk
@@ -82,9 +80,9 @@ template <typename T, typename Weight, typename State, int W>
       if (parameters.has_new_state != 0 && column >= 0) gradient += float(kept[column * parameters.new_state.column]);
       output[done * parameters.y_token] = T(gradient);
     }
-    move_window<W, 1>(window);
-    move_window<W, 1>(sums);
-    move_taps<W>(taps);
+    move_window<W>(window);
+    move_window<W>(sums);
+    move_window<W>(taps);
   }
   if (parameters.has_partials == 0) return;
   const int64_t at = chunk.row * parameters.channels + channel;

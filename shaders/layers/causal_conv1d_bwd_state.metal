@@ -47,8 +47,8 @@ template <typename T, typename Weight, typename State, int W>
         sums[W - 1].at[0] = gradient_of_sum<W>(output_gradient, window, filter, taps[0], parameters.has_silu != 0);
       }
       gradient = gradient_of_token<W>(sums, filter, taps);
-      move_window<W, 1>(window);
-      move_window<W, 1>(sums);
+      move_window<W>(window);
+      move_window<W>(sums);
     }
     const int stays = column - (sequence.last - sequence.first);
     if (parameters.has_new_state != 0 && stays >= 0) gradient += float(kept[stays * parameters.new_state.column]);

@@ -31,12 +31,9 @@ template <typename T, typename Weight, typename State, int W>
   constexpr int kOwnTokens = kChannelFirstTokens / kSimdgroups;
   threadgroup float tile[kChannelFirstChannels * kTileStride];
 
-  const Chunk chunk =
-      locate_chunk(cu_seqlens, parameters.sequence, int(group.y), int(group.z), kChannelFirstTokens, lane);
+  const Chunk chunk = locate_own_chunk(
+      cu_seqlens, parameters.sequence, uint3(group.y, group.x, group.z), kChannelFirstTokens, errors, simdgroup, lane);
   const Slot slot = locate_slot(state_indices, has_initial_state, parameters.slots, chunk.sequence, lane);
-  if (group.x == 0 && group.y == 0 && group.z == 0 && simdgroup == 0) {
-    report_cu_seqlens(cu_seqlens, parameters.sequence, kChannelFirstTokens, errors, lane);
-  }
   const int first_channel = int(group.x) * kChannelFirstChannels;
   const bool has_state = parameters.has_state != 0 && slot.has_state && slot.is_present;
   device const State* columns = state + slot.index * parameters.state.slot;
@@ -76,7 +73,7 @@ template <typename T, typename Weight, typename State, int W>
       const Values<1> result =
           convolve_token<W, 1>(window, filter, added, slot.is_present, seq_idx, parameters, chunk, chunk.first + token);
       store_values(output + token * parameters.y_token, result);
-      move_window<W, 1>(window);
+      move_window<W>(window);
     }
   }
 }

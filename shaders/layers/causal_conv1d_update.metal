@@ -7,26 +7,6 @@
 // [D, W]; states [N or slots, D, S] with any strides.
 #include "layers/convolution_window.h"
 
-// The last W columns before the first token. No tap reads the oldest column. It is loaded only if all 4 columns are
-// loaded at once.
-template <int W, typename State>
-METAL_FUNC void load_window(
-    thread Values<1>* window,
-    device const State* columns,
-    constant ConvolutionParameters& parameters,
-    bool has_state,
-    int end) {
-  window[0] = no_values<1>();
-  if (W == 4 && parameters.has_column_vectors != 0) {
-    const Values<4> together = has_state ? load_values<4>(columns) : no_values<4>();
-    UNROLL for (int tap = 0; tap < W; ++tap) window[tap].at[0] = together.at[tap];
-  } else {
-    UNROLL for (int tap = 1; tap < W; ++tap) {
-      window[tap] = load_history<1>(columns, parameters, has_state, end, tap - W);
-    }
-  }
-}
-
 // Returns the position of a channel in x.
 METAL_FUNC int64_t place_of(int channel, ChannelOrder order) {
   if (order.keys == 0) return channel;
@@ -109,13 +89,18 @@ template <typename T, typename Weight, typename State, int W>
   const bool together = states_are_neighbours<W>(parameters);
   Values<1> window[W];
   UNROLL for (int tap = 0; tap < W; ++tap) window[tap] = no_values<1>();
-  if (!together) {
-    if (is_inside) load_window<W>(window, columns, parameters, has_state, end);
-  } else if (has_state) {
-    load_neighbours<W - 1>(states + int64_t(first_channel) * (W - 1), neighbours, int(lane), window + 1);
+  if (together) {
+    if (has_state) load_neighbours<W - 1>(states + int64_t(first_channel) * (W - 1), neighbours, int(lane), window + 1);
+  } else if (is_inside && W == 4 && parameters.has_column_vectors != 0) {
+    const Values<4> all = has_state ? load_values<4>(columns) : no_values<4>();
+    UNROLL for (int tap = 0; tap < W; ++tap) window[tap].at[0] = all.at[tap];
+  } else if (is_inside) {  // no tap reads the oldest column
+    UNROLL for (int tap = 1; tap < W; ++tap) {
+      window[tap] = load_history<1>(columns, parameters, has_state, end, tap - W);
+    }
   }
   for (int token = 0; token < count && is_inside; ++token) {
-    move_window<W, 1>(window);
+    move_window<W>(window);
     window[W - 1] = load_values<1>(tokens + token * parameters.x.token);
     Values<1> result = convolve<W, 1>(window, filter, parameters.has_silu != 0);
     add_residual<1>(result, added + token * parameters.residual.token, parameters);

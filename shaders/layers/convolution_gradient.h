@@ -43,11 +43,3 @@ METAL_FUNC float gradient_of_token(
   }
   return gradient;
 }
-
-// Moves the taps with the window.
-template <int W>
-METAL_FUNC void move_taps(thread uint* taps) {
-  taps[0] = taps[1];
-  if constexpr (W > 2) taps[1] = taps[2];
-  if constexpr (W > 3) taps[2] = taps[3];
-}

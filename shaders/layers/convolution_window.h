@@ -6,7 +6,47 @@
 #include "core/slots.h"
 #include "core/vectors.h"
 #include "layers/convolution.h"
-#include "layers/neighbours.h"
+
+template <int Width>
+METAL_FUNC Values<Width> from_lane(Values<Width> values, int lane) {
+  UNROLL for (int i = 0; i < Width; ++i) values.at[i] = simd_shuffle(values.at[i], ushort(lane));
+  return values;
+}
+
+// These functions move 32 * Count vectors of a simdgroup that are neighbours in device memory. Each lane owns Count of
+// them. The lanes move the vectors together, as whole cache lines, and exchange them by shuffles. If each lane loaded
+// its own vectors, it would touch each line Count times. Every lane of the simdgroup must call this. Vectors from
+// `available` on are not touched. A lane stores to the addresses that it loaded from, so one tensor may be source and
+// target without a barrier. own[i] is vector Count * lane + i, or zeros if there is no such vector.
+template <int Count, int Width, typename T>
+METAL_FUNC void load_neighbours(device const T* first, int available, int lane, thread Values<Width>* own) {
+  Values<Width> lines[Count];
+  UNROLL for (int line = 0; line < Count; ++line) {
+    const int at = line * 32 + lane;
+    lines[line] = no_values<Width>();
+    if (at < available) lines[line] = load_values<Width>(first + at * Width);
+  }
+  UNROLL for (int i = 0; i < Count; ++i) {
+    const int at = Count * lane + i;
+    UNROLL for (int line = 0; line < Count; ++line) {
+      const Values<Width> neighbour = from_lane(lines[line], at % 32);
+      if (line == 0 || line == at / 32) own[i] = neighbour;
+    }
+  }
+}
+
+template <int Count, int Width, typename T>
+METAL_FUNC void store_neighbours(device T* first, int available, int lane, thread const Values<Width>* own) {
+  UNROLL for (int line = 0; line < Count; ++line) {
+    const int at = line * 32 + lane;
+    Values<Width> values = no_values<Width>();
+    UNROLL for (int i = 0; i < Count; ++i) {
+      const Values<Width> neighbour = from_lane(own[i], at / Count);
+      if (i == at % Count) values = neighbour;
+    }
+    if (at < available) store_values(first + at * Width, values);
+  }
+}
 
 // Reads a negative position. `state` points to the state of the thread's first channel.
 template <int Width, typename State>
@@ -105,29 +145,7 @@ METAL_FUNC Values<Width> convolve(
 METAL_FUNC int64_t
 segment_of(device const int* seq_idx, constant ConvolutionParameters& parameters, int batch, int token) {
   const int64_t at = batch * parameters.segment_batch + token * parameters.segment_token;
-  if (parameters.segment_bytes == 4) return seq_idx[at];
-  return ((device const int64_t*)seq_idx)[at];
-}
-
-// Taps whose tokens are in another segment read zero.
-template <int W, int Width>
-METAL_FUNC Values<Width> convolve_segment(
-    thread const Values<Width>* window,
-    thread const Filter<W, Width>& filter,
-    device const int* seq_idx,
-    constant ConvolutionParameters& parameters,
-    Chunk chunk,
-    int token,
-    int64_t segment) {
-  Values<Width> segment_window[W];
-  UNROLL for (int tap = 0; tap < W; ++tap) {
-    const int source_token = token - (W - 1) + tap;
-    const bool is_inside =
-        source_token >= 0 && segment_of(seq_idx, parameters, chunk.batch, max(source_token, 0)) == segment;
-    segment_window[tap] = window[tap];
-    if (!is_inside) segment_window[tap] = no_values<Width>();
-  }
-  return convolve<W, Width>(segment_window, filter, parameters.has_silu != 0);
+  return read_index(seq_idx, at, parameters.segment_bytes);
 }
 
 // Adds the residual before the result is rounded. `residual` points to the token and the thread's first channel.
@@ -156,7 +174,15 @@ METAL_FUNC Values<Width> convolve_token(
   if (parameters.segment_bytes != 0) {
     const int64_t segment = segment_of(seq_idx, parameters, chunk.batch, token);
     if (segment < 0) return no_values<Width>();
-    result = convolve_segment<W, Width>(window, filter, seq_idx, parameters, chunk, token, segment);
+    Values<Width> segment_window[W];  // taps whose tokens are in another segment read zero
+    UNROLL for (int tap = 0; tap < W; ++tap) {
+      const int source_token = token - (W - 1) + tap;
+      const bool is_inside =
+          source_token >= 0 && segment_of(seq_idx, parameters, chunk.batch, max(source_token, 0)) == segment;
+      segment_window[tap] = window[tap];
+      if (!is_inside) segment_window[tap] = no_values<Width>();
+    }
+    result = convolve<W, Width>(segment_window, filter, parameters.has_silu != 0);
   } else {
     result = convolve<W, Width>(window, filter, parameters.has_silu != 0);
   }
@@ -165,8 +191,8 @@ METAL_FUNC Values<Width> convolve_token(
 }
 
 // This is written out, because a compiler takes a loop for a copy of memory, and then keeps the window in memory.
-template <int W, int Width>
-METAL_FUNC void move_window(thread Values<Width>* window) {
+template <int W, typename T>
+METAL_FUNC void move_window(thread T* window) {
   window[0] = window[1];
   if constexpr (W > 2) window[1] = window[2];
   if constexpr (W > 3) window[2] = window[3];

@@ -28,7 +28,7 @@ template <typename T, typename Weight, typename Angle, int Width>
   if (!at.is_present) return;
   device T* y = is_q ? q_out + offset_of(parameters.q_out, at) : k_out + offset_of(parameters.k_out, at);
   at.head = 0;
-  write_rotated(
-      head, cos + offset_of(parameters.rotation.cos, at), sin + offset_of(parameters.rotation.sin, at),
-      parameters.rotation, int(lane), y);
+  head.write_rotated(
+      cos + offset_of(parameters.rotation.cos, at), sin + offset_of(parameters.rotation.sin, at), parameters.rotation,
+      int(lane), y);
 }

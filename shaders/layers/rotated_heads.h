@@ -26,6 +26,29 @@ struct Head {
     }
     return values;
   }
+
+  // Writes y. `cosines` and `sines` belong to the token.
+  template <typename Angle, typename Y>
+  METAL_FUNC void write_rotated(
+      device const Angle* cosines, device const Angle* sines, constant Rotation& rotation, int lane, device Y* y)
+      const {
+    const int D = rotation.D, pairs = rotation.pairs;
+    for (int column = lane * Width; column < D - pairs; column += 32 * Width) {
+      if (column >= pairs) {
+        store_values(y + pairs + column, at(pairs + column));
+        continue;
+      }
+      const Values<Width> first = at(column), second = at(column + pairs);
+      const Values<Width> c = load_values<Width>(cosines + column), s = load_values<Width>(sines + column);
+      Values<Width> low, high;
+      UNROLL for (int i = 0; i < Width; ++i) {
+        low.at[i] = first.at[i] * c.at[i] - second.at[i] * s.at[i];
+        high.at[i] = second.at[i] * c.at[i] + first.at[i] * s.at[i];
+      }
+      store_values(y + column, low);
+      store_values(y + pairs + column, high);
+    }
+  }
 };
 
 template <int Width, typename T>
@@ -42,39 +65,8 @@ template <int Width, typename T, typename Weight>
 METAL_FUNC Head<T, Weight, Width> head_at(
     device const T* x, device const Weight* weight, constant Rotation& rotation, int lane) {
   static_assert(Width == 1 || Width == 4, "a lane takes one element or a vector");
-  Head<T, Weight, Width> head;
-  head.x = x;
-  head.weight = weight;
-  head.has_norm = rotation.has_norm != 0;
-  head.offset = rotation.zero_centered != 0 ? 1.0f : 0.0f;
+  const bool has_norm = rotation.has_norm != 0;
   const int D = rotation.D;
-  head.scale = head.has_norm ? rsqrt(sum_of_squares<Width>(x, D, lane) / float(D) + rotation.eps) : 1.0f;
-  return head;
-}
-
-// Writes y. `cosines` and `sines` belong to the token.
-template <typename T, typename Weight, int Width, typename Angle, typename Y>
-METAL_FUNC void write_rotated(
-    Head<T, Weight, Width> head,
-    device const Angle* cosines,
-    device const Angle* sines,
-    constant Rotation& rotation,
-    int lane,
-    device Y* y) {
-  const int D = rotation.D, pairs = rotation.pairs;
-  for (int column = lane * Width; column < D - pairs; column += 32 * Width) {
-    if (column >= pairs) {
-      store_values(y + pairs + column, head.at(pairs + column));
-      continue;
-    }
-    const Values<Width> first = head.at(column), second = head.at(column + pairs);
-    const Values<Width> c = load_values<Width>(cosines + column), s = load_values<Width>(sines + column);
-    Values<Width> low, high;
-    UNROLL for (int i = 0; i < Width; ++i) {
-      low.at[i] = first.at[i] * c.at[i] - second.at[i] * s.at[i];
-      high.at[i] = second.at[i] * c.at[i] + first.at[i] * s.at[i];
-    }
-    store_values(y + column, low);
-    store_values(y + pairs + column, high);
-  }
+  const float scale = has_norm ? rsqrt(sum_of_squares<Width>(x, D, lane) / float(D) + rotation.eps) : 1.0f;
+  return {x, weight, scale, rotation.zero_centered != 0 ? 1.0f : 0.0f, has_norm};
 }
