@@ -4,8 +4,8 @@
 // A lane decodes codes straight into its elements of K and V (core/row_attention.h). So a simdgroup decodes each code
 // once, and only q lies in threadgroup memory. Registers hold scores [32, 8] and o [columns, 8].
 // The layout is that of aura_flash_p1.
-#include "aura/parameters.h"
 #include "aura/codes.h"
+#include "aura/parameters.h"
 #include "aura/visibility.h"
 
 // Holds the codes of one key or value. The lanes that share its row of fragments share its codes: 4 lanes for a key, 8

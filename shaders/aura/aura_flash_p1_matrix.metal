@@ -3,8 +3,8 @@
 // which become the left operand of the product with the values, and o [8, columns]. The 4 lanes that hold a row also
 // hold its m and l.
 // The layout is that of aura_flash_p1.
-#include "aura/parameters.h"
 #include "aura/codes.h"
+#include "aura/parameters.h"
 #include "aura/visibility.h"
 #include "core/tile.h"
 

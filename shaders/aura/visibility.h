@@ -3,9 +3,9 @@
 #pragma once
 #include <metal_stdlib>
 
+#include "aura/code_sizes.h"
 #include "aura/parameters.h"
 #include "aura/rotation.h"
-#include "aura/code_sizes.h"
 #include "core/row_attention.h"
 using namespace metal;
 

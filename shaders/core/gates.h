@@ -3,10 +3,10 @@
 #pragma once
 #include <metal_stdlib>
 
-#include "core/parameters.h"
 #include "core/elements.h"
 #include "core/exponential.h"
 #include "core/fragment.h"
+#include "core/parameters.h"
 #include "core/rows.h"
 using namespace metal;
 

@@ -1,13 +1,12 @@
 // Attention to codes takes two passes: pass 1 computes a softmax over each block of keys, and pass 2 merges the blocks.
 // Attention to exact rows runs between them, as pass 1 of further blocks.
-#include "ops/aura/attention.h"
-
 #include <cmath>
 
 #include "cpu/attention/tiles.h"
 #include "cpu/aura/codes.h"
 #include "cpu/aura/vectors.h"
 #include "cpu/define.h"
+#include "ops/aura/attention.h"
 
 namespace torch_gdn::cpu {
 

@@ -1,8 +1,7 @@
-#include "ops/aura/codes.h"
-
 #include "cpu/aura/codes.h"
 #include "cpu/aura/vectors.h"
 #include "cpu/define.h"
+#include "ops/aura/codes.h"
 
 namespace torch_gdn::cpu {
 

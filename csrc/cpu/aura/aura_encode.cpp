@@ -1,5 +1,3 @@
-#include "ops/aura/codes.h"
-
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -8,6 +6,7 @@
 #include "cpu/aura/vectors.h"
 #include "cpu/define.h"
 #include "cpu/simd/aura_kernels.h"
+#include "ops/aura/codes.h"
 #include "ops/indices.h"
 
 namespace torch_gdn::cpu {

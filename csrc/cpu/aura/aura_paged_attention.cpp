@@ -1,11 +1,10 @@
-#include "ops/aura/pages.h"
-
 #include <cmath>
 
 #include "cpu/attention/attention.h"
 #include "cpu/aura/codes.h"
 #include "cpu/aura/vectors.h"
 #include "cpu/define.h"
+#include "ops/aura/pages.h"
 
 namespace torch_gdn::cpu {
 

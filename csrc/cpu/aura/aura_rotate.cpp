@@ -1,10 +1,9 @@
-#include "ops/aura/codes.h"
-
 #include <cmath>
 
 #include "cpu/aura/vectors.h"
 #include "cpu/define.h"
 #include "cpu/simd/aura_kernels.h"
+#include "ops/aura/codes.h"
 
 namespace torch_gdn::cpu {
 

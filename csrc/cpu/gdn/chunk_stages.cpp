@@ -1,5 +1,7 @@
 // The stages of a chunk and of its gradients as ops, computed by products of tiles. The whole rule and its gradients
 // take a chunk at a time.
+#include "ops/gdn/chunk_stages.h"
+
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
@@ -8,7 +10,6 @@
 #include "cpu/common.h"
 #include "cpu/define.h"
 #include "ops/gdn/gradients.h"
-#include "ops/gdn/chunk_stages.h"
 
 namespace torch_gdn::cpu {
 

@@ -1,9 +1,8 @@
-#include "ops/gdn/kda_gate.h"
-
 #include "cpu/define.h"
 #include "cpu/gates.h"
 #include "cpu/layers/partial_sums.h"
 #include "cpu/simd/layer_kernels.h"
+#include "ops/gdn/kda_gate.h"
 
 namespace torch_gdn::cpu {
 namespace {

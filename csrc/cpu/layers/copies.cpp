@@ -1,11 +1,12 @@
 // Copies within a pool, and from the host.
+#include "ops/layers/copies.h"
+
 #include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <cstring>
 
 #include "cpu/define.h"
-#include "ops/layers/copies.h"
 
 namespace torch_gdn::cpu {
 
