@@ -207,4 +207,4 @@ def test_a_class_that_cannot_be_built_is_left_to_transformers(error: type[Except
         def __init__(self, config: Any) -> None:
             raise error("no fused_mlp")
 
-    assert not mlp.is_known(Fused)
+    assert not decoder_layers.is_known_mlp(Fused)

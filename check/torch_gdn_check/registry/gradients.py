@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from torch_gdn import reference
 from torch_gdn.reference.common import chunks
