@@ -129,7 +129,7 @@ void run(const ChunkScaledDotKkt<int64_t>& op, const Tensor& A) {
   for_each_tiles(op.shape, op.cu_seqlens, [&](const Tiles& tiles) {
     const Tensor k = tiles.read(op.k, "k"), products = tiles.spread(at::bmm(k, k.mT()));
     const Decays decays{tiles.read_sums(op.g)};
-    tiles.write(decays.apply(products, -1).mul_(tiles.read(beta)), A);
+    tiles.write(decays.apply(products.mul_(tiles.read(beta)), -1), A);
   });
 }
 
