@@ -14,14 +14,16 @@ from itertools import pairwise
 
 import pytest
 import torch
+from torch import Tensor
 
-from tests.helpers.cases import assert_exact, make_case, run
+from tests.helpers.cases import END_TO_END_OPS, Case, assert_exact, make_case, run
 from tests.helpers.errors import assert_same_bits
 from tests.helpers.prefill import each_op
 
 pytestmark = pytest.mark.sweep(4)
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+SIZES = [60, 96, 100, 128, 192, 256]
 SIZES_ON_MPS = [(60, 60), (96, 192), (100, 128), (128, 100), (192, 96), (256, 512)]
 
 
@@ -79,6 +81,13 @@ def test_repeated_keys(device: torch.device, op: str, beta: float, decay: bool) 
 
 
 @each_op("chunked")
+@pytest.mark.parametrize("ratio", [1, 2, 3, 4])
+def test_value_heads_per_key_head(device: torch.device, op: str, ratio: int) -> None:
+    case = make_case(70, H=2, HV=2 * ratio)
+    assert_exact(op, case, run(op, case, device))
+
+
+@each_op("chunked")
 @pytest.mark.parametrize("T", [0, 63, 64, 65])
 def test_lengths(device: torch.device, op: str, T: int) -> None:
     case = make_case(T, B=2)
@@ -113,11 +122,67 @@ def test_head_sizes(device: torch.device, op: str, K: int, V: int) -> None:
     assert_exact(op, case, run(op, case, device))
 
 
+@pytest.mark.parametrize("op", END_TO_END_OPS)
+@pytest.mark.parametrize("K", SIZES)
+@pytest.mark.parametrize("V", [*SIZES, 512])
+def test_all_pairs_of_head_sizes_on_the_cpu(op: str, K: int, V: int) -> None:
+    case = make_case(70, K, V)
+    assert_exact(op, case, run(op, case, torch.device("cpu")))
+
+
 @each_op("chunked")
 @pytest.mark.parametrize(("K", "V"), [(1, 1), (3, 5), (256, 512)])
 def test_the_smallest_and_the_largest_heads(device: torch.device, op: str, K: int, V: int) -> None:
     case = make_case(20, K, V)
     assert_exact(op, case, run(op, case, device))
+
+
+def fused_projection(case: Case, offset: int) -> Case:
+    """Returns q, k and v as views of one [B, T, columns] tensor that starts with `offset` columns of NaN."""
+    B, T = case.q.shape[:2]
+    parts = [x.reshape(B, T, -1) for x in case.qkv]
+    fused = torch.cat([torch.full((B, T, offset), torch.nan, dtype=case.dtype), *parts], -1)
+    views = fused[..., offset:].split([part.shape[-1] for part in parts], -1)
+    q, k, v = (view.view(x.shape) for view, x in zip(views, case.qkv, strict=True))
+    return Case(q, k, v, case.g, case.beta, case.initial_state, case.cu_seqlens)
+
+
+@each_op("chunked", "recurrent")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("offset", [0, 1, 8])
+def test_views_of_a_fused_projection(device: torch.device, op: str, dtype: torch.dtype, offset: int) -> None:
+    """With an odd offset, no row starts where a kernel may load a vector of 4."""
+    case = make_case(70, B=2, H=1, HV=2, dtype=dtype)
+    moved = fused_projection(case, offset)
+    moved = Case(*(strided_copy(x, device) for x in moved.qkv), case.g, case.beta, case.initial_state)
+    assert moved.q.stride() == moved.q.stride() and moved.q.storage_offset() == moved.q.storage_offset() == offset
+    assert_exact(op, case, run(op, moved, device))
+
+
+def strided_copy(x: Tensor, device: torch.device) -> Tensor:
+    """Copies x to the device with its strides and offset, which .to() need not keep."""
+    whole = torch.as_strided(x, (x.untyped_storage().nbytes() // x.element_size(),), (1,), 0).to(device)
+    return torch.as_strided(whole, x.shape, x.stride(), x.storage_offset())
+
+
+@each_op("chunked")
+def test_views_of_gates_and_states(device: torch.device, op: str) -> None:
+    case = make_case(70, B=2, HV=2)
+    assert case.initial_state is not None
+    heads_first = [x.transpose(1, 2).contiguous().to(device).transpose(1, 2) for x in (case.g, case.beta)]
+    larger = torch.full((2, 3, 64, 70), torch.nan)
+    larger[:, 1:, :, 5:69] = case.initial_state
+    state = larger.to(device)[:, 1:, :, 5:69]
+    moved = Case(case.q, case.k, case.v, *heads_first, initial_state=state)
+    assert_exact(op, case, run(op, moved, device))
+
+
+@each_op("chunked")
+def test_one_key_for_the_whole_batch(device: torch.device, op: str) -> None:
+    """The key's strides are 0."""
+    case = make_case(20, B=2)
+    shared = Case(case.q, case.k[:1].expand(2, -1, -1, -1), case.v, case.g, case.beta, case.initial_state)
+    assert_exact(op, shared, run(op, shared, device))
 
 
 @each_op("chunked")
@@ -220,6 +285,17 @@ def test_large_values_in_half_precision(device: torch.device, op: str) -> None:
     assert_exact(op, case, run(op, case, device))
 
 
+@each_op("chunked")
+@pytest.mark.parametrize("repeat", [False, True], ids=["new memory", "used memory"])
+def test_same_inputs_same_bits(device: torch.device, op: str, repeat: bool) -> None:
+    case = make_case(100, B=2)
+    first = run(op, case, device)
+    if repeat:
+        run(op, make_case(100, B=2, seed=1), device)
+    for name, ours, theirs in zip(("o", "final_state"), run(op, case, device), first, strict=True):
+        assert_same_bits(name, ours, theirs)
+
+
 PACKED = [0, 70, 210, 230]  # sequence 1 is poisoned in the second of its three chunks
 
 
@@ -243,6 +319,18 @@ def test_nan_and_inf_stay_in_their_head_and_sequence(device: torch.device, op: s
     assert_same_bits("o of the sequence after", o[:, 210:], clean_o[:, 210:])
     assert_same_bits("state of other heads", state[:, others], clean_state[:, others])
     assert_same_bits("state of other sequences", state[[0, 2]], clean_state[[0, 2]])
+
+
+@each_op("chunked")
+def test_nan_stays_in_its_row_of_the_batch(device: torch.device, op: str) -> None:
+    case = make_case(70, 32, 32, B=3)
+    clean_o, clean_state = run(op, case, device)
+    poisoned = case.map(torch.clone)
+    poisoned.k[1, 3] = torch.nan
+    o, state = run(op, poisoned, device)
+    assert o[1].isnan().any()
+    assert_same_bits("o of other rows", o[[0, 2]], clean_o[[0, 2]])
+    assert_same_bits("state of other rows", state[[0, 2]], clean_state[[0, 2]])
 
 
 @each_op("chunked")

@@ -14,8 +14,9 @@ import torch_gdn
 from tests.gdn.test_opcheck import opcheck
 from tests.helpers.cases import Case, make_case, pool_with_gaps
 from tests.helpers.devices import kernels_run, on_a_mac, profiled, ready
-from tests.helpers.errors import assert_same_bits
+from tests.helpers.errors import assert_close, assert_same_bits, chunk_f32
 from tests.helpers.prefill import ALGORITHMS, each_device, on_mps
+from torch_gdn import reference
 from torch_gdn.tools.prefill import prefill_algorithm
 
 pytestmark = pytest.mark.sweep(3)
@@ -103,6 +104,23 @@ def test_packed_sequences(device: torch.device, null_index: int, on_cpu: bool) -
     )  # fmt: skip
     assert_same_bits("o", ours, o)
     assert_same_bits("pool", pool, expected)
+
+
+@each_algorithm
+def test_is_the_state_of_the_recurrence(device: torch.device) -> None:
+    case = make_case(150, K, V, H=1, HV=HV)
+    pool = torch.zeros(4, HV, K, V, device=device)
+    assert case.initial_state is not None
+    pool[0] = case.initial_state[0].to(device)
+    checkpoints = {"checkpoint_offsets": torch.tensor([128]), "checkpoint_indices": torch.tensor([2])}
+    prefill(case.to(device), pool, **checkpoints)
+    part = [x[:, :128].double() for x in inputs_of(case)]
+    _, exact = reference.fused_recurrent_gated_delta_rule(
+        *part, initial_state=case.initial_state.double(), output_final_state=True
+    )
+    assert exact is not None
+    bound = chunk_f32(case.g.double().cumsum(1).abs().max().item())
+    assert_close("the checkpoint", pool[2:3], exact, bound, head_dim=1)
 
 
 @each_algorithm

@@ -7,8 +7,9 @@ import torch
 
 import torch_gdn
 from tests.helpers.cases import assert_exact, make_case, run
+from tests.helpers.devices import kernels_run
 from tests.helpers.errors import assert_close, assert_same_bits, chunk_f32
-from tests.helpers.prefill import each_device
+from tests.helpers.prefill import each_device, kernels_of
 
 pytestmark = pytest.mark.sweep(2)
 
@@ -82,3 +83,28 @@ def test_equals_its_stages_one_by_one(device: torch.device) -> None:
     end_to_end_o, end_to_end_state = run(OP, case, device)
     assert_close("o", end_to_end_o, o.cpu().double(), chunk_f32(case.largest_g_cumsum()))
     assert_close("final_state", end_to_end_state, state.cpu().double(), chunk_f32(case.largest_g_cumsum()), head_dim=1)
+
+
+@each_device("chunked")
+def test_is_called_as_transformers_does(device: torch.device) -> None:
+    """q, k and v are positional, the rest are keywords, beta has the activations' dtype, and there is no cu_seqlens."""
+    case = make_case(70, dtype=torch.bfloat16, normal=False, state=False)
+    case.beta = case.beta.bfloat16()
+    on_device = case.to(device)
+    with kernels_run(device, *kernels_of(OP, case, device)):
+        o, state = torch_gdn.chunk_gated_delta_rule(
+            on_device.q,
+            on_device.k,
+            on_device.v,
+            g=on_device.g,
+            beta=on_device.beta,
+            chunk_size=64,
+            initial_state=None,
+            output_final_state=True,
+            use_qk_l2norm_in_kernel=True,
+        )
+    assert state is not None
+    exact_o, exact_state = case.exact(use_qk_l2norm_in_kernel=True)
+    # As in FLA, the normalised q and k may be rounded to bfloat16 before they are used, which doubles the rounding.
+    assert_close("o", o, exact_o, 2 * 3.5e-3)
+    assert_close("final_state", state, exact_state, 2 * 2.9e-3, head_dim=1)

@@ -62,6 +62,13 @@ def test_a_wrong_one_is_reported(device: torch.device, op: str, cu_seqlens: list
     torch.mps.synchronize()  # the error is reported only once
 
 
+@each_call
+@pytest.mark.parametrize("cu_seqlens", [[0, 20], [0, 5, 5, 20], [*([0] * 40), 20, 20]], ids=len)
+def test_a_right_one_is_not(device: torch.device, op: str, cu_seqlens: list[int]) -> None:
+    REGISTRY[op].run(call_of(op, device, cu_seqlens))
+    torch.mps.synchronize()
+
+
 @pytest.mark.parametrize(
     ("device", "op"),
     [(device, op) for device, op in CALLS if op in CHUNKED],

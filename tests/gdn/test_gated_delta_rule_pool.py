@@ -66,6 +66,45 @@ def test_slots(device: torch.device, op: str, null_index: int, dtype: torch.dtyp
     assert_same_bits("what follows a slot", storage[:, size:], before[:, size:])
 
 
+@each_op("chunked")
+def test_without_indices_sequence_n_has_slot_n(device: torch.device, op: str) -> None:
+    case = make_case(TOKENS[op], 32, 16, B=2)
+    storage, pool = paged_pool(device, torch.float32)
+    before = storage.clone()
+    o, final_state = expected(op, case, pool[:2].clone())
+    assert_same_bits("o", call(op, case, pool), o)
+    assert_same_bits("the slots", pool[:2], final_state)
+    assert_same_bits("the other slots", storage[2:], before[2:])
+
+
+@each_op("chunked", "fused_chunk")
+def test_packed_and_empty_sequences(device: torch.device, op: str) -> None:
+    """One empty sequence has a state, which stays. One has no state, and its slot becomes zeros. One has no slot."""
+    case = make_case(20, 32, 16, cu_seqlens=[0, 7, 7, 7, 7, 20])
+    _, pool = paged_pool(device, torch.float32)
+    before = pool.clone()
+    o, final_state = expected(op, case, pool[[6, 2, 0, 0, 4]])
+    indices = torch.tensor([6, 2, 3, -1, 4], device=device)
+    flags = torch.tensor([True, True, False, True, True], device=device)
+    assert_same_bits("o", call(op, case, pool, state_indices=indices, has_initial_state=flags), o)
+    assert_same_bits("the slots", pool[[6, 4]], final_state[[0, 4]])
+    assert_same_bits("the past", pool[[2, 0, 1, 5]], before[[2, 0, 1, 5]])
+    assert (pool[3] == 0).all()
+
+
+@each_op("chunked")
+@pytest.mark.parametrize("cu_seqlens", [None, [0, 0, 0]], ids=["batch", "packed"])
+def test_without_tokens_only_a_reset_state_changes(device: torch.device, op: str, cu_seqlens: list[int] | None) -> None:
+    case = make_case(0, 32, 16, B=2 if cu_seqlens is None else 1, cu_seqlens=cu_seqlens)
+    _, pool = paged_pool(device, torch.float32)
+    before = pool.clone()
+    indices, flags = torch.tensor([3, 4], device=device), torch.tensor([True, False], device=device)
+    o = call(op, case, pool, state_indices=indices, has_initial_state=flags)
+    assert o.shape == (case.q.shape[0], 0, 2, 16)
+    assert (pool[4] == 0).all()
+    assert_same_bits("the other slots", pool[[0, 1, 2, 3, 5, 6]], before[[0, 1, 2, 3, 5, 6]])
+
+
 def assert_close_in_f32(name: str, x: Tensor, expected: Tensor) -> None:
     assert_close(name, x, expected.double(), RECURRENT_F32, head_dim=None)
 
@@ -85,6 +124,20 @@ def test_state_v_first_and_a_transposed_pool(device: torch.device, op: str) -> N
     transposed = pool.transpose(-1, -2).contiguous().transpose(-1, -2)
     assert_same_bits("o", call(op, case, transposed), o)
     assert_same_bits("the slots", transposed[:2], final_state)
+
+
+@each_op("chunked")
+def test_takes_the_options(device: torch.device, op: str) -> None:
+    case = make_case(TOKENS[op], 32, 16, B=2, H=1, HV=2, dtype=torch.float16, normal=False)
+    options: dict[str, Any] = {"use_gate_in_kernel": True, "A_log": torch.randn(2, device=device), "scale": 0.3}
+    options |= {"use_beta_sigmoid_in_kernel": True, "output_dtype": torch.float32, "use_qk_l2norm_in_kernel": True}
+    options |= {"dt_bias": torch.randn(2, device=device), "allow_neg_eigval": True, "head_grouping": "tiled"}
+    if op.startswith("fused"):
+        options["gk"] = -torch.rand(2, 3, 2, 32, device=device)
+    _, pool = paged_pool(device, torch.float32)
+    o, final_state = expected(op, case, pool[:2].clone(), **options)
+    assert_same_bits("o", call(op, case, pool, **options), o)
+    assert_same_bits("the slots", pool[:2], final_state)
 
 
 def test_the_states_between_chunks(device: torch.device) -> None:

@@ -1,6 +1,10 @@
-"""Tests memory layouts: views without copies, and more sequences or threadgroups than 16 bits count."""
+"""Tests memory layouts: views without copies, many short sequences, and that strides have 64 bits."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -69,3 +73,39 @@ def test_a_grid_of_more_threadgroups_than_16_bits_count() -> None:
     last = case.map(lambda x: x[-64:])
     assert_exact(op, last, (o[-64:], state[-64:]))
     assert_exact(op, case, (o, state))
+
+
+SHADERS = Path(__file__).resolve().parents[2] / "shaders"
+NARROW = r"(const )?(u?int|short) \w*stride\w*"
+FUNCTION = re.compile(r"\b\w+\(\s*((?:[^()]|\([^()]*\))*?)\)\s*\{", re.DOTALL)
+
+
+def parameters_of_functions(text: str) -> Iterator[list[str]]:
+    for match in FUNCTION.finditer(text):
+        yield [parameter.strip() for parameter in match[1].split(",")]
+
+
+@pytest.mark.parametrize(
+    "file",
+    sorted([*SHADERS.glob("*/*.metal"), *SHADERS.glob("*/*.h")]),
+    ids=lambda file: file.name,
+)
+def test_strides_in_device_memory_are_64_bits_wide(file: Path) -> None:
+    """A function that takes a device pointer and a stride takes 64 bits of it. int is enough for threadgroup memory."""
+    for parameters in parameters_of_functions(file.read_text()):
+        on_device = any(parameter.startswith("device") for parameter in parameters)
+        narrow = [parameter for parameter in parameters if re.fullmatch(NARROW, parameter)]
+        assert not (on_device and narrow), narrow
+
+
+def test_a_narrow_stride_is_found() -> None:
+    text = "METAL_FUNC float read(device const float* x, int row_stride, uint lane) {"
+    ((_, narrow, _),) = parameters_of_functions(text)
+    assert re.fullmatch(NARROW, narrow)
+
+
+def test_strides_of_tensors_are_64_bits_wide() -> None:
+    text = (SHADERS / "core" / "parameters.h").read_text()
+    for name in ("RowStrides", "StateStrides"):
+        (fields,) = re.findall(rf"struct {name} {{(.*?)}};", text, re.DOTALL)
+        assert set(re.findall(r"\b\w+_t\b|\bint\b", fields)) == {"int64_t"}

@@ -22,6 +22,12 @@ STRONG = [-20.0, -1e3, -torch.inf]
 by_chunks = each_device("chunked")  # the algorithm that these sizes take, and this one
 
 
+@pytest.mark.parametrize("K", [1, 3, 36, 60, 100, 128, 256])
+@pytest.mark.parametrize("V", [1, 33, 100, 512])
+def test_head_sizes(K: int, V: int) -> None:
+    assert_exact_kda(NAME, kda_inputs(40, K, V), CPU)
+
+
 @pytest.mark.parametrize("g", [0.0, -1e-3, -5.0, *STRONG])
 @by_chunks
 def test_one_decay_throughout(device: torch.device, g: float) -> None:
@@ -37,6 +43,19 @@ def test_a_reset_leaves_no_trace_of_a_large_state(device: torch.device, g: float
     inputs["initial_state"] *= 1e4
     inputs["g"][:, 0] = g
     assert_exact_kda(NAME, inputs, device)
+
+
+@pytest.mark.parametrize("grouping", ["block", "tiled"])
+@pytest.mark.parametrize("ratio", [2, 3])
+@by_chunks
+def test_value_heads_per_key_head(device: torch.device, ratio: int, grouping: str) -> None:
+    inputs = kda_inputs(40, 32, 40, H=2, HV=2 * ratio)
+    heads = torch.arange(2 * ratio) % 2 if grouping == "tiled" else torch.arange(2 * ratio) // ratio
+    exact_o, exact_state = exact_kda(inputs | {"q": inputs["q"][:, :, heads], "k": inputs["k"][:, :, heads]})
+    o, state = torch_gdn.chunk_kda(**to_device(inputs, device), output_final_state=True, head_grouping=grouping)
+    assert state is not None
+    assert_close("o", o.cpu(), exact_o, F32)
+    assert_close("final_state", state.cpu(), exact_state, F32, head_dim=1)
 
 
 @pytest.mark.parametrize("device", ["cpu", "mps-chunked", "mps-fused_chunk", "mps-recurrent"], indirect=True)

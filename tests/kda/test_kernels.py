@@ -17,7 +17,7 @@ from torch import Tensor
 
 import torch_gdn
 from tests.helpers.devices import kernels_run, on_a_mac, profiled, ready
-from tests.helpers.errors import assert_same_bits
+from tests.helpers.errors import assert_close, assert_same_bits
 from tests.helpers.kda import (
     CHUNKED,
     F32,
@@ -27,6 +27,7 @@ from tests.helpers.kda import (
     KERNELS,
     Inputs,
     assert_exact_kda,
+    exact_kda,
     inputs_and_options,
     kda_inputs,
 )
@@ -177,6 +178,26 @@ def test_thousands_of_tokens(algorithm: str, kind: str) -> None:
 def test_options(way: Way) -> None:
     inputs, options = inputs_and_options(20 if way[0] == "fused_chunk" else 40)
     assert_exact(way, inputs, **options)
+
+
+@all_ways
+def test_packed_and_empty_sequences(way: Way) -> None:
+    """Sequences are empty, of one token, shorter than a chunk, and longer."""
+    cu_seqlens = torch.tensor([0, 1, 1, 17, 87])
+    assert_exact(way, kda_inputs(87, 32, 32, N=4) | {"cu_seqlens": cu_seqlens})
+
+
+@each_algorithm
+def test_rows_that_are_not_aligned(algorithm: str) -> None:
+    inputs = kda_inputs(20, 32, 16)
+    on_device = to_device(inputs, ready("mps"))
+    for name in ("q", "k", "v", "g"):
+        padded = torch.zeros(inputs[name].numel() + 1, device="mps")
+        on_device[name] = padded[1:].view(inputs[name].shape).copy_(inputs[name])
+    kernels = (f"{FUSED}_float_32_16_1",) if algorithm == "fused_chunk" else CHUNKED
+    with kernels_run(torch.device("mps"), *kernels), prefill_algorithm(algorithm):
+        o, _ = torch_gdn.chunk_kda(**on_device)
+    assert_close("o", o.cpu(), exact_kda(inputs)[0], F32)
 
 
 @pytest.mark.parametrize("lower_bound", [None, -5.0])

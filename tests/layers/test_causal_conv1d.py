@@ -12,6 +12,7 @@ from torch import Tensor
 import torch_gdn
 from tests.helpers.devices import kernels_run, launched, on_a_mac, profiled, ready
 from tests.helpers.errors import assert_close, assert_same_bits
+from tests.helpers.prefill import on_mps
 from torch_gdn import reference
 
 BOUND = {torch.float32: 3e-7, torch.bfloat16: 1.8e-3, torch.float16: 2.2e-4}
@@ -70,6 +71,15 @@ def test_states_of_any_width(device: torch.device, T: int, S: int) -> None:
 def test_a_final_state_without_an_initial_one(device: torch.device, width: int | None) -> None:
     x, weight, bias, _ = inputs(2)
     check(device, x, weight, bias, None, None, True, width)
+
+
+def test_without_tokens_the_state_stays(device: torch.device) -> None:
+    x, weight, bias, state = inputs(0)
+    y, final_state = convolve(device, x, weight, bias, None, state, True)
+    assert y.shape == x.shape
+    assert_same_bits("state", final_state, state)
+    final_state = torch.ops.gdn.causal_conv1d(x.to(device), weight.to(device), output_final_state=True)[1]
+    assert torch.equal(final_state.cpu(), torch.zeros(2, 12, 4))
 
 
 def test_dtypes_of_weight_and_state_may_be_others(device: torch.device) -> None:
@@ -161,6 +171,17 @@ def test_nan_stays_in_its_channel_and_sequence(device: torch.device, T: int) -> 
     assert not y[0, T : T + 3, 3].isfinite().all()
     torch.testing.assert_close(y, expected, rtol=0, atol=0, equal_nan=True)
     assert final_state[0, 5, 2].isnan() and final_state.isnan().sum() <= 2
+
+
+@on_mps()  # the CPU's checks are in tests/gdn/test_errors.py
+def test_wrong_cu_seqlens_on_the_device_are_reported(device: torch.device) -> None:
+    x, weight, *_ = inputs(40, B=1)
+    for T in (40, 9):
+        cu_seqlens = torch.tensor([0, 50, 20, T]).to(device)
+        here = x[:, :T].to(device)
+        torch.ops.gdn.causal_conv1d(here, weight.to(device), output_final_state=True, cu_seqlens=cu_seqlens)
+        with pytest.raises(RuntimeError, match="cu_seqlens"):
+            torch.mps.synchronize()
 
 
 class TestPublicFunctions:
