@@ -163,6 +163,7 @@ void run(const ChunkFwdH<int64_t>& op, const std::tuple<Tensor, Tensor, Tensor>&
   h.zero_();  // surplus rows
   const auto state_io = StateIo::per_sequence(s, op.initial_state, final_state, op.state_v_first);
   const States out(h, op.state_v_first);
+  const Tensor k = unit_last_stride(op.k, "k"), w = unit_last_stride(op.w, "w"), u = unit_last_stride(op.u, "u");
   for (const Block& block : blocks_of(s, op.cu_seqlens)) {
     const Tensor states = initial_states(s, block, state_io);
     for (int64_t step = 0; step + 1 < std::ssize(block.steps); ++step) {
@@ -170,9 +171,9 @@ void run(const ChunkFwdH<int64_t>& op, const std::tuple<Tensor, Tensor, Tensor>&
       const Tensor state = states.narrow(0, 0, std::ssize(tiles.chunks) * s.HV);
       tiles.write_states(state, out);
       const Decays decays{tiles.read_sums(op.g)};
-      const Tensor v = tiles.read(op.u, "u").baddbmm_(tiles.read(op.w, "w"), state, 1, -1);
+      const Tensor v = tiles.read(u).baddbmm_(tiles.read(w), state, 1, -1);
       tiles.write(v, v_new);
-      state.mul_(decays.last()).baddbmm_(tiles.read_spread(op.k, "k").mul_(decays.write()).mT(), v);
+      state.mul_(decays.last()).baddbmm_(tiles.read_spread(k).mul_(decays.write()).mT(), v);
     }
     write_final_states(s, block, states, state_io);
   }
@@ -205,6 +206,8 @@ void run(const ChunkGatedDeltaRuleBwdDhu<int64_t>& op, const std::tuple<Tensor, 
   const double scale = scale_or_default(op.scale, s.K);
   const auto state_io = StateIo::per_sequence(s, op.dht, dh0, false);
   const States out(dh, false);
+  const Tensor q = unit_last_stride(op.q), k = unit_last_stride(op.k), w = unit_last_stride(op.w),
+               d_o = unit_last_stride(op.d_o), dv_local = unit_last_stride(op.dv);
   for (const Block& block : blocks_of(s, op.cu_seqlens)) {
     const Tensor gradients = initial_states(s, block, state_io);
     for (int64_t step = std::ssize(block.steps) - 2; step >= 0; --step) {
@@ -212,11 +215,11 @@ void run(const ChunkGatedDeltaRuleBwdDhu<int64_t>& op, const std::tuple<Tensor, 
       const Tensor after = gradients.narrow(0, 0, std::ssize(tiles.chunks) * s.HV);
       tiles.write_states(after, out);
       const Decays decays{tiles.read_sums(op.g)};
-      const Tensor dv = tiles.read(op.dv) + at::bmm(tiles.read_spread(op.k) * decays.write(), after);
+      const Tensor dv = tiles.read(dv_local) + at::bmm(tiles.read_spread(k) * decays.write(), after);
       tiles.write(dv, dv2);
       after.mul_(decays.last())
-          .baddbmm_((tiles.read_spread(op.q) * decays.read() * scale).mT(), tiles.read(op.d_o))
-          .baddbmm_(tiles.read(op.w).mT(), dv, 1, -1);
+          .baddbmm_((tiles.read_spread(q) * decays.read() * scale).mT(), tiles.read(d_o))
+          .baddbmm_(tiles.read(w).mT(), dv, 1, -1);
     }
     write_final_states(s, block, gradients, state_io);
   }
