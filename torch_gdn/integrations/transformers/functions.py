@@ -141,7 +141,10 @@ def rule_reason(
     call |= {"initial_state": form(initial_state, 1, batch)}
     call |= {} if cu_seqlens is None else {"cu_seqlens": ((2,), torch.int64)}
     call |= {} if op == RECURRENT else {"chunk_size": chunk_size}
-    return refusal_of(op, **call).replace(f"{decay}: ", "g: ", 1) or mixed_reason(query, value)
+    reason = refusal_of(op, **call)
+    if reason.startswith(f"{decay}: "):  # the model's name
+        reason = f"g: {reason.removeprefix(f'{decay}: ')}"
+    return reason or mixed_reason(query, value)
 
 
 def run_rule(
