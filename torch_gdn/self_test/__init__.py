@@ -180,8 +180,11 @@ def tested(verdict: Verdict, names: list[str], copies: Copies) -> Any:
 
 def replace_failed() -> None:
     """Replaces everything that failed, and nothing else. Warns, in one line, of what this process has not warned of."""
-    global on_cpu, replaced
-    excluded, on_cpu, replaced = plan(_known.values())
+    excluded, its_on_cpu, reasons = plan(_known.values())
+    for state in (on_cpu, replaced):
+        state.clear()
+    on_cpu.update(its_on_cpu)
+    replaced.update(reasons)
     for rule, channel_decays in RULES.items():
         _C.exclude_prefill_algorithms(excluded[rule], channel_decays)
     news = " | ".join(f"{name}: {reason}" for name, reason in replaced.items() if name not in _warned)
