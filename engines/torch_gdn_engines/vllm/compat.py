@@ -43,6 +43,7 @@ def wrap(table: Mapping[str, Callable[..., Any]]) -> None:
     for target, wrapper in table.items():
         owner, _, name = target.rpartition(".")
         held = inspect.getattr_static(pkgutil.resolve_name(owner), name)
+        assert not isinstance(held, staticmethod | property), target
         theirs = getattr(held, "__func__", held)
         if getattr(theirs, "wrapper", None) is not wrapper:
             call = wrapped(theirs, wrapper)
