@@ -1,6 +1,8 @@
 // Computes the rule of fused_recurrent_gated_delta_rule for one token per sequence, without decays of channels. It
 // divides S and orders sums as that kernel does, so the bits are the same. Without a loop over tokens, S takes fewer
 // registers.
+// A threadgroup owns 32 value rows of one head of one sequence. Each of its 4 simdgroups owns 8 rows, with 8 lanes per
+// row. For K over 128, each of its 8 simdgroups owns 4 rows, with 16 lanes per row.
 // Registers: a lane's part of two rows of S, as float4.
 // Threadgroup memory: q, k and the gates. If V is the inner dimension, also two parts of S that move from or to device
 // memory.
