@@ -45,6 +45,7 @@ def test_views_of_a_projection_are_not_copied(device: torch.device, op: str, off
     case = make_case(20, 64, 32, B=2, H=1, HV=2, dtype=torch.bfloat16, state=False)
     views = projected(case, offset, device)
     assert not any(x.is_contiguous() for x in views.qkv) and views.q.storage_offset() == offset
+    run(op, case, device)  # a process's first call is made twice, once before it knows that the self-test is off
     assert cost(op, views) == cost(op, case.to(device))
 
 
