@@ -81,9 +81,13 @@ def read_table(path: Path) -> dict[str, Any]:
     return tomllib.loads(path.read_text())
 
 
-def tests_of(file: str, claims: dict[str, list[str]], checkout: Path) -> tuple[str, ...]:
-    """Returns the tests of the op that the file is named after, then those of the first pattern that fits the file."""
-    named = checkout.glob(f"tests/*/test_{Path(file).stem}.py")
+def tests_of(file: str, claims: dict[str, list[str]], checkout: Path, op: str = "") -> tuple[str, ...]:
+    """Returns the tests of the op, and of the one that the file is named after, then those of the first pattern that
+    fits the file. A file may have several ops.
+    """
+    named = [
+        path for stem in {op or Path(file).stem, Path(file).stem} for path in checkout.glob(f"tests/*/test_{stem}.py")
+    ]
     claimed = next((tests for pattern, tests in claims.items() if fnmatch.fnmatch(file, pattern)), [])
     return tuple(dict.fromkeys([*(str(path.relative_to(checkout)) for path in sorted(named)), *claimed]))
 
@@ -108,7 +112,8 @@ def all_faults() -> list[Fault]:
     for part in PARTS:
         entries = [entry for path in sorted(TABLES.glob(f"{part}*.toml")) for entry in read_table(path)["fault"]]
         for entry in entries:
-            tests = tuple(entry.pop("tests", ())) or tests_of(entry["file"], claims, CHECKOUT)
+            op = entry["name"].partition(":")[0].rstrip("_")
+            tests = tuple(entry.pop("tests", ())) or tests_of(entry["file"], claims, CHECKOUT, op)
             faults.append(Fault(part=part, tests=tests, **entry))
     return faults
 
