@@ -21,6 +21,11 @@ from torch_gdn_engines.vllm import compat, seeds
 ROOT = Path(__file__).resolve().parents[2]
 
 
+class Owner:
+    @staticmethod
+    def static() -> None: ...
+
+
 def test_entry_points_are_declared() -> None:
     for group, function in (("vllm.platform_plugins", "platform"), ("vllm.general_plugins", "register")):
         values = {point.value for point in importlib.metadata.entry_points(group=group, name="torch_gdn")}
@@ -66,6 +71,11 @@ class Runner:
 
     def _bookkeeping_sync(self) -> None:
         raise RuntimeError("no memory")
+
+
+def test_wraps_no_static_method() -> None:
+    with pytest.raises(TypeError, match=r"Owner\.static: expected a function or a class method, got a staticmethod"):
+        compat.wrap({f"{__name__}.Owner.static": lambda original: original()})
 
 
 def test_an_error_leaves_the_generators_of_discarded_tokens() -> None:

@@ -43,7 +43,8 @@ def wrap(table: Mapping[str, Callable[..., Any]]) -> None:
     for target, wrapper in table.items():
         owner, _, name = target.rpartition(".")
         held = inspect.getattr_static(pkgutil.resolve_name(owner), name)
-        assert not isinstance(held, staticmethod | property), target
+        if isinstance(held, staticmethod | property):
+            raise TypeError(f"{target}: expected a function or a class method, got a {type(held).__name__}")
         theirs = getattr(held, "__func__", held)
         if getattr(theirs, "wrapper", None) is not wrapper:
             call = wrapped(theirs, wrapper)
