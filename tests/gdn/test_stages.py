@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 import torch_gdn
 from tests.helpers.devices import kernels_run
@@ -16,7 +17,7 @@ from torch_gdn import reference
 from torch_gdn_check.registry import REGISTRY
 from torch_gdn_check.registry.cases import make_case
 from torch_gdn_check.registry.gdn import STAGES, RulePoint, stage_points
-from torch_gdn_check.registry.inputs import Call, to_device
+from torch_gdn_check.registry.inputs import Call, columns_apart, to_device
 from torch_gdn_check.registry.models import DTYPES
 from torch_gdn_check.registry.stages import stages_of
 
@@ -121,6 +122,19 @@ def test_w_and_u_do_not_read_A_past_the_end_of_a_short_chunk(device: torch.devic
     call = call_of("recompute_w_u")
     call["A"][:, 64:, :, 6:] = torch.nan
     assert all(x.isfinite().all() for x in run(device, "recompute_w_u", call))
+
+
+@pytest.mark.parametrize("op", ["chunk_fwd_h", "chunk_gated_delta_rule_bwd_dhu"])
+def test_a_walk_over_chunks_copies_inputs_once(op: str) -> None:
+    def copies(tokens: int) -> int:
+        entry = REGISTRY[op]
+        call = entry.call(RulePoint(K=8, V=8, chunk_size=16, tokens=tokens))
+        apart = {name: columns_apart(x) if isinstance(x, Tensor) and x.dim() == 4 else x for name, x in call.items()}
+        with profile(activities=[ProfilerActivity.CPU]) as calls:
+            entry.run(apart)
+        return sum(each.count for each in calls.key_averages() if each.key == "aten::clone")
+
+    assert copies(320) == copies(32) > 0
 
 
 def test_h_from_nothing(device: torch.device) -> None:
