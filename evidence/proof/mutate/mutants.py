@@ -21,8 +21,10 @@ T = TypeVar("T")
 RULES = Path(__file__).parent / "rules"
 DRAWN = "drawn"  # their kind of fault
 CLASSES = "tests/properties"
+FAMILIES = ("attention", "aura", "experts", "gdn", "kda", "layers", "quantized")  # folders of the tests of ops
 FOLDERS = ("tests", "check/tests", "engines/tests")  # of the tests of the product that `make test` runs
-MOST = 4  # files of tests that a mutant runs because they bear its file's or an op's name
+MOST = 4  # files of tests that a mutant of a shader or a module runs because of their names or texts
+MOST_OPS = 12  # of the files that include a header; the tests that claim it are enough for a header of more ops
 
 
 @dataclass(frozen=True)
@@ -152,18 +154,57 @@ def tests_that_see(file: str, definition: str = "") -> tuple[tuple[str, ...], st
     """Returns files of tests, and what their names must have. The classes' tests run only the file's ops."""
     if file.endswith(".py"):
         return tests_of_module(file, definition), ""
-    ops = ops_of_shaders().get(file, []) if file.startswith("shaders/") else ops_named(Path(file).stem)
-    paths = [path for op in ops for path in sorted(CHECKOUT.glob(f"tests/*/test_{op.rstrip('_')}.py"))]
-    named = [str(path.relative_to(CHECKOUT)) for path in paths[:MOST]]
-    files = dict.fromkeys([*tests_of(file, read_table(TABLES / "tests.toml"), CHECKOUT), *named])
-    words = [Path(each).stem for each in files] + ops
+    is_shader = file.startswith("shaders/")
+    ops = ops_of_shaders().get(file, []) if is_shader else ops_of_source(file)
+    of_ops = [*dict.fromkeys(test for op in ops for test in tests_of_op(op))]
+    claimed = tests_of(file, read_table(TABLES / "tests.toml"), CHECKOUT)
+    files = dict.fromkeys([*claimed, *(of_ops[:MOST] if is_shader else of_ops)])
+    words = dict.fromkeys([*(Path(each).stem for each in files), *ops])
     return (*files, *([CLASSES] if ops else [])), " or ".join(words)
 
 
-def ops_named(stem: str) -> list[str]:
-    from torch_gdn_check.registry import REGISTRY
+@cache
+def tests_of_op(op: str) -> tuple[str, ...]:
+    """Returns the files of tests with the op's name, or else the file that names it most often, and those of gradients
+    for an op that computes them.
+    """
+    name = op.rstrip("_")
+    if own := sorted(CHECKOUT.glob(f"tests/*/test_{name}.py")):
+        return tuple(str(path.relative_to(CHECKOUT)) for path in own)
+    texts = {path: path.read_text() for family in FAMILIES for path in tests_in(CHECKOUT / "tests" / family)}
+    naming = {path: len(re.findall(rf"\b{name}_?\b", text)) for path, text in texts.items()}
+    most = max(naming, key=naming.__getitem__)
+    others = [most] if naming[most] else []
+    others += [path for path in texts if "bwd" in name and path.stem == "test_gradients"]
+    return tuple(str(path.relative_to(CHECKOUT)) for path in others)
 
-    return [op for op in REGISTRY if op.rstrip("_") == stem]
+
+def ops_of_source(file: str) -> list[str]:
+    """Returns the ops whose contracts a file of csrc/ names, or else those that the users of its header name.
+
+    A file of csrc/cpu/simd/ names none, but may have the name of one.
+    """
+    header = Path(file).with_suffix(".h").relative_to("csrc")
+    users = [path for path in (CHECKOUT / "csrc").rglob("*.[chm]*") if f'#include "{header}"' in path.read_text()]
+    used = ops_named(*users)
+    return ops_named(CHECKOUT / file) or (used if len(used) <= MOST_OPS else []) or ops_at(Path(file).stem)
+
+
+def ops_named(*paths: Path) -> list[str]:
+    texts = [path.read_text() for path in paths]
+    return [op for contract, op in contracts().items() if any(re.search(rf"\b{contract}\b", text) for text in texts)]
+
+
+@cache
+def contracts() -> dict[str, str]:
+    """Returns the op of each contract, which is a struct with a schema."""
+    schema = re.compile(r'^struct (\w+)[^;{]*\{\s+static constexpr const char\* kSchema =\s+"(\w+)', re.MULTILINE)
+    headers = sorted((CHECKOUT / "csrc" / "ops").rglob("*.h"))
+    return {contract: op for path in headers for contract, op in schema.findall(path.read_text())}
+
+
+def ops_at(stem: str) -> list[str]:
+    return [op for op in contracts().values() if op.rstrip("_") == stem]
 
 
 @cache

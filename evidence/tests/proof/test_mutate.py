@@ -291,6 +291,32 @@ def test_mutants_are_drawn(folder: str, monkeypatch: pytest.MonkeyPatch) -> None
         assert fault.tests and all((CHECKOUT / test).exists() for test in fault.tests)
 
 
+@pytest.mark.parametrize(
+    ("file", "ops", "tests"),
+    [
+        ("csrc/metal/gdn/gradients.cpp", {"chunk_bwd_dqkwg", "chunk_kda_bwd"}, {"gdn/test_backward_stages"}),
+        ("csrc/cpu/gdn/chunk_stages.cpp", {"solve_tril", "chunk_bwd_dqkwg"}, {"gdn/test_stages", "gdn/test_gradients"}),
+        ("csrc/ops/layers/rows.h", {"l2norm", "norm_bwd"}, {"layers/test_l2norm", "layers/test_gradients"}),
+        ("csrc/cpu/aura/codes.h", {"aura_encode_", "aura_flash_p1"}, {"aura/test_aura_encode"}),  # by its includers
+        ("csrc/cpu/aura/codes.cpp", {"aura_encode_", "aura_flash_p1"}, {"aura/test_aura_encode"}),  # by its header
+        ("csrc/cpu/simd/gdn_gating.cpp", {"gdn_gating"}, {"layers/test_gdn_gating"}),  # by its name
+        ("csrc/cpu/define.h", set(), {"gdn/test_cpu_kernels"}),  # by what claims it
+    ],
+)
+def test_a_mutant_of_a_file_runs_the_tests_of_each_op_in_it(file: str, ops: set[str], tests: set[str]) -> None:
+    chosen, words = mutants.tests_that_see(file)
+    assert {f"tests/{test}.py" for test in tests} <= set(chosen)
+    assert (mutants.CLASSES in chosen) == bool(ops)
+    assert ops | {Path(test).stem for test in chosen if test != mutants.CLASSES} <= set(words.split(" or "))
+
+
+def test_every_op_has_a_contract_and_tests() -> None:
+    from torch_gdn_check.registry import REGISTRY
+
+    assert sorted(mutants.contracts().values()) == sorted(REGISTRY)
+    assert [op for op in REGISTRY if not mutants.tests_of_op(op)] == []
+
+
 def test_a_mutant_that_changes_a_text_alone_is_none() -> None:
     for one, other in (("'a 1'", "'a 2'"), ("x: int = 1", "x: str = 1"), ("x = f'{y} 1'", "x = f'{y} 2'")):
         assert mutants.without_texts(one) == mutants.without_texts(other)
