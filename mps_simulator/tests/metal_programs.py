@@ -44,8 +44,20 @@ def run(
     threadgroup_memory: Mapping[int, int] | None = None,
     macros: Sequence[str] = (),
 ) -> None:
-    """Dispatches the only kernel of `source` and waits for it. `grid` is the number of threads, for dispatchThreads."""
+    """Dispatches the only kernel of `source` and waits for it."""
     _, pipeline = _pipeline(source, tuple(macros))
+    dispatch(pipeline, arguments, threads, threadgroups, grid, threadgroup_memory)
+
+
+def dispatch(
+    pipeline: Any,
+    arguments: Sequence[Argument],
+    threads: Grid = 1,
+    threadgroups: Grid = 1,
+    grid: Grid | None = None,
+    threadgroup_memory: Mapping[int, int] | None = None,
+) -> None:
+    """Dispatches a kernel and waits for it. `grid` is the number of threads, for dispatchThreads."""
     with mps_simulator.metal.encoder() as encoder:
         encoder.set_pipeline(pipeline)
         for index, argument in enumerate(arguments):
@@ -62,3 +74,19 @@ def run(
         else:
             encoder.dispatch_threads(_size(grid), _size(threads))
     torch.mps.synchronize()
+
+
+def figures(
+    source: str,
+    arguments: Sequence[Argument],
+    *,
+    threadgroups: Grid = 1,
+    threads: Grid = 32,
+    threadgroup_memory: Mapping[int, int] | None = None,
+    detailed: bool = True,
+) -> Any:
+    """Runs the only kernel of `source`, and returns what a profile counts."""
+    with mps_simulator.profile(detailed) as profile:
+        run(source, arguments, threadgroups=threadgroups, threads=threads, threadgroup_memory=threadgroup_memory)
+    (kernel,) = profile.kernels.values()
+    return kernel

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +15,13 @@ import torch
 
 import mps_simulator
 import mps_simulator.metal
-from metal_programs import HEADER, run
+from metal_programs import HEADER, dispatch, run
 from mps_simulator import settings
 from mps_simulator.build import cache_directory
 
 
 def library(source: str, **options: Any) -> Any:
     return mps_simulator.metal.Library(HEADER + source, **options)
-
-
-def dispatch(pipeline: Any, arguments: Sequence[torch.Tensor | None], threads: int = 1) -> None:
-    with mps_simulator.metal.encoder() as encoder:
-        encoder.set_pipeline(pipeline)
-        for index, argument in enumerate(arguments):
-            if argument is not None:
-                encoder.set_buffer(argument, index)
-        encoder.dispatch_threadgroups((1, 1, 1), (threads, 1, 1))
-    torch.mps.synchronize()
 
 
 def value_of(expression: str, before: str = "", type_name: str = "float") -> float:
@@ -62,44 +52,44 @@ STORES[3] = STORES[2] + " out[index * 3 + 2] = value.z;"
 
 
 def positions(attribute: str, type_name: str) -> torch.Tensor:
-    """Returns [z, y, x, component] for 2 x 1 x 2 threadgroups of 20 x 2 x 1 threads."""
+    """Returns [z, y, x, component] for 2 x 1 x 2 threadgroups of 20 x 2 x 2 threads."""
     width = int(type_name[-1]) if type_name[-1].isdigit() else 1
-    out = torch.zeros(2, 2, 40, 3, dtype=torch.int32).to("mps")
+    out = torch.zeros(4, 2, 40, 3, dtype=torch.int32).to("mps")
     source = POSITIONS.format(type=type_name, attribute=attribute, stores=STORES[width])
-    run(source, [out], threadgroups=(2, 1, 2), threads=(20, 2, 1))
+    run(source, [out], threadgroups=(2, 1, 2), threads=(20, 2, 2))
     return out.cpu()[..., :width]
 
 
 def grid_positions() -> torch.Tensor:
-    z, y, x = torch.meshgrid(torch.arange(2), torch.arange(2), torch.arange(40), indexing="ij")
+    z, y, x = torch.meshgrid(torch.arange(4), torch.arange(2), torch.arange(40), indexing="ij")
     return torch.stack([x, y, z], dim=-1)
 
 
 def constant_grid(*values: int) -> torch.Tensor:
-    return torch.tensor(values).expand(2, 2, 40, len(values))
+    return torch.tensor(values).expand(4, 2, 40, len(values))
 
 
 def in_threadgroup() -> torch.Tensor:
-    return grid_positions() % torch.tensor([20, 2, 1])
+    return grid_positions() % torch.tensor([20, 2, 2])
 
 
 def index_in_threadgroup() -> torch.Tensor:
     at = in_threadgroup()
-    return (at[..., :1] + 20 * at[..., 1:2]).contiguous()
+    return (at[..., :1] + 20 * at[..., 1:2] + 40 * at[..., 2:]).contiguous()
 
 
 EXPECTED_POSITIONS = {
     "thread_position_in_grid": grid_positions,
     "thread_position_in_threadgroup": in_threadgroup,
-    "threadgroup_position_in_grid": lambda: grid_positions() // torch.tensor([20, 2, 1]),
-    "threads_per_threadgroup": lambda: constant_grid(20, 2, 1),
-    "dispatch_threads_per_threadgroup": lambda: constant_grid(20, 2, 1),
+    "threadgroup_position_in_grid": lambda: grid_positions() // torch.tensor([20, 2, 2]),
+    "threads_per_threadgroup": lambda: constant_grid(20, 2, 2),
+    "dispatch_threads_per_threadgroup": lambda: constant_grid(20, 2, 2),
     "threadgroups_per_grid": lambda: constant_grid(2, 1, 2),
-    "threads_per_grid": lambda: constant_grid(40, 2, 2),
+    "threads_per_grid": lambda: constant_grid(40, 2, 4),
     "thread_index_in_threadgroup": index_in_threadgroup,
     "thread_index_in_simdgroup": lambda: index_in_threadgroup() % 32,
     "simdgroup_index_in_threadgroup": lambda: index_in_threadgroup() // 32,
-    "simdgroups_per_threadgroup": lambda: constant_grid(2),
+    "simdgroups_per_threadgroup": lambda: constant_grid(3),
     "threads_per_simdgroup": lambda: constant_grid(32),
     "thread_execution_width": lambda: constant_grid(32),
     "thread_index_in_quadgroup": lambda: index_in_threadgroup() % 4,

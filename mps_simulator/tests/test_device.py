@@ -43,13 +43,6 @@ def test_manual_seed_repeats_and_gives_the_cpus_numbers() -> None:
     assert torch.equal(torch.randn(5), first)
 
 
-def test_mps_manual_seed_alone() -> None:
-    torch.mps.manual_seed(3)
-    first = torch.rand(5, device=MPS).cpu()
-    torch.mps.manual_seed(3)
-    assert torch.equal(torch.rand(5, device=MPS).cpu(), first)
-
-
 def test_rng_state_round_trip() -> None:
     state = torch.mps.get_rng_state()
     first = torch.rand(5, device=MPS).cpu()
@@ -78,6 +71,7 @@ def test_dropout_draws_from_the_mps_generator() -> None:
 @pytest.mark.parametrize(
     "draw",
     [
+        lambda: torch.rand(3, device=MPS),
         lambda: torch.randint(0, 9, (3,), device=MPS),
         lambda: torch.randperm(7, device=MPS),
         lambda: torch.bernoulli(torch.full((3,), 0.5, device=MPS)),
@@ -85,7 +79,7 @@ def test_dropout_draws_from_the_mps_generator() -> None:
         lambda: torch.empty(3, device=MPS).exponential_(),
         lambda: torch.nn.init.trunc_normal_(torch.empty(3, device=MPS)),
     ],
-    ids=["randint", "randperm", "bernoulli", "normal", "exponential_", "trunc_normal_"],
+    ids=["rand", "randint", "randperm", "bernoulli", "normal", "exponential_", "trunc_normal_"],
 )
 def test_random_ops_follow_the_seed(draw: Any) -> None:
     torch.mps.manual_seed(1)

@@ -91,15 +91,3 @@ def test_blit_past_the_end() -> None:
 def test_a_buffer_of_no_bytes() -> None:
     with faults("more than 0 bytes"):
         metal.Buffer(0)
-
-
-def test_a_grid_that_validation_rejects(scale: Any) -> None:
-    x, y = ramp(), torch.empty(N, device="mps")
-    with metal.encoder() as encoder:
-        set_scale(encoder, scale, x, y)
-        with faults("scale"):
-            encoder.dispatch_threadgroups((0, 1, 1), (32, 1, 1))
-        with faults("scale"):
-            encoder.dispatch_threads((1, 1, 1), (0, 1, 1))
-        with faults("scale"):
-            encoder.dispatch_threadgroups((1, 1, 1), (2048, 1, 1))

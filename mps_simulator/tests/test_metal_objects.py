@@ -12,25 +12,11 @@ import torch
 
 import mps_simulator
 from mps_simulator import metal
-from scale_kernel import N, doubled, encode_scale, faults, ramp, scaled, set_scale
+from scale_kernel import N, doubled, encode_scale, faults, ramp, scaled
 
 SOURCE = """
 #include <metal_stdlib>
 using namespace metal;
-
-constant float factor [[function_constant(0)]];
-constant bool is_negative [[function_constant(1)]];
-
-kernel void specialised(device float* y [[buffer(0)]], uint i [[thread_position_in_grid]]) {
-  y[i] = is_negative ? -factor : factor;
-}
-
-kernel void with_threadgroup_memory(device float* y [[buffer(0)]], threadgroup float* tile [[threadgroup(0)]],
-                                    uint i [[thread_index_in_threadgroup]]) {
-  tile[i] = i;
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  y[i] = tile[31 - i];
-}
 
 struct ErrorMessage { char file[128]; char func[128]; char message[250]; uint line; };
 struct ErrorMessages { atomic_uint count; ErrorMessage msg[30]; };
@@ -61,14 +47,6 @@ def test_an_op_encodes_on_the_streams_encoder(scale: Any) -> None:
     assert y.tolist() == doubled()
 
 
-def test_exact_grid_of_dispatch_threads(scale: Any) -> None:
-    x, y = ramp(), torch.zeros(64, device="mps")
-    with metal.encoder() as encoder:
-        set_scale(encoder, scale, x, y, count=1 << 30)
-        encoder.dispatch_threads((N, 1, 1), (32, 1, 1))
-    assert y.tolist() == doubled() + [0.0] * (64 - N)
-
-
 def test_a_tensor_is_bound_at_its_storage_offset(scale: Any) -> None:
     x, y = ramp(), torch.empty(N, device="mps")
     with metal.encoder() as encoder:
@@ -76,47 +54,8 @@ def test_a_tensor_is_bound_at_its_storage_offset(scale: Any) -> None:
     assert y[: N - 8].tolist() == doubled()[8:]
 
 
-def test_function_constants_by_index(library: Any) -> None:
-    y = torch.empty(32, device="mps")
-    with metal.encoder() as encoder:
-        encoder.set_pipeline(library.pipeline("specialised", constants={0: 2.5, 1: True}))
-        encoder.set_buffer(y, 0)
-        encoder.dispatch_threads(32, 32)
-    assert y.tolist() == [-2.5] * 32
-
-
-def test_threadgroup_memory_of_an_argument(library: Any) -> None:
-    y = torch.empty(32, device="mps")
-    with metal.encoder() as encoder:
-        encoder.set_pipeline(library.pipeline("with_threadgroup_memory"))
-        encoder.set_buffer(y, 0)
-        encoder.set_threadgroup_memory(128, 0)
-        encoder.dispatch_threadgroups(1, 32)
-    assert y.tolist() == [31.0 - i for i in range(32)]
-
-
-def test_library_lists_its_functions(library: Any) -> None:
-    assert sorted(library.functions) == ["report", "specialised", "with_threadgroup_memory"]
-
-
 def test_pipeline_facts(scale: Any) -> None:
     assert (scale.name, scale.max_total_threads_per_threadgroup, scale.thread_execution_width) == ("scale", 1024, 32)
-
-
-def test_macros_and_language_version() -> None:
-    source = "kernel void VERSION_NAME(device int* y [[buffer(0)]]) { y[0] = __METAL_VERSION__; }"
-    y = torch.zeros(1, dtype=torch.int32, device="mps")
-    library = metal.Library(source, language_version="3.1", macros={"VERSION_NAME": "version"})
-    with metal.encoder() as encoder:
-        encoder.set_pipeline(library.pipeline("version"))
-        encoder.set_buffer(y, 0)
-        encoder.dispatch_threads(1, 1)
-    assert y.item() == 310
-
-
-def test_compile_error_gives_the_compilers_words() -> None:
-    with pytest.raises(RuntimeError, match="no_such_variable"):
-        metal.Library("kernel void f(device float* y [[buffer(0)]]) { y[0] = no_such_variable; }")
 
 
 def test_an_unknown_function_is_named(library: Any) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import mps_simulator
-from metal_programs import HEADER
+from metal_programs import HEADER, dispatch
 from mps_simulator import settings
 
 FEATURES: dict[str, set[str]] = {"x86-64": set(), "x86-64-v2": {"ssse3", "sse4_2", "popcnt"}}
@@ -72,13 +72,7 @@ def test_values_are_rounded_to_nearest(march: str, name: str) -> None:
     narrow, chosen = (torch.zeros(256, dtype=dtype, device="mps") for _ in range(2))
     wide, whole = torch.zeros(256, device="mps"), torch.zeros(256, dtype=torch.int32, device="mps")
     vectors = torch.zeros(256, 4, dtype=dtype, device="mps")
-    arguments = (narrow, wide, whole, chosen, vectors, x.to("mps"))
-    with mps_simulator.metal.encoder() as encoder:
-        encoder.set_pipeline(pipeline)
-        for index, argument in enumerate(arguments):
-            encoder.set_buffer(argument, index)
-        encoder.dispatch_threads((256, 1, 1), (64, 1, 1))
-    torch.mps.synchronize()
+    dispatch(pipeline, [narrow, wide, whole, chosen, vectors, x.to("mps")], threads=64, grid=256)
     zero = torch.zeros((), dtype=dtype)
     assert torch.equal(narrow.cpu(), x.to(dtype))
     assert torch.equal(wide.cpu(), x.to(dtype).float())

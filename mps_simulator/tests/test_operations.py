@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import pytest
 import torch
 
 import mps_simulator
 import mps_simulator.metal
-from metal_programs import Argument, run
+from metal_programs import Argument, dispatch, figures, run
 from mps_simulator import settings
 
 FLOATS = ("fma", "add", "mul", "div", "minmax", "round", "exp", "log", "sqrt", "rsqrt", "other")
@@ -21,13 +18,6 @@ kernel void compute(device const TYPE* x [[buffer(0)]], device TYPE* out [[buffe
   out[i] = VALUE;
 }
 """
-
-
-def figures(source: str, arguments: Sequence[Argument], threads: int = 32) -> Any:
-    with mps_simulator.profile(detailed=True) as profile:
-        run(source, arguments, threads=threads)
-    (kernel,) = profile.kernels.values()
-    return kernel
 
 
 def floats(operations: dict[str, int]) -> dict[str, float]:
@@ -168,8 +158,6 @@ def test_function_constants_reach_the_twin() -> None:
         """
     )
     out = torch.ones(33).to("mps")
-    with mps_simulator.profile(detailed=True) as profile, mps_simulator.metal.encoder() as encoder:
-        encoder.set_pipeline(library.pipeline("compute", {0: 6}))
-        encoder.set_buffer(out, 0)
-        encoder.dispatch_threadgroups((1, 1, 1), (32, 1, 1))
+    with mps_simulator.profile(detailed=True) as profile:
+        dispatch(library.pipeline("compute", {0: 6}), [out], threads=32)
     assert profile.kernels["compute"].operations["div"] == 6 * 32

@@ -8,7 +8,7 @@ import torch
 import mps_simulator
 from metal_programs import run
 from mps_simulator import settings
-from twins import THREAD, N, Twin, each, ramp, thread, unwritten
+from twins import THREAD, N, Twin, both_tests, each, ramp, thread, unwritten
 
 
 def indices(*last: int) -> torch.Tensor:
@@ -130,14 +130,7 @@ RUN_TIME = [
 ]
 
 
-@each(OVERRUNS)
-def test_an_overrun_is_reported(twin: Twin, seed: int) -> None:
-    twin.must_fault(seed)
-
-
-@each(OVERRUNS)
-def test_its_mended_twin_passes_and_is_right(twin: Twin, seed: int) -> None:
-    twin.must_pass(seed, 1)
+test_an_overrun_is_reported, test_its_mended_twin_passes_and_is_right = both_tests(OVERRUNS)
 
 
 @each(RUN_TIME)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 
@@ -113,8 +112,11 @@ def test_a_reduction_is_shuffled_by_the_perturbing_mode_alone(function: str) -> 
     assert torch.equal(shuffled, reduced(perturb=True))
     rows = values.double().view(-1, 32)
     exact = (rows.sum(1, keepdim=True).expand_as(rows) if function == "simd_sum" else rows.cumsum(1)).reshape(-1)
-    assert (plain.double() - exact).abs().max() < 32 * 2**-24 * 32
-    assert (shuffled.double() - exact).abs().max() < 32 * 2**-24 * 32
+    roundings = 5 if function == "simd_sum" else 31  # a tree's, and a chain's
+    for result in (plain, shuffled):
+        assert (result.double() - exact).abs().max() <= roundings * 2**-24 * rows.sum(1).max()
+        lanes = result.view_as(rows)
+        assert function != "simd_sum" or torch.equal(lanes, lanes[:, :1].expand_as(lanes))
 
 
 EXP = """
@@ -245,24 +247,6 @@ def test_exact_grids_have_smaller_threadgroups_at_their_edges() -> None:
     run(source, [out], grid=(7, 3), threads=(4, 2))
     columns, rows = torch.tensor([4] * 4 + [3] * 3), torch.tensor([2, 2, 1])
     assert torch.equal(out.cpu().long(), 2200 + columns + 10 * rows[:, None])
-
-
-def test_positions_in_three_dimensions() -> None:
-    source = """
-    kernel void index(device uint* out [[buffer(0)]], uint3 position [[thread_position_in_grid]],
-                      uint3 size [[threads_per_grid]], uint3 local [[thread_position_in_threadgroup]],
-                      uint3 group [[threads_per_threadgroup]], uint linear [[thread_index_in_threadgroup]],
-                      uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-      bool right = linear == (local.z * group.y + local.y) * group.x + local.x && linear == simdgroup * 32 + lane;
-      out[(position.z * size.y + position.y) * size.x + position.x] = right ? linear : 99;
-    }
-    """
-    size = (8, 6, 4)
-    out = torch.empty(math.prod(size), dtype=torch.int32, device="mps")
-    run(source, [out], threadgroups=(2, 2, 2), threads=(4, 3, 2))
-    x, y, z = torch.meshgrid(*(torch.arange(n) for n in size), indexing="ij")
-    expected = (x % 4 + 4 * (y % 3) + 12 * (z % 2)).permute(2, 1, 0).reshape(-1)
-    assert torch.equal(out.cpu().long(), expected)
 
 
 def test_a_forked_child_runs_kernels_too() -> None:

@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
 
 import mps_simulator
-from metal_programs import Argument, Grid, run
+from metal_programs import Argument, figures, run
 from mps_simulator import settings
-
-
-def figures(
-    source: str,
-    arguments: Sequence[Argument],
-    *,
-    threadgroups: Grid = 1,
-    threads: Grid = 32,
-    threadgroup_memory: Mapping[int, int] | None = None,
-    detailed: bool = True,
-) -> Any:
-    with mps_simulator.profile(detailed) as profile:
-        run(source, arguments, threadgroups=threadgroups, threads=threads, threadgroup_memory=threadgroup_memory or {})
-    (kernel,) = profile.kernels.values()
-    return kernel
 
 
 def ramp(count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

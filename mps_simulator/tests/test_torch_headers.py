@@ -11,6 +11,7 @@ from torch.utils._cpp_embed_headers import _embed_headers
 
 import mps_simulator
 import mps_simulator.metal
+from metal_programs import dispatch
 from mps_simulator import settings
 
 INCLUDE = Path(torch.__file__).parent / "include"
@@ -42,25 +43,20 @@ def test_headers_compile(header: str) -> None:
     assert library([header], source).functions == ["probe"]
 
 
-def dispatch(name: str, arguments: list[torch.Tensor], threads: int) -> None:
-    pipeline = library(["indexing.h", "special_math.h", "atomic.h"], USE).pipeline(name)
-    with mps_simulator.metal.encoder() as encoder:
-        encoder.set_pipeline(pipeline)
-        for index, argument in enumerate(arguments):
-            encoder.set_buffer(argument, index)
-        encoder.dispatch_threadgroups((1, 1, 1), (threads, 1, 1))
+def call(name: str, arguments: list[torch.Tensor], threads: int) -> None:
+    dispatch(library(["indexing.h", "special_math.h", "atomic.h"], USE).pipeline(name), arguments, threads)
 
 
 def test_elementwise_kernels_of_pytorch() -> None:
     x = torch.randn(64).bfloat16()
     out = torch.zeros(64, dtype=torch.bfloat16).to("mps")
-    dispatch("twice_dense_bfloat_bfloat", [out, x.to("mps"), torch.tensor([64], dtype=torch.int32).to("mps")], 64)
+    call("twice_dense_bfloat_bfloat", [out, x.to("mps"), torch.tensor([64], dtype=torch.int32).to("mps")], 64)
     assert torch.equal(out.cpu(), x + x)
 
 
 def test_atomics_and_special_functions_of_pytorch() -> None:
     x = torch.linspace(-3, 3, 100)
     argument, total = x.to("mps"), torch.zeros(1, device="mps")
-    dispatch("special", [argument, total], 100)
+    call("special", [argument, total], 100)
     assert (argument.cpu().double() - torch.special.erf(x.double())).abs().max() < 2e-7
     assert abs(total.item() - x.double().sum().item()) < 1e-5
