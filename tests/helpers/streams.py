@@ -1,13 +1,35 @@
-"""Requests that a server streams while it is told to end."""
+"""Servers in processes of their own, and requests that they stream while they are told to end."""
 
 from __future__ import annotations
 
 import http.client
 import json
+import socket
+import subprocess
 import time
+import urllib.request
+from pathlib import Path
 from typing import Any
 
 PATIENCE = 300  # seconds after which something is taken to hang
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def wait_until_ready(server: subprocess.Popen[Any], port: int, path: str, log: Path) -> None:
+    """Waits until a server that logs into the file answers."""
+    for _ in range(2 * PATIENCE):
+        assert server.poll() is None, f"the server ended\n{log.read_text()[-6000:]}"
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5)
+            return
+        except OSError:
+            time.sleep(1)
+    raise AssertionError(f"the server does not answer\n{log.read_text()[-6000:]}")
 
 
 def begun(port: int, path: str, body: dict[str, Any]) -> http.client.HTTPResponse:

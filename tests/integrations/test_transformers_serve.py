@@ -7,10 +7,8 @@ from __future__ import annotations
 import json
 import random
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +16,15 @@ import pytest
 import torch
 
 from tests.helpers.devices import kernels_run, ready
-from tests.helpers.streams import PATIENCE, assert_ended_by_sigterm, begun, events, wait_until_refused
+from tests.helpers.streams import (
+    PATIENCE,
+    assert_ended_by_sigterm,
+    begun,
+    events,
+    free_port,
+    wait_until_ready,
+    wait_until_refused,
+)
 from tests.integrations.drafted import Steps, files, loaded
 from tests.integrations.http_serving import add_tokenizer, all_at_once, command_running, save, serving, text_of
 from tests.integrations.models import random_model
@@ -70,21 +76,13 @@ def test_32_clients(device_name: str, tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.sweep(1, seeds=3)
 def test_a_stream_ends_after_sigterm(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
-    model, log = save(random_model("qwen3_next"), tmp_path / "model"), tmp_path / "log"
+    model, log, port = save(random_model("qwen3_next"), tmp_path / "model"), tmp_path / "log", free_port()
     command = [sys.executable, "-m", "torch_gdn", "serve", "--engine", "transformers", str(model)]
     options = ["--device", "cpu", "--host", "127.0.0.1", "--port", str(port)]
     memory = ["--cb-max-batch-tokens", "64", "--cb-block-size", "16", "--cb-num-blocks", "64"]
     with log.open("w") as file, subprocess.Popen([*command, *options, *memory], stdout=file, stderr=file) as server:
         try:
-            for _ in range(PATIENCE):
-                with socket.socket() as connection:
-                    if connection.connect_ex(("127.0.0.1", port)) == 0:
-                        break
-                assert server.poll() is None, log.read_text()
-                time.sleep(1)
+            wait_until_ready(server, port, "/health", log)
             body = {"model": str(model), "prompt": text_of(range(1, 40)), "max_tokens": 60, "stream": True}
             stream = begun(port, "/v1/completions", body)
             server.send_signal(signal.SIGTERM)

@@ -7,16 +7,21 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 from engines.tests.sglang.conftest import GREEDY_TOKENS, environment, processes_of
-from tests.helpers.streams import assert_ended_by_sigterm, begun, events, wait_until_refused
+from tests.helpers.streams import (
+    assert_ended_by_sigterm,
+    begun,
+    events,
+    free_port,
+    wait_until_ready,
+    wait_until_refused,
+)
 
 STREAMS = 32
 LAST_TOKENS = 60  # of the stream that runs when the server is told to end
@@ -24,10 +29,7 @@ LAST_TOKENS = 60  # of the stream that runs when the server is told to end
 
 class Server:
     def __init__(self, model: Path, log: Path) -> None:
-        self.log = log
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = int(free.getsockname()[1])
+        self.log, self.port = log, free_port()
         pools = ["--max-total-tokens", "4096", "--max-running-requests", "16", "--max-mamba-cache-size", "64"]
         options = ["--dtype", "float32", "--chunked-prefill-size", "64", "--enable-mixed-chunk"]
         serve = [sys.executable, "-m", "torch_gdn", "serve", "--engine", "sglang"]
@@ -37,23 +39,10 @@ class Server:
                 [*command, *pools, *options], env=environment(), stdout=file, stderr=file, start_new_session=True
             )
 
-    def get(self, path: str) -> bytes:
-        answer: bytes = urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5).read()
-        return answer
-
     def kernels(self) -> set[str]:
         """Returns the names of the kernels that are compiled."""
-        return set(json.loads(self.get("/server_info"))["internal_states"][0]["probe"]["pipelines"])
-
-    def wait(self) -> None:
-        for _ in range(600):
-            assert self.process.poll() is None, f"the server ended\n{self.log.read_text()[-6000:]}"
-            try:
-                self.get("/health_generate")
-                return
-            except OSError:
-                time.sleep(1)
-        raise AssertionError(f"the server does not answer\n{self.log.read_text()[-6000:]}")
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/server_info", timeout=5) as answer:
+            return set(json.load(answer)["internal_states"][0]["probe"]["pipelines"])
 
 
 async def ask(port: int, texts: list[list[int]]) -> list[list[int]]:
@@ -78,7 +67,7 @@ def test_streams(reference: Any, tmp_path: Path) -> None:
     path, texts, tokens = reference("qwen3_5")
     server = Server(path, tmp_path / "log")
     try:
-        server.wait()
+        wait_until_ready(server.process, server.port, "/health_generate", server.log)
         before = server.kernels()
         answers = asyncio.run(ask(server.port, [texts[i % len(texts)] for i in range(STREAMS)]))
         late = server.kernels() - before

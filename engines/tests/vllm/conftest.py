@@ -18,6 +18,7 @@ from torch_gdn_engines import torchvision_operators
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 GREEDY_TOKENS = 12
+CHUNKS = {"max_num_batched_tokens": 64}  # prompts come in parts, while others decode
 
 torchvision_operators.declare()  # here for transformers; in an engine, the plugin does it
 
@@ -65,6 +66,13 @@ def run_at_start(code: str, folder: Path) -> None:
 
     own = "" if torch.backends.mps.is_available() else (HERE / "site" / "sitecustomize.py").read_text()
     (folder / "sitecustomize.py").write_text(own + code)
+
+
+def scenario(model: Path, texts: list[Any], *rounds: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """Returns what scenario.py runs: greedy tokens of the texts in one round, or in each round with what it changes."""
+    plain = {"prompts": texts, "tokens": GREEDY_TOKENS}
+    options = {"dtype": "float32", **options}
+    return {"model": str(model), "options": options, "rounds": [plain | each for each in rounds or ({},)]}
 
 
 def run_engine(

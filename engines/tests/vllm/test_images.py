@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from engines.tests.vllm.conftest import GREEDY_TOKENS, run_engine
+from engines.tests.vllm.conftest import GREEDY_TOKENS, run_engine, scenario
 from tests.helpers.small_models import COMMON, LINEAR, TEXT, bytes_to_characters
 
 SPECIAL = ["<|endoftext|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
@@ -93,20 +93,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], li
 
 def test_tokens_equal_generate(device: str, model: Any) -> None:
     path, texts, pixels, tokens = model
-    result = run_engine(
-        device,
-        {
-            "model": str(path),
-            "options": {
-                "dtype": "float32",
-                "max_num_batched_tokens": 256,
-                "max_model_len": 256,
-                "skip_tokenizer_init": False,
-                "skip_mm_profiling": True,
-                "limit_mm_per_prompt": {"image": 1, "video": 0},
-            },
-            "rounds": [{"prompts": texts, "images": pixels, "tokens": GREEDY_TOKENS}],
-        },
-    )
+    options = {"max_num_batched_tokens": 256, "max_model_len": 256, "skip_tokenizer_init": False}
+    options |= {"skip_mm_profiling": True, "limit_mm_per_prompt": {"image": 1, "video": 0}}
+    result = run_engine(device, scenario(path, texts, {"images": pixels}, **options))
     assert result["rounds"][0]["tokens"] == tokens
     assert result["compiled late"] == []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from engines.tests.vllm.conftest import GREEDY_TOKENS, run_engine
+from engines.tests.vllm.conftest import CHUNKS, GREEDY_TOKENS, run_engine, scenario
 from tests.helpers.small_models import adapter_of, generated
 
 
@@ -59,18 +59,6 @@ def test_tokens_are_those_of_merged_weights(device: str, family: str, reference:
         wanted[seed::3] = generated(merged, texts[seed::3], GREEDY_TOKENS)[0]
         folders[seed::3] = [str(adapter)] * len(texts[seed::3])
         assert wanted[seed::3] != tokens[seed::3]
-    result = run_engine(
-        device,
-        {
-            "model": str(path),
-            "options": {
-                "dtype": "float32",
-                "max_num_batched_tokens": 64,
-                "enable_lora": True,
-                "max_loras": 2,
-                "max_lora_rank": 8,
-            },
-            "rounds": [{"prompts": texts, "tokens": GREEDY_TOKENS, "adapters": folders}],
-        },
-    )
+    options = {**CHUNKS, "enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
+    result = run_engine(device, scenario(path, texts, {"adapters": folders}, **options))
     assert result["rounds"][0]["tokens"] == wanted

@@ -21,10 +21,10 @@ import psutil
 import pytest
 
 from engines.tests.vllm.conftest import GREEDY_TOKENS, environment, run_at_start
-from engines.tests.vllm.test_server import Server, free_port
+from engines.tests.vllm.test_server import Server
 from tests.helpers import cable
 from tests.helpers.small_models import with_tokenizer
-from tests.helpers.streams import PATIENCE, begun
+from tests.helpers.streams import PATIENCE, begun, free_port
 
 PIPELINE, TENSORS = ("--pipeline-parallel-size", "2"), ("--tensor-parallel-size", "2")
 LOOPBACK = ("lo0" if sys.platform == "darwin" else "lo", ("127.0.0.1", "127.0.0.1"))

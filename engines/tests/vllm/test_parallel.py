@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from engines.tests.vllm.conftest import GREEDY_TOKENS, assert_tokens_agree, run_at_start, run_engine
+from engines.tests.vllm.conftest import (
+    CHUNKS,
+    GREEDY_TOKENS,
+    assert_tokens_agree,
+    run_at_start,
+    run_engine,
+    scenario,
+)
 from tests.helpers.packed_models import PLAIN, Format, packed_model
 from tests.helpers.small_models import generated
 
@@ -25,13 +32,10 @@ from tests.helpers.small_models import generated
 )
 def test_two_processes(kind: str, family: str, is_eager: bool, reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     path, texts, tokens, _ = reference(family)
-    options = {"dtype": "float32", "max_num_batched_tokens": 64, kind: 2, "enforce_eager": is_eager}
-    options["distributed_executor_backend"] = "mp"
+    options = {**CHUNKS, kind: 2, "enforce_eager": is_eager, "distributed_executor_backend": "mp"}
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")  # a core each: by itself vLLM wants a NUMA node each
-    result = run_engine(
-        "cpu", {"model": str(path), "options": options, "rounds": [{"prompts": texts, "tokens": GREEDY_TOKENS}]}
-    )
+    result = run_engine("cpu", scenario(path, texts, **options))
     assert result["rounds"][0]["tokens"] == tokens
 
 
@@ -70,14 +74,14 @@ def assert_two_are_one(
     if "packed" in features:
         path, numbers = packed_model(path, PACKED, folder / "packed")
         tokens, margins = generated(numbers, texts, GREEDY_TOKENS)
-    options = {"dtype": "float32", "max_num_batched_tokens": 64, "enable_prefix_caching": True, "max_num_seqs": 4}
+    options: dict[str, Any] = {**CHUNKS, "enable_prefix_caching": True, "max_num_seqs": 4}
     is_coded_pipeline = has_codes and kind == "pipeline_parallel_size"
     if is_coded_pipeline:  # what a prompt's part reads as codes depends on where parts end, and that on other requests
         options["max_num_seqs"] = 1
     for name in OPTIONS.keys() & features.split(", "):
         options |= OPTIONS[name]
-    one = {"model": str(path), "options": options, "rounds": [{"prompts": texts, "tokens": GREEDY_TOKENS}] * 2}
-    two = {**one, "options": {**options, kind: 2, "distributed_executor_backend": "mp"}}
+    one = scenario(path, texts, {}, {}, **options)
+    two = scenario(path, texts, {}, {}, **options, **{kind: 2}, distributed_executor_backend="mp")
     result = run_engine("mps", two, first, {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"})
     assert max(result["rounds"][1]["cached"]) > 0
     if is_coded_pipeline:
@@ -112,10 +116,9 @@ def test_bytes_that_cross(kind: str, reference: Any, tmp_path: Path, monkeypatch
     if kind == "tensor_parallel_size":
         sums = numbers * config["num_hidden_layers"] + config["hidden_size"]
         per_process = [sums * tokens + config["vocab_size"] // 2 * GREEDY_TOKENS] * 2
-    options = {"dtype": "float32", kind: 2, "distributed_executor_backend": "mp"}
+    options = {kind: 2, "distributed_executor_backend": "mp"}
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     run_at_start(COUNT, tmp_path)
-    round_ = {"prompts": texts[2:3], "tokens": GREEDY_TOKENS}
-    run_engine("mps", {"model": str(path), "options": options, "rounds": [round_]}, [tmp_path])
+    run_engine("mps", scenario(path, texts[2:3], **options), [tmp_path])
     counted = [sum(map(int, file.read_text().split())) for file in tmp_path.glob("bytes of *")]
     assert sorted(filter(None, counted)) == [4 * each for each in per_process]

@@ -10,18 +10,20 @@ from typing import Any
 
 import pytest
 
-from engines.tests.vllm.conftest import GREEDY_TOKENS, HERE, assert_tokens_agree, environment, run_engines
+from engines.tests.vllm.conftest import (
+    CHUNKS,
+    GREEDY_TOKENS,
+    HERE,
+    assert_tokens_agree,
+    environment,
+    run_engines,
+    scenario,
+)
 from tests.helpers.packed_models import PLAIN, Format, packed_model
 from tests.helpers.small_models import adapter_of, generated, model_of, prompts
 from tests.helpers.wide import assert_experts_are_those_of_the_file, write_wide_model
 
-CHUNKS = {"dtype": "float32", "max_num_batched_tokens": 64}
-ALIGNED = {
-    "dtype": "float32",
-    "max_num_batched_tokens": 512,
-    "enable_prefix_caching": True,
-    "mamba_cache_mode": "align",
-}
+ALIGNED = {"max_num_batched_tokens": 512, "enable_prefix_caching": True, "mamba_cache_mode": "align"}
 TEXTS, CLIENTS = prompts(6, 130), prompts(32, 130)
 EXPERTS_ONLY = rf"{PLAIN}|self_attn|linear_attn|shared_expert"  # as published files of mixtures have it
 
@@ -31,10 +33,8 @@ def packed(family: str, how: Format, folder: Path, name: str) -> tuple[Path, Pat
     return packed_model(model_of(family, folder), how, folder / f"{family} {name}")
 
 
-def scenario(model: Path, options: dict[str, Any], *rounds: dict[str, Any], texts: Any = TEXTS) -> dict[str, Any]:
-    plain = {"prompts": texts, "tokens": GREEDY_TOKENS}
-    options = {"max_num_seqs": len(texts), **options}
-    return {"model": str(model), "options": options, "rounds": [plain | each for each in rounds or ({},)]}
+def at_once(model: Path, texts: list[Any], *rounds: dict[str, Any], **options: Any) -> dict[str, Any]:
+    return scenario(model, texts, *rounds, max_num_seqs=len(texts), **options)
 
 
 DENSE = {
@@ -58,16 +58,17 @@ def test_dense_models(folder: Path) -> None:
     models = {name: packed(family, how, folder, name) for name, (family, how) in DENSE.items()}
     texts = {name: CLIENTS if name in MANY else TEXTS for name in models}
     wanted = {name: [generated(numbers, texts[name], GREEDY_TOKENS)[0]] for name, (_, numbers) in models.items()}
-    scenarios = {name: scenario(model, CHUNKS) for name, (model, _) in models.items()}
-    drafts = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}}
-    scenarios["compressed-tensors"] = scenario(models["compressed-tensors"][0], CHUNKS | drafts, texts=CLIENTS)
-    scenarios["awq"] = scenario(models["awq"][0], ALIGNED, {}, {}, texts=CLIENTS)
+    scenarios = {name: at_once(model, TEXTS, **CHUNKS) for name, (model, _) in models.items()}
+    drafts = {"method": "mtp", "num_speculative_tokens": 2}
+    drafted = at_once(models["compressed-tensors"][0], CLIENTS, **CHUNKS, speculative_config=drafts)
+    scenarios["compressed-tensors"] = drafted
+    scenarios["awq"] = at_once(models["awq"][0], CLIENTS, {}, {}, **ALIGNED)
     scenarios["mlx"]["options"]["hf_overrides"] = {"architectures": ["Qwen3_5ForCausalLM"]}
     wanted["awq"] *= 2
     adapter, merged = adapter_of(models["gptq"][1], folder / "qwen3_5 gptq", 1)
     options = {**CHUNKS, "enable_lora": True, "max_loras": 1, "max_lora_rank": 8}
     adapters = [str(adapter), None] * (len(TEXTS) // 2)
-    scenarios["gptq"] = scenario(models["gptq"][0], options, {}, {"adapters": adapters})
+    scenarios["gptq"] = at_once(models["gptq"][0], TEXTS, {}, {"adapters": adapters}, **options)
     adapted = generated(merged, TEXTS, GREEDY_TOKENS)[0]
     assert adapted != wanted["gptq"][0]
     wanted["gptq"].append([(adapted if i % 2 == 0 else wanted["gptq"][0])[i] for i in range(len(TEXTS))])
@@ -96,7 +97,7 @@ def test_mixtures_of_experts(folder: Path) -> None:
     models = {name: packed(family, how, folder, name) for name, (family, how) in MIXTURES.items()}
     texts = {name: CLIENTS if how.wrapped else TEXTS for name, (_, how) in MIXTURES.items()}
     wanted = {name: generated(numbers, texts[name], GREEDY_TOKENS)[0] for name, (_, numbers) in models.items()}
-    scenarios = {name: scenario(model, CHUNKS, texts=texts[name]) for name, (model, _) in models.items()}
+    scenarios = {name: at_once(model, texts[name], **CHUNKS) for name, (model, _) in models.items()}
     for name in ("gptq", "fp8"):
         scenarios[name]["options"] |= {"limit_mm_per_prompt": {"image": 0, "video": 0}}
     results = run_engines("mps", list(scenarios.values()))
@@ -110,7 +111,7 @@ def test_bfloat16_differs_only_where_two_tokens_are_close(folder: Path) -> None:
     """Scales are float16 in the file."""
     model, numbers = packed("qwen3_5", Format("gptq", is_symmetric=True), folder, "bfloat16")
     tokens, margins = generated(numbers, TEXTS, GREEDY_TOKENS, "bfloat16")
-    (result,) = run_engines("mps", [scenario(model, {**CHUNKS, "dtype": "bfloat16"})])
+    (result,) = run_engines("mps", [at_once(model, TEXTS, **CHUNKS, dtype="bfloat16")])
     assert_tokens_agree(result["rounds"][0]["tokens"], tokens, margins, 0.15)
     assert result["compiled late"] == []
 

@@ -8,11 +8,8 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +18,17 @@ import pytest
 
 from engines.tests.vllm.conftest import GREEDY_TOKENS, environment
 from tests.helpers.small_models import with_tokenizer
-from tests.helpers.streams import assert_ended_by_sigterm, begun, events, wait_until_refused
+from tests.helpers.streams import (
+    assert_ended_by_sigterm,
+    begun,
+    events,
+    free_port,
+    wait_until_ready,
+    wait_until_refused,
+)
 
 STREAMS = 32
 LAST_TOKENS = 60  # of the stream that runs when the server is told to end
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 class Server:
@@ -39,31 +37,13 @@ class Server:
         options = ["--dtype", "float32", "--max-model-len", "512", "--max-num-batched-tokens", "64", "--enforce-eager"]
         pools = ["--kv-cache-memory-bytes", str(1 << 28), "--max-num-seqs", "16", "--no-enable-prefix-caching"]
         variables = {**environment(device), "VLLM_ENABLE_V1_MULTIPROCESSING": "1", **environ}
-        command = [
-            sys.executable,
-            "-m",
-            "torch_gdn",
-            "serve",
-            str(model),
-            "--port",
-            str(self.port),
-            *options,
-            *pools,
-            *more,
-        ]
+        serve = [sys.executable, "-m", "torch_gdn", "serve", str(model), "--port", str(self.port)]
+        command = [*serve, *options, *pools, *more]
         with log.open("w") as file:
             self.process = subprocess.Popen(command, env=variables, stdout=file, stderr=file, start_new_session=True)
 
     def wait(self) -> None:
-        for _ in range(600):
-            if self.process.poll() is not None:
-                raise AssertionError(f"the server ended\n{self.log.read_text()[-6000:]}")
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5)
-                return
-            except OSError:
-                time.sleep(1)
-        raise AssertionError(f"the server does not answer\n{self.log.read_text()[-6000:]}")
+        wait_until_ready(self.process, self.port, "/health", self.log)
 
     def family(self) -> list[psutil.Process]:
         server = psutil.Process(self.process.pid)

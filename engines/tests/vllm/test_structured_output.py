@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engines.tests.vllm.conftest import GREEDY_TOKENS, run_engine
+from engines.tests.vllm.conftest import CHUNKS, run_engine, scenario
 from engines.tests.vllm.test_engine import NGRAM
 from tests.helpers.small_models import with_tokenizer
 
@@ -62,20 +62,9 @@ def test_structured_output(device: str, drafts: dict[str, Any], model: Path, ref
         {"structured_outputs": grammars[i // 2 % 3], "ignore_eos": False, "max_tokens": 80} if i % 2 else {}
         for i in range(len(texts))
     ]
-    result = run_engine(
-        device,
-        {
-            "model": str(model),
-            "options": {
-                "dtype": "float32",
-                "max_num_batched_tokens": 64,
-                **drafts,
-                "skip_tokenizer_init": False,
-                "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
-            },
-            "rounds": [{"prompts": texts, "tokens": GREEDY_TOKENS, "sampling": sampling}],
-        },
-    )
+    grammar = {"backend": "xgrammar", "disable_any_whitespace": True}
+    options = {**CHUNKS, **drafts, "skip_tokenizer_init": False, "structured_outputs_config": grammar}
+    result = run_engine(device, scenario(model, texts, {"sampling": sampling}, **options))
     assert (result["metrics"].get("vllm:spec_decode_num_accepted_tokens", 0) > 0) == bool(drafts)
     answers = result["rounds"][0]["tokens"]
     assert answers[::2] == tokens[::2]

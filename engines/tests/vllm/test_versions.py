@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from engines.tests.vllm.conftest import GREEDY_TOKENS, ROOT, assert_tokens_agree, run_engine
+from engines.tests.vllm.conftest import CHUNKS, ROOT, assert_tokens_agree, run_engine, scenario
+from engines.tests.vllm.test_engine import NGRAM
 from engines.tests.vllm.test_parallel import assert_two_are_one
 
 VERSION = "0.33.0"
@@ -34,17 +35,9 @@ def python_files_of(version: str) -> Path:
 @pytest.mark.versions
 def test_drafts_on_mps(reference: Any) -> None:
     path, texts, tokens, _ = reference("qwen3_next")
-    ngram = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 2}
-    drafted = {"prompts": texts, "tokens": GREEDY_TOKENS, "accept": [0, 3, 1, 2], "continuations": tokens}
-    result = run_engine(
-        "mps",
-        {
-            "model": str(path),
-            "options": {"dtype": "float32", "max_num_batched_tokens": 64, "speculative_config": ngram},
-            "rounds": [{"prompts": texts, "tokens": GREEDY_TOKENS}, drafted],
-        },
-        [python_files_of(VERSION)],
-    )
+    drafted = {"accept": [0, 3, 1, 2], "continuations": tokens}
+    given = scenario(path, texts, {}, drafted, **CHUNKS, speculative_config=NGRAM)
+    result = run_engine("mps", given, [python_files_of(VERSION)])
     assert result["version"] == VERSION
     assert [each["tokens"] for each in result["rounds"]] == [tokens, tokens]
     assert result["compiled late"] == []
@@ -53,15 +46,8 @@ def test_drafts_on_mps(reference: Any) -> None:
 @pytest.mark.versions
 def test_codes_by_the_name_of_a_dtype(reference: Any) -> None:
     path, texts, tokens, margins = reference("qwen3")
-    result = run_engine(
-        "mps",
-        {
-            "model": str(path),
-            "options": {"dtype": "float32", "max_num_batched_tokens": 64, "kv_cache_dtype": "aura_8v8"},
-            "rounds": [{"prompts": texts, "tokens": GREEDY_TOKENS}],
-        },
-        [python_files_of(VERSION)],
-    )
+    given = scenario(path, texts, **CHUNKS, kv_cache_dtype="aura_8v8")
+    result = run_engine("mps", given, [python_files_of(VERSION)])
     assert any(name.startswith("aura_paged_attention") for name in result["kernels"])
     assert_tokens_agree(result["rounds"][0]["tokens"], tokens, margins, 0.05)
 
