@@ -37,13 +37,21 @@ def setup(*arguments: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    folder = tmp_path_factory.mktemp("wheel")
-    egg_info = ("egg_info", "--egg-base", str(folder))  # otherwise two runs write one torch_gdn.egg-info
-    setup(*egg_info, "dist_info", "--output-dir", str(folder))
-    (described,) = folder.glob("*.dist-info")  # pip has the checkout described, and hands that to the wheel
-    setup(*egg_info, "build", "--build-lib", str(folder / "lib"), "bdist_wheel", "--bdist-dir", str(folder / "tree"),
-          "--dist-dir", str(folder), "--dist-info-dir", str(described))  # fmt: skip
+def described(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns what pip is told of a checkout, in a folder for wheels."""
+    folder = tmp_path_factory.mktemp("wheel")  # otherwise two runs write one torch_gdn.egg-info
+    setup("egg_info", "--egg-base", str(folder), "dist_info", "--output-dir", str(folder))
+    (result,) = folder.glob("*.dist-info")
+    return result
+
+
+@pytest.fixture(scope="module")
+def wheel(described: Path) -> zipfile.ZipFile:
+    """Returns the wheel, to which pip hands the description of the checkout."""
+    folder = described.parent
+    places = ("--bdist-dir", str(folder / "tree"), "--dist-dir", str(folder), "--dist-info-dir", str(described))
+    built = ("build", "--build-lib", str(folder / "lib"), "bdist_wheel", *places)
+    setup("egg_info", "--egg-base", str(folder), *built)
     (path,) = folder.glob("*.whl")
     return zipfile.ZipFile(path)
 
@@ -311,12 +319,10 @@ def test_the_citation_has_the_version() -> None:
 
 
 def test_a_checkout_names_the_folders_of_its_neighbours_and_a_wheel_their_versions(
-    metadata: Message, tmp_path: Path
+    metadata: Message, described: Path
 ) -> None:
     """pip asks the checkout for its metadata, and then installs what they name."""
-    setup("egg_info", "--egg-base", str(tmp_path), "dist_info", "--output-dir", str(tmp_path))
-    (file,) = tmp_path.glob("*.dist-info/METADATA")
-    checkout = email.message_from_string(file.read_text())
+    checkout = email.message_from_string((described / "METADATA").read_text())
     for extra, package, folder in (("check", "torch_gdn_check", "check"), ("engines", "torch_gdn_engines", "engines")):
         (from_checkout,), (from_wheel,) = (
             [line for line in result.get_all("Requires-Dist", []) if line.endswith(f'extra == "{extra}"')]
