@@ -288,21 +288,6 @@ def test_the_command_measures_the_rule_and_keeps_rows_of_the_other(
     assert (kept.tokens, new.tokens, new.rule) == (7, 5, rule) and kept.rule != rule
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--shapes", "16,32,128"], "expected H,HV,K,V, such as 16,32,128,128, got '16,32,128'"),
-        (["--tokens", "0"], "expected a positive integer, got '0'"),
-        (["--dtype", "float64"], "invalid choice: 'float64'"),
-        (["--rules", "mamba"], "invalid choice: 'mamba'"),
-    ],
-)
-def test_wrong_arguments(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        tune.main(arguments)
-    assert words in capsys.readouterr().err
-
-
 def test_a_warmup_compiles_the_chunks_that_the_table_asks_for_and_no_others() -> None:
     device = ready("mps")
     tuning_cache.install(

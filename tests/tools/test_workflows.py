@@ -26,11 +26,16 @@ def lint(tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(program), *arguments], text=True, capture_output=True, check=False)
 
 
+def schema_problem(schema: str, path: Path) -> str:
+    """Returns the errors of check-jsonschema."""
+    process = lint("check-jsonschema", "--builtin-schema", schema, str(path))
+    return process.stdout + process.stderr if process.returncode != 0 else ""
+
+
 def schema_errors(workflow: Path) -> str:
-    """Returns the errors of check-jsonschema, with GitHub's schema, and one that wants a time limit for each job."""
+    """Returns the errors with GitHub's schema, and with one that wants a time limit for each job."""
     schemas = ("vendor.github-workflows", "custom.github-workflows-require-timeout")
-    finished = [lint("check-jsonschema", "--builtin-schema", schema, str(workflow)) for schema in schemas]
-    return "".join(process.stdout + process.stderr for process in finished if process.returncode != 0)
+    return "".join(schema_problem(schema, workflow) for schema in schemas)
 
 
 def findings(workflow: Path) -> str:
@@ -52,8 +57,7 @@ def test_no_finding(workflow: Path) -> None:
 
 def test_dependabots_settings_are_accepted_and_cover_each_folder_of_actions() -> None:
     settings = ROOT / ".github/dependabot.yml"
-    done = lint("check-jsonschema", "--builtin-schema", "vendor.dependabot", str(settings))
-    assert done.returncode == 0, done.stdout
+    assert schema_problem("vendor.dependabot", settings) == ""
     (update,) = yaml.safe_load(settings.read_text())["updates"]
     folders = {f"/{path.parent.relative_to(ROOT)}" for path in (ROOT / ".github/actions").glob("*/action.yml")}
     assert set(update["directories"]) == {"/"} | folders
@@ -80,11 +84,6 @@ def test_an_action_has_no_schema_error_and_no_finding(tmp_path: Path) -> None:
     assert not findings(action)
     (tmp_path / "action.yml").write_text(action.read_text().replace("description:", "descriptions:"))
     assert "description" in schema_problem("vendor.github-actions", tmp_path / "action.yml")
-
-
-def schema_problem(schema: str, path: Path) -> str:
-    process = lint("check-jsonschema", "--builtin-schema", schema, str(path))
-    return process.stdout + process.stderr if process.returncode != 0 else ""
 
 
 FORMS = [path for path in sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")) if path.stem != "config"]
@@ -144,12 +143,6 @@ def test_a_job_uploads_the_report_that_it_wrote(workflow: str, job: str) -> None
     (written,) = [step for step in steps if upload["with"]["path"] in f"{step.get('run')} {step.get('env')}"]
     assert "check" in written["run"] or "test" in written["run"]
     assert upload["if"] in ("${{ always() }}", "${{ !cancelled() }}")
-
-
-@pytest.mark.parametrize(("workflow", "job"), [("test.yml", "linux"), ("mac.yml", "tests")])
-def test_the_readmes_test_command_runs(workflow: str, job: str) -> None:
-    assert "make test" in [step.get("run") for step in jobs(workflow)[job]["steps"]]
-    assert "    make test" in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize("job", jobs("mac.yml"))
