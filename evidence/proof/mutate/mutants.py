@@ -273,8 +273,10 @@ def tests_in(folder: Path) -> list[Path]:
     return [path for path in sorted(folder.rglob("test_*.py")) if path.parent.name not in others]
 
 
-def all_mutants(source: Source) -> list[tuple[str, int, str, str]]:
-    return [(file, *each) for file in files_of(source) for each in lines_of(file, source.rules)]
+def all_mutants(source: Source, words: Sequence[str]) -> list[tuple[str, int, str, str]]:
+    """Returns the mutants of the files that have one of the words in their paths."""
+    files = [file for file in files_of(source) if any(word in file for word in words)]
+    return [(file, *each) for file in files for each in lines_of(file, source.rules)]
 
 
 def place_of(mutant: tuple[str, int, str, str], seed: str) -> bytes:
@@ -295,10 +297,7 @@ def draw(count: int, seed: str, sources: Sequence[Source] = SOURCES, features: S
     A change to the sources draws the same mutants of the lines that it leaves.
     """
     words = tuple(word for feature in features for word in FEATURES[feature]) or ("",)
-    piles = [
-        sorted((x for x in all_mutants(source) if any(word in x[0] for word in words)), key=lambda x: place_of(x, seed))
-        for source in sources
-    ]
+    piles = [sorted(all_mutants(source, words), key=lambda x: place_of(x, seed)) for source in sources]
     chosen: list[Fault] = []
     while len(chosen) < count and any(piles):
         for source, pile in zip(sources, piles, strict=True):

@@ -299,7 +299,7 @@ def test_mutants_are_drawn(folder: str, monkeypatch: pytest.MonkeyPatch) -> None
         ("csrc/ops/layers/rows.h", {"l2norm", "norm_bwd"}, {"layers/test_l2norm", "layers/test_gradients"}),
         ("csrc/cpu/aura/codes.h", {"aura_encode_", "aura_flash_p1"}, {"aura/test_aura_encode"}),  # by its includers
         ("csrc/cpu/aura/codes.cpp", {"aura_encode_", "aura_flash_p1"}, {"aura/test_aura_encode"}),  # by its header
-        ("csrc/cpu/simd/gdn_gating.cpp", {"gdn_gating"}, {"layers/test_gdn_gating"}),  # by its name
+        ("csrc/cpu/simd/causal_conv1d.cpp", {"causal_conv1d"}, {"layers/test_causal_conv1d"}),  # by its name
         ("csrc/cpu/define.h", set(), {"gdn/test_cpu_kernels"}),  # by what claims it
     ],
 )
