@@ -41,6 +41,16 @@ def random_model(kind: str, dtype: torch.dtype = torch.float32, seed: int = 0, *
     return model.to(torch.bfloat16).to(dtype)
 
 
+def attention_model(**special: Any) -> Any:
+    """Makes a model without a delta rule."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
+    sizes = {name: SIZES[name] for name in names}
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(Qwen3Config(**sizes, num_hidden_layers=2, initializer_range=0.1, **special)).eval()
+
+
 def random_tokens(*shape: int, seed: int = 1) -> Tensor:
     return torch.randint(1, VOCABULARY, shape, generator=torch.Generator().manual_seed(seed))
 

@@ -195,14 +195,9 @@ def test_what_attention_does_not_copy_is_left_to_the_pages(monkeypatch: pytest.M
 
 
 def test_models_of_attention_alone_are_transformers_own() -> None:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
     from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
-    sizes = {name: models.SIZES[name] for name in ("hidden_size", "intermediate_size", "head_dim", "vocab_size")}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2}
-    torch.manual_seed(0)
-    model = Qwen3ForCausalLM(Qwen3Config(**sizes, **heads, initializer_range=0.1)).eval()
-    prompts = prompts_of(5, 70)
+    model, prompts = models.attention_model(), prompts_of(5, 70)
     expected = alone(model, prompts)
     transformers.enable(continuous_batching=True)
     result = served(model, prompts)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.helpers.devices import ready
-from tests.integrations.models import SERVED_KINDS, SIZES, distance, random_model, random_tokens
+from tests.integrations.models import SERVED_KINDS, attention_model, distance, random_model, random_tokens
 from tests.integrations.serving import Passed, other_version
 
 if reason := other_version("ConversationCache"):
@@ -30,19 +30,8 @@ def from_scratch(model: Any, prompt: torch.Tensor) -> torch.Tensor:
 
 
 def sliding_model() -> Any:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        **{name: SIZES[name] for name in names},
-        num_hidden_layers=2,
-        layer_types=["sliding_attention", "full_attention"],
-        use_sliding_window=True,
-        sliding_window=16,
-        initializer_range=0.1,
-    )
-    return Qwen3ForCausalLM(config).eval()
+    layers = ["sliding_attention", "full_attention"]
+    return attention_model(layer_types=layers, use_sliding_window=True, sliding_window=16)
 
 
 @pytest.mark.sweep(2)
