@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from tests.helpers.packed_models import Codes, Format, float8, mxfp4, quantise, stored, words
+from tests.helpers.packed_models import Format, write
 from torch_gdn.integrations.transformers import loading_patches, versions
 from torch_gdn.quantized import PackedWeight
 from torch_gdn.quantized.formats import SUPPORTED
@@ -221,33 +221,13 @@ MXFP4 = compressed_tensors(scheme(type="float", group_size=32), format="mxfp4-pa
 READ |= {
     "mxfp4": (MXFP4, Format("mxfp4")),
     "mlx, mxfp4": (MLX | {"mode": "mxfp4"}, Format("mlx mxfp4")),
-    "fp8": (FP8, Format("float8")),
-    "compressed-tensors in blocks of floats": (floats("block", block_structure=[128, 128]), Format("float8 block")),
-    "compressed-tensors in rows of floats": (floats("channel"), Format("float8 channel")),
-    "compressed-tensors in floats": (floats("tensor"), Format("float8 tensor")),
-    "modelopt": (MODELOPT, Format("float8 tensor")),
+    "fp8": (FP8, Format("fp8")),
+    "compressed-tensors in blocks of floats": (floats("block", block_structure=[128, 128]), Format("fp8 block")),
+    "compressed-tensors in rows of floats": (floats("channel"), Format("fp8 channel")),
+    "compressed-tensors in floats": (floats("tensor"), Format("fp8 tensor")),
+    "modelopt": (MODELOPT, Format("fp8 tensor")),
 }
 UNKNOWN_TO = {("sglang", "mlx"), ("sglang", "mlx, own bits"), ("sglang", "mlx, mxfp4")}
-
-
-def write(weight: Tensor, how: Format) -> tuple[dict[str, Tensor], Tensor]:
-    """Returns a matrix's tensors in the files, and its numbers."""
-    if how.layout.startswith("float8"):
-        _, _, strategy = how.layout.partition(" ")
-        return float8(weight, "weight_scale" if strategy else "weight_scale_inv", strategy or "block")
-    if how.layout.endswith("mxfp4"):
-        return mxfp4(weight, is_mlx=how.layout.startswith("mlx"))
-    codes = quantise(weight, how)
-    tensors = written_as_compressed_tensors(codes, how) if how.layout == "compressed-tensors" else stored(codes, how)
-    return tensors, codes.numbers()
-
-
-def written_as_compressed_tensors(codes: Codes, how: Format) -> dict[str, Tensor]:
-    tensors = {"weight_packed": words(codes.codes, how.bits), "weight_scale": codes.scales}
-    tensors["weight_shape"] = torch.tensor(codes.codes.shape)
-    order = {"weight_g_idx": codes.groups.int()} if how.is_ordered else {}
-    zeros = {} if how.is_symmetric else {"weight_zero_point": words(codes.zeros.T, how.bits).T}
-    return tensors | order | zeros
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -1,7 +1,8 @@
-"""Counts the numbers that operators make of packed weights, which are never needed to load a model."""
+"""Measures what loading a model with packed weights takes: memory, and numbers made of bytes, which it never needs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,3 +29,15 @@ class Decoded(TorchDispatchMode):
             made = [x for x in tensors_in(result) if x.is_floating_point() and x.dtype not in PACKED]
             self.numbers += sum(x.numel() for x in made)
         return result
+
+
+def measured(load: Callable[[], Any]) -> tuple[Any, list[int]]:
+    """Returns what `load` does, the bytes of mps that are held since, the most that were held meanwhile, and how many
+    numbers were made.
+    """
+    before = torch.mps.current_allocated_memory()
+    torch.accelerator.reset_peak_memory_stats()
+    with Decoded() as decoded:
+        result = load()
+    held, most = torch.mps.current_allocated_memory(), torch.accelerator.max_memory_allocated()
+    return result, [held - before, most - before, decoded.numbers]

@@ -24,7 +24,7 @@ PLAIN = r"embed_tokens|lm_head|\.gate$|shared_expert_gate|in_proj_(b|a|ba)$|conv
 
 @dataclass(frozen=True)
 class Format:
-    layout: str  # gptq, awq, compressed-tensors, auto-round, mlx or fp8
+    layout: str  # gptq, awq, compressed-tensors, auto-round, mlx, mxfp4, "mlx mxfp4", fp8, or "fp8 " and a strategy
     bits: int = 4
     group: int | None = 32  # None: a row
     is_symmetric: bool = False
@@ -149,8 +149,25 @@ def stored(of: Codes, how: Format) -> dict[str, Tensor]:
     return tensors
 
 
-def written(codes: Codes, how: Format) -> tuple[dict[str, Tensor], Tensor]:
-    return stored(codes, how), codes.numbers()
+def compressed_tensors(of: Codes, how: Format) -> dict[str, Tensor]:
+    """Returns the tensors that `stored` has its package pack."""
+    tensors = {"weight_packed": words(of.codes, how.bits), "weight_scale": of.scales}
+    tensors["weight_shape"] = torch.tensor(of.codes.shape)
+    if not how.is_symmetric:
+        zeros = torch.nn.functional.pad(of.zeros, (0, 0, 0, -len(of.zeros) % how.per_word))
+        tensors["weight_zero_point"] = words(zeros.T, how.bits).T
+    return tensors | ({"weight_g_idx": of.groups.int()} if how.is_ordered else {})
+
+
+def write(weight: Tensor, how: Format) -> tuple[dict[str, Tensor], Tensor]:
+    """Returns a matrix's tensors in the files, made without any format's package, and its numbers in float32."""
+    if how.layout.startswith("fp8"):
+        _, _, strategy = how.layout.partition(" ")
+        return float8(weight, "weight_scale" if strategy else "weight_scale_inv", strategy or "block")
+    if how.layout.endswith("mxfp4"):
+        return mxfp4(weight, is_mlx=how.layout.startswith("mlx"))
+    codes = quantise(weight, how)
+    return (compressed_tensors if how.layout == "compressed-tensors" else stored)(codes, how), codes.numbers()
 
 
 def configuration(how: Format, plain: list[str]) -> dict[str, Any]:
@@ -243,7 +260,11 @@ def packed_model(model: Path, how: Format, folder: Path) -> tuple[Path, Path]:
             continue
         own = replace(how, bits=8) if how.eight and re.search(how.eight, module) else how
         wide |= {named(module): {"bits": 8, "group_size": how.group}} if own is not how else {}
-        tensors, plain_tensors[name] = float8(weight) if how.layout == "fp8" else written(quantise(weight, own), own)
+        if how.layout == "compressed-tensors":
+            codes = quantise(weight, own)
+            tensors, plain_tensors[name] = stored(codes, own), codes.numbers()
+        else:
+            tensors, plain_tensors[name] = write(weight, own)
         packed_tensors |= {named(f"{module}.{each}"): tensor.contiguous() for each, tensor in tensors.items()}
     if how.layout == "mlx":
         packed_tensors = as_mlx(packed_tensors)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,34 @@ def write_wide_model(folder: Path, kind: str, form: str, layers: int) -> int:
     (folder / "config.json").write_text(json.dumps(content | more))
     save_file(stored, folder / "model.safetensors", {"format": "pt"})
     return sum(x.nbytes for x in stored.values())
+
+
+def save_experts(model: torch.nn.Module, file: str) -> None:
+    """Saves an engine's parameters of the first layer's experts."""
+    from safetensors.torch import save_file
+
+    parameters = model.named_parameters()
+    found = {name: x.data.cpu() for name, x in parameters if "layers.0." in name and ".experts." in name}
+    save_file({name.rpartition(".")[2]: x for name, x in found.items()}, file)
+
+
+def assert_little_is_held(stored: int, held: int, most: int, numbers: int, spare: float = 0.01) -> None:
+    """Compares what `measured` gives with the bytes of the file."""
+    assert 0.99 <= held / stored <= 1 + spare
+    assert most / stored <= 1.15
+    assert numbers == 0
+
+
+def assert_loading_takes_little(script: Path, form: str, folder: Path, environment: dict[str, str]) -> None:
+    """Has an engine's script load experts of published widths, in a process without an engine."""
+    path, experts = folder / "wide", folder / "experts.safetensors"
+    stored = write_wide_model(path, "qwen3_5_moe", form, layers=4)
+    command = [sys.executable, str(script), str(path), str(experts)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert_little_is_held(stored, *json.loads(done.stdout.splitlines()[-1]), spare=0.05)  # tables of angles too
+    if form == "fp8, fused":
+        assert_experts_are_those_of_the_file(path, experts)
 
 
 def assert_experts_are_those_of_the_file(folder: Path, loaded: Path) -> None:

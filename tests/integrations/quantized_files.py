@@ -6,63 +6,19 @@ import copy
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tests.helpers.packed_models import Codes, Format, float8, mxfp4, quantise, stored, words
+from tests.helpers import packed_models
+from tests.helpers.packed_models import Format, quantise, stored
 
 GROUP = 32
 PROJECTIONS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 Tensors = dict[str, Tensor]
-
-
-def compressed_tensors(of: Codes, how: Format) -> Tensors:
-    """Makes the tensors without that package. Symmetric weights have no zero points."""
-    result = {"weight_packed": words(of.codes, how.bits), "weight_scale": of.scales}
-    result["weight_shape"] = torch.tensor(of.codes.shape)
-    if how.is_symmetric:
-        return result
-    zeros = nn.functional.pad(of.zeros, (0, 0, 0, -len(of.zeros) % how.per_word))
-    return result | {"weight_zero_point": words(zeros.T, how.bits).T}
-
-
-class Written(NamedTuple):
-    """A format and its configuration."""
-
-    config: dict[str, Any]
-    format: Format
-
-    def matrix(self, w: Tensor) -> tuple[Tensors, Tensor]:
-        codes = quantise(w, self.format)
-        if self.config.get("desc_act"):  # each matrix has its own order
-            order = torch.randperm(w.shape[1])
-            codes = replace(codes, codes=codes.codes[:, order], groups=codes.groups[order])
-        write = compressed_tensors if self.format.layout == "compressed-tensors" else stored
-        return write(codes, self.format), codes.numbers()
-
-
-class Float8(NamedTuple):
-    """A format of FP8 weights and its configuration."""
-
-    config: dict[str, Any]
-    scale: str
-    strategy: str
-
-    def matrix(self, w: Tensor) -> tuple[Tensors, Tensor]:
-        return float8(w, self.scale, self.strategy)
-
-
-class Mxfp4(NamedTuple):
-    """compressed-tensors' MXFP4 and its configuration."""
-
-    config: dict[str, Any]
-
-    def matrix(self, w: Tensor) -> tuple[Tensors, Tensor]:
-        return mxfp4(w)
 
 
 def mxfp4_config() -> dict[str, Any]:
@@ -94,22 +50,33 @@ def auto_round(packing: str) -> dict[str, Any]:
 
 
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]}
-FORMATS: dict[str, Written | Float8 | Mxfp4] = {
-    "mxfp4": Mxfp4(mxfp4_config()),
-    "fp8": Float8(FP8 | {"modules_to_not_convert": ["lm_head"]}, "weight_scale_inv", "block"),
-    "float-channel": Float8(float_config("channel"), "weight_scale", "channel"),
-    "modelopt": Float8({"quant_method": "modelopt", "quant_algo": "FP8"}, "weight_scale", "tensor"),
-    "gptq": Written(gptq_config(sym=False), Format("gptq")),
-    "gptq_v2": Written(
-        gptq_config(bits=8, checkpoint_format="gptq_v2"), Format("gptq", bits=8, is_symmetric=True, is_second=True)
+FORMATS: dict[str, tuple[dict[str, Any], Format]] = {
+    "mxfp4": (mxfp4_config(), Format("mxfp4")),
+    "fp8": (FP8 | {"modules_to_not_convert": ["lm_head"]}, Format("fp8")),
+    "float-channel": (float_config("channel"), Format("fp8 channel")),
+    "modelopt": ({"quant_method": "modelopt", "quant_algo": "FP8"}, Format("fp8 tensor")),
+    "gptq": (gptq_config(sym=False), Format("gptq")),
+    "gptq_v2": (
+        gptq_config(bits=8, checkpoint_format="gptq_v2"),
+        Format("gptq", bits=8, is_symmetric=True, is_second=True),
     ),
-    "act-order": Written(gptq_config(desc_act=True), Format("gptq", is_symmetric=True)),
-    "awq": Written({"quant_method": "awq", "bits": 4, "version": "gemm"}, Format("awq")),
-    "auto-round": Written(auto_round("gptq"), Format("auto-round")),
-    "auto-round-awq": Written(auto_round("awq"), Format("auto-round", is_packed_as_awq=True)),
-    "w4a16": Written(ct_config(4, symmetric=True), Format("compressed-tensors", is_symmetric=True)),
-    "w8a16": Written(ct_config(8, symmetric=False), Format("compressed-tensors", bits=8)),
+    "act-order": (gptq_config(desc_act=True), Format("gptq", is_symmetric=True)),
+    "awq": ({"quant_method": "awq", "bits": 4, "version": "gemm"}, Format("awq")),
+    "auto-round": (auto_round("gptq"), Format("auto-round")),
+    "auto-round-awq": (auto_round("awq"), Format("auto-round", is_packed_as_awq=True)),
+    "w4a16": (ct_config(4, symmetric=True), Format("compressed-tensors", is_symmetric=True)),
+    "w8a16": (ct_config(8, symmetric=False), Format("compressed-tensors", bits=8)),
 }
+
+
+def written(w: Tensor, form: str) -> tuple[Tensors, Tensor]:
+    """Returns a matrix's tensors in the file, and its numbers."""
+    config, how = FORMATS[form]
+    if not config.get("desc_act"):
+        return packed_models.write(w, how)
+    codes, order = quantise(w, how), torch.randperm(w.shape[1])  # each matrix has its own
+    codes = replace(codes, codes=codes.codes[:, order], groups=codes.groups[order])
+    return stored(codes, how), codes.numbers()
 
 
 def is_protected(name: str, module: nn.Module) -> bool:
@@ -127,24 +94,24 @@ def in_float32(model: Any) -> Any:
 
 def write(model: Any, folder: Path, form: str, is_protected: Any = is_protected) -> Any:
     """Writes the model's file, with one layer per expert. Returns the model with the file's numbers in float32."""
-    written, twin = FORMATS[form], in_float32(model)
+    twin = in_float32(model)
     state = {name: x.half() for name, x in model.state_dict().items()}
     for name, module in twin.named_modules():
         if type(module) is nn.Linear and not is_protected(name, module):
-            tensors, module.weight.data = written.matrix(module.weight.data)
+            tensors, module.weight.data = written(module.weight.data, form)
             del state[f"{name}.weight"]
             state |= {f"{name}.{ending}": x for ending, x in tensors.items()}
         elif hasattr(module, "gate_up_proj") and module.gate_up_proj.dim() == 3:
             for each, projections in PROJECTIONS.items():
                 for e, matrix in enumerate(getattr(module, each).data):
                     for projection, rows in zip(projections, matrix.chunk(len(projections)), strict=True):
-                        tensors, rows[:] = written.matrix(rows)
+                        tensors, rows[:] = written(rows, form)
                         state |= {f"{name}.{e}.{projection}.{ending}": x for ending, x in tensors.items()}
                 del state[f"{name}.{each}"]
     for name in state.keys() & twin.state_dict().keys():
         if state[name].dtype != torch.float8_e4m3fn:
             twin.state_dict()[name].copy_(state[name])
-    save(model, folder, state, written.config)
+    save(model, folder, state, FORMATS[form][0])
     return twin
 
 

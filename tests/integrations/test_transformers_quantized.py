@@ -16,11 +16,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import torch_gdn
-from tests.helpers.decoded import Decoded
+from tests.helpers.decoded import measured
 from tests.helpers.devices import kernels_run, ready
 from tests.helpers.errors import assert_close
 from tests.helpers.packed_models import float8
-from tests.helpers.wide import write_wide_model
+from tests.helpers.wide import assert_little_is_held, write_wide_model
 from tests.integrations.models import random_model, random_tokens, torch_gdn_enabled
 from tests.integrations.serving import alone, prompts_of, served
 from torch_gdn.integrations.transformers import versions
@@ -70,6 +70,14 @@ def generate(model: Any, device: str) -> list[int]:
     options = {"attention_mask": torch.ones_like(tokens), "max_new_tokens": 5, "do_sample": False}
     result: list[int] = model.generate(input_ids=tokens, **options)[0, PROMPT:].tolist()
     return result
+
+
+def loaded_as(twin: Any, folder: Path) -> Any:
+    """Returns the model of the files. Asserts that it gives the tokens of the twin, which has its numbers."""
+    with torch_gdn_enabled():
+        model = load(folder)
+        assert generate(model, "mps") == generate(twin, "cpu")
+    return model
 
 
 def logits(model: Any, device: str) -> Tensor:
@@ -143,9 +151,7 @@ def test_32_clients(tmp_path: Path) -> None:
 
 def test_a_head_tied_to_a_packed_embedding_is_the_same_memory(tmp_path: Path) -> None:
     twin = written(DENSE, tmp_path, "mlx", tie_word_embeddings=True)
-    with torch_gdn_enabled():
-        model = load(tmp_path)
-        assert generate(model, "mps") == generate(twin, "cpu")
+    model = loaded_as(twin, tmp_path)
     for part in ("weight", "scales", "biases"):
         assert getattr(model.lm_head, part) is getattr(model.model.embed_tokens, part)
 
@@ -167,9 +173,7 @@ def test_what_the_file_leaves_dense_stays_dense(tmp_path: Path) -> None:
         return is_protected(name, module) or "layers.0" in name or name.endswith("o_proj")
 
     twin = quantized_files.write(random_model(DENSE), tmp_path, "gptq", protected)
-    with torch_gdn_enabled():
-        model = load(tmp_path)
-        assert generate(model, "mps") == generate(twin, "cpu")
+    model = loaded_as(twin, tmp_path)
     attention, first = model.model.layers[1].self_attn, model.model.layers[0]
     assert [type(x) for x in (attention.q_proj, attention.o_proj)] == [PackedLinear, nn.Linear]
     assert not any(isinstance(x, PackedLinear) for x in first.modules())
@@ -188,8 +192,7 @@ def test_the_text_part_of_an_mlx_file_with_a_vision_part(tmp_path: Path) -> None
     whole = transformers.Qwen3_5Config(text_config=text, vision_config={"depth": 1})
     whole.quantization_config, whole.architectures = text["quantization_config"], ["Qwen3_5ForConditionalGeneration"]
     whole.save_pretrained(tmp_path)
-    with torch_gdn_enabled():
-        assert generate(load(tmp_path), "mps") == generate(twin, "cpu")
+    loaded_as(twin, tmp_path)
 
 
 @pytest.mark.parametrize("form", ["gptq", "w4a16", "fp8"])
@@ -203,8 +206,7 @@ def test_wrapped_names_and_prediction_layers(form: str, tmp_path: Path) -> None:
         return wrapped | {f"mtp.layers.0.mlp.experts.0.up_proj.{ending}": torch.zeros(8, 8, dtype=torch.int32)}
 
     edit(tmp_path, wrap)
-    with torch_gdn_enabled():
-        assert generate(load(tmp_path), "mps") == generate(twin, "cpu")
+    loaded_as(twin, tmp_path)
 
 
 def test_experts_under_other_names(tmp_path: Path) -> None:
@@ -226,9 +228,7 @@ def test_experts_under_other_names(tmp_path: Path) -> None:
 
     twin = quantized_files.write(convolving_model("kimi_linear"), tmp_path, "gptq", protected)
     edit(tmp_path, as_published)
-    with torch_gdn_enabled():
-        model = load(tmp_path)
-        assert generate(model, "mps") == generate(twin, "cpu")
+    model = loaded_as(twin, tmp_path)
     assert isinstance(model.model.layers[1].mlp.experts, PackedExperts)
 
 
@@ -260,9 +260,7 @@ def test_fused_experts_of_fp8(tmp_path: Path) -> None:
         return result
 
     edit(tmp_path, fused)
-    with torch_gdn_enabled():
-        model = load(tmp_path)
-        assert generate(model, "mps") == generate(twin, "cpu")
+    model = loaded_as(twin, tmp_path)
     assert isinstance(model.model.layers[0].mlp.experts, PackedExperts)
 
 
@@ -279,9 +277,7 @@ def test_experts_that_an_fp8_file_has_unquantised(tmp_path: Path) -> None:
         return result
 
     edit(tmp_path, as_numbers)
-    with torch_gdn_enabled():
-        model = load(tmp_path)
-        assert generate(model, "mps") == generate(twin, "cpu")
+    model = loaded_as(twin, tmp_path)
     assert not isinstance(model.model.layers[0].mlp.experts, PackedExperts)
     assert isinstance(model.model.layers[1].self_attn.q_proj, PackedLinear)
 
@@ -301,15 +297,9 @@ def test_loading_holds_little_more_than_the_file(kind: str, form: str, tmp_path:
     gc.collect()
     stored = write_wide_model(tmp_path / "model", kind, form, layers=4)
     with torch_gdn_enabled():
-        before = torch.mps.current_allocated_memory()
-        torch.accelerator.reset_peak_memory_stats()
-        with Decoded() as decoded:
-            model = load(tmp_path / "model", torch.bfloat16)
-        held, most = torch.mps.current_allocated_memory(), torch.accelerator.max_memory_allocated()
+        model, figures = measured(lambda: load(tmp_path / "model", torch.bfloat16))
     assert any(isinstance(x, PackedLinear) for x in model.modules())
-    assert 0.99 <= (held - before) / stored <= 1.01
-    assert (most - before) / stored <= 1.15
-    assert decoded.numbers == 0
+    assert_little_is_held(stored, *figures)
 
 
 def test_a_base_model_needs_no_head(tmp_path: Path) -> None:
