@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import zip_longest
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -33,6 +34,7 @@ CHANGED_KINDS = [*KINDS, *(kind for kind in ("glm5_next", "lfm2_moe") if models.
 METHODS = ("_norm", "_apply_gate", "fix_query_key_value_ordering")  # that a class's forward calls
 PARTS = {"linear_attn": "mixer", "self_attn": "mixer", "conv": "mixer", "mlp": "mlp", "feed_forward": "mlp"}
 Changes = Iterator[None]
+Change = Callable[[nn.Module, str], AbstractContextManager[Any]]  # of the module with a name, while the context lasts
 
 
 def shifted(x: Any) -> Any:
@@ -83,43 +85,19 @@ def another_method(model: nn.Module, name: str) -> Changes:
         module.__class__ = theirs
 
 
-@contextmanager
-def its_own_method(model: nn.Module, name: str) -> Changes:
-    module: Any = model.get_submodule(name)
-    names = [each for each in METHODS if hasattr(module, each)]
+def its_own(names: Sequence[str], calls: str = "") -> Change:
+    """Gives an object functions of its own, which change the results of its class's, or of the method `calls`."""
 
-    def of(theirs: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args: changed(theirs(*args))
+    def change(model: nn.Module, name: str) -> AbstractContextManager[Any]:
+        module = model.get_submodule(name)
+        theirs = {each: getattr(module, calls or each) for each in names if hasattr(module, each)}
+        return patch.multiple(module, **{each: changing(function) for each, function in theirs.items()})
 
-    for each in names:
-        setattr(module, each, of(getattr(module, each)))
-    try:
-        yield
-    finally:
-        for each in names:
-            delattr(module, each)
+    return change
 
 
-@contextmanager
-def its_own_forward(model: nn.Module, name: str) -> Changes:
-    module = model.get_submodule(name)
-    forward = module.forward
-    module.forward = lambda *args, **kwargs: changed(forward(*args, **kwargs))
-    try:
-        yield
-    finally:
-        del module.forward
-
-
-@contextmanager
-def a_compiled_call(model: nn.Module, name: str) -> Changes:
-    """Does to the module what `module.compile()` does, with another function."""
-    module: Any = model.get_submodule(name)
-    module._compiled_call_impl = lambda *args, **kwargs: changed(module._call_impl(*args, **kwargs))
-    try:
-        yield
-    finally:
-        del module._compiled_call_impl
+def changing(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: changed(function(*args, **kwargs))
 
 
 class Wrapper(nn.Module):
@@ -146,31 +124,18 @@ def a_wrapper(model: nn.Module, name: str) -> Changes:
         model.set_submodule(name, module)
 
 
-def local_hook(register: str, hook: Callable[..., Any], **options: Any) -> Any:
-    @contextmanager
-    def change(model: nn.Module, name: str) -> Changes:
-        handle = getattr(model.get_submodule(name), register)(hook, **options)
-        try:
-            yield
-        finally:
-            handle.remove()
-
-    return change
+def local_hook(register: str, hook: Callable[..., Any], **options: Any) -> Change:
+    return lambda model, name: getattr(model.get_submodule(name), register)(hook, **options)
 
 
-def global_hook(register: str, hook: Callable[..., Any], **options: Any) -> Any:
-    @contextmanager
-    def change(model: nn.Module, name: str) -> Changes:
+def global_hook(register: str, hook: Callable[..., Any], **options: Any) -> Change:
+    def change(model: nn.Module, name: str) -> Any:
         module = model.get_submodule(name)
 
         def only(each: nn.Module, *args: Any) -> Any:
             return hook(each, *args) if each is module else None
 
-        handle = getattr(global_hooks, register)(only, **options)
-        try:
-            yield
-        finally:
-            handle.remove()
+        return getattr(global_hooks, register)(only, **options)
 
     return change
 
@@ -257,12 +222,12 @@ HOOKS: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
     "hook before": ("forward_pre_hook", before, {}),
     "hook before with names": ("forward_pre_hook", before_with_names, {"with_kwargs": True}),
 }
-CHANGES: dict[str, Any] = {
+CHANGES: dict[str, Change] = {
     "another class": another_class,
     "another class's method": another_method,
-    "its own method": its_own_method,
-    "its own forward": its_own_forward,
-    "a compiled call": a_compiled_call,
+    "its own method": its_own(METHODS),
+    "its own forward": its_own(["forward"]),
+    "a compiled call": its_own(["_compiled_call_impl"], "_call_impl"),  # as module.compile() sets it
     "a wrapper": a_wrapper,
     **{f"local {name}": local_hook(f"register_{kind}", *rest[:1], **rest[1]) for name, (kind, *rest) in HOOKS.items()},
     **{
@@ -417,14 +382,12 @@ def test_functions_that_were_rebound(name: str, when: str, monkeypatch: pytest.M
     owner, _, attribute = name.rpartition(".")
     holder = getattr(module, owner) if owner else module
 
-    def rebind() -> None:
-        theirs = getattr(holder, attribute)
-        monkeypatch.setattr(holder, attribute, lambda *args, **kwargs: changed(theirs(*args, **kwargs)))
+    def rebind(patching: pytest.MonkeyPatch = monkeypatch) -> None:
+        patching.setattr(holder, attribute, changing(getattr(holder, attribute)))
 
     on_device = copy.deepcopy(model).to(ready("mps"))
     with monkeypatch.context() as patched:
-        theirs = getattr(holder, attribute)
-        patched.setattr(holder, attribute, lambda *args, **kwargs: changed(theirs(*args, **kwargs)))
+        rebind(patched)
         expected = models.decode(model, CPU, prompt=5, steps=(1, 1))
     if when == "before enable()":
         rebind()
