@@ -41,6 +41,7 @@ def test_a_norm() -> None:
             return super().forward(x) + self.offset
 
     assert norms.find_form(QWEN.Qwen3NextRMSNorm) is not None and norms.find_form(OffsetRMSNorm) is None
+    assert norms.find_form(lambda size: nn.Identity()) is None
 
 
 def test_a_gated_norm() -> None:

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.helpers.devices import ready
 from tests.integrations import models
-from tests.integrations.models import KINDS, distance, random_model
+from tests.integrations.models import KINDS, random_model
 from torch_gdn.integrations import transformers
 from torch_gdn.integrations.transformers import dispatch, refusal, supports, switch
 from torch_gdn.integrations.transformers.calls import binder_of
@@ -26,7 +26,7 @@ from torch_gdn.integrations.transformers.functions import FUNCTIONS
 from torch_gdn.integrations.transformers.patches import CONVOLVING_MODELS, KDA_MODELS
 
 CPU = torch.device("cpu")
-EVERYWHERE = [kind for kind in KINDS if models.available(kind)]
+EVERYWHERE = list(KINDS)
 OTHERS = ("GGUF", "experts", "quantised weights", "memory")  # status() says that these are replaced
 
 
@@ -154,9 +154,11 @@ def test_a_model_whose_rule_was_left_is_not_counted(why: str) -> None:
     kind = "qwen3_5" if "qwen3_5" in EVERYWHERE else "qwen3_next"
     model = random_model(kind, **{"linear_key_head_dim": 288} if why == "long heads" else {})
     model = model.double() if why == "another dtype" else model
+    expected = models.prefill(model, CPU)
     transformers.enable()
     with pytest.warns(UserWarning, match="^torch_gdn leaves"):
-        models.prefill(model, CPU)
+        result = models.prefill(model, CPU)
+    assert why == "long heads" or torch.equal(result, expected)
     status = transformers.status()
     assert status.running == 0
     assert str(status).startswith("0 of ") and "chunk_gated_delta_rule: 1 calls went to transformers: " in str(status)
@@ -224,25 +226,6 @@ def test_training_is_taken() -> None:
     status = transformers.status()
     assert status.ran.keys() == {"causal_conv1d_fn", "chunk_gated_delta_rule", "rms_norm_gated"}
     assert not status.fallbacks
-
-
-def test_a_frozen_model_under_grad_mode_is_taken() -> None:
-    model = random_model("qwen3_next").requires_grad_(False)
-    transformers.enable()
-    models.prefill(model, CPU)
-    status = transformers.status()
-    assert status.ran["chunk_gated_delta_rule"] == 1
-    assert not status.fallbacks
-
-
-@torch.no_grad()
-def test_a_model_in_float64_runs_as_ever() -> None:
-    model = random_model("qwen3_5" if "qwen3_5" in EVERYWHERE else "qwen3_next").double()
-    expected = models.prefill(model, CPU)
-    transformers.enable()
-    with pytest.warns(UserWarning, match="float64|Double"):
-        result = models.prefill(model, CPU)
-    assert torch.equal(result, expected)
 
 
 def test_without_transformers_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -461,20 +444,6 @@ def test_a_compiled_layer_that_is_left_to_transformers() -> None:
     torch.compiler.reset()
     result = torch.compile(dispatched, fullgraph=True, backend="aot_eager")(**call)
     assert torch.equal(result, call["query"] + 1)
-
-
-@torch.no_grad()
-def test_a_compiled_layer_is_one_graph() -> None:
-    kind = EVERYWHERE[-1]
-    model = random_model(kind)
-    layer = next(x for x in model.modules() if type(x).__name__.endswith("GatedDeltaNet"))
-    hidden = torch.randn(1, 70, 64)
-    expected = layer(hidden)
-    transformers.enable()
-    torch.compiler.reset()
-    result = torch.compile(layer, fullgraph=True, backend="aot_eager")(hidden)
-    assert distance(result, expected) < 4e-6
-    assert not transformers.status().ran  # a graph does not count
 
 
 @pytest.mark.skipif(
