@@ -1,6 +1,4 @@
-"""Runs the same tests with the other versions of transformers, each in a separate process. The tests of AuraCache run
-with two whose caches are made of layers.
-"""
+"""Runs the same tests with the other versions of transformers, each in a separate process."""
 
 from __future__ import annotations
 
@@ -10,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.integrations import versions
-
-OF_AURA = ("-k", "not mps", *(f"tests/aura/test_aura_cache{subject}.py" for subject in ("", "_windows", "_file")))
 
 
 @pytest.mark.sweep(1, seeds=3)
@@ -24,12 +20,9 @@ def test_the_names_before_5_24() -> None:
 
 @pytest.mark.versions
 @pytest.mark.sweep(8, of="version", seeds=2)
-@pytest.mark.parametrize(
-    ("version", "tests"),
-    [*((each, versions.tests_with(each)) for each in versions.PACKAGES), ("5.12.0", OF_AURA), ("5.16.0", OF_AURA)],
-)
-def test_with_transformers(version: str, tests: tuple[str, ...]) -> None:
-    assert_pass(version, *tests)
+@pytest.mark.parametrize("version", versions.PACKAGES)
+def test_with_transformers(version: str) -> None:
+    assert_pass(version, *versions.tests_with(version))
 
 
 def test_each_file_exists() -> None:

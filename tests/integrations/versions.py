@@ -42,6 +42,7 @@ SUBJECTS = {  # of the tests, by version
         *("_gguf", "_gradients"),
     ),
 }
+CACHES_OF_LAYERS = ("5.12.0", "5.16.0")  # which run the tests of AuraCache too
 IN_THE_TABLE = ("4.57.6", "5.12.0", "5.16.0", PREVIOUS)
 
 
@@ -58,21 +59,9 @@ def folder(version: str) -> Path:
     place.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(dir=place.parent))
     try:
-        arguments = (
-            "install",
-            "--quiet",
-            "--retries",
-            "1",
-            "--no-deps",
-            "--only-binary",
-            ":all:",
-            "--target",
-            str(unfinished),
-            *packages,
-        )
-        finished = subprocess.run(
-            [sys.executable, "-m", "pip", *arguments], text=True, capture_output=True, check=False, timeout=300
-        )
+        options = ("--quiet", "--retries", "1", "--no-deps", "--only-binary", ":all:", "--target", str(unfinished))
+        command = [sys.executable, "-m", "pip", "install", *options, *packages]
+        finished = subprocess.run(command, text=True, capture_output=True, check=False, timeout=300)
         if finished.returncode:
             raise Unavailable(f"pip finds no {' '.join(packages)}: {finished.stderr.strip().splitlines()[-1]}")
         (unfinished / "complete").write_text("\n".join(packages))
@@ -95,11 +84,14 @@ def run(version: str, *arguments: str, **options: Any) -> subprocess.CompletedPr
 
 def tests_with(version: str) -> tuple[str, ...]:
     subjects = SUBJECTS.get(version, ("", "_switch", "_norms", "_forms"))
-    return tuple(f"tests/integrations/test_transformers{subject}.py" for subject in subjects)
+    files = [f"tests/integrations/test_transformers{subject}.py" for subject in subjects]
+    of_aura = ("", "_windows", "_file") if version in CACHES_OF_LAYERS else ()
+    return (*files, *(f"tests/aura/test_aura_cache{subject}.py" for subject in of_aura))
 
 
 def run_tests(version: str, *tests: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    return run(version, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests, **options)
+    plain = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", "not (test_aura_cache and mps)")
+    return run(version, "-m", "pytest", *plain, *tests, **options)
 
 
 def table() -> str:
