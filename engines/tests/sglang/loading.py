@@ -9,15 +9,14 @@ from __future__ import annotations
 import json
 import sys
 
-from tests.helpers.decoded import Decoded
+from tests.helpers.decoded import measured
+from tests.helpers.wide import save_experts
 
 
 def load(model: str, experts: str) -> list[int]:
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
-    import torch
-    from safetensors.torch import save_file
     from sglang.benchmark import one_batch
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.server_args import PortArgs, ServerArgs
@@ -30,17 +29,10 @@ def load(model: str, experts: str) -> list[int]:
     ports, config = PortArgs.init_new(arguments), one_batch.ModelConfig.from_server_args(arguments)
     one_batch.bootstrap.init_parallel_runtime(server_args=arguments, device="mps", dist_port=ports.nccl_port)
     one_batch.bootstrap.init_layer_runtime(model_config=config)
-    before = torch.mps.current_allocated_memory()
-    torch.accelerator.reset_peak_memory_stats()
-    with Decoded() as decoded:
-        runner = ModelRunner(
-            model_config=config, mem_fraction_static=0.5, gpu_id=0, nccl_port=ports.nccl_port, server_args=arguments
-        )
-    held, most = torch.mps.current_allocated_memory(), torch.accelerator.max_memory_allocated()
-    parameters = runner.model.named_parameters()
-    found = {name: x.data.cpu() for name, x in parameters if "layers.0." in name and ".experts." in name}
-    save_file({name.rpartition(".")[2]: x for name, x in found.items()}, experts)
-    return [held - before, most - before, decoded.numbers]
+    options = {"mem_fraction_static": 0.5, "gpu_id": 0, "nccl_port": ports.nccl_port, "server_args": arguments}
+    runner, figures = measured(lambda: ModelRunner(model_config=config, **options))
+    save_experts(runner.model, experts)
+    return figures
 
 
 if __name__ == "__main__":

@@ -6,10 +6,7 @@ takes half a minute to start, so each runs several rounds.
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,7 @@ import torch
 from engines.tests.sglang.conftest import GREEDY_TOKENS, HERE, as_released, environment, run_engine
 from tests.helpers.packed_models import Format
 from tests.helpers.small_models import TEXT, generated, prompts
-from tests.helpers.wide import assert_experts_are_those_of_the_file, write_wide_model
+from tests.helpers.wide import assert_loading_takes_little
 
 SEEDED = {"temperature": 1.0, "sampling_seed": 7}
 CHUNKS = {"chunked_prefill_size": 64}  # prompts are prefilled in parts
@@ -166,16 +163,8 @@ def test_fp8(family: str, packed: Any) -> None:
 
 
 def test_fused_experts_are_loaded_as_they_are(tmp_path: Path) -> None:
-    """The file has a layer's experts in one tensor. Layers have published widths, and SGLang loads them alone."""
-    stored = write_wide_model(tmp_path / "wide", "qwen3_5_moe", "fp8, fused", layers=4)
-    command = [sys.executable, str(HERE / "loading.py"), str(tmp_path / "wide"), str(tmp_path / "experts.safetensors")]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    held, most, numbers = json.loads(done.stdout.splitlines()[-1])
-    assert 0.99 <= held / stored <= 1.05  # tables of angles too
-    assert most / stored <= 1.15
-    assert numbers == 0
-    assert_experts_are_those_of_the_file(tmp_path / "wide", tmp_path / "experts.safetensors")
+    """The file has a layer's experts in one tensor."""
+    assert_loading_takes_little(HERE / "loading.py", "fp8, fused", tmp_path, environment())
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "qwen3_next_moe", "qwen3_5_moe"])

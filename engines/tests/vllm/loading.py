@@ -11,12 +11,11 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.helpers.decoded import Decoded
+from tests.helpers.decoded import measured
+from tests.helpers.wide import save_experts
 
 
 def load(model: str, experts: str) -> list[int]:
-    import torch
-    from safetensors.torch import save_file
     from vllm.config import set_current_vllm_config
     from vllm.engine.arg_utils import EngineArgs
 
@@ -30,15 +29,9 @@ def load(model: str, experts: str) -> list[int]:
             vllm_config=config, local_rank=0, rank=0, distributed_init_method=method, is_driver_worker=True
         )
         worker.init_device()
-        before = torch.mps.current_allocated_memory()
-        torch.accelerator.reset_peak_memory_stats()
-        with Decoded() as decoded:
-            worker.load_model()
-        held, most = torch.mps.current_allocated_memory(), torch.accelerator.max_memory_allocated()
-        parameters = worker.get_model().named_parameters()
-        found = {name: x.data.cpu() for name, x in parameters if "layers.0." in name and ".experts." in name}
-        save_file({name.rpartition(".")[2]: x for name, x in found.items()}, experts)
-    return [held - before, most - before, decoded.numbers]
+        _, figures = measured(worker.load_model)
+        save_experts(worker.get_model(), experts)
+    return figures
 
 
 if __name__ == "__main__":
