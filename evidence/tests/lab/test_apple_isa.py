@@ -14,9 +14,7 @@ from evidence.lab.agx.dialect import opencl
 from evidence.proof.checks import Check, Finding, Result, Silent
 from evidence.proof.checks import run as run_checks
 from evidence.proof.reasons import Unavailable
-from evidence.tests.proof.needs import (
-    needs_clang,
-)
+from evidence.tests.proof.needs import needs_clang
 
 PROGRAM = """\
 template <typename T, int K>

@@ -43,9 +43,7 @@ from evidence.lab.cuda.record import (
 )
 from evidence.proof.dialects import find_kernel, without_comments
 from evidence.proof.metal.front_end import shader_text
-from evidence.tests.proof.needs import (
-    needs_simulated_device,
-)
+from evidence.tests.proof.needs import needs_simulated_device
 from tests.helpers.devices import ready
 from tests.helpers.shaders import shaders_of_ops
 from torch_gdn_check.registry import REGISTRY

@@ -17,9 +17,7 @@ from evidence.lab.agx import issue
 from evidence.lab.agx.compiler import Figures
 from evidence.lab.studies import metal_model
 from evidence.lab.studies.metal_model import CHIPS, Chip, Code, predict
-from evidence.tests.proof.needs import (
-    needs_clang,
-)
+from evidence.tests.proof.needs import needs_clang
 from tests.helpers.devices import on_a_mac
 from torch_gdn._recorder import KernelVariant
 

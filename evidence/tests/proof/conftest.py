@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,7 @@ from evidence.proof.checks import Silent
 from evidence.proof.mac import apple_headers, wheels
 from evidence.proof.mac import build as mac_build
 from evidence.proof.mac import checks as mac_checks
+from evidence.proof.metal import front_end
 from evidence.proof.reasons import Unavailable
 
 
@@ -45,3 +48,11 @@ def reference(mlx_wheel: wheels.Wheel) -> apple_headers.Reference:
 def names(torch_wheel: wheels.Wheel) -> frozenset[str]:
     """Returns Apple's names that torch's own macOS library uses."""
     return apple_headers.names_used_by(mac_checks.torch_library())
+
+
+@pytest.fixture
+def shaders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Returns the folder that the strict front end reads: a copy of the shaders, which a test may change."""
+    copy = shutil.copytree(front_end.SHADERS, tmp_path / "shaders")
+    monkeypatch.setattr(front_end, "SHADERS", copy)
+    return copy

@@ -11,9 +11,7 @@ import pytest
 from evidence.proof.metal import changed as strict_changed
 from evidence.proof.metal import front_end as strict_front_end
 from evidence.proof.metal import launches as strict_launches
-from evidence.tests.proof.needs import (
-    needs_clang,
-)
+from evidence.tests.proof.needs import needs_clang
 from torch_gdn._recorder import KernelVariant
 
 pytestmark = pytest.mark.xdist_group("strict")
@@ -137,13 +135,11 @@ def test_launches_are_recorded_as_far_as_they_are_taken(
 @needs_clang
 @pytest.mark.parametrize("fault", [False, True])
 def test_the_command_reports_a_fault_and_what_was_chosen(
-    fault: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fault: bool, shaders: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shaders = shutil.copytree(strict_front_end.SHADERS, tmp_path / "shaders")
     file = shaders / "gdn" / "solve_tril.metal"
     if fault:
         file.write_text(file.read_text().replace("const int64_t row_stride", "const int row_stride"))
-    monkeypatch.setattr(strict_front_end, "SHADERS", shaders)
     monkeypatch.setattr(strict_launches, "all_launches", strict_launches.model_launches)
     monkeypatch.setattr(strict_changed, "what_changed", lambda base, known: ({"gdn/solve_tril.metal"}, "one changed"))
     assert strict_changed.main([]) == int(fault)

@@ -11,9 +11,7 @@ from evidence.proof.metal.front_end import CLANG, LANGUAGE, compile_strictly, to
 from evidence.proof.metal.kernels import check_source
 from evidence.proof.metal.tree import Layout, read_tree
 from evidence.proof.metal.values import EXACT, OFFSET, Lanes, bank_passes, combine
-from evidence.tests.proof.needs import (
-    needs_clang,
-)
+from evidence.tests.proof.needs import needs_clang
 
 pytestmark = [needs_clang, pytest.mark.xdist_group("strict")]
 

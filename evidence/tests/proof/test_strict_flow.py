@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evidence.proof.metal.kernels import check_source
-from evidence.tests.proof.needs import (
-    needs_clang,
-)
+from evidence.tests.proof.needs import needs_clang
 
 pytestmark = [needs_clang, pytest.mark.xdist_group("strict")]
 

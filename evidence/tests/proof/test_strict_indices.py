@@ -5,18 +5,14 @@ shader gets a fault.
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 
-from evidence.proof.metal import front_end as strict_front_end
 from evidence.proof.metal import kernels as strict_kernels
 from evidence.proof.metal.kernels import check_source
 from evidence.proof.metal.launches import model_launches
-from evidence.tests.proof.needs import (
-    needs_clang,
-)
+from evidence.tests.proof.needs import needs_clang
 from tests.helpers.shaders import shaders_of_ops
 from torch_gdn._recorder import KernelVariant
 
@@ -101,15 +97,11 @@ PLANTED = """  const int planted = int(group.x) * int(group.y) + 1;
 
 @pytest.mark.sweep(8)
 @pytest.mark.parametrize("file", shaders_of_ops())
-def test_narrow_indices_planted_in_a_shader_are_found(
-    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shaders = shutil.copytree(strict_front_end.SHADERS, tmp_path / "shaders")
+def test_narrow_indices_planted_in_a_shader_are_found(file: str, shaders: Path) -> None:
     text = (shaders / file).read_text()
     (buffer,) = re.findall(r"(\w+) \[\[buffer\(0\)\]\]", text)
     head, body = text.rsplit("]]) {\n", 1)
     (shaders / file).write_text(f"{head}]]) {{\n{PLANTED.replace('BUFFER', buffer)}{body}")
-    monkeypatch.setattr(strict_front_end, "SHADERS", shaders)
     first = head.count("\n") + 2
     problems = strict_kernels.check_batch([variant_of(file)]).problems
     places = [f"{file}:{line}: {NARROW}" for line in (first, first + 2)]

@@ -15,9 +15,7 @@ from evidence.proof.metal import front_end as strict_front_end
 from evidence.proof.metal import kernels as strict_kernels
 from evidence.proof.metal.facts import Facts
 from evidence.proof.metal.launches import model_launches, probe_launches
-from evidence.tests.proof.needs import (
-    needs_clang,
-)
+from evidence.tests.proof.needs import needs_clang
 from tests.sweeps import share_of
 from torch_gdn import _C
 from torch_gdn._recorder import KernelVariant, Launch
@@ -108,15 +106,13 @@ Spoil = Callable[[str, str, str], list[str]]
 
 
 @pytest.fixture
-def spoil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spoil:
+def spoil(shaders: Path) -> Spoil:
     """Returns the problems of solve_tril_64 after one text in one of its files is replaced by another."""
 
     def check(file: str, old: str, new: str) -> list[str]:
-        shaders = shutil.copytree(strict_front_end.SHADERS, tmp_path / "shaders")
         text = (shaders / file).read_text()
         assert old in text, f"{file} has no {old!r} any more"
         (shaders / file).write_text(text.replace(old, new, 1))
-        monkeypatch.setattr(strict_front_end, "SHADERS", shaders)
         return strict_kernels.check_batch([SOLVE_TRIL]).problems
 
     return check
@@ -142,12 +138,10 @@ def test_a_loop_that_lost_its_unrolling_is_found(spoil: Spoil) -> None:
     assert result and all("indexed by a value that is not known when it is compiled" in each for each in result)
 
 
-def test_an_array_over_the_kernels_cap_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_array_over_the_kernels_cap_is_found(shaders: Path) -> None:
     kernels = {SOLVE_TRIL.name: SOLVE_TRIL.kernel}
     caps = strict_caps.by_kernel(strict_kernels.check_batch([SOLVE_TRIL]).facts, kernels, in_models=kernels)
-    shaders = shutil.copytree(strict_front_end.SHADERS, tmp_path / "shaders")
     (shaders / SOLVE).write_text((shaders / SOLVE).read_text().replace("float x[8];", "float x[80];", 1))
-    monkeypatch.setattr(strict_front_end, "SHADERS", shaders)
     outcome = strict_kernels.check_batch([SOLVE_TRIL])
     assert outcome.problems == []  # fewer than Metal allows
     result = strict_caps.over_cap(outcome.facts, kernels, caps)

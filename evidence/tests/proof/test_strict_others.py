@@ -12,9 +12,7 @@ from evidence.proof.metal import others as strict_others
 from evidence.proof.metal import vocabulary
 from evidence.proof.metal.others import Verdict
 from evidence.proof.reasons import Unavailable
-from evidence.tests.proof.needs import (
-    needs_clang,
-)
+from evidence.tests.proof.needs import needs_clang
 
 pytestmark = [needs_clang, pytest.mark.xdist_group("strict")]
 

@@ -9,9 +9,7 @@ import pytest
 from evidence.proof.metal import front_end as strict_front_end
 from evidence.proof.metal.examples import Example, examples
 from evidence.proof.metal.kernels import check_source
-from evidence.tests.proof.needs import (
-    needs_clang,
-)
+from evidence.tests.proof.needs import needs_clang
 
 pytestmark = [needs_clang, pytest.mark.xdist_group("strict")]
 

@@ -4,19 +4,15 @@ compile.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
-from evidence.proof.metal import front_end as strict_front_end
 from evidence.proof.metal import vocabulary
 from evidence.proof.metal.tree import Tree
 from evidence.proof.metal.vocabulary import Word
 from evidence.proof.reasons import Unavailable
-from evidence.tests.proof.needs import (
-    needs_clang,
-)
+from evidence.tests.proof.needs import needs_clang
 from torch_gdn._recorder import KernelVariant
 
 pytestmark = [needs_clang, pytest.mark.xdist_group("strict")]
@@ -80,12 +76,10 @@ def test_our_own_names_are_no_words(words: set[Word]) -> None:
 
 @needs_every_kernel
 def test_a_new_word_is_not_in_the_table(
-    trees: list[Tree], words: set[Word], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    trees: list[Tree], words: set[Word], monkeypatch: pytest.MonkeyPatch, shaders: Path
 ) -> None:
-    shaders = shutil.copytree(strict_front_end.SHADERS, tmp_path / "shaders")
     solve = shaders / "gdn/solve_tril.metal"
     solve.write_text(solve.read_text().replace("0.0f;\n  }", "simd_product(0.0f);\n  }", 1))
-    monkeypatch.setattr(strict_front_end, "SHADERS", shaders)
     monkeypatch.setattr(vocabulary, "SHADERS", shaders)
     changed = vocabulary.trees_of([KernelVariant("solve_tril", "gdn/solve_tril.metal", ("64",))])
     new = vocabulary.words([*trees, *changed]) - words
