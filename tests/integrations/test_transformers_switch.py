@@ -335,6 +335,7 @@ LEFT: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
         ({"value": zeros(1, 4, 4, 513)}, "expected V from 1 to 512, got 513"),
         ({"value": zeros(1, 4, 3, 8)}, "v: expected a number of heads that is a multiple of the 2 of q, got 3"),
         ({"query": zeros(4, 2, 8)}, "q: expected 4 dimensions [B, T, H, K], got 3"),
+        ({"key": zeros(1, 4, 3, 8)}, "[1, 1, 2, 8], got [1, 1, 3, 8] for one token of one sequence"),
         ({"chunk_size": 48}, "chunk_size: expected 16, 32 or 64, got 48"),
         ({"initial_state": zeros(1, 4, 8, 8, dtype=WHOLE)}, "initial_state: expected a floating dtype"),
         ({"seq_idx": torch.tensor([[0, 1, 1, 1]])}, "packed sequences have seq_idx but no"),
@@ -395,7 +396,7 @@ def test_supports_gives_its_reason(function: str, different: dict[str, Any], rea
 
 
 def test_the_gated_norm_of_a_long_row_runs_on_the_cpu_alone() -> None:
-    for device, expected in (("cpu", ""), ("mps", "x: expected a last dimension from 1 to 1024, got 1025")):
+    for device, expected in (("cpu", ""), ("mps", "x: expected a last dimension of at most 1024 on mps, got 1025")):
         long = {name: zeros(1, 1025).to(ready(device)) for name in ("hidden_states", "gate")}
         call = CALLS["rms_norm_gated"](layer={"weight": zeros(1025).to(device)}, **long)
         assert supports("rms_norm_gated", **call) == (not expected, expected)

@@ -305,12 +305,10 @@ def norm_reason(layer: Any, hidden_states: Tensor, gate: Tensor | None = None) -
     if gate.shape != hidden_states.shape:
         return f"the gated norm's input and gate have the shapes {list(hidden_states.shape)} and {list(gate.shape)}"
     weight = layer.weight
-    if reason := common_reason(hidden_states, gate, weight, differentiable=True):
-        return reason
-    if hidden_states.device.type == "mps" and hidden_states.shape[-1] > 1024:  # kRmsNormGatedLargestRow
-        return f"x: expected a last dimension from 1 to 1024, got {hidden_states.shape[-1]}"
-    row = {"x": form(hidden_states, -1), "g": form(gate, -1), "weight": form(weight)}
-    return refusal_of("rms_norm_gated", **row, activation=gate_activation(layer))
+    reason = common_reason(hidden_states, gate, weight, differentiable=True)
+    rows = {"x": form(hidden_states, -1, 0), "g": form(gate, -1, 0), "weight": form(weight)}
+    device, activation = hidden_states.device.type, gate_activation(layer)  # the kernel on mps takes shorter rows
+    return reason or refusal_of("rms_norm_gated", device, **rows, activation=activation)
 
 
 def run_norm(layer: Any, /, hidden_states: Tensor, gate: Tensor) -> Tensor:
