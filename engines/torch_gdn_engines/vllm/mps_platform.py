@@ -56,16 +56,8 @@ class MpsPlatform(Platform):
         return torch.mps.recommended_max_memory()
 
     @classmethod
-    def get_current_memory_usage(cls, device: Any = None) -> float:
-        return torch.mps.current_allocated_memory()
-
-    @classmethod
     def is_pin_memory_available(cls) -> bool:
         return False
-
-    @classmethod
-    def inference_mode(cls) -> Any:
-        return torch.no_grad()
 
     @classmethod
     def manual_seed_all(cls, seed: int) -> None:
