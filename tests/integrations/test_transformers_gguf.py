@@ -108,3 +108,12 @@ def test_disable_leaves_ggmls_layer_to_transformers(gguf: ModuleType, kind: str)
     gguf.kernelize_ggml_layers(model)
     with pytest.raises(RuntimeError, match="ggml's layer"):
         models.decode(model, device, prompt=17, steps=(1,))
+
+
+def test_a_function_kept_while_enabled_is_transformers_own_after_disable(gguf: ModuleType) -> None:
+    """A program may hold it by another name, which disable() does not restore."""
+    transformers.enable()
+    kept = gguf.get_ggml_layer_mapping
+    assert "Qwen3_5GatedDeltaNet" not in kept()
+    transformers.disable()
+    assert "Qwen3_5GatedDeltaNet" in kept()
