@@ -281,7 +281,7 @@ def test_tensor_parallelism_is_refused() -> None:
         continuous_batching.HybridCache(None, None, CPU, SimpleNamespace(tp_size=2))
 
 
-SIZES = StateSizes(value_heads=2, key_size=4, value_size=3, channels=22, columns=3, dtype=torch.bfloat16)
+SIZES = StateSizes(state=(2, 4, 3), columns=(22, 3), dtype=torch.bfloat16)
 
 
 def test_the_layers_of_a_slot_do_not_overlap() -> None:

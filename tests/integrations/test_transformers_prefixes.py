@@ -191,7 +191,7 @@ def test_on_mps() -> None:
 
 
 CPU = torch.device("cpu")
-SIZES = StateSizes(value_heads=2, key_size=4, value_size=3, channels=22, columns=3, dtype=torch.bfloat16)
+SIZES = StateSizes(state=(2, 4, 3), columns=(22, 3), dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from torch_gdn_check.registry.inputs import tensors_of, to_device
 from torch_gdn_engines.sglang import tracking
 from torch_gdn_engines.vllm import serve as vllm_serve
 
-SIZES = StateSizes(value_heads=2, key_size=4, value_size=3, channels=22, columns=3, dtype=torch.bfloat16)
+SIZES = StateSizes(state=(2, 4, 3), columns=(22, 3), dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize("op", REGISTRY)

@@ -89,7 +89,7 @@ def test_what_metal_does_not_recommend_is_refused(device: torch.device, monkeypa
         return
     with pytest.raises(torch.OutOfMemoryError, match=r"^a pool: 1.00 GB needed and .+ recommends at most"):
         memory.check_memory("a pool", 10**9 + 1, device)
-    sizes = StateSizes(2, 128, 128, 512, 3, torch.bfloat16)
+    sizes = StateSizes((2, 128, 128), (512, 3), torch.bfloat16)
     with pytest.raises(torch.OutOfMemoryError, match=r"^9000 slots of states: 1.21 GB needed"):
         StatePool([0], sizes, 9000, device)
 

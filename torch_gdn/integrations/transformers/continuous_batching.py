@@ -158,8 +158,7 @@ class HybridCache(paged_cache.PagedAttentionCache):
                 f"got {distributed_helper.tp_size}"
             )
         layers, sizes = linear_layers(config), StateSizes.of(config, dtype)
-        slot_bytes = StatePool.bytes_per_slot(len(layers), sizes)
-        slots, share = slots_and_share(continuous_batching_config, slot_bytes)
+        slots, share = slots_and_share(continuous_batching_config, len(layers) * sizes.layer_bytes)
         for_pages = copy.copy(continuous_batching_config)
         for_pages.max_memory_percent -= share
         super().__init__(config, for_pages, device, distributed_helper, dtype, **options)

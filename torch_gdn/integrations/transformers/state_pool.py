@@ -26,34 +26,24 @@ ALIGNMENT = 16  # bytes that `batch_copy_` moves at a time
 class StateSizes:
     """The sizes of one layer's states for one request."""
 
-    value_heads: int
-    key_size: int
-    value_size: int
-    channels: int  # the convolution's channels
-    columns: int  # tokens that it looks back
-    dtype: torch.dtype  # the columns' dtype; states are float32
+    state: tuple[int, int, int]  # [HV, K, V], in float32
+    columns: tuple[int, int]  # [D, W - 1]: the convolution's channels, and the tokens that it looks back
+    dtype: torch.dtype  # the columns' dtype
 
     @classmethod
     def of(cls, config: Any, dtype: torch.dtype) -> StateSizes:
         """Reads a model's `config` by the names that all Gated DeltaNet models of transformers share."""
-        keys = config.linear_num_key_heads * config.linear_key_head_dim
-        values = config.linear_num_value_heads * config.linear_value_head_dim
-        return cls(
-            config.linear_num_value_heads,
-            config.linear_key_head_dim,
-            config.linear_value_head_dim,
-            2 * keys + values,
-            config.linear_conv_kernel_dim - 1,
-            dtype,
-        )
+        HV, K, V = config.linear_num_value_heads, config.linear_key_head_dim, config.linear_value_head_dim
+        channels = 2 * config.linear_num_key_heads * K + HV * V
+        return cls((HV, K, V), (channels, config.linear_conv_kernel_dim - 1), dtype)
 
     @property
     def state_bytes(self) -> int:
-        return align_up(self.value_heads * self.key_size * self.value_size * torch.float32.itemsize)
+        return align_up(math.prod(self.state) * torch.float32.itemsize)
 
     @property
     def layer_bytes(self) -> int:
-        return self.state_bytes + align_up(self.channels * self.columns * self.dtype.itemsize)
+        return self.state_bytes + align_up(math.prod(self.columns) * self.dtype.itemsize)
 
 
 def align_up(size: int) -> int:
@@ -83,12 +73,8 @@ class LayerStates:
     def __init__(self, pool: StatePool, first_byte: int) -> None:
         sizes = pool.sizes
         self.pool = pool
-        self.states = slot_view(
-            pool, first_byte, torch.float32, (sizes.value_heads, sizes.key_size, sizes.value_size)
-        )  # [slots, HV, K, V]
-        self.columns = slot_view(
-            pool, first_byte + sizes.state_bytes, sizes.dtype, (sizes.channels, sizes.columns)
-        )  # [slots, D, W - 1]
+        self.states = slot_view(pool, first_byte, torch.float32, sizes.state)  # [slots, HV, K, V]
+        self.columns = slot_view(pool, first_byte + sizes.state_bytes, sizes.dtype, sizes.columns)  # [slots, D, W - 1]
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
         """Convolves x [1, T, D], the step's tokens."""
@@ -121,7 +107,7 @@ class StatePool:
 
     def __init__(self, layers: Sequence[int], sizes: StateSizes, slots: int, device: torch.device) -> None:
         self.sizes, self.device, self.slots = sizes, device, slots
-        self.slot_bytes = self.bytes_per_slot(len(layers), sizes)
+        self.slot_bytes = len(layers) * sizes.layer_bytes
         check_memory(f"{slots} slots of states", slots * self.slot_bytes, device)
         self.storage = torch.zeros(slots * self.slot_bytes, dtype=torch.uint8, device=device)
         self.layers = {layer: LayerStates(self, n * sizes.layer_bytes) for n, layer in enumerate(layers)}
@@ -130,10 +116,6 @@ class StatePool:
         self.slot_with: dict[int, int] = {}  # by the name of its states
         self.name_of: dict[int, int] = {}
         self.step: serving.Batch | None = None
-
-    @staticmethod
-    def bytes_per_slot(layers: int, sizes: StateSizes) -> int:
-        return layers * sizes.layer_bytes
 
     def has_room_for(self, request: str) -> bool:
         return request in self.slot_of or bool(self.free)
