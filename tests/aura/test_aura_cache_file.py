@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import Qwen3Config
 
-from tests.aura.test_aura_cache import PADDED, PROMPT, aura_cache, model_of
+from tests.aura.test_aura_cache import COMMON, PADDED, PROMPT, aura_cache, model_of
 from tests.helpers.devices import ready
 from tests.helpers.errors import relative_error
 from torch_gdn.integrations.transformers import aura_file
@@ -54,6 +55,24 @@ def test_round_trip(kind: str, device_name: str, tmp_path: Path) -> None:
     assert loaded.get_seq_length() == 8
     for start, end in ((8, 10), (10, 11)):
         assert torch.equal(logits(model, loaded, start, end), logits(model, cache, start, end))
+
+
+def test_layers_of_different_sizes(tmp_path: Path) -> None:
+    """As Gemma 4's, whose layers of full attention have longer heads than those of sliding windows."""
+    sizes = ((2, 64), (1, 128))  # heads of keys, and their values
+    second = {"num_key_value_heads": 1, "head_dim": 128}
+    config = Qwen3Config(**COMMON, num_hidden_layers=2, per_layer_config={1: second})
+    if getattr(config, "per_layer_config", None) in (None, {1: second}):
+        pytest.skip("layers may differ since transformers 5.23")
+    cache = AuraCache(config)
+    for index, (heads, size) in enumerate(sizes):
+        x = torch.randn(1, heads, 5, size)
+        cache.update(x, x, index)
+    cache.save(tmp_path / "a")
+    loaded = AuraCache.load(tmp_path / "a", config)
+    for layer, before, (heads, size) in zip(loaded.layers, cache.layers, sizes, strict=True):
+        keys = layer.cache.decoded(torch.float32)[0]
+        assert keys.shape == (1, heads, 5, size) and torch.equal(keys, before.cache.decoded(torch.float32)[0])
 
 
 def test_a_long_conversation(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch_gdn.aura import file
 from torch_gdn.aura.kv_cache import KVCache
 from torch_gdn.aura.scheme import Scheme
-from torch_gdn.integrations.transformers.aura_layers import AuraLayer, Options, WindowLayer
+from torch_gdn.integrations.transformers.aura_layers import AuraLayer, Options, WindowLayer, head_size, layer_config
 
 FORMAT = "torch_gdn.aura.cache"
 
@@ -68,9 +68,8 @@ def fill(layer: Any, saved: dict[str, Any], tensors: dict[str, Tensor], device: 
 
 
 def fill_codes(layer: AuraLayer, content: file.Content, device: torch.device) -> None:
-    config = layer.config
-    heads = config.num_key_value_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    config = layer_config(layer.config, layer.index)
+    heads, size = config.num_key_value_heads, head_size(config)
     _, found_heads, _, found_size = content.shape
     expected = f"{heads} heads of keys of size {size}, as the model has"
     file.require((found_heads, found_size) == (heads, size), expected, f"{found_heads} of size {found_size}")

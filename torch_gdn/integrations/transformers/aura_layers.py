@@ -17,10 +17,14 @@ from torch_gdn.aura.scheme import Scheme
 from torch_gdn.reference.aura import TILE
 
 
-def head_size(config: PreTrainedConfig, index: int) -> int | None:
-    """Returns the key size of a layer, as far as the model's configuration gives it."""
-    layers = getattr(config, "per_layer_config", None)  # since transformers 5.23, layers may differ
-    layer = config if layers is None else layers[index]
+def layer_config(config: PreTrainedConfig, index: int) -> PreTrainedConfig:
+    """Returns the configuration of one layer. Since transformers 5.23, layers may differ."""
+    layers = getattr(config, "per_layer_config", None)
+    return config if layers is None else layers[index]
+
+
+def head_size(layer: PreTrainedConfig) -> int | None:
+    """Returns the key size of a layer, as far as its configuration gives it."""
     size: int | None = getattr(layer, "head_dim", None) or getattr(layer, "attention_head_dim", None)
     if size is None and hasattr(layer, "hidden_size") and hasattr(layer, "num_attention_heads"):
         size = layer.hidden_size // layer.num_attention_heads
@@ -42,7 +46,7 @@ class AuraLayer(CacheLayerMixin):
 
     def __init__(self, config: PreTrainedConfig, options: Options, capacity: int, index: int) -> None:
         super().__init__()
-        size = head_size(config, index)
+        size = head_size(layer_config(config, index))
         if size is not None and size not in DIMENSIONS:
             expected = f"heads of {', '.join(map(str, DIMENSIONS[:-1]))} or {DIMENSIONS[-1]} values"
             raise ValueError(f"AuraCache: config: expected {expected}, got {size} in layer {index}")
