@@ -30,12 +30,8 @@ SIZES = ALL_SIZES | {
     "linear_value_head_dim": 32,
 }
 # Each token uses every expert. These tests do not depend on the choice, which ties would decide.
-EXPERTS = {
-    "num_experts": 2,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 32,
-}
+TWO_EXPERTS = {"num_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+EXPERTS = TWO_EXPERTS | {"shared_expert_intermediate_size": 32}
 # Attention of Qwen4-Exp chooses blocks of keys. Here it chooses all of them.
 INDEXER = {
     "indexer_n_heads": 2,
@@ -66,7 +62,6 @@ DELTA_NETS: Table = {  # the beginning of the classes' names, and the special op
 }
 OTHER_SIZES = ALL_SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2}
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_n_groups": 1, "mamba_d_state": 16}
-TWO_EXPERTS = {"num_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 LATENT = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 16,

@@ -202,7 +202,5 @@ class StatePool:
 
 def slot_view(pool: StatePool, first_byte: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     """Returns a view [slots, *shape]."""
-    elements = pool.storage.view(dtype)
-    strides = [math.prod(shape[n + 1 :]) for n in range(len(shape))]
-    size = dtype.itemsize
-    return elements.as_strided((pool.slots, *shape), (pool.slot_bytes // size, *strides), first_byte // size)
+    end = first_byte + math.prod(shape) * dtype.itemsize
+    return pool.storage.view(pool.slots, -1)[:, first_byte:end].view(dtype).unflatten(1, shape)
