@@ -8,7 +8,7 @@ to compile. This module knows no engine.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from torch import Tensor
@@ -48,14 +48,13 @@ class PagedBatch:
 
     @property
     def sequences(self) -> dict[str, Any]:
-        """Returns the fields as arguments of `paged_attention` and `aura_paged_attention`."""
-        return {
-            "block_table": self.block_table,
-            "cu_seqlens": self.cu_seqlens,
-            "seq_lens": self.seq_lens,
-            "max_query_len": self.max_query_len,
-            "max_seq_len": self.max_seq_len,
-        }
+        """Returns these fields, not a subclass's, as arguments of `paged_attention` and `aura_paged_attention`."""
+        return {field.name: getattr(self, field.name) for field in fields(PagedBatch)}
+
+
+def attends_to_heads(size: int) -> bool:
+    """Returns whether `paged_attention` takes heads of this size."""
+    return size % 16 == 0 and 16 <= size <= 256
 
 
 def convolve(

@@ -14,7 +14,7 @@ from sglang.srt.layers.radix_attention import AttentionType
 from torch import Tensor
 
 import torch_gdn
-from torch_gdn.integrations.serving import PagedBatch
+from torch_gdn.integrations.serving import PagedBatch, attends_to_heads
 
 
 def metadata_of(forward_batch: Any, req_to_token: Tensor) -> PagedBatch:
@@ -43,7 +43,7 @@ class PagedAttention(TorchNativeAttnBackend):
         self.forward_metadata = metadata_of(forward_batch, self.req_to_token_pool.req_to_token) if takes else None
 
     def takes(self, layer: Any, key: Tensor | None, save_kv_cache: bool) -> bool:
-        heads_fit = layer.qk_head_dim == layer.v_head_dim <= 256 and layer.qk_head_dim % 16 == 0
+        heads_fit = layer.qk_head_dim == layer.v_head_dim and attends_to_heads(layer.qk_head_dim)
         is_decoder = layer.attn_type == AttentionType.DECODER and not layer.is_cross_attention
         if self.forward_metadata is None or key is None or not (heads_fit and is_decoder and save_kv_cache):
             return False

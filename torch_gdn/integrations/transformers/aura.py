@@ -22,14 +22,13 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask, sliding_
 import torch_gdn
 from torch_gdn.aura.coded_tensor import dtype_name
 from torch_gdn.aura.scheme import Scheme
-from torch_gdn.integrations.serving import PagedBatch
+from torch_gdn.integrations.serving import PagedBatch, attends_to_heads
 from torch_gdn.integrations.transformers import aura_file
 from torch_gdn.integrations.transformers.aura_layers import AuraLayer, Codes, Options, WindowLayer
 from torch_gdn.integrations.transformers.functions import self_test_reason
 from torch_gdn.integrations.transformers.versions import CACHE_NAMES
 
 __all__ = ["AuraCache"]
-LARGEST_HEAD = 256  # that `torch_gdn.paged_attention` takes
 WINDOW = "aura_window"  # attribute of a mask of starts: how many positions a query sees
 UNPADDED = "aura_unpadded"  # attribute of a mask of starts that are all 0
 
@@ -194,7 +193,7 @@ def aura_attention(
     fits = attention_mask is None or attention_mask.dim() == 1
     expect("attention_mask", fits, "left padding, [B, T]", attention_mask)
     sinks = None if s_aux is None else s_aux.detach().float()
-    takes_prompt = query.shape[3] <= LARGEST_HEAD and not self_test_reason("paged_attention_", query.device)
+    takes_prompt = attends_to_heads(query.shape[3]) and not self_test_reason("paged_attention_", query.device)
     if key.prompt is not None and is_unpadded(attention_mask) and takes_prompt:
         return attend_to_prompt(query, *key.prompt, scaling, window, sinks), None
     o = key.cache.attend(query, scale=scaling, window=window, starts=attention_mask, sinks=sinks)

@@ -17,7 +17,7 @@ from transformers.generation.continuous_batching.cache_allocators import FULL_AT
 from transformers.generation.continuous_batching.utils import find_head_dim
 
 import torch_gdn
-from torch_gdn.integrations.serving import PagedBatch
+from torch_gdn.integrations.serving import PagedBatch, attends_to_heads
 from torch_gdn.integrations.transformers.calls import Bound
 from torch_gdn.integrations.transformers.state_pool import Part
 
@@ -29,10 +29,9 @@ class PagedStep(PagedBatch):
 
 def takes(config: Any) -> bool:
     """Returns whether torch_gdn computes a model's attention: sdpa would, over all tokens, with known heads."""
-    size = find_head_dim(config)
     if not set(config.layer_types) <= {FULL_ATTENTION, "linear_attention"}:
         return False
-    return config._attn_implementation == "sdpa" and size % 16 == 0 and size <= 256
+    return config._attn_implementation == "sdpa" and attends_to_heads(find_head_dim(config))
 
 
 def step_of(pages: Any, parts: Sequence[Part], device: torch.device) -> PagedStep:
