@@ -17,9 +17,7 @@ from torch_gdn_engines.vllm import require_mps
 
 HERE = "torch_gdn_engines.vllm"
 TIMEOUT = 600  # seconds that processes wait for each other, at the start and in a step; PyTorch's default is 1,800
-BLOCK_SIZE = (
-    32  # tokens per block of keys and values, unless the user or a hybrid model's states require another number
-)
+BLOCK_SIZE = 32  # tokens per block of keys and values, unless the user or a hybrid's states require another number
 
 
 class MpsPlatform(Platform):

@@ -359,10 +359,8 @@ def supports(function: str, *args: Any, **kwargs: Any) -> tuple[bool, str]:
         inspect.signature(reason_of).bind(*args, **kwargs)
     except TypeError as error:
         raise TypeError(f"supports: arguments of {function}: {error}") from None
-    if (
-        args and isinstance(args[0], Module) and not dispatch.enabled
-    ):  # otherwise only enable() learns its model's classes
-        learn(sys.modules[type(args[0]).__module__])
+    if args and isinstance(args[0], Module) and not dispatch.enabled:
+        learn(sys.modules[type(args[0]).__module__])  # as enable() does
     reason = dispatch.reason_for(reason_of, args, kwargs)
     return not reason, reason
 
