@@ -72,8 +72,7 @@ class RmsNormGated(Function):
 class L2Norm(Function):
     @staticmethod
     def forward(x: Tensor, eps: float) -> Tensor:
-        y: Tensor = torch.ops.gdn.l2norm(x, eps)[0]
-        return y
+        return torch.ops.gdn.l2norm(x, eps)[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

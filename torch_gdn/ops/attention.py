@@ -186,10 +186,9 @@ def qk_norm_rope_and_cache_(
         >>> keys[1, 4], values[1, 4]
         (tensor([[0., 3., 5., 1.]]), tensor([[3., 0., 5., 1.]]))
     """
-    result: Tensor = torch.ops.gdn.qk_norm_rope_and_cache_(
+    return torch.ops.gdn.qk_norm_rope_and_cache_(
         q, k, v, cos, sin, key_cache, value_cache, slot_mapping, q_weight, k_weight, eps, zero_centered
     )
-    return result
 
 
 def compute_slot_mapping(

@@ -135,9 +135,7 @@ def causal_conv1d_update(
         return rows if rows.shape[1] == 1 else rows.transpose(0, 1)
 
     added = None if residual is None else as_rows(residual)
-    y: Tensor = torch.ops.gdn.causal_conv1d_update_(
-        as_rows(x), weight, cache, bias=bias, activation=activation, residual=added
-    )
+    y = torch.ops.gdn.causal_conv1d_update_(as_rows(x), weight, cache, bias=bias, activation=activation, residual=added)
     return y.view(x.shape), cache
 
 
@@ -211,5 +209,5 @@ def causal_conv1d_update_(
     check_cu_seqlens("causal_conv1d_update_", cu_seqlens)
     slots = (state_pool, state_indices, has_initial_state, null_index)
     more = (num_accepted_tokens, checkpoint_offsets, checkpoint_indices, out, residual)
-    y: Tensor = torch.ops.gdn.causal_conv1d_update_(x, weight, *slots, bias, activation, cu_seqlens, *more)
+    y = torch.ops.gdn.causal_conv1d_update_(x, weight, *slots, bias, activation, cu_seqlens, *more)
     return y if out is None else out

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch_gdn.autograd import needs_grad
 from torch_gdn.autograd.delta_rule import Options, delta_rule, inputs_of_chunks
 from torch_gdn.ops import arguments
-from torch_gdn.ops.arguments import check_cu_seqlens
 
 __all__ = [
     "chunk_gated_delta_rule",
@@ -114,7 +113,7 @@ def chunk_gated_delta_rule(
         >>> o.shape, final_state.shape
         (torch.Size([1, 100, 4, 32]), torch.Size([1, 4, 64, 32]))
     """
-    check_cu_seqlens("chunk_gated_delta_rule", cu_seqlens)
+    arguments.check_cu_seqlens(CHUNK, cu_seqlens)
     arguments.refuse_head_first(CHUNK, head_first)
     arguments.refuse_context_parallelism(CHUNK, cp_context)
     arguments.check_cu_seqlens_cpu(CHUNK, cu_seqlens, cu_seqlens_cpu)
@@ -202,7 +201,7 @@ def chunk_gated_delta_rule_(
         >>> o.shape, pool.flatten(1).any(1).nonzero().flatten()
         (torch.Size([1, 30, 4, 32]), tensor([2, 5]))
     """
-    check_cu_seqlens("chunk_gated_delta_rule_", cu_seqlens)
+    arguments.check_cu_seqlens("chunk_gated_delta_rule_", cu_seqlens)
     slots = (state_pool, state_indices, has_initial_state, null_index)
     options = (scale, use_qk_l2norm_in_kernel, state_v_first, cu_seqlens, chunk_indices, chunk_size)
     gates = (use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval)
@@ -279,7 +278,7 @@ def fused_recurrent_gated_delta_rule(
         >>> o.shape, state.shape
         (torch.Size([2, 1, 4, 32]), torch.Size([2, 4, 64, 32]))
     """
-    check_cu_seqlens("fused_recurrent_gated_delta_rule", cu_seqlens)
+    arguments.check_cu_seqlens(RECURRENT, cu_seqlens)
     arguments.refuse_head_first(RECURRENT, head_first)
     layout = arguments.layout_of_states(RECURRENT, state_v_first, transpose_state_layout)
     if not use_gate_in_kernel:
@@ -365,11 +364,11 @@ def fused_recurrent_gated_delta_rule_(
         >>> o[1].any(), pool.flatten(1).any(1).nonzero().flatten()
         (tensor(False), tensor([5]))
     """
-    check_cu_seqlens("fused_recurrent_gated_delta_rule_", cu_seqlens)
+    arguments.check_cu_seqlens("fused_recurrent_gated_delta_rule_", cu_seqlens)
     slots = (state_pool, state_indices, has_initial_state, null_index)
     options = (scale, use_qk_l2norm_in_kernel, state_v_first, cu_seqlens)
     gates = (gk, gv, use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    o: Tensor = torch.ops.gdn.fused_recurrent_gated_delta_rule_(
+    o = torch.ops.gdn.fused_recurrent_gated_delta_rule_(
         q, k, v, g, beta, *slots, *options, *gates, output_dtype, head_grouping, num_accepted_tokens, out
     )
     return o if out is None else out
@@ -457,11 +456,9 @@ def gdn_decode_(
         >>> o.shape, bool(state_pool.flatten(1).any(1).all())
         (torch.Size([3, 1, 4, 32]), True)
     """
-    check_cu_seqlens("gdn_decode_", cu_seqlens)
+    arguments.check_cu_seqlens("gdn_decode_", cu_seqlens)
     projections, slots = (qkv, z, b, a), (state_indices, has_initial_state, null_index)
     parameters = (conv_weight, conv_pool, A_log, dt_bias, state_pool, norm_weight)
     options = (conv_bias, activation, allow_neg_eigval, state_v_first, norm_activation, norm_eps, round_norm)
-    o: Tensor = torch.ops.gdn.gdn_decode_(
-        *projections, *parameters, *slots, *options, cu_seqlens, num_accepted_tokens, out
-    )
+    o = torch.ops.gdn.gdn_decode_(*projections, *parameters, *slots, *options, cu_seqlens, num_accepted_tokens, out)
     return o if out is None else out

@@ -11,7 +11,6 @@ from torch_gdn.autograd import needs_grad
 from torch_gdn.autograd.delta_rule import Options, delta_rule, inputs_of_chunks
 from torch_gdn.autograd.layers import KdaGate
 from torch_gdn.ops import arguments
-from torch_gdn.ops.arguments import check_cu_seqlens
 
 __all__ = [
     "chunk_kda",
@@ -22,8 +21,6 @@ __all__ = [
 ]
 CHUNK = "chunk_kda"
 RECURRENT = "fused_recurrent_kda"
-
-
 LOWEST_SAFE_BOUND = -5.0
 
 
@@ -99,7 +96,7 @@ def chunk_kda(
         >>> h.shape, state, h[:, 0].any()
         (torch.Size([1, 2, 2, 64, 32]), None, tensor(False))
     """
-    check_cu_seqlens("chunk_kda", cu_seqlens)
+    arguments.check_cu_seqlens(CHUNK, cu_seqlens)
     arguments.refuse_context_parallelism(CHUNK, cp_context)
     arguments.check_cu_seqlens_cpu(CHUNK, cu_seqlens, cu_seqlens_cpu)
     if safe_gate and use_gate_in_kernel and (lower_bound is None or not LOWEST_SAFE_BOUND <= lower_bound < 0):
@@ -172,7 +169,7 @@ def chunk_kda_(
         >>> o.shape, pool.flatten(1).any(1).nonzero().flatten()
         (torch.Size([1, 30, 4, 32]), tensor([2, 5]))
     """
-    check_cu_seqlens("chunk_kda_", cu_seqlens)
+    arguments.check_cu_seqlens("chunk_kda_", cu_seqlens)
     slots = (state_pool, state_indices, has_initial_state, null_index)
     options = (scale, use_qk_l2norm_in_kernel, state_v_first, cu_seqlens, chunk_size)
     gates = (use_gate_in_kernel, A_log, dt_bias, lower_bound, use_beta_sigmoid_in_kernel, allow_neg_eigval)
@@ -246,7 +243,7 @@ def fused_recurrent_kda(
         >>> o.shape, state.shape
         (torch.Size([2, 1, 4, 32]), torch.Size([2, 4, 64, 32]))
     """
-    check_cu_seqlens("fused_recurrent_kda", cu_seqlens)
+    arguments.check_cu_seqlens(RECURRENT, cu_seqlens)
     if not use_gate_in_kernel:
         A_log = dt_bias = lower_bound = None
     layout = arguments.layout_of_states(RECURRENT, state_v_first, transpose_state_layout)
@@ -316,14 +313,14 @@ def fused_recurrent_kda_(
         >>> o[1].any(), pool.flatten(1).any(1).nonzero().flatten()
         (tensor(False), tensor([5]))
     """
-    check_cu_seqlens("fused_recurrent_kda_", cu_seqlens)
+    arguments.check_cu_seqlens("fused_recurrent_kda_", cu_seqlens)
     if not use_gate_in_kernel:
         A_log = dt_bias = lower_bound = None
     slots = (state_pool, state_indices, has_initial_state, null_index)
     options = (scale, use_qk_l2norm_in_kernel, state_v_first, cu_seqlens)
     gate = (use_gate_in_kernel, A_log, dt_bias, lower_bound, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     more = (output_dtype, head_grouping, num_accepted_tokens, out)
-    o: Tensor = torch.ops.gdn.fused_recurrent_kda_(q, k, v, g, beta, *slots, *options, *gate, *more)
+    o = torch.ops.gdn.fused_recurrent_kda_(q, k, v, g, beta, *slots, *options, *gate, *more)
     return o if out is None else out
 
 
@@ -360,5 +357,4 @@ def fused_kda_gate(
         tensor([[-4.6788e-13, -2.5000e+00, -5.0000e+00]])
     """
     gate = KdaGate.apply if needs_grad(g, A_log, dt_bias) else torch.ops.gdn.fused_kda_gate
-    log_decays: Tensor = gate(g, A_log, dt_bias, lower_bound, output_dtype)
-    return log_decays
+    return gate(g, A_log, dt_bias, lower_bound, output_dtype)

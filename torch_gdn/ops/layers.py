@@ -44,8 +44,7 @@ def l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:
         >>> torch_gdn.l2norm(torch.tensor([3.0, 4.0]))
         tensor([0.6000, 0.8000])
     """
-    y: Tensor = L2Norm.apply(x, eps) if needs_grad(x) else torch.ops.gdn.l2norm(x, eps)[0]
-    return y
+    return L2Norm.apply(x, eps) if needs_grad(x) else torch.ops.gdn.l2norm(x, eps)[0]
 
 
 def l2norm_fwd(x: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
@@ -206,10 +205,7 @@ def qk_norm_rope(
         >>> torch_gdn.qk_norm_rope(q, q, torch.zeros(1, 1, 1), torch.ones(1, 1, 1))[0].flatten()
         tensor([0., 3., 5., 1.])
     """
-    result: tuple[Tensor, Tensor] = torch.ops.gdn.qk_norm_rope(
-        q, k, cos, sin, q_weight, k_weight, eps, zero_centered, heads_first
-    )
-    return result
+    return torch.ops.gdn.qk_norm_rope(q, k, cos, sin, q_weight, k_weight, eps, zero_centered, heads_first)
 
 
 def gdn_gating(
@@ -265,8 +261,7 @@ def fused_gdn_gate(
         raise TypeError(
             f"fused_gdn_gate: output_dtype: expected bfloat16, float16 or float32, got {str(output_dtype)[6:]}"
         )
-    decay: Tensor = gdn_gating(A_log, g, g, dt_bias)[0]
-    return decay.to(output_dtype)
+    return gdn_gating(A_log, g, g, dt_bias)[0].to(output_dtype)
 
 
 def act_and_mul(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
@@ -291,8 +286,7 @@ def act_and_mul(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
         >>> torch_gdn.act_and_mul(torch.tensor([0.0, 4.0]), torch.tensor([3.0, 1.0]))
         tensor([0.0000, 3.9281])
     """
-    y: Tensor = torch.ops.gdn.act_and_mul(gate, up, activation)
-    return y
+    return torch.ops.gdn.act_and_mul(gate, up, activation)
 
 
 def batch_copy_(pool: Tensor, source_offsets: Tensor, destination_offsets: Tensor, sizes: Tensor) -> None:
