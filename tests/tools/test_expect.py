@@ -35,11 +35,10 @@ def work_of(kind: str, **special: Any) -> Work:
 def test_a_decoded_token_reads_all_but_the_embeddings_other_rows() -> None:
     work = work_of("qwen3_5")
     assert work.weights["bf16"] == 2 * (LINEAR + FULL + 2 * MLP + VECTORS + 64 + 64 * 64) == 184_272
-    assert work.stored["bf16"] == 184_272 + 2 * 63 * 64
-    assert work.state == 4 * 4 * 32 * 32 + 2 * 256 * 4 == 18_432
-    assert work.cache_per_token == 2 * 2 * 32
+    assert work.needs.weights["bf16"] == 184_272 + 2 * 63 * 64
+    assert work.needs.state == 4 * 4 * 32 * 32 + 2 * 256 * 4 == 18_432
+    assert work.needs.cache_per_token == 2 * 2 * 32
     assert work.moved("bf16", 9) == 184_272 + 2 * 18_432 + 10 * 128 == 222_416
-    assert work.needed("bf16", 9) == 184_272 + 2 * 63 * 64 + 18_432 + 10 * 128
 
 
 def test_tied_embeddings_are_read_as_the_head() -> None:
@@ -58,7 +57,7 @@ def test_a_token_reads_its_own_experts() -> None:
     others = 2 * 3 * 3 * 64 * 32  # two layers, three experts, three matrices
     assert all_of_them.weights["bf16"] - one.weights["bf16"] == 2 * others
     assert all_of_them.products - one.products == others
-    assert all_of_them.stored == one.stored
+    assert all_of_them.needs == one.needs
 
 
 def test_the_arithmetic_of_a_prompt() -> None:
@@ -98,7 +97,8 @@ def test_launches_are_those_that_another_test_counts(model: str) -> None:
     )
 
 
-SOME = Work({"bf16": 10**9, "x": 4}, {"bf16": 10**9, "x": 4}, 0, 0, 100, 1, 1, 1, 1)
+SIZES = {"bf16": 10**9, "x": 4}
+SOME = Work(fits.Needs(10**9, SIZES, 0, 0), SIZES, 100, 1, 1, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_the_command_with_files(tmp_path: Path, capsys: pytest.CaptureFixture[st
     save_file(tensors | {"mtp.fc.weight": torch.zeros(1000)}, tmp_path / "model.safetensors")
     text = fits.text_of(model.config)
     work = expect.work_of(text)
-    assert expect.bytes_of_files(tmp_path, text) == (work.weights["bf16"], work.stored["bf16"])
+    assert expect.bytes_of_files(tmp_path, text) == (work.weights["bf16"], work.needs.weights["bf16"])
     assert expect.main([str(tmp_path), "--mac", "M1 8", "--tokens", "9"]) == 0
     printed = capsys.readouterr().out
     assert "A token decoded after 9 others " in printed and "A prompt of 9 tokens " in printed
@@ -175,8 +175,11 @@ def test_the_comparison_has_the_bounds() -> None:
 
 
 def test_what_does_not_fit_has_no_time() -> None:
+    """The keys and values of the token itself need memory, too."""
     mac, memory = _macs.find("M1 8")
-    printed = list(expect.on_one_mac(replace(SOME, stored={"bf16": 6 << 30, "x": 4}), 0, mac, memory))
+    limit = fits.recommended(8)
+    needs = replace(SOME.needs, weights={"bf16": limit, "x": limit - 1}, cache_per_token=1)
+    printed = list(expect.on_one_mac(replace(SOME, needs=needs), 0, mac, memory))
     assert re.fullmatch(r"bf16 +- +- +does not fit", printed[2]) and not printed[3].endswith("fit")
 
 

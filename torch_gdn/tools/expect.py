@@ -43,10 +43,8 @@ class Work:
     """What a model must do at least.
 
     Attributes:
-        weights: bytes that a decoded token reads, by the format's name.
-        stored: bytes of all weights, by the format's name.
-        state: bytes of states, which a decoded token reads and writes.
-        cache_per_token: bytes of keys and values, which a decoded token reads for each token before it.
+        needs: the memory of weights, states, and keys and values.
+        weights: bytes of weights that a decoded token reads, by the format's name.
         launches: of a decoded token, or None if nobody has counted them for this kind of model.
         products: multiply-adds of a prompt's token with weights, without the embedding and the head.
         head: multiply-adds of the last token with the head.
@@ -54,10 +52,8 @@ class Work:
         attention: multiply-adds of a pair of tokens, one attending to the other.
     """
 
+    needs: fits.Needs
     weights: dict[str, int]
-    stored: dict[str, int]
-    state: int
-    cache_per_token: int
     launches: int | None
     products: int
     head: int
@@ -65,12 +61,10 @@ class Work:
     attention: int
 
     def moved(self, name: str, tokens: int) -> int:
-        """Returns the bytes that a token moves after `tokens` others: it reads their keys and writes its own."""
-        return self.weights[name] + 2 * self.state + (tokens + 1) * self.cache_per_token
-
-    def needed(self, name: str, tokens: int) -> int:
-        """Returns the bytes of memory that weights, states and cache take."""
-        return self.stored[name] + self.state + (tokens + 1) * self.cache_per_token
+        """Returns the bytes that a token moves after `tokens` others. It reads their keys and writes its own, and reads
+        and writes the states.
+        """
+        return self.weights[name] + 2 * self.needs.state + (tokens + 1) * self.needs.cache_per_token
 
     def prompt(self, tokens: int) -> dict[str, int]:
         """Returns a prompt's float operations, two per multiply-add. A token attends to itself and those before."""
@@ -84,26 +78,21 @@ class Work:
 def work_of(text: Any) -> Work:
     """Returns the work of a language model with this configuration, of `fits.text_of`."""
     model: Any = fits.model_of(text)
+    needs = fits.needs_of_model(model, text)
     table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     share = active_share(text)
-    stored, weights, products = Counter[str](), Counter[str](), 0
-    has_experts = False
+    weights, products = Counter[str](), 0
     for x, how in fits.packable(model):
         _, is_expert, _ = how
-        has_experts |= is_expert
         used = int(x.numel() * share) if is_expert else x.shape[1] if x is table and x is not head else x.numel()
         for each in fits.FORMATS:
             weights[each.name] += each.bytes_of(used, *how)
-            stored[each.name] += each.bytes_of(x.numel(), *how)
         products += used if x.dim() > 1 and x is not table and x is not head else 0
     counted = LAUNCHES.get(type(text).__name__)
-    names = [each.name for each in fits.FORMATS if has_experts or not each.experts_only]
     linear, full = fits.layers(text, "linear_attention"), fits.layers(text, "full_attention")
     return Work(
-        weights={name: weights[name] for name in names},
-        stored={name: stored[name] for name in names},
-        state=fits.state_bytes(text),
-        cache_per_token=fits.cache_bytes(text),
+        needs=needs,
+        weights={name: weights[name] for name in needs.weights},
         launches=counted and counted.once + linear * counted.linear_layer + full * counted.full_layer,
         products=products,
         head=head.numel(),
@@ -167,10 +156,10 @@ def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def decoding(work: Work, tokens: int) -> Iterator[str]:
     yield f"A token decoded after {tokens:,} others reads and writes, in GB:"
-    cache = gigabytes((tokens + 1) * work.cache_per_token)
+    cache, states = gigabytes((tokens + 1) * work.needs.cache_per_token), gigabytes(2 * work.needs.state)
     rows = [("weights", "of weights", "of states", "of keys and values", "in all")]
     for name, size in work.weights.items():
-        rows.append((name, gigabytes(size), gigabytes(2 * work.state), cache, gigabytes(work.moved(name, tokens))))
+        rows.append((name, gigabytes(size), states, cache, gigabytes(work.moved(name, tokens))))
     yield from aligned(rows)
     yield ""
     if work.launches is None:
@@ -186,7 +175,7 @@ def on_one_mac(work: Work, tokens: int, mac: Mac, memory: int | None) -> Iterato
     yield f"{mac.name}, {mac.bandwidth} GB/s{size}:"
     rows = [("weights", "least ms a token", "tokens/s at most", "what takes it")]
     for name in work.weights:
-        if limit and work.needed(name, tokens) > limit:
+        if limit and work.needs.total(name, tokens + 1) > limit:
             rows.append((name, "-", "-", "does not fit"))
             continue
         seconds, what = least_seconds(work, name, tokens, mac)
@@ -229,16 +218,14 @@ def report(model: str, work: Work, tokens: int, mac: Mac | None, memory: int | N
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 1 if the model's configuration cannot be read."""
     options = command_line.expect().parse_args(arguments)
     try:
         text = fits.text_of(fits.configuration_of(options.model))
         work = work_of(text)
     except (OSError, ValueError, ImportError) as error:
-        print(f"{command_line.PROGRAM} expect: {options.model}: {error}", file=sys.stderr)
-        return 1
+        sys.exit(f"{command_line.PROGRAM} expect: {options.model}: {error}")
     if sizes := bytes_of_files(Path(options.model), text):
-        work.weights[THIS_FILE], work.stored[THIS_FILE] = sizes
+        work.weights[THIS_FILE], work.needs.weights[THIS_FILE] = sizes
     print("\n".join(report(options.model, work, options.tokens, *(options.mac or (None, None)))))
     return 0
 

@@ -109,7 +109,10 @@ def needs_of(configuration: Any) -> Needs:
             names, or has layers that are neither these nor full attention.
     """
     text = text_of(configuration)
-    model = model_of(text)
+    return needs_of_model(model_of(text), text)
+
+
+def needs_of_model(model: nn.Module, text: Any) -> Needs:
     parameters = list(packable(model))
     weights = {each: sum(each.bytes_of(x.numel(), *how) for x, how in parameters) for each in FORMATS}
     unpacked = weights[FORMATS[0]]
@@ -341,27 +344,24 @@ def table() -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 1 if the model's configuration cannot be read."""
     options = command_line.fits().parse_args(arguments)
     if options.table:
         for row in table():
             print(row, flush=True)  # each model takes a while to count
         return 0
+    name = f"{command_line.PROGRAM} fits: {options.model}"
     try:
         configuration = configuration_of(options.model)
         needs = needs_of(configuration)
     except (OSError, ValueError, ImportError) as error:
-        print(f"{command_line.PROGRAM} fits: {options.model}: {error}", file=sys.stderr)
-        return 1
+        sys.exit(f"{name}: {error}")
     if options.machines:
         parts = parts_of(configuration, options.machines, options.tokens, options.requests)
         if parts is None:
-            reason = "no format of the weights fits on these machines together"
-            print(f"{command_line.PROGRAM} fits: {options.model}: {reason}", file=sys.stderr)
-            return 1
+            sys.exit(f"{name}: no format of the weights fits on these machines together")
         print("\n".join(report_of_parts(options.model, options.machines, parts)))
-        return 0
-    print("\n".join(report(options.model, needs, options.tokens, options.requests)))
+    else:
+        print("\n".join(report(options.model, needs, options.tokens, options.requests)))
     return 0
 
 
