@@ -28,6 +28,13 @@ def entries(name: str, tokens: int) -> int:
     return -(-tokens // TILE) if name == "tile_means" else tokens
 
 
+def resized(x: Tensor, size: int, first: int, last: int) -> Tensor:
+    """Returns new memory of `size` entries along dimension 2. It begins with x's entries from first to last."""
+    result = x.new_zeros(*x.shape[:2], size, *x.shape[3:])
+    result[:, :, : last - first] = x[:, :, first:last]
+    return result
+
+
 class CodedTensor:
     """The keys of a cache, or its values: codes [B, HK, S, W], norms [B, HK, S], and their tables.
 
@@ -101,10 +108,7 @@ class CodedTensor:
     def resize(self, capacity: int, start: int, end: int) -> None:
         """Takes memory for `capacity` tokens. Keeps those from start, where a tile begins, to end."""
         for name, x in self.token_tensors().items():
-            first, last, size = (entries(name, tokens) for tokens in (start, end, capacity))
-            other = x.new_zeros(*x.shape[:2], size, *x.shape[3:])
-            other[:, :, : last - first] = x[:, :, first:last]
-            setattr(self, name, other)
+            setattr(self, name, resized(x, *(entries(name, tokens) for tokens in (capacity, start, end))))
 
     def select(self, rows: Tensor) -> None:
         for name, x in self.token_tensors().items():

@@ -3,6 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_gdn.aura.coded_tensor import resized
 from torch_gdn.reference.aura import TILE
 
 
@@ -55,11 +56,7 @@ class ExactRows:
     def resize(self, capacity: int, start: int, end: int) -> None:
         """Takes memory for a cache of `capacity` tokens and keeps the rows from start to end."""
         rows = max(self.most(capacity), end - start)
-        for name in ("keys", "values"):
-            x = getattr(self, name)
-            other = x.new_zeros(*x.shape[:2], rows, x.shape[3])
-            other[:, :, : end - start] = x[:, :, start:end]
-            setattr(self, name, other)
+        self.keys, self.values = (resized(x, rows, start, end) for x in (self.keys, self.values))
         self.slots = torch.arange(rows, dtype=torch.int32, device=self.keys.device)
 
     def select(self, rows: Tensor) -> None:
