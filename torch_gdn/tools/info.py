@@ -98,23 +98,21 @@ def self_tested() -> list[str]:
     return lines + [f"FAILED: {name}: {reason}" for name, reason in reasons.items()]
 
 
-def show(title: str, lines: list[str]) -> None:
+def show(title: str, lines: list[str] | dict[str, str]) -> None:
     print(title)
+    if isinstance(lines, dict):
+        lines = [f"{name}: {value}" for name, value in lines.items()]
     for line in lines or ["none"]:
         print(f"  {line}")
 
 
-def facts_as_lines(facts: dict[str, str]) -> list[str]:
-    return [f"{name}: {value}" for name, value in facts.items()]
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     command_line.info().parse_args(arguments)
-    show("versions", facts_as_lines(versions()))
-    show("system", facts_as_lines(system()))
-    show("mps device", facts_as_lines(mps()))
+    show("versions", versions())
+    show("system", system())
+    show("mps device", mps())
     devices = ["cpu"] + (["mps"] if torch.backends.mps.is_available() else [])
-    show("chunked against recurrent", [f"{device}: {agreement(device)}" for device in devices])
+    show("chunked against recurrent", {device: agreement(device) for device in devices})
     show("self-test of kernels", self_tested())
     show("ops", ops())
     show("kernels compiled in this process", pipelines())
