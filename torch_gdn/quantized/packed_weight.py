@@ -285,8 +285,7 @@ def unpack(words: Tensor, bits: int) -> Tensor:
         ValueError: other bits, or words of another dtype.
     """
     expect_bits("unpack", bits)
-    words = as_int32("unpack: words", words)
-    return torch.stack([words >> shift & mask_of(bits) for shift in range(0, 32, bits)], dim=-1).flatten(-2)
+    return reference.codes_of(as_int32("unpack: words", words), bits)
 
 
 def mask_of(bits: int) -> int:
