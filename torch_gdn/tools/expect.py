@@ -146,21 +146,13 @@ def least_seconds(work: Work, name: str, tokens: int, mac: Mac, launch: float = 
     return (by_memory, "memory") if by_memory >= by_launches else (by_launches, "launches")
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yields the rows, the first column aligned to the left and the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, *others in rows:
-        cells = [f"{first:{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True))]
-        yield "  ".join(cells).rstrip()
-
-
 def decoding(work: Work, tokens: int) -> Iterator[str]:
     yield f"A token decoded after {tokens:,} others reads and writes, in GB:"
     cache, states = gigabytes((tokens + 1) * work.needs.cache_per_token), gigabytes(2 * work.needs.state)
     rows = [("weights", "of weights", "of states", "of keys and values", "in all")]
     for name, size in work.weights.items():
         rows.append((name, gigabytes(size), states, cache, gigabytes(work.moved(name, tokens))))
-    yield from aligned(rows)
+    yield from fits.aligned(rows)
     yield ""
     if work.launches is None:
         yield "Its kernel launches have not been counted for this kind of model."
@@ -182,7 +174,7 @@ def on_one_mac(work: Work, tokens: int, mac: Mac, memory: int | None) -> Iterato
         slow, _ = least_seconds(work, name, tokens, mac, LAUNCH_SECONDS[1])
         span = f"{seconds * 1e3:.1f}" + (f" to {slow * 1e3:.1f}" if slow > seconds else "")
         rows.append((name, span, f"{1 / seconds:.0f}", what))
-    yield from aligned(rows)
+    yield from fits.aligned(rows)
 
 
 def on_all_macs(work: Work, tokens: int) -> Iterator[str]:
@@ -192,7 +184,7 @@ def on_all_macs(work: Work, tokens: int) -> Iterator[str]:
         result = (least_seconds(work, name, tokens, mac) for name in work.weights)
         cells = (f"{seconds * 1e3:.1f}{'*' if what == 'launches' else ' '}" for seconds, what in result)
         rows.append((mac.name, str(mac.bandwidth), *cells))
-    yield from aligned(rows)
+    yield from fits.aligned(rows)
 
 
 def prompt(work: Work, tokens: int, macs: Sequence[Mac]) -> Iterator[str]:

@@ -294,6 +294,14 @@ def parts_of(
 # ---- what is printed -------------------------------------------------------------------------------------------------
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yields the rows, the first column aligned to the left and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *others in rows:
+        cells = [f"{first:{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True))]
+        yield "  ".join(cells).rstrip()
+
+
 def report(model: str, needs: Needs, tokens: int, requests: int) -> Iterator[str]:
     state, cache = requests * needs.state, requests * tokens * needs.cache_per_token
     yield f"{model}: {needs.parameters / 1e9:.1f} billion parameters"
@@ -308,9 +316,8 @@ def report(model: str, needs: Needs, tokens: int, requests: int) -> Iterator[str
         mac = smallest_mac(needed)
         fits = ("; fits here" if needed <= here else "; does not fit here") if here else ""
         rows.append((name, gigabytes(weights), gigabytes(needed), (f"{mac} GB" if mac else "none") + fits))
-    first, second, third, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
-    for name, size, total, mac_and_fit in rows:
-        yield f"{name:{first}}  {size:>{second}}  {total:>{third}}  {mac_and_fit}"
+    for line, (*_, mac_and_fit) in zip(aligned([row[:3] for row in rows]), rows, strict=True):
+        yield f"{line}  {mac_and_fit}"
 
 
 def report_of_parts(model: str, machines: Sequence[int], parts: Parts) -> Iterator[str]:
