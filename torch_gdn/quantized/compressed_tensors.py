@@ -58,7 +58,6 @@ NOT_READ = ("transform_config", "kv_cache_scheme")  # settings of a configuratio
 
 
 def read(config: Mapping[str, Any]) -> Format:
-    """Returns the format of files with this `quantization_config`, or raises what `configuration.read` does."""
     groups = list((config.get("config_groups") or {}).values())
     if not groups:
         raise refusal("compressed-tensors without config_groups", OtherFormat)

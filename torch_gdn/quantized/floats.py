@@ -88,7 +88,6 @@ def float8(method: str, scale: str, left_out: str = "") -> Format:
 
 
 def read_fp8(config: Mapping[str, Any]) -> Format:
-    """Returns the format of files of the method "fp8", or raises what `configuration.read` does."""
     kind, block = config.get("fmt") or "e4m3", list(config.get("weight_block_size") or [])
     if kind != "e4m3" or block != [BLOCK, BLOCK]:
         raise refusal(f"fp8 of {kind} with weight_block_size {block or None}", OtherFormat)
@@ -96,7 +95,6 @@ def read_fp8(config: Mapping[str, Any]) -> Format:
 
 
 def read_modelopt(config: Mapping[str, Any]) -> Format:
-    """Returns the format of ModelOpt's files, or raises what `configuration.read` does."""
     algorithm = config.get("quant_algo")
     cache = config.get("kv_cache_quant_algo") or config.get("kv_cache_scheme")
     if algorithm != "FP8" or cache:

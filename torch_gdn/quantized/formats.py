@@ -1,7 +1,7 @@
 """Describes the formats of quantised files: their tensors, how to convert them, and what is refused.
 
-A format has a function `read`, which makes its `Format` of a file's configuration. What an engine or transformers knows
-about a format, it asks the `Format`.
+A format has a function `read`, which makes its `Format` of a file's `quantization_config` and raises what
+`configuration.read` does. What an engine or transformers knows about a format, it asks the `Format`.
 """
 
 from __future__ import annotations

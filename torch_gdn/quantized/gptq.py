@@ -67,7 +67,6 @@ def from_gptq(
 
 
 def read(config: Mapping[str, Any]) -> Format:
-    """Returns the format of files with this `quantization_config`, or raises what `configuration.read` does."""
     written, bits = config.get("checkpoint_format") or config.get("format") or "gptq", config.get("bits")
     if bits not in (4, 8) or written not in OFFSETS:
         raise refusal(f"GPTQ with {bits} bits in the format {written}")
@@ -142,7 +141,6 @@ AWQ = Format(
 
 
 def read_awq(config: Mapping[str, Any]) -> Format:
-    """Returns the format of files with this `quantization_config`, or raises what `configuration.read` does."""
     bits, zero_point = config.get("bits", config.get("w_bit")), config.get("zero_point", True)
     version = str(config.get("version") or config.get("checkpoint_format") or "gemm").lower()
     if bits != 4 or version != "gemm" or not zero_point:
@@ -188,7 +186,6 @@ def from_auto_round(
 
 
 def read_auto_round(config: Mapping[str, Any]) -> Format:
-    """Returns the format of files with this `quantization_config`, or raises what `configuration.read` does."""
     bits, kind = config.get("bits"), config.get("data_type", "int")
     packed, activations = config.get("packing_format", "auto_round:auto_gptq"), config.get("act_bits") or 16
     got = f"AutoRound's {kind} of {bits} bits with activations of {activations} bits in {packed}"

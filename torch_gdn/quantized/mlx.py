@@ -41,7 +41,6 @@ def is_mlx(config: Mapping[str, Any]) -> bool:
 
 
 def read(config: Mapping[str, Any]) -> Format:
-    """Returns the format of files with this `quantization_config`, or raises what `configuration.read` does."""
     if missing := {"bits", "group_size"} - config.keys():
         raise refusal(f"MLX's configuration without {' and '.join(sorted(missing))}")
     modes = {each.get("mode", "affine") for each in (config, *config.values()) if isinstance(each, Mapping)}
