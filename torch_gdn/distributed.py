@@ -550,9 +550,8 @@ def rendezvous(url: str, timeout: timedelta = timedelta(minutes=5), **_: object)
 # ---- registration ----------------------------------------------------------------------------------------------------
 
 
-def complete_torch_mps() -> None:
-    """Adds to torch.mps the names of a device's module that DeviceMesh uses, unless PyTorch has them."""
-    names = {"is_initialized": lambda: True, "current_device": lambda: 0}  # there is one device, and nothing to choose
+def complete_torch_mps(**names: Any) -> None:
+    """Adds these names to torch.mps, unless PyTorch has them."""
     for name, value in names.items():
         if not hasattr(torch.mps, name):
             setattr(torch.mps, name, value)
@@ -576,7 +575,7 @@ def register() -> torch.library.Library | None:
         dist.Backend.register_backend(NAME, refuse, devices=["cpu", "mps"])
         return None
     dist.Backend.register_backend(NAME, create, devices=["cpu", "mps"])
-    complete_torch_mps()
+    complete_torch_mps(is_initialized=lambda: True, current_device=lambda: 0)  # DeviceMesh uses them; mps is one device
     _C.define_work()
     kernels = torch.library.Library("c10d", "IMPL", "MPS")
     for name in COLLECTIVES:

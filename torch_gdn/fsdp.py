@@ -18,7 +18,7 @@ import torch
 import torch.distributed.fsdp  # defines its ops
 from torch import Tensor
 
-import torch_gdn.distributed  # noqa: F401 (registers the back end)
+import torch_gdn.distributed  # registers the back end
 
 TESTED = "2.13"  # the PyTorch whose private functions are used
 
@@ -54,9 +54,7 @@ def register() -> torch.library.Library | None:
     except (ImportError, AttributeError, RuntimeError) as error:
         got = f"{torch.__version__}: {error}"
         raise ImportError(f"torch_gdn.fsdp: expected the FSDP of PyTorch {TESTED}, got that of {got}") from error
-    for name, value in {"Stream": Stream, "current_stream": Stream, "stream": contextlib.nullcontext}.items():
-        if not hasattr(torch.mps, name):
-            setattr(torch.mps, name, value)
+    torch_gdn.distributed.complete_torch_mps(Stream=Stream, current_stream=Stream, stream=contextlib.nullcontext)
 
     def free_storage(tensor: Tensor) -> None:
         if tensor.device.type != "mps":
