@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -58,23 +58,21 @@ def rows_of(file: Path, device: str, rows: Any) -> list[Row]:
 def row_of(label: str, row: Any) -> Row:
     if not isinstance(row, dict):
         raise ValueError(f"{label}: expected an object, got {row!r}")
+    row = {"chunk_size": 0, "rule": DELTA_RULE, "seconds": {}} | row
+
+    def expect(name: str, holds: bool, expected: str) -> None:
+        if not holds:
+            raise ValueError(f"{label}: {name}: expected {expected}, got {row.get(name)!r}")
+
     for name in ("tokens", "threadgroups", "K"):
-        if type(row.get(name)) is not int or row[name] < 1:
-            raise ValueError(f"{label}: {name}: expected a positive integer, got {row.get(name)!r}")
-    if row.get("algorithm") not in _C.prefill_algorithms():
-        known = ", ".join(map(repr, _C.prefill_algorithms()))
-        raise ValueError(f"{label}: algorithm: expected one of {known}, got {row.get('algorithm')!r}")
-    chunk_size = row.get("chunk_size", 0)
-    allowed = (0, *FUSED_CHUNK_SIZES) if row["algorithm"] == "fused_chunk" else (0,)
-    if type(chunk_size) is not int or chunk_size not in allowed:
-        raise ValueError(f"{label}: chunk_size: expected one of {allowed}, got {chunk_size!r}")
-    rule = row.get("rule", DELTA_RULE)
-    if rule not in RULES:
-        raise ValueError(f"{label}: rule: expected one of {', '.join(map(repr, RULES))}, got {rule!r}")
-    seconds = row.get("seconds", {})
-    if not isinstance(seconds, dict):
-        raise ValueError(f"{label}: seconds: expected an object, got {seconds!r}")
-    return Row(row["tokens"], row["threadgroups"], row["K"], row["algorithm"], chunk_size, rule, seconds)
+        expect(name, type(row.get(name)) is int and row[name] >= 1, "a positive integer")
+    algorithms = _C.prefill_algorithms()
+    expect("algorithm", row.get("algorithm") in algorithms, f"one of {', '.join(map(repr, algorithms))}")
+    sizes = (0, *FUSED_CHUNK_SIZES) if row["algorithm"] == "fused_chunk" else (0,)
+    expect("chunk_size", type(row["chunk_size"]) is int and row["chunk_size"] in sizes, f"one of {sizes}")
+    expect("rule", row["rule"] in RULES, f"one of {', '.join(map(repr, RULES))}")
+    expect("seconds", isinstance(row["seconds"], dict), "an object")
+    return Row(**{each.name: row[each.name] for each in fields(Row)})
 
 
 def write(file: Path, table: Table) -> None:
