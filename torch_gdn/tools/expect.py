@@ -220,7 +220,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         work.weights[THIS_FILE], work.needs.weights[THIS_FILE] = sizes
     print("\n".join(report(options.model, work, options.tokens, *(options.mac or (None, None)))))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

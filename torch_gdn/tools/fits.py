@@ -370,7 +370,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         print("\n".join(report(options.model, needs, options.tokens, options.requests)))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

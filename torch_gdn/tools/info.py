@@ -116,7 +116,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
     show("self-test of kernels", self_tested())
     show("ops", ops())
     show("kernels compiled in this process", pipelines())
-
-
-if __name__ == "__main__":
-    main()

@@ -73,7 +73,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
     timeout, rest = command_line.shutdown_timeout_in(options.rest, options.shutdown_timeout)
     given = [] if options.drafts is None else [options.drafts]
     ENGINES[options.engine](options.model, rest, Drain(NAME, timeout), *given)
-
-
-if __name__ == "__main__":
-    main()

@@ -128,7 +128,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("Times on the simulated device mean nothing: they only say how long the simulation took.")
     print(f"Written to {file}.")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
