@@ -18,19 +18,12 @@ FASTEST_CLOCK = 1.6e9  # above the clocks that were reported: M1 1.30, M2 1.40 (
 
 @dataclass(frozen=True)
 class Mac:
-    """A chip in one of its variants.
+    """A chip in one of its variants."""
 
-    Attributes:
-        chip: the name that macOS gives it, without "Apple".
-        bandwidth: GB (10^9 bytes) per second between memory and chip, as Apple publishes it.
-        cores: the most GPU cores of this variant.
-        memories: the sizes of memory that it is sold with, in Apple's GB.
-    """
-
-    chip: str
-    bandwidth: int
-    cores: int
-    memories: tuple[int, ...]
+    chip: str  # the name that macOS gives it, without "Apple"
+    bandwidth: int  # GB (10^9 bytes) per second between memory and chip, as Apple publishes it
+    cores: int  # the most GPU cores of this variant
+    memories: tuple[int, ...]  # the sizes of memory that it is sold with, in Apple's GB
 
     @property
     def name(self) -> str:

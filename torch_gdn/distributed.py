@@ -54,19 +54,14 @@ INTERFACE = "GLOO_SOCKET_IFNAME"  # gloo's variable: the interface whose address
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective op of c10d.
-
-    Attributes:
-        name: that of the public function.
-        reads, writes: the positions of the arguments with the tensors that it reads and writes.
-        readers, writers: "all" processes, the "root", or the "others". Tensors of a process that does not read are not
-            copied to the CPU; those of one that does not write are not copied back.
+    """A collective op of c10d. Tensors of a process that does not read are not copied to the CPU, and those of one that
+    does not write are not copied back.
     """
 
-    name: str
-    reads: int | None
-    writes: int | None
-    readers: str = "all"
+    name: str  # that of the public function
+    reads: int | None  # the position of the argument with the tensors that it reads
+    writes: int | None  # and of that with those that it writes
+    readers: str = "all"  # processes; or the "root", or the "others"
     writers: str = "all"
 
 
@@ -98,17 +93,11 @@ COLLECTIVES = {
 
 @dataclass
 class Staged:
-    """A tensor on `mps` and its copy on the CPU.
-
-    Attributes:
-        on_device: the tensor.
-        on_cpu: its copy, contiguous and of its dtype.
-        sent: what gloo gets: the bytes of `on_cpu`, or its numbers in a dtype that gloo adds.
-    """
+    """A tensor on `mps` and its copy on the CPU."""
 
     on_device: Tensor
-    on_cpu: Tensor
-    sent: Tensor
+    on_cpu: Tensor  # contiguous and of the tensor's dtype
+    sent: Tensor  # what gloo gets: the bytes of `on_cpu`, or its numbers in a dtype that gloo adds
 
 
 CARRIERS = {  # the dtypes of mps that gloo does not add, and those in which it adds their numbers

@@ -10,7 +10,7 @@ as "mxfp4-pack-quantized", and MLX in the mode "mxfp4".
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -63,10 +63,8 @@ def by_row(name: str, tensor: Tensor, rows: int) -> Tensor:
     return scales_of_rows(scales, rows)
 
 
-@dataclass(frozen=True)
 class Float8(Format):
     def packing(self, name: str, shapes: Mapping[str, Sizes], columns: int, rows: int | None = None) -> Packing:
-        """Reads the shapes as `Format.packing` does."""
         weight, scale = self.tensors
         self.expect_tensors(name, shapes)
         result, scales = shapes[weight.name][-2:], shapes[scale.name]
@@ -135,12 +133,10 @@ def convert_mxfp4(bits: int, weight_packed: Tensor, weight_scale: Tensor) -> Pac
     return from_mxfp4(weight_packed, weight_scale)
 
 
-@dataclass(frozen=True)
 class Mxfp4(Format):
     """The files have MXFP4, or codes with biases."""
 
     def packing(self, name: str, shapes: Mapping[str, Sizes], columns: int, rows: int | None = None) -> Packing:
-        """Reads the shapes as `Format.packing` does."""
         self.expect_tensors(name, shapes)
         codes, scales, *biases = self.tensors
         if any(each.name in shapes for each in biases):

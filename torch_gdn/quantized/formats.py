@@ -67,23 +67,14 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True)
 class Packing:
-    """Says how a matrix is packed.
+    """Says how a matrix is packed."""
 
-    Args:
-        bits: 4 or 8.
-        group_size: the columns that share a scale.
-        tensors: those of its format that the files have for it.
-        is_ordered: whether they have the group of each column, too.
-        is_e4m3: whether it has numbers of 8 bits, and not codes.
-        is_mxfp4: whether it has numbers of 4 bits.
-    """
-
-    bits: int
-    group_size: int
-    tensors: tuple[Stored, ...]
-    is_ordered: bool = False
-    is_e4m3: bool = False
-    is_mxfp4: bool = False
+    bits: int  # 4 or 8
+    group_size: int  # the columns that share a scale
+    tensors: tuple[Stored, ...]  # those of its format that the files have for it
+    is_ordered: bool = False  # whether they have the group of each column, too
+    is_e4m3: bool = False  # whether it has numbers of 8 bits, and not codes
+    is_mxfp4: bool = False  # whether it has numbers of 4 bits
 
     @property
     def per_word(self) -> int:
@@ -93,36 +84,22 @@ class Packing:
 
 @dataclass(frozen=True)
 class Format:
-    """What the files of a quantised model hold, by their configuration.
+    """What the files of a quantised model hold, by their configuration."""
 
-    Args:
-        method: the format's name in a configuration.
-        tensors: of a packed matrix; first the codes, then the scales.
-        convert: makes a packed weight of the tensors by name, and `bits`.
-        optional: which of these tensors a matrix may lack.
-        g_idx: the name of a tensor with the group of each column [K], which a matrix may have. Default: None.
-        ignored: names of tensors that say nothing new.
-        group_sizes: those that a matrix may have, if the configuration names all. Default: any.
-        act_order: whether the configuration announces columns in another order than their groups'.
-        experts_are_stacked: whether a layer's experts are one tensor.
-        held_as: the format in which an engine holds this one's tensors until a layer is complete, because converting a
-            layer from there needs no second copy. Default: None, the same.
-        translate: makes a tensor of that format from one of this, by its name and the rows of its matrix.
-        left_out: what else the files quantise, which stays in the model's dtype.
-    """
-
-    method: str
-    tensors: tuple[Stored, ...]
-    convert: Callable[..., PackedWeight]
-    optional: tuple[str, ...] = ()
-    g_idx: str | None = None
-    ignored: tuple[str, ...] = ()
-    group_sizes: frozenset[int] = frozenset()
-    act_order: bool = False
-    experts_are_stacked: bool = False
+    method: str  # the format's name in a configuration
+    tensors: tuple[Stored, ...]  # of a packed matrix; first the codes, then the scales
+    convert: Callable[..., PackedWeight]  # takes the tensors by name, and `bits`
+    optional: tuple[str, ...] = ()  # which of these tensors a matrix may lack
+    g_idx: str | None = None  # the name of a tensor with the group of each column [K], which a matrix may have
+    ignored: tuple[str, ...] = ()  # names of tensors that say nothing new
+    group_sizes: frozenset[int] = frozenset()  # those of all matrices, if the configuration names them
+    act_order: bool = False  # whether the configuration announces columns in another order than their groups'
+    experts_are_stacked: bool = False  # whether a layer's experts are one tensor
+    # The format in which an engine holds this one's tensors until a layer is complete, because converting a layer from
+    # there needs no second copy. None for the same format.
     held_as: Format | None = None
-    translate: Callable[[str, Tensor, int], Tensor] | None = None
-    left_out: str = ""
+    translate: Callable[[str, Tensor, int], Tensor] | None = None  # makes a tensor of that format, by its name and rows
+    left_out: str = ""  # what else the files quantise, which stays in the model's dtype
 
     @property
     def held(self) -> Format:

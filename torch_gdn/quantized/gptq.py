@@ -167,9 +167,7 @@ def from_auto_round(
     """Makes the packed weight of a layer of an AutoRound file.
 
     Args:
-        qweight: as in a GPTQ or an AWQ file.
-        qzeros: likewise.
-        scales: likewise.
+        qweight, qzeros, scales: as in a GPTQ or an AWQ file.
         g_idx: as in a GPTQ file. Default: None.
         bits: 4 or 8.
         packing_format: as in the file's configuration.

@@ -25,8 +25,7 @@ def from_mlx(weight: Tensor, scales: Tensor, biases: Tensor, *, bits: int) -> Pa
 
     Args:
         weight: uint32 [..., N, K * bits / 32].
-        scales: [..., N, K / group].
-        biases: like scales.
+        scales, biases: [..., N, K / group].
         bits: 4 or 8.
 
     Raises:

@@ -40,25 +40,15 @@ LAUNCHES = {
 
 @dataclass(frozen=True)
 class Work:
-    """What a model must do at least.
+    """What a model must do at least. Arithmetic is counted in multiply-adds."""
 
-    Attributes:
-        needs: the memory of weights, states, and keys and values.
-        weights: bytes of weights that a decoded token reads, by the format's name.
-        launches: of a decoded token, or None if nobody has counted them for this kind of model.
-        products: multiply-adds of a prompt's token with weights, without the embedding and the head.
-        head: multiply-adds of the last token with the head.
-        rule: multiply-adds of a prompt's token with the states.
-        attention: multiply-adds of a pair of tokens, one attending to the other.
-    """
-
-    needs: fits.Needs
-    weights: dict[str, int]
-    launches: int | None
-    products: int
-    head: int
-    rule: int
-    attention: int
+    needs: fits.Needs  # the memory of weights, states, and keys and values
+    weights: dict[str, int]  # bytes of weights that a decoded token reads, by the format's name
+    launches: int | None  # of a decoded token, or None if nobody has counted them for this kind of model
+    products: int  # of a prompt's token with weights, without the embedding and the head
+    head: int  # of the last token with the head
+    rule: int  # of a prompt's token with the states
+    attention: int  # of a pair of tokens, one attending to the other
 
     def moved(self, name: str, tokens: int) -> int:
         """Returns the bytes that a token moves after `tokens` others. It reads their keys and writes its own, and reads

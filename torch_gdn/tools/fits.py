@@ -52,19 +52,12 @@ FORMATS = (
 
 @dataclass(frozen=True)
 class Needs:
-    """The memory that a model needs, in bytes.
+    """The memory that a model needs, in bytes. A format that packs experts only is left out if it packs none."""
 
-    Attributes:
-        parameters: their number; tied parameters count once.
-        weights: bytes by the format's name. A format that packs experts only is left out if it packs none.
-        state: bytes per request of the recurrent and convolution states.
-        cache_per_token: bytes per token and request of keys and values.
-    """
-
-    parameters: int
-    weights: dict[str, int]
-    state: int
-    cache_per_token: int
+    parameters: int  # their number; tied parameters count once
+    weights: dict[str, int]  # by the format's name
+    state: int  # of the recurrent and convolution states, per request
+    cache_per_token: int  # of keys and values, per token and request
 
     def total(self, name: str, tokens: int = command_line.FITTED_TOKENS, requests: int = 1) -> int:
         return self.weights[name] + requests * (self.state + tokens * self.cache_per_token)
@@ -207,17 +200,11 @@ def cache_bytes(text: Any) -> int:
 
 @dataclass(frozen=True)
 class Parts:
-    """How a model is divided.
+    """How a model is divided among machines."""
 
-    Attributes:
-        format: of the weights.
-        layers: the number of layers of each machine.
-        needed: the bytes that each machine needs, for weights, states and cache.
-    """
-
-    format: Format
-    layers: tuple[int, ...]
-    needed: tuple[int, ...]
+    format: Format  # of the weights
+    layers: tuple[int, ...]  # how many each machine has
+    needed: tuple[int, ...]  # the bytes that each machine needs, for weights, states and cache
 
 
 def size_of(module: nn.Module, format: Format) -> int:
@@ -260,11 +247,7 @@ def parts_of(
 ) -> Parts | None:
     """Returns the parts for the first format with which every machine holds its own, or None.
 
-    Args:
-        configuration: of a model that `fits` knows.
-        machines: the memory of each, in Apple's GB.
-        tokens: per request.
-        requests: at a time.
+    `machines` are the memory of each, in Apple's GB. Each of the requests has so many tokens.
     """
     text = configuration.get_text_config()
     model: Any = model_of(text)
