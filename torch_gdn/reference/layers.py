@@ -48,13 +48,9 @@ def gdn_gating(
 
 
 def rms_norm(
-    x: Tensor,
-    weight: Tensor | None = None,
-    residual: Tensor | None = None,
-    eps: float = 1e-6,
-    zero_centered: bool = False,
-    round_norm: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+    x: Tensor, weight: Tensor | None = None, residual: Tensor | None = None, eps: float = 1e-6,
+    zero_centered: bool = False, round_norm: bool = False,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Returns h * rsqrt(mean h^2 + eps) * weight over the last dimension. h is x, or x + residual.
 
     With `zero_centered` the factor is 1 + weight. With `round_norm` the normalised h is first rounded to x's dtype.
@@ -70,13 +66,9 @@ def rms_norm(
 
 
 def rms_norm_gated(
-    x: Tensor,
-    g: Tensor,
-    weight: Tensor | None = None,
-    eps: float = 1e-6,
-    activation: str = "silu",
+    x: Tensor, g: Tensor, weight: Tensor | None = None, eps: float = 1e-6, activation: str = "silu",
     round_norm: bool = False,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Returns x * rsqrt(mean x^2 + eps) * weight * silu(g) over the last dimension, or with sigmoid(g).
 
     With `round_norm` the normalised x is rounded to x's dtype, and its product with the weight to the dtype of both.

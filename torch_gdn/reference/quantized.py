@@ -64,13 +64,9 @@ def quantized_linear(
 
 
 def dequantize(
-    weight: Tensor,
-    scales: Tensor,
-    biases: Tensor | None,
-    bits: int,
-    indices: Tensor | None = None,
+    weight: Tensor, scales: Tensor, biases: Tensor | None, bits: int, indices: Tensor | None = None,
     dtype: torch.dtype | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Returns the rows of packed weights, or those that `indices` name."""
     computed = compute_dtype(scales) if scales.is_floating_point() else torch.float64
     rows = unpack(weight, scales, biases, bits, computed).to(dtype or scales.dtype)
