@@ -53,7 +53,7 @@ class Content:
         return self.shape[2] + self.exact
 
     def parts(self, name: str, like: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Returns the tensors of "key" or "value", which must have the shapes and dtypes of `like`."""
+        """Returns the tensors of "key", "value" or "exact", which must have the shapes and dtypes of `like`."""
         result = {}
         for part, expected in like.items():
             x, shape = self.tensors.get(f"{name}.{part}"), list(expected.shape)

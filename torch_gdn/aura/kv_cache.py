@@ -337,17 +337,14 @@ tail=128, sinks=4)
         return cache
 
     def _fill_exact(self, content: file.Content) -> None:
-        held, shape = self._exact_length, [self.batch, self.kv_heads, self._exact_length, self.head_dim]
-        most = self.exact.most(self.capacity)
+        held, most = self._exact_length, self.exact.most(self.capacity)
         at_least = min(self.sinks, self.length)
         file.require(at_least <= held <= most, f"from {at_least} to {most} tokens that are no codes", held)
         if held == 0:
             return
-        rows = [content.tensors.get(name) for name in EXACT]
-        for name, x in zip(EXACT, rows, strict=True):
-            fits = x is not None and list(x.shape) == shape and x.dtype == self.dtype
-            file.require(fits, f"{name} of shape {shape}, {dtype_name(self.dtype)}", x)
-        self.exact.write(0, *(x.to(self.device) for x in rows if x is not None))
+        like = torch.empty(self.batch, self.kv_heads, held, self.head_dim, dtype=self.dtype, device="meta")
+        rows = content.parts("exact", {"keys": like, "values": like})
+        self.exact.write(0, rows["keys"].to(self.device), rows["values"].to(self.device))
 
     def _most_codes(self, capacity: int) -> int:
         """Returns how many of `capacity` tokens can be codes: there are codes only once the tail is full."""
