@@ -224,8 +224,7 @@ def gdn_gating(
         allow_neg_eigval: Whether to double beta. Default: False.
 
     Returns:
-        g: a's shape, float32.
-        beta: a's shape, float32.
+        g, beta: a's shape, float32.
 
     Example:
         >>> import torch, torch_gdn

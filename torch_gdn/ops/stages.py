@@ -338,8 +338,7 @@ def chunk_bwd_dv_local(
     their chunks have 16 tokens, and they take and return float32.
 
     Args:
-        q: [B, T, H, K], float32. K is at most 256.
-        k: q's shape, float32.
+        q, k: [B, T, H, K], float32. K is at most 256.
         do: [B, T, HV, V], float32. The gradient of o. HV is a multiple of H. V is at most 512.
         g: [B, T, HV], float32. The cumulative sum from `chunk_local_cumsum` with the same chunk_size. Default: zeros.
         scale: Factor of o. Default: K ** -0.5.
@@ -382,8 +381,7 @@ def chunk_gated_delta_rule_bwd_dhu(
     FLA: `fla.ops.common.chunk_delta_h.chunk_gated_delta_rule_bwd_dhu`, without its `gk`.
 
     Args:
-        q: [B, T, H, K], float32. K is at most 256.
-        k: q's shape, float32.
+        q, k: [B, T, H, K], float32. K is at most 256.
         w: [B, T, HV, K], float32. From `recompute_w_u` with chunks of 16 tokens. HV is a multiple of H.
         do: [B, T, HV, V], float32. The gradient of o. V is at most 512.
         dv: do's shape, float32. From `chunk_bwd_dv_local`.
@@ -480,8 +478,7 @@ def chunk_bwd_dqkwg(
     dg is that of the log decays, as in `prepare_wy_repr_bwd`. dq and dk are sums over the value heads of a key head.
 
     Args:
-        q: [B, T, H, K], float32. K is at most 256.
-        k: q's shape, float32.
+        q, k: [B, T, H, K], float32. K is at most 256.
         v: [B, T, HV, V], float32. v_new from `chunk_fwd_h`. HV is a multiple of H. V is at most 512.
         do: v's shape, float32. The gradient of o.
         h: [B, NT, HV, K, V], float32. From `chunk_fwd_h` with a chunk_size of 16 and the same cu_seqlens.
