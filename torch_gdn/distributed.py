@@ -501,13 +501,9 @@ def create(store: Store, rank: int, size: int, timeout: timedelta) -> Backend:
     check_versions(store, rank, size, timeout)
     gloo: Any = dist.ProcessGroupGloo
     interface = os.environ.get(INTERFACE)
+    where = {"interface": interface} if interface else {"hostname": address_towards(host_of(store))}
     options = gloo._Options()
-    options._timeout = timeout
-    options._devices = [
-        gloo.create_device(interface=interface)
-        if interface
-        else gloo.create_device(hostname=address_towards(host_of(store)))
-    ]
+    options._timeout, options._devices = timeout, [gloo.create_device(**where)]
     backend: Backend = gloo(store, rank, size, options)
     return backend
 
@@ -546,10 +542,6 @@ def complete_torch_mps(**names: Any) -> None:
             setattr(torch.mps, name, value)
 
 
-def has_kernels_for_mps() -> bool:
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "MPS"))
-
-
 def refuse(*_: object) -> Backend:
     raise RuntimeError(
         f"init_process_group: PyTorch {torch.__version__} has collectives for mps itself: use its own back end, "
@@ -560,7 +552,7 @@ def refuse(*_: object) -> Backend:
 def register() -> torch.library.Library | None:
     """Registers the kernels and the back end, unless PyTorch has its own."""
     register_rendezvous_handler(SCHEME, rendezvous)
-    if has_kernels_for_mps():
+    if torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "MPS"):
         dist.Backend.register_backend(NAME, refuse, devices=["cpu", "mps"])
         return None
     dist.Backend.register_backend(NAME, create, devices=["cpu", "mps"])

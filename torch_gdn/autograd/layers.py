@@ -82,9 +82,8 @@ class L2Norm(Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
         (x,) = ctx.saved_tensors
-        return differentiate("norm_bwd", dy.contiguous(), x, None, None, None, "silu", ctx.eps, False, True, False)[
-            0
-        ], None
+        args = (x, None, None, None, "silu", ctx.eps, False, True, False)
+        return differentiate("norm_bwd", dy.contiguous(), *args)[0], None
 
 
 class KdaGate(Function):
@@ -120,14 +119,12 @@ class GdnGating(Function):
         needs_A_log, needs_a, needs_b, needs_bias = ctx.needs_input_grad[:4]
         da = dA_log = dbias = db = None
         if dg is not None and (needs_A_log or needs_a or needs_bias):
-            da, dA_log, dbias = differentiate(
-                "fused_kda_gate_bwd", dg[..., None].contiguous(), a[..., None], A_log, dt_bias
-            )
+            of_channels = (dg[..., None].contiguous(), a[..., None])
+            da, dA_log, dbias = differentiate("fused_kda_gate_bwd", *of_channels, A_log, dt_bias)
             da, dA_log, dbias = like(da, a, needs_a), like(dA_log, A_log, needs_A_log), like(dbias, dt_bias, needs_bias)
         if dbeta is not None and needs_b:  # beta is minus the bounded gate
-            db = -differentiate(
-                "fused_kda_gate_bwd", dbeta[..., None].contiguous(), b[..., None], None, None, -ctx.beta_scale
-            )[0][..., 0]
+            of_channels = (dbeta[..., None].contiguous(), b[..., None])
+            db = -differentiate("fused_kda_gate_bwd", *of_channels, None, None, -ctx.beta_scale)[0][..., 0]
         return dA_log, da, db, dbias, None
 
 

@@ -89,13 +89,6 @@ def gradients(
         results = results if isinstance(results, tuple) else (results,)
         pairs = [(y, dy) for y, dy in zip(results, grad_outputs, strict=True) if dy is not None and y.requires_grad]
         given = [x for x in leaves if x is not None]
-        result = iter(
-            torch.autograd.grad(
-                [y for y, _ in pairs],
-                given,
-                [dy.to(y.dtype) for y, dy in pairs],
-                allow_unused=True,
-                materialize_grads=True,
-            )
-        )
+        outputs, wanted = [y for y, _ in pairs], [dy.to(y.dtype) for y, dy in pairs]
+        result = iter(torch.autograd.grad(outputs, given, wanted, allow_unused=True, materialize_grads=True))
     return [None if x is None else next(result) for x in leaves]

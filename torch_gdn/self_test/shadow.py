@@ -54,9 +54,8 @@ def copied_bytes(call: Call) -> float:
 class Copies:
     """The arguments of a call on `mps`, copied to the CPU. This waits for the device.
 
-    Attributes:
-        call: The same call on the CPU.
-        written: The arguments that the op writes, as they are before the call: of a pool, the rows that are copied.
+    `call` is the same call on the CPU. `written` has the arguments that the op writes as they are before the call: of a
+    pool, the rows that are copied.
     """
 
     def __init__(self, overload: Any, call: Call) -> None:

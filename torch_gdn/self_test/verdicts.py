@@ -48,9 +48,8 @@ def machine() -> str:
 
 def path(key: str) -> Path:
     table = _files.tuning_file()
-    return (
-        table.parent if table else _files.folder()
-    ) / f"self_test_{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    folder = table.parent if table else _files.folder()
+    return folder / f"self_test_{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 
 def read(key: str) -> Verdicts:

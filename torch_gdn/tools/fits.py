@@ -122,7 +122,7 @@ def text_of(configuration: Any) -> Any:
     text = configuration.get_text_config()
     if not (hasattr(text, "linear_num_value_heads") or hasattr(text, "linear_num_heads")):
         raise ValueError(
-            f"configuration: expected a model with Gated DeltaNet or Kimi Delta Attention layers, "
+            "configuration: expected a model with Gated DeltaNet or Kimi Delta Attention layers, "
             f"got {text.model_type!r}"
         )
     if others := set(text.layer_types) - {"linear_attention", "full_attention"}:
@@ -185,10 +185,8 @@ def state_bytes(text: Any) -> int:
 
 def cache_bytes(text: Any) -> int:
     """Returns the bytes of one token's keys and values in bfloat16."""
-    if rank := getattr(
-        text, "kv_lora_rank", 0
-    ):  # latent attention keeps one vector for all heads, and the rotated part
-        per_layer = rank + text.qk_rope_head_dim
+    if rank := getattr(text, "kv_lora_rank", 0):
+        per_layer = rank + text.qk_rope_head_dim  # latent attention: a vector for all heads, and the rotated part
     else:
         size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         per_layer = 2 * text.num_key_value_heads * size

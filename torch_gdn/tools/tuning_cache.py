@@ -81,14 +81,11 @@ def write(file: Path, table: Table) -> None:
 
 def install(table: Table) -> None:
     """Makes later prefills on `mps` use these rows, each device its own."""
-    _C.set_tuning_cache(
-        {
-            device: [
-                (row.tokens, row.threadgroups, row.K, row.rule == KDA, row.algorithm, row.chunk_size) for row in rows
-            ]
-            for device, rows in table.items()
-        }
-    )
+
+    def entry(row: Row) -> tuple[int, int, int, bool, str, int]:
+        return row.tokens, row.threadgroups, row.K, row.rule == KDA, row.algorithm, row.chunk_size
+
+    _C.set_tuning_cache({device: list(map(entry, rows)) for device, rows in table.items()})
 
 
 def install_file() -> None:
