@@ -414,20 +414,7 @@ def wait_for_readers(store: Store, rank: int, size: int) -> None:
 
 
 def check_agreement(what: str, own: str) -> None:
-    """Raises in every process unless all of the default group call it with the same text.
-
-    Args:
-        what: the name of the thing that is compared, for the error.
-        own: this process's.
-
-    Source: none; engines compare their models with it.
-
-    Example:
-        >>> import torch.distributed as dist, torch_gdn.distributed
-        >>> dist.init_process_group("torch_gdn", store=dist.HashStore(), rank=0, world_size=1)
-        >>> torch_gdn.distributed.check_agreement("model", "Qwen3.5-35B-A3B")
-        >>> dist.destroy_process_group()
-    """
+    """Raises in every process unless `own` is the same text in all of the default group. `what` is its name."""
     result: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(result, own)
     for rank, theirs in enumerate(result):
