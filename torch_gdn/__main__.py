@@ -1,7 +1,5 @@
 """Runs `python -m torch_gdn COMMAND`. `torch_gdn.command_line` has the commands."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

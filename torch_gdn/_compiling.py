@@ -1,7 +1,5 @@
 """Compiles many kernel variants. Variants of one file share a source; several sources compile at a time."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Callable, Iterable

@@ -5,8 +5,6 @@ file. It has a part for each kind of measurement: `torch_gdn.tools.tuning_cache`
 transformers' drafts have "drafts".
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

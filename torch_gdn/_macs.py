@@ -3,8 +3,6 @@
 This module imports the standard library alone, because arguments of commands are checked before PyTorch is imported.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Times calls on a device."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The functions of Dao-AILab's causal_conv1d that transformers calls, with its names and its layout [B, D, T]."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 This module imports the standard library alone, so that --help and a wrong argument do not wait for PyTorch.
 """
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import re

@@ -9,8 +9,6 @@ which `mps` has one, and the collectives of torch_gdn.distributed. FSDP frees a 
 optimizer's state are divided.
 """
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

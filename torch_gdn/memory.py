@@ -1,7 +1,5 @@
 """Counts bytes before they are allocated, so that what does not fit ends in an error, and not in a Mac that swaps."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path

@@ -6,8 +6,6 @@ It is right at 2 and 3 bits, but has twice the mean squared error at 4 bits and 
 that you can read their caches. The table "trellis" (`torch_gdn.aura.trellis`) has a label for each window of 6 bits.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

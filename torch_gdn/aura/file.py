@@ -11,8 +11,6 @@ Older versions are still read. Version 2 has no means of tiles, and they become 
 and neither tail nor sinks.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Reads this folder's tables of numbers."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

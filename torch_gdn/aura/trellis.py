@@ -5,8 +5,6 @@
 what decoding a value costs. In a checkout, `evidence.lab.studies.trellis_training` trains the tables.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 The ops under torch.ops.gdn have no autograd. A function applies its Function if `needs_grad` says so.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@ states again. If q, k and v are views of a convolution's output, it saves that c
 saves too, and convolves again. Raw gates are computed again too, and their gradients are those of `fused_kda_gate`,
 which has a head's gate as that of one channel, and minus a sigmoid as the bounded gate."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

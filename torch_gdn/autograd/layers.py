@@ -3,8 +3,6 @@
 A Function's arguments are those of its op, in the op's order.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Checks of arguments before an op sees them, among them FLA's that are deprecated there or have no use here."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Attention over a paged cache, and the writes into its pages."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

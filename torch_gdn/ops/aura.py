@@ -1,7 +1,5 @@
 """AURA's codes: encoding, decoding, and attention over them."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

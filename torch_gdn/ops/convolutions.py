@@ -1,7 +1,5 @@
 """The short causal convolution before the delta rules."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Mixtures of experts: the router and the two products."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """The gated delta rule: for prompts, for single tokens, and a whole layer's decoding step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Kimi Delta Attention: for prompts, for single tokens, and its gate."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Norms, gates, activations and copies around the delta rules."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Weights of packed groups."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

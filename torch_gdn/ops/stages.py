@@ -1,7 +1,5 @@
 """The stages of the chunked gated delta rule, each an op of its own."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import torch

@@ -1,7 +1,5 @@
 """Reads files of compressed-tensors (llm-compressor's): "pack-quantized", "float-quantized", "mxfp4-pack-quantized"."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Finds the format that a model's configuration names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -7,8 +7,6 @@ MXFP4 has e2m1 numbers of 4 bits, of which 32 columns share an e8m0 scale, a pow
 as "mxfp4-pack-quantized", and MLX in the mode "mxfp4".
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial

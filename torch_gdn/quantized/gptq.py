@@ -1,7 +1,5 @@
 """Reads files of GPTQ, of AWQ in the GEMM layout, and of AutoRound, which has the tensors of either."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Reads MLX's affine quantisation, and its MXFP4, as mlx-lm writes them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Attention to the pages of a KV cache, and writing to them."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

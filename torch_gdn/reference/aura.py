@@ -1,7 +1,5 @@
 """Keys and values as codes: rotation, encoding, decoding, and attention to them."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

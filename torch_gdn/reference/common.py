@@ -1,7 +1,5 @@
 """The references share these: the chunks of a batch or of packed sequences, heads, and the dtype of the computation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple

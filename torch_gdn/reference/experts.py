@@ -1,7 +1,5 @@
 """The ops of a mixture of experts: the router and its logits, gate and up, down."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import silu

@@ -1,7 +1,5 @@
 """The gated delta rule: as defined, in chunks, and the six stages of the chunks."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 `csrc/cpu/simd/backward_kernels.h` has the matrix form of a chunk, of which the kernels take the gradients.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

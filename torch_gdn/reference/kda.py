@@ -1,7 +1,5 @@
 """Kimi Delta Attention ("Kimi Linear", Kimi Team, 2025): the delta rule with a decay for each key channel."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

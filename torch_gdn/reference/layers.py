@@ -1,7 +1,5 @@
 """The ops around the rule: norms, gates, the short convolution."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The ops on packed weights: codes of 4 and 8 bits, and e4m3 numbers."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

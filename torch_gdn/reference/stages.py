@@ -3,8 +3,6 @@
 g is g_cumsum. Each dg is the gradient of the log decays, not of their sums.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

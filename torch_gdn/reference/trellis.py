@@ -18,8 +18,6 @@ compare for each value. The ring takes two passes: one over the values around th
 one over all of them begins and ends in that state.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -19,8 +19,6 @@ The op gdn_self_test::<op>, which takes the op's first calls, keeps other thread
 the device twice.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Iterable

@@ -4,8 +4,6 @@ It copies only the slots, pages or rows of a pool that the call names. The copy 
 written takes no memory.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

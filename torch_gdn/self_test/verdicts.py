@@ -1,7 +1,5 @@
 """Stores what the self-test found, in one file per device, macOS build, torch and torch_gdn."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

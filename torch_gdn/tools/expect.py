@@ -1,7 +1,5 @@
 """Counts what a model reads, launches and computes, and its least time on a Mac: `python -m torch_gdn expect`."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections import Counter

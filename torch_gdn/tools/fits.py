@@ -1,7 +1,5 @@
 """Counts the memory that a model needs, and finds the smallest Mac that it fits on: `python -m torch_gdn fits`."""
 
-from __future__ import annotations
-
 import importlib
 import logging
 import sys

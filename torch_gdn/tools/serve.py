@@ -1,7 +1,5 @@
 """Serves a model with an OpenAI-compatible server, on torch_gdn's kernels: `python -m torch_gdn serve`."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import sys

@@ -1,7 +1,5 @@
 """Finds the fastest prefill algorithm on this machine and stores the result: `python -m torch_gdn tune`."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 `torch_gdn._files` says which file. If it cannot be used, a warning says so and the heuristic decides.
 """
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
