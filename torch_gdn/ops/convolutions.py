@@ -9,11 +9,7 @@ from torch_gdn.autograd import needs_grad
 from torch_gdn.autograd.layers import CausalConv1d, keep_call
 from torch_gdn.ops.arguments import check_cu_seqlens, check_tensor
 
-__all__ = [
-    "causal_conv1d",
-    "causal_conv1d_update",
-    "causal_conv1d_update_",
-]
+__all__ = ["causal_conv1d", "causal_conv1d_update", "causal_conv1d_update_"]
 
 
 def causal_conv1d(

@@ -3,12 +3,7 @@
 import torch
 from torch import Tensor
 
-__all__ = [
-    "moe_down",
-    "moe_gate_up",
-    "moe_logits",
-    "moe_router",
-]
+__all__ = ["moe_down", "moe_gate_up", "moe_logits", "moe_router"]
 
 
 def moe_logits(x: Tensor, weight: Tensor) -> Tensor:

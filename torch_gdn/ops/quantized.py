@@ -6,10 +6,7 @@ from torch import Tensor
 from torch_gdn.autograd import needs_grad
 from torch_gdn.autograd.layers import QuantizedLinear
 
-__all__ = [
-    "dequantize",
-    "quantized_linear",
-]
+__all__ = ["dequantize", "quantized_linear"]
 
 
 def quantized_linear(
