@@ -117,12 +117,12 @@ class GdnGating(Function):
         needs_A_log, needs_a, needs_b, needs_bias = ctx.needs_input_grad[:4]
         da = dA_log = dbias = db = None
         if dg is not None and (needs_A_log or needs_a or needs_bias):
-            of_channels = (dg[..., None].contiguous(), a[..., None])
-            da, dA_log, dbias = differentiate("fused_kda_gate_bwd", *of_channels, A_log, dt_bias)
+            channels = (dg[..., None].contiguous(), a[..., None])
+            da, dA_log, dbias = differentiate("fused_kda_gate_bwd", *channels, A_log, dt_bias)
             da, dA_log, dbias = like(da, a, needs_a), like(dA_log, A_log, needs_A_log), like(dbias, dt_bias, needs_bias)
         if dbeta is not None and needs_b:  # beta is minus the bounded gate
-            of_channels = (dbeta[..., None].contiguous(), b[..., None])
-            db = -differentiate("fused_kda_gate_bwd", *of_channels, None, None, -ctx.beta_scale)[0][..., 0]
+            channels = (dbeta[..., None].contiguous(), b[..., None])
+            db = -differentiate("fused_kda_gate_bwd", *channels, None, None, -ctx.beta_scale)[0][..., 0]
         return dA_log, da, db, dbias, None
 
 

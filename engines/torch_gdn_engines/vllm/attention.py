@@ -6,7 +6,7 @@ A block is [KV heads, block_size, content]: the content of a cell, one token of 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -124,6 +124,7 @@ class PagedAttention(AttentionImpl[PagedMetadata]):
 
 
 class PagedBackend(AttentionBackend):
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float32, torch.float16, torch.bfloat16]
     forward_includes_kv_cache_update = False
 
     @staticmethod
@@ -141,3 +142,11 @@ class PagedBackend(AttentionBackend):
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
         return (KVCacheLayout.LBHNC,)
+
+    @classmethod
+    def supports_sink(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        return True

@@ -17,7 +17,9 @@ from torch_gdn_engines.vllm import require_mps
 
 HERE = "torch_gdn_engines.vllm"
 TIMEOUT = 600  # seconds that processes wait for each other, at the start and in a step; PyTorch's default is 1,800
-BLOCK_SIZE = 32  # tokens per block of keys and values, unless the user or a hybrid's states require another number
+BLOCK_SIZE = (
+    32  # tokens per block of keys and values, unless the user or a hybrid model's states require another number
+)
 
 
 class MpsPlatform(Platform):
@@ -54,8 +56,16 @@ class MpsPlatform(Platform):
         return torch.mps.recommended_max_memory()
 
     @classmethod
+    def get_current_memory_usage(cls, device: Any = None) -> float:
+        return torch.mps.current_allocated_memory()
+
+    @classmethod
     def is_pin_memory_available(cls) -> bool:
         return False
+
+    @classmethod
+    def inference_mode(cls) -> Any:
+        return torch.no_grad()
 
     @classmethod
     def manual_seed_all(cls, seed: int) -> None:

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 Sizes = tuple[int, ...]
 Form = tuple[Sizes, torch.dtype]  # of a tensor
-OF_ONE_TOKEN = re.compile(r"\[[BNT], ")  # a shape whose first size is a number of sequences or of tokens
+SIZES_OF_TOKENS = re.compile(r"\[[BNT], ")  # a shape whose first size is a number of sequences or of tokens
 
 
 def form(x: Tensor | None, first: int = 0, *before: int) -> Form | None:
@@ -52,7 +52,7 @@ def refused(op: str, **call: Any) -> str:
         getattr(torch.ops.gdn, op)(**call)
     except (TypeError, ValueError) as error:
         reason = str(error).removeprefix(f"{op}: ")
-        return f"{reason} for one token of one sequence" if OF_ONE_TOKEN.search(reason) else reason
+        return f"{reason} for one token of one sequence" if SIZES_OF_TOKENS.search(reason) else reason
     return ""
 
 
