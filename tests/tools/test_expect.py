@@ -162,6 +162,15 @@ def test_the_command_with_files(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert rows == ["Mac", *(mac.name for mac in _macs.MACS)]
 
 
+def test_the_command_with_a_file_that_was_not_fetched(tmp_path: Path) -> None:
+    random_model("qwen3_5").config.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(
+        SystemExit, match=r"model.safetensors: expected a safetensors file, got 42 bytes that begin with"
+    ):
+        expect.main([str(tmp_path)])
+
+
 def test_the_comparison_has_the_bounds() -> None:
     """Rows of docs/compare.md with a figure in the last column are of models whose configurations are known."""
     page = (Path(__file__).parents[2] / "docs/compare.md").read_text()

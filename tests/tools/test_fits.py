@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import runpy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,29 @@ def test_weights_in_a_checkpoint_have_the_models_dtype(tmp_path: Path) -> None:
     }
     save_file(tensors, tmp_path / "model.safetensors")
     assert memory.bytes_when_loaded([tmp_path / "model.safetensors"], torch.bfloat16) == 2 * 15 + 2 * 7 + 4 * 8 + 9
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 12345\n"
+
+
+@pytest.mark.parametrize(
+    ("read", "expected"),
+    [
+        (lambda whole: POINTER, "a safetensors file, got 70 bytes that begin with b'version '"),
+        (lambda whole: b"", "a safetensors file, got 0 bytes that begin with b''"),
+        (lambda whole: whole[:20], "a safetensors file, got 20 bytes"),
+        (lambda whole: whole[:-1], "a whole safetensors file of "),
+    ],
+    ids=["a pointer of Git LFS", "an empty file", "a part of the header", "all but the last byte"],
+)
+def test_a_file_that_is_no_whole_checkpoint_is_named(
+    read: Callable[[bytes], bytes], expected: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file({"a": torch.zeros(5)}, file)
+    file.write_bytes(read(file.read_bytes()))
+    with pytest.raises(ValueError, match=re.escape(f"{file}: expected {expected}")):
+        memory.bytes_when_loaded([file], torch.bfloat16)
 
 
 def test_the_page_and_the_readme_have_the_table() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import struct
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -229,8 +228,19 @@ def shapes_in(files: Iterable[Any] | None) -> dict[str, Sizes]:
 
 
 def tensors_in(path: str | Path) -> dict[str, Any]:
-    """Returns the shape, dtype and data_offsets of the tensors of a safetensors file, by name."""
+    """Returns the shape, dtype and data_offsets of the tensors of a safetensors file, by name.
+
+    Raises:
+        ValueError: another file, such as Git LFS leaves where it fetched none, or a part of one.
+    """
     with open(path, "rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
+        start, size = file.read(8), Path(path).stat().st_size
+        length = int.from_bytes(start, "little")
+        if not 0 < length <= size - 8:
+            raise ValueError(f"{path}: expected a safetensors file, got {size} bytes that begin with {start!r}")
         header: dict[str, Any] = json.loads(file.read(length))
-    return {name: x for name, x in header.items() if name != "__metadata__"}
+    tensors = {name: x for name, x in header.items() if name != "__metadata__"}
+    whole = 8 + length + max((x["data_offsets"][1] for x in tensors.values()), default=0)
+    if size < whole:
+        raise ValueError(f"{path}: expected a whole safetensors file of {whole} bytes, got {size}")
+    return tensors

@@ -202,9 +202,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         text = fits.text_of(fits.configuration_of(options.model))
         work = work_of(text)
+        sizes = bytes_of_files(Path(options.model), text)
     except (OSError, ValueError, ImportError) as error:
         sys.exit(f"{command_line.PROGRAM} expect: {options.model}: {error}")
-    if sizes := bytes_of_files(Path(options.model), text):
+    if sizes:
         work.weights[THIS_FILE], work.needs.weights[THIS_FILE] = sizes
     print("\n".join(report(options.model, work, options.tokens, *(options.mac or (None, None)))))
     return 0
