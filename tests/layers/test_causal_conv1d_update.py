@@ -11,7 +11,6 @@ from torch import Tensor
 import torch_gdn
 from tests.helpers.devices import kernels_run
 from tests.helpers.errors import assert_close, assert_same_bits
-from tests.helpers.prefill import on_mps
 from torch_gdn import causal_conv1d_interface, reference
 
 D = 12
@@ -122,27 +121,6 @@ def test_without_tokens_only_a_reset_state_changes(device: torch.device) -> None
         on_device,
         has_initial_state=torch.tensor([True, False], device=device),
     )
-    assert_same_bits("pool", on_device, expected)
-
-
-@on_mps()  # the CPU's checks are in tests/gdn/test_errors.py
-@pytest.mark.parametrize(
-    ("indices", "words"), [([0, 3], "below the number of slots, got 3"), ([1, 1], "each slot at most once, got 1")]
-)
-@pytest.mark.parametrize("T", [1, 40])
-def test_wrong_indices_on_the_device(device: torch.device, T: int, indices: list[int], words: str) -> None:
-    """Wrong indices are reported and give zeros. A slot that occurs twice belongs to the first sequence."""
-    x, weight, pool = torch.randn(2, T, D), torch.randn(D, 4), torch.randn(3, D, 3)
-    expected = pool.clone()
-    reference.causal_conv1d_update_(x, weight, expected, torch.tensor([indices[0], -1]))
-    on_device = pool.clone().to(device)
-    y = torch.ops.gdn.causal_conv1d_update_(
-        x.to(device), weight.to(device), on_device, torch.tensor(indices, dtype=torch.int32).to(device)
-    )
-    with pytest.raises(RuntimeError, match=rf"^causal_conv1d_update_: state_indices: expected .*{words} at 1\b"):
-        torch.mps.synchronize()
-    torch.mps.synchronize()  # the error is reported only once
-    assert torch.equal(y[1].cpu(), torch.zeros(T, D))
     assert_same_bits("pool", on_device, expected)
 
 
