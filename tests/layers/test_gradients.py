@@ -1,4 +1,6 @@
-"""Tests the gradients of norms, gates and the short convolution against autograd through the float64 references."""
+"""Tests the gradients of norms, gates and the short convolution against autograd through the float64 references, and
+what PyTorch does with them and with those of the delta rules.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import torch_gdn
 from tests.helpers.devices import by_threads, inductor_runs, kernels_run, ready
 from tests.helpers.errors import assert_close, assert_same_bits, relative_error
+from tests.helpers.gradients import RULES, differentiable, draw_call
 from torch_gdn import reference
 from torch_gdn.autograd import needs_grad
 
@@ -136,10 +139,21 @@ CASES = {
     ),
 }
 each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-# The shortest cases of each kernel, for properties that do not depend on the options.
-each_function = pytest.mark.parametrize(
-    "name", ["rms_norm with a residual", "rms_norm_gated", "gdn_gating", "fused_kda_gate", "causal_conv1d with silu"]
-)
+
+
+def case_of(rule: str) -> Case:
+    """Makes a case of a delta rule that has every gradient: gates, betas and the norm are in the kernel."""
+    call = draw_call(rule, 35, raw=True) | {"output_final_state": True}
+    names = differentiable(call)
+    options = {name: x for name, x in call.items() if name not in names}
+    return Case(*RULES[rule], {name: tuple(call[name].shape) for name in names}, options, kernel="chunk_bwd_dqkwg")
+
+
+# The shortest cases of each kernel, for properties that do not depend on the options. tests/gdn/test_gradients.py
+# compares the rules with float64.
+SHORTEST = ("rms_norm with a residual", "rms_norm_gated", "gdn_gating", "fused_kda_gate", "causal_conv1d with silu")
+FUNCTIONS = {name: CASES[name] for name in SHORTEST} | {rule: case_of(rule) for rule in RULES}
+each_function = pytest.mark.parametrize("name", FUNCTIONS)
 
 
 def run(case: Case, tensors: Tensors, **options: Any) -> tuple[Tensor, ...]:
@@ -202,7 +216,7 @@ def test_the_reference_has_the_numeric_gradient(case: Case) -> None:
 
 @each_function
 def test_strides_and_expanded_gradients(device: torch.device, name: str) -> None:
-    case = CASES[name]
+    case = FUNCTIONS[name]
     tensors = case.draw(F32, device)
     strided = {key: torch.stack([x, x], -1)[..., 0] if x.dim() > 1 else x for key, x in tensors.items()}
     leaves, others = ({k: x.detach().requires_grad_() for k, x in each.items()} for each in (tensors, strided))
@@ -216,8 +230,8 @@ def test_strides_and_expanded_gradients(device: torch.device, name: str) -> None
 
 @each_function
 def test_no_tokens(device: torch.device, name: str) -> None:
-    case = CASES[name]
-    sizes = {k: (n[0], 0, *n[2:]) if len(n) > 2 else n for k, n in case.sizes.items()}
+    case = FUNCTIONS[name]
+    sizes = {k: (n[0], 0, *n[2:]) if len(n) > 2 and "state" not in k else n for k, n in case.sizes.items()}
     leaves = {k: torch.randn(n, device=device).requires_grad_() for k, n in sizes.items()}
     outputs = run(case, leaves)
     result = torch.autograd.grad(outputs, list(leaves.values()), [torch.zeros_like(y) for y in outputs])
@@ -227,7 +241,7 @@ def test_no_tokens(device: torch.device, name: str) -> None:
 
 @each_function
 def test_only_what_is_needed(device: torch.device, name: str) -> None:
-    case = CASES[name]
+    case = FUNCTIONS[name]
     tensors = case.draw(F32, device)
     together = gradients(case, tensors)
     for key in tensors:
@@ -241,8 +255,8 @@ def test_only_what_is_needed(device: torch.device, name: str) -> None:
 
 @each_function
 def test_the_same_bits_each_time(device: torch.device, name: str) -> None:
-    tensors = CASES[name].draw(BF16, device)
-    first, *others = by_threads(lambda: gradients(CASES[name], tensors), 1, 2, 2)
+    tensors = FUNCTIONS[name].draw(BF16, device)
+    first, *others = by_threads(lambda: gradients(FUNCTIONS[name], tensors), 1, 2, 2)
     for other in others:
         for key, x in other.items():
             assert_same_bits(key, x, first[key])
@@ -250,7 +264,7 @@ def test_the_same_bits_each_time(device: torch.device, name: str) -> None:
 
 @each_function
 def test_a_batch_row_has_its_gradients_alone(device: torch.device, name: str) -> None:
-    case = CASES[name]
+    case = FUNCTIONS[name]
     tensors = case.draw(BF16, device)
     together = gradients(case, tensors)
     inputs = [key for key, x in tensors.items() if x.dim() > 2]
@@ -337,7 +351,7 @@ def test_as_close_as_transformers_in_bfloat16(device: torch.device, name: str) -
 @pytest.mark.sweep(3)
 @each_function
 def test_compiles_as_one_graph(device: torch.device, name: str) -> None:
-    case = CASES[name]
+    case = FUNCTIONS[name]
     tensors = case.draw(F32, device)
     leaves = [x.requires_grad_() for x in tensors.values()]
 
@@ -354,7 +368,7 @@ def test_compiles_as_one_graph(device: torch.device, name: str) -> None:
 
 @each_function
 def test_vjp_vmap_checkpoint_hooks_and_retained_graphs(device: torch.device, name: str) -> None:
-    case = CASES[name]
+    case = FUNCTIONS[name]
     tensors = case.draw(F32, device)
     expected = list(gradients(case, tensors).values())
 
@@ -394,7 +408,7 @@ def test_the_sum_alone_has_gradients(device: torch.device) -> None:
 
 @each_function
 def test_autocast_changes_nothing(device: torch.device, name: str) -> None:
-    case = CASES[name]
+    case = FUNCTIONS[name]
     tensors = case.draw(F32, device)
     expected = gradients(case, tensors)
     with torch.autocast(device.type, BF16):
@@ -405,13 +419,11 @@ def test_autocast_changes_nothing(device: torch.device, name: str) -> None:
 
 @each_function
 def test_a_gradient_of_a_gradient_is_an_error(device: torch.device, name: str) -> None:
-    case = CASES[name]
+    case = FUNCTIONS[name]
     tensors = case.draw(F32, device)
     leaves = [x.requires_grad_() for x in tensors.values()]
     first = torch.autograd.grad(sum(y.sum() for y in run(case, tensors)), leaves, create_graph=True)
-    with pytest.raises(
-        RuntimeError, match=f"gdn::{case.kernel}: expected one derivative, got a gradient of a gradient"
-    ):
+    with pytest.raises(RuntimeError, match=r"gdn::\w+_bwd: expected one derivative, got a gradient of a gradient"):
         torch.autograd.grad(sum(x.sum() for x in first), leaves)
 
 
