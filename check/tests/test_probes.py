@@ -103,6 +103,6 @@ def test_a_launch_refuses_what_would_not_be_bound(mps: torch.device) -> None:
         ([x.cpu()], "tensors on mps, got cpu"),
     ):
         with pytest.raises(ValueError, match=words):
-            probes.run("increment", ["float"], bindings)
+            probes.run("memory/increment", ["float"], bindings)
     with pytest.raises(ValueError, match="a number as a template argument, got 'double'"):
-        probes.run("increment", ["double"], [x, x])
+        probes.run("memory/increment", ["double"], [x, x])

@@ -18,7 +18,7 @@ from torch_gdn_check.registry.bounds import Part, relative_error
 from torch_gdn_check.registry.cases import END_TO_END_OPS, Case, make_case
 from torch_gdn_check.registry.inputs import to_device
 from torch_gdn_check.registry.on_the_cpu import on_the_cpu
-from torch_gdn_check.steps import Outcome, Skipped, judged, on_simulated_device
+from torch_gdn_check.steps import Outcome, judged, refuse_simulated
 
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 5e-3}  # TF32 has 3e-4, and rounding to bfloat16 1.7e-3
 
@@ -74,8 +74,7 @@ def last_tokens(case: Case, count: int) -> Case:
 
 def check_long_prompt(device: torch.device, algorithm: str, tokens: int = TOKENS) -> Outcome:
     """Checks the last tokens of the prompt, which the state reaches only through all others."""
-    if on_simulated_device() and device.type == "mps":
-        raise Skipped("the simulated device would take hours, and has no watchdog")
+    refuse_simulated(device, "the simulated device would take hours, and has no watchdog")
     case = make_case(tokens, 128, 128, H=2, HV=4, dtype=torch.bfloat16, state=False)
     case.g = torch.full_like(case.g, DECAY)
     exact = last_tokens(case, END + 128).exact()[0][:, -END:]

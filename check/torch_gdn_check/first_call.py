@@ -21,8 +21,7 @@ import torch_gdn
 from torch_gdn import _C
 from torch_gdn_check.device import simulated_settings
 from torch_gdn_check.registry.cases import make_case
-from torch_gdn_check.steps import Outcome
-from torch_gdn_check.timing import refuse_simulated
+from torch_gdn_check.steps import Outcome, refuse_simulated
 
 LIMIT_SECONDS = 300.0
 

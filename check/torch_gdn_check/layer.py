@@ -13,7 +13,7 @@ import torch_gdn
 from torch_gdn import reference
 from torch_gdn_check.registry.bounds import Part, relative_error
 from torch_gdn_check.registry.on_the_cpu import on_the_cpu
-from torch_gdn_check.steps import Outcome, Skipped, judged, on_simulated_device
+from torch_gdn_check.steps import Outcome, Skipped, judged, refuse_simulated
 
 BOUND = 1e-5  # for float32 computed in another order
 
@@ -86,8 +86,7 @@ def check_layer(device: torch.device, backend: str = "inductor") -> Outcome:
 
     If it does not, and the layer without torch_gdn's ops does not either, the fault is Inductor's.
     """
-    if on_simulated_device() and device.type == "mps":
-        raise Skipped("Inductor generates Metal code for real mps devices only")
+    refuse_simulated(device, "Inductor generates Metal code for real mps devices only")
     random = torch.random.get_rng_state()
     torch.manual_seed(0)
     layer, x = GatedDeltaNet(), torch.randn(2, 100, 64)

@@ -9,8 +9,7 @@ import torch
 
 from torch_gdn._timing import wait
 from torch_gdn.tools import expect
-from torch_gdn_check.steps import Outcome, Skipped
-from torch_gdn_check.timing import refuse_simulated
+from torch_gdn_check.steps import Outcome, Skipped, refuse_simulated
 
 CONFIG: dict[str, Any] = {
     "vocab_size": 256,

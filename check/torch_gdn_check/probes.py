@@ -61,23 +61,10 @@ def run(
     threadgroups: int = 1,
     threads: int = LANES,
 ) -> None:
-    """Launches probe_<kernel> from the shader that has it."""
+    """Launches probe_<name> of a shader. `kernel` is <shader>/<name>."""
+    shader, name = kernel.split("/")
     words = [str(each) for each in arguments]
-    _C.launch(
-        f"probe_{kernel}", str(SHADERS / f"{FILES[kernel]}.metal"), words, list(bindings), [threadgroups, 1, 1], threads
-    )
-
-
-FILES = {
-    kernel: file
-    for file, kernels in {
-        "matrix": ("matrix_layout", "matrix_product"),
-        "simdgroup": ("simdgroups", "shuffles"),
-        "arithmetic": ("functions", "products", "safe_math", "conversions"),
-        "memory": ("increment", "many_buffers", "block", "large_buffer", "threadgroup_memory", "error"),
-    }.items()
-    for kernel in kernels
-}
+    _C.launch(f"probe_{name}", str(SHADERS / f"{shader}.metal"), words, list(bindings), [threadgroups, 1, 1], threads)
 
 
 def zeros(device: torch.device, *sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -110,7 +97,7 @@ def first_problem(*problems: str) -> str:
 def matrix_layout(device: torch.device) -> Measured:
     """Measures the positions that lane_position() of shaders/core/fragment.h assumes."""
     elements = zeros(device, LANES, 2)
-    run("matrix_layout", ["float"], [torch.arange(64.0, device=device), elements])
+    run("matrix/matrix_layout", ["float"], [torch.arange(64.0, device=device), elements])
     lane = torch.arange(LANES)
     row, column = lane // 16 * 4 + lane // 2 % 4, lane // 8 % 2 * 4 + lane % 2 * 2
     first = 8 * row + column
@@ -122,14 +109,14 @@ def matrix_layout(device: torch.device) -> Measured:
 def matrix_product(device: torch.device) -> Measured:
     left, right = ((16 * random(64 * seed)[-64:]).round().view(8, 8) for seed in (1, 2))
     product = zeros(device, 8, 8)
-    run("matrix_product", ["float"], [left.to(device), right.to(device), product])
+    run("matrix/matrix_product", ["float"], [left.to(device), right.to(device), product])
     return {}, positions(product, left @ right, "the product of two matrices of small integers")
 
 
 def simdgroups(device: torch.device) -> Measured:
     threads = 128
     places = zeros(device, threads, 3, dtype=torch.int32)
-    run("simdgroups", [threads], [places], threads=threads)
+    run("simdgroup/simdgroups", [threads], [places], threads=threads)
     thread = torch.arange(threads, dtype=torch.int32)
     expected = torch.stack([thread % LANES, thread // LANES, torch.full_like(thread, LANES)], dim=1)
     result = places.cpu()
@@ -141,7 +128,7 @@ def simdgroups(device: torch.device) -> Measured:
 
 def shuffles(device: torch.device) -> Measured:
     floats, integers = zeros(device, 5, LANES), zeros(device, 6, LANES, dtype=torch.int32)
-    run("shuffles", [LANES], [floats, integers])
+    run("simdgroup/shuffles", [LANES], [floats, integers])
     lane = torch.arange(LANES, dtype=torch.int32)
     value = 10 + 3 * lane
     total = value.sum(dtype=torch.int32).expand(LANES)
@@ -189,7 +176,7 @@ def functions(device: torch.device) -> Measured:
     x = function_inputs()
     results = zeros(device, len(MOST_ULPS), x.numel())
     count = struct.pack("i", x.numel())
-    run("functions", ["float"], [x.to(device), results, count], threadgroups=x.numel() // 256, threads=256)
+    run("arithmetic/functions", ["float"], [x.to(device), results, count], threadgroups=x.numel() // 256, threads=256)
     wide, size = x.double(), x.double().abs()
     exact = (wide.exp(), wide.exp(), size.log(), size.rsqrt(), size.sqrt(), size.reciprocal())
     measured = {
@@ -214,7 +201,7 @@ def product_inputs() -> tuple[Tensor, Tensor, Tensor]:
 def products(device: torch.device) -> Measured:
     x, y, z = product_inputs()
     results = zeros(device, 3, LANES)
-    run("products", ["float"], [*(each.to(device) for each in (x, y, z)), results])
+    run("arithmetic/products", ["float"], [*(each.to(device) for each in (x, y, z)), results])
     fused, written_out, quotient = results.cpu()
     exact = (x.double() * y.double() + z.double()).float()
     assert exact.count_nonzero() > LANES // 2
@@ -233,7 +220,7 @@ def safe_math(device: torch.device) -> Measured:
     x = torch.cat([random(26), torch.tensor([float("nan"), float("inf"), -float("inf"), 1e-3, 1.0, -1e-3])])
     y = torch.full((LANES,), 1e8)
     results = zeros(device, 5, LANES)
-    run("safe_math", ["float"], [x.to(device), y.to(device), results])
+    run("arithmetic/safe_math", ["float"], [x.to(device), y.to(device), results])
     expected = torch.stack([(x + y) - y, x - x, x.isnan().float(), (x == x).float(), x * 0])
     names = ("(x + y) - y", "x - x", "isnan(x)", "x == x", "x * 0")
     wrong = [name for name, row, wanted in zip(names, results.cpu(), expected, strict=True) if differing(row, wanted)]
@@ -244,7 +231,11 @@ def safe_math(device: torch.device) -> Measured:
 
 def convert(device: torch.device, dtype: str, stored: Tensor, wide: Tensor, factor: float) -> tuple[Tensor, Tensor]:
     widened, narrowed = zeros(device, LANES), zeros(device, LANES, dtype=stored.dtype)
-    run("conversions", [dtype], [stored.to(device), wide.to(device), widened, narrowed, struct.pack("f", factor)])
+    run(
+        "arithmetic/conversions",
+        [dtype],
+        [stored.to(device), wide.to(device), widened, narrowed, struct.pack("f", factor)],
+    )
     return widened.cpu(), narrowed.cpu()
 
 
@@ -290,21 +281,21 @@ def rounding(device: torch.device) -> Measured:
 def many_buffers(device: torch.device) -> Measured:
     values = torch.arange(float((BUFFERS - 1) * LANES)).view(BUFFERS - 1, LANES)
     copy = zeros(device, LANES, BUFFERS - 1)
-    run("many_buffers", ["float"], [*(row.to(device) for row in values), copy])
+    run("memory/many_buffers", ["float"], [*(row.to(device) for row in values), copy])
     return {"buffers": BUFFERS}, positions(copy.cpu().T.contiguous(), values, "a copy of 30 buffers")
 
 
 def parameter_block(device: torch.device) -> Measured:
     words = torch.arange(BLOCK_BYTES // 4, dtype=torch.int32) * 3 + 1
     copy = zeros(device, words.numel(), dtype=torch.int32)
-    run("block", [words.numel()], [words.numpy().tobytes(), copy])
+    run("memory/block", [words.numel()], [words.numpy().tobytes(), copy])
     return {"bytes": BLOCK_BYTES}, positions(copy, words, "a copy of the block")
 
 
 def host_array(device: torch.device) -> Measured:
     x = torch.arange(float(BLOCK_BYTES // 4))
     copy = zeros(device, x.numel())
-    run("increment", ["float"], [x.numpy().tobytes(), copy], threadgroups=x.numel() // LANES)
+    run("memory/increment", ["float"], [x.numpy().tobytes(), copy], threadgroups=x.numel() // LANES)
     return {"bytes": BLOCK_BYTES}, positions(copy, x + 1, "what was read of the array, and 1,")
 
 
@@ -313,7 +304,7 @@ def offsets(device: torch.device) -> Measured:
     for name in ("half", "bfloat", "float"):
         x = torch.arange(2 * LANES + 1, dtype=TYPES[name])
         on_device, copy = x.to(device), zeros(device, 2 * LANES + 1, dtype=TYPES[name])
-        run("increment", [name], [on_device[1 : 1 + LANES], copy[1 : 1 + LANES]])
+        run("memory/increment", [name], [on_device[1 : 1 + LANES], copy[1 : 1 + LANES]])
         expected = torch.zeros_like(x)
         expected[1 : 1 + LANES] = x[1 : 1 + LANES] + 1
         if differing(copy, expected):
@@ -323,7 +314,7 @@ def offsets(device: torch.device) -> Measured:
 
 def two_views(device: torch.device) -> Measured:
     both = torch.arange(float(3 * LANES)).to(device)
-    run("increment", ["float"], [both[:LANES], both[2 * LANES :]])
+    run("memory/increment", ["float"], [both[:LANES], both[2 * LANES :]])
     expected = torch.cat([torch.arange(float(2 * LANES)), torch.arange(1.0, 1 + LANES)])
     return {}, positions(both, expected, "the second view")
 
@@ -332,14 +323,14 @@ def order(device: torch.device) -> Measured:
     count = 64
     views = zeros(device, LANES), zeros(device, LANES)
     for i in range(count):
-        run("increment", ["float"], [views[i % 2], views[(i + 1) % 2]])
+        run("memory/increment", ["float"], [views[i % 2], views[(i + 1) % 2]])
     return {"launches": count}, positions(views[count % 2], torch.full((LANES,), float(count)), "a count of launches")
 
 
 def wide_grid(device: torch.device) -> Measured:
     groups = (1 << 16) + 1
     x, y = (zeros(device, groups * LANES, dtype=torch.float16) for _ in range(2))
-    run("increment", ["half"], [x, y], threadgroups=groups)
+    run("memory/increment", ["half"], [x, y], threadgroups=groups)
     result = int(y.sum(dtype=torch.float32))
     return {"threadgroups": groups}, "" if result == groups * LANES else f"{result} of {groups * LANES} threads ran"
 
@@ -350,7 +341,7 @@ def large_buffer(device: torch.device) -> Measured:
     if memory < 3 * size or limits["max_buffer_length"] < size or limits["recommended_max_working_set_size"] < 2 * size:
         raise Skipped(f"a buffer of {size} bytes is too much for a machine with {memory}")
     buffer = torch.empty(size, dtype=torch.uint8, device=device)
-    run("large_buffer", [value], [buffer, struct.pack("q", index)])
+    run("memory/large_buffer", [value], [buffer, struct.pack("q", index)])
     result = [int(buffer[at].cpu()) for at in (index, index - LARGE)]
     return {"bytes": size}, "" if result == [value, value + 1] else f"{result} at {index} and 2^32 before"
 
@@ -358,7 +349,7 @@ def large_buffer(device: torch.device) -> Measured:
 def threadgroup_memory(device: torch.device) -> Measured:
     words = THREADGROUP_BYTES // 4
     copy = zeros(device, words, dtype=torch.int32)
-    run("threadgroup_memory", [words], [copy], threads=256)
+    run("memory/threadgroup_memory", [words], [copy], threads=256)
     expected = 3 * torch.arange(words - 1, -1, -1, dtype=torch.int32)
     return {"bytes": THREADGROUP_BYTES}, positions(copy, expected, "what the threads opposite wrote")
 
@@ -368,7 +359,7 @@ def gpu_clock(device: torch.device) -> Measured:
     torch.mps.synchronize()
     start = time.perf_counter()
     for _ in range(16):
-        run("increment", ["float"], [x, y], threadgroups=1024)
+        run("memory/increment", ["float"], [x, y], threadgroups=1024)
     on_gpu = _C.wait_and_time()
     waited = time.perf_counter() - start
     measured = {"seconds on the GPU": on_gpu, "seconds until it was done": waited}
@@ -376,7 +367,7 @@ def gpu_clock(device: torch.device) -> Measured:
 
 
 def error_log(device: torch.device) -> Measured:
-    run("error", [42], ["errors", b"probe".ljust(40, b"\0")])
+    run("memory/error", [42], ["errors", b"probe".ljust(40, b"\0")])
     raised = ""
     try:
         torch.mps.synchronize()

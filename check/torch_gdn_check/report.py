@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_gdn_check import expected
+from torch_gdn_check.registry.bounds import Part
 from torch_gdn_check.steps import COMPILE, FACTS, FAIL, PASS, PROBE, SKIPPED, USE, Result
 
 FORMAT = 3  # the JSON's version; raised if a reader would misunderstand it
@@ -154,10 +155,8 @@ def closest(results: list[Result]) -> str:
 
 
 def share(figures: dict[str, Any]) -> float:
-    error, bound = figures["error"], figures["bound"]
-    if not math.isfinite(error):
-        return math.inf
-    return error / bound if bound else math.inf if error else 0.0
+    """Returns the error of a tensor as a share of its bound."""
+    return Part("", "", figures["error"], figures["bound"]).share
 
 
 def grouped_messages(results: Iterable[Result]) -> list[tuple[str, str]]:

@@ -63,6 +63,11 @@ def on_simulated_device() -> bool:
     return sys.platform != "darwin"
 
 
+def refuse_simulated(device: torch.device, why: str = "times on the simulated device say nothing about a Mac") -> None:
+    if on_simulated_device() and device.type == "mps":
+        raise Skipped(why)
+
+
 def judged(parts: Sequence[Part]) -> Outcome:
     """Judges comparisons. For each tensor it returns the error and bound that are closest."""
     figures = {}

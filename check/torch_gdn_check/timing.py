@@ -29,16 +29,11 @@ from torch_gdn_check.registry.inputs import doubled, to_device
 from torch_gdn_check.registry.layers import ConvolutionPoint, RowPoint
 from torch_gdn_check.registry.models import MODELS, QWEN3_NEXT
 from torch_gdn_check.registry.on_the_cpu import on_the_cpu
-from torch_gdn_check.steps import Outcome, Skipped, on_simulated_device
+from torch_gdn_check.steps import Outcome, Skipped, refuse_simulated
 
 LARGEST_ERROR = 1e-2  # for outputs in bfloat16: rounding alone gives 2e-3, and wrong outputs give 1e-1 and more
 COPIED_BYTES = 1 << 27
 WARM_SECONDS = 0.2  # the GPU works this long before the first time, because its clock is low when idle
-
-
-def refuse_simulated(device: torch.device) -> None:
-    if on_simulated_device() and device.type == "mps":
-        raise Skipped("times on the simulated device say nothing about a Mac")
 
 
 def warmed(call: Call, device: torch.device) -> None:
@@ -213,18 +208,18 @@ def check_experts(device: torch.device, tokens: int, sizes: tuple[int, int, int]
         "ids": torch.rand(tokens, E, generator=random).topk(8).indices.int(),
     }
     with on_the_cpu():
-        exact = one_by_one(**{name: doubled(x) for name, x in call.items()})
+        exact = experts(reference, **{name: doubled(x) for name, x in call.items()})
     on_device = {name: x.to(device) for name, x in call.items()}
     result: dict[str, Prepared | str] = {
-        "torch_gdn": one_output(partial(ours, **on_device)),
+        "torch_gdn": one_output(partial(experts, torch.ops.gdn, **on_device)),
         "pytorch": one_output(partial(grouped, **on_device)),
     }
     return compared(result, exact, device, repeats=7, calls=8, tokens=tokens)
 
 
-def ours(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
-    hidden, _ = torch.ops.gdn.moe_gate_up(x, gate_up, ids)
-    y: Tensor = torch.ops.gdn.moe_down(hidden, down, weights, ids)
+def experts(ops: Any, x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+    hidden, _ = ops.moe_gate_up(x, gate_up, ids)
+    y: Tensor = ops.moe_down(hidden, down, weights, ids)
     return y
 
 
@@ -237,15 +232,6 @@ def grouped(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tens
     gate, up = torch._grouped_mm(x[tokens], gate_up.mT, offs=ends).chunk(2, -1)
     y = torch._grouped_mm(silu(gate) * up, down.mT, offs=ends) * weights.flatten()[order, None]
     return torch.zeros(x.shape, device=x.device).index_add_(0, tokens, y.float()).to(x.dtype)
-
-
-def one_by_one(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
-    y = torch.zeros_like(x)
-    for t, (own, chosen) in enumerate(zip(weights, ids.tolist(), strict=True)):
-        for weight, expert in zip(own, chosen, strict=True):
-            gate, up = (gate_up[expert] @ x[t]).chunk(2)
-            y[t] += weight * (down[expert] @ (silu(gate) * up))
-    return y
 
 
 def check_packed(device: torch.device, rows: int, size: int = 4096) -> Outcome:

@@ -18,10 +18,9 @@ from torch_gdn_check.registry.aura import CODES, Codec
 from torch_gdn_check.registry.gdn import LARGE
 from torch_gdn_check.registry.inputs import Call, columns_apart
 from torch_gdn_check.registry.invalid import change, options, put
-from torch_gdn_check.registry.models import DTYPES
+from torch_gdn_check.registry.models import BF16, DTYPES, F16, F32
 from torch_gdn_check.registry.registry import Change, Hostile, Invalid, Named, OpEntry, Point, register
 
-BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 SIZES = (64, 80, 96, 128, 256)
 FORMS = (8, 16, 64)  # queries x query heads per KV head; each number takes another kernel of paged attention
 
@@ -233,10 +232,6 @@ EXACT = (
 )
 
 
-def exact_attention(call: Call) -> None:
-    reference.paged_attention(**call)
-
-
 def exact_coded(call: Call) -> None:
     """Computes attention to the vectors that the codes represent, and to exact rows."""
     plain = {name: x for name, x in call.items() if not name.startswith(("key_", "value_")) and name not in EXACT}
@@ -267,18 +262,13 @@ def draw_tile_means(point: PagePoint) -> Call:
     return result if not point.plain else {name: without_nan(x) for name, x in result.items()}
 
 
-def exact_tile_means(call: Call) -> None:
-    reference.aura_paged_tile_means(**call)
-
-
 def attention_bounds(point: PagePoint, call: Call, exact: Named) -> dict[str, float]:
     return {"out": 1e-6} if point.dtype == F32 else {}
 
 
 def wrong_pages(entry: OpEntry[Any]) -> Iterator[Invalid]:
     """Yields the caches that every op with plain pages refuses."""
-    for name in ("key_cache", "value_cache"):
-        yield Invalid(name, ValueError, "columns apart", change(name, columns_apart))
+    yield from invalid.apart("key_cache", "value_cache")
 
 
 def each_of(*names: str, how: slice | tuple[slice | Tensor, ...]) -> Change:
@@ -291,7 +281,7 @@ def wrong_attention(entry: OpEntry[PagePoint]) -> Iterator[Invalid]:
         yield Invalid("q", ValueError, f"D of {size}", change("q", partial(invalid.zeros, size=size)))
     every = slice(None)
     yield Invalid("q", ValueError, "3 heads for 2", each_of("q", "out", how=(every, slice(3))))
-    yield Invalid("out", ValueError, "columns apart", change("out", columns_apart))
+    yield from invalid.apart("out")
     no_heads = each_of("key_cache", "value_cache", how=(every, every, slice(0)))
     yield Invalid("key_cache", ValueError, "no heads", no_heads)
     no_slots = each_of("key_cache", "value_cache", how=(every, slice(0)))
@@ -314,7 +304,7 @@ def wrong_coded(entry: OpEntry[PagePoint]) -> Iterator[Invalid]:
         yield Invalid(codebook, ValueError, "64 centroids", put(codebook, torch.zeros(64)))
     means = "key_tile_means"
     yield Invalid(means, ValueError, "a tile too many", change(means, lambda x: x.repeat(1, 2, 1, 1)))
-    yield Invalid(means, ValueError, "columns apart", change(means, columns_apart))
+    yield from invalid.apart(means)
     parts = ("key_codes", "key_norms", "value_codes", "value_norms")
     more = torch.arange(160) % 128  # of a block of 128
     yield Invalid(means, ValueError, "blocks of 160", each_of(*parts, how=(slice(None), more)))
@@ -325,8 +315,7 @@ def wrong_exact_rows() -> Iterator[Invalid]:
     yield Invalid("exact_values", ValueError, "without exact_keys", put("exact_keys", None))
     for name in EXACT[1:7]:
         yield Invalid(name, ValueError, "missing", put(name, None))
-    for name in ("exact_keys", "exact_values", "new_keys", "new_values"):
-        yield Invalid(name, ValueError, "columns apart", change(name, columns_apart))
+    yield from invalid.apart("exact_keys", "exact_values", "new_keys", "new_values")
     for name in ("exact_slots", "exact_sink_slots"):
         yield slot_past_the_last(name)
     no_rows: Call = dict.fromkeys(EXACT[:7])
@@ -340,10 +329,7 @@ def slot_past_the_last(name: str) -> Invalid:
 
 
 def wrong_tile_means(entry: OpEntry[PagePoint]) -> Iterator[Invalid]:
-    yield Invalid("keys", ValueError, "columns apart", change("keys", columns_apart))
-    means = "tile_means"
-    yield Invalid(means, ValueError, "columns apart", change(means, columns_apart))
-    yield Invalid("exact_keys", ValueError, "columns apart", change("exact_keys", columns_apart))
+    yield from invalid.apart("keys", "tile_means", "exact_keys")
     yield slot_past_the_last("exact_slots")
     for name, most in (("exact_sinks", 133), ("tail", 131)):
         yield Invalid(name, ValueError, "more than the rows", put(name, most + 1))
@@ -415,7 +401,6 @@ register(
     OpEntry(
         "aura_paged_tile_means_",
         draw=draw_tile_means,
-        exact=exact_tile_means,
         small=PagePoint(plain=True, queries=(20, 0, 1), keys=(20, 4, 129), tail=128),
         points=MEANS_POINTS,
         compiled=lambda: (PagePoint(dtype, cache=dtype, D=128, tail=8) for dtype in DTYPES),
@@ -430,7 +415,6 @@ register(
     OpEntry(
         "paged_attention_",
         draw=draw_attention,
-        exact=exact_attention,
         small=PagePoint(D=32, plain=True),
         points=list(points(coded=False)),
         quick=quick(coded=False),

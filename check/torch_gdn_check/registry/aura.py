@@ -19,10 +19,9 @@ from torch_gdn_check.registry import invalid
 from torch_gdn_check.registry.gdn import LARGE
 from torch_gdn_check.registry.inputs import Call, columns_apart
 from torch_gdn_check.registry.invalid import change, put
-from torch_gdn_check.registry.models import DTYPES
+from torch_gdn_check.registry.models import BF16, DTYPES, F16, F32
 from torch_gdn_check.registry.registry import Hostile, Invalid, Named, OpEntry, Point, register
 
-BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 HEAD_SIZES = codebooks.DIMENSIONS
 BITS = codebooks.BITS
 SCHEMES = ("8v8", "8v4", "5v5", "4v4", "4v2", "3v3", "2v2", "8v4t", "4v4t", "3v3t", "2v2t")
@@ -250,7 +249,6 @@ register(
     OpEntry(
         "aura_decode",
         draw=draw_decode,
-        exact=lambda call: reference.aura_decode(**(call | {"dtype": torch.float64})),
         small=CodecPoint(BF16),
         points=[*CODECS, CodecPoint(BF16, D=128, bits=4, rotated=True), CodecPoint(F32, D=80, rotated=True)],
         quick=QUICK_CODECS,
@@ -425,7 +423,6 @@ register(
     OpEntry(
         "aura_flash_p2",
         draw=draw_flash_p2,
-        exact=lambda call: reference.aura_flash_p2(**(call | {"dtype": torch.float64})),
         small=AuraPoint(F16, masked=True),
         points=[AuraPoint(F16, masked=True), AuraPoint(F32, D=96), AuraPoint(BF16, D=512, ratio=4)],
         quick=[AuraPoint(BF16, D=128)],

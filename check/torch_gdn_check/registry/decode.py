@@ -13,10 +13,9 @@ from torch_gdn_check.registry import bounds, invalid
 from torch_gdn_check.registry.gdn import SLOTS
 from torch_gdn_check.registry.inputs import Call, boundaries_of, slots
 from torch_gdn_check.registry.invalid import change, put
-from torch_gdn_check.registry.models import DTYPES
+from torch_gdn_check.registry.models import BF16, DTYPES, F16, F32
 from torch_gdn_check.registry.registry import Invalid, Named, OpEntry, Point, register
 
-BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 # q, k and v are rounded after the convolution; o is rounded at the end, and on the CPU before the norm too.
 OUTPUT = {F32: 6e-7, BF16: 5e-3, F16: 6.5e-4}
 STATE = {F32: 3e-7, BF16: 3e-3, F16: 4e-4}

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from torch_gdn_check.registry import invalid
 from torch_gdn_check.registry.gdn import LARGE
-from torch_gdn_check.registry.inputs import Call, columns_apart
-from torch_gdn_check.registry.invalid import change, put
-from torch_gdn_check.registry.models import DTYPES
+from torch_gdn_check.registry.inputs import Call
+from torch_gdn_check.registry.invalid import put
+from torch_gdn_check.registry.models import BF16, DTYPES, F16, F32
 from torch_gdn_check.registry.quantized import PackedPoint, of_another, wrong_e4m3, wrong_scales
 from torch_gdn_check.registry.registry import Hostile, Invalid, Named, OpEntry, register
 
-BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 OF_TOKENS = ("x", "topk_ids", "hidden", "topk_weights", "shared_hidden", "shared_gate", "residual")  # row per token
 # The bounds are for products of up to a few hundred terms in f32, and for the sum of a token's experts.
 F32_BOUND = 6e-7
@@ -110,15 +109,6 @@ def wrong_router(entry: OpEntry[ExpertPoint]) -> Iterator[Invalid]:
     yield Invalid("routed_scaling_factor", ValueError, "infinite", put("routed_scaling_factor", torch.inf))
 
 
-def wrong_logits(entry: OpEntry[ExpertPoint]) -> Iterator[Invalid]:
-    yield from wrong_weights("weight")
-
-
-def wrong_weights(*names: str) -> Iterator[Invalid]:
-    for name in names:
-        yield Invalid(name, ValueError, "columns apart", change(name, columns_apart))
-
-
 PACKED_SMALL = ExpertPoint(D=96, I=96, IS=96, bits=4, shared_bits=8)
 
 
@@ -140,13 +130,13 @@ def wrong_gate_up(entry: OpEntry[ExpertPoint]) -> Iterator[Invalid]:
     yield from wrong_packed(entry, "w_gate_up", gate, up)
     zeros = entry.call(replace(PACKED_SMALL, dtype=BF16, zero_points=True))
     yield Invalid(up[2], TypeError, "no zero points", lambda call: zeros | {up[2]: zeros[up[2]].bfloat16()})
-    yield from wrong_weights("w_gate_up", "shared_gate_proj", "shared_up_proj")
+    yield from invalid.apart("w_gate_up", "shared_gate_proj", "shared_up_proj")
     yield Invalid("shared_up_proj", ValueError, "absent", put("shared_up_proj", None))
 
 
 def wrong_down(entry: OpEntry[ExpertPoint]) -> Iterator[Invalid]:
     yield from wrong_packed(entry, "w_down", ("shared_down_proj", "shared_scales", "shared_biases"))
-    yield from wrong_weights("w_down", "shared_down_proj")
+    yield from invalid.apart("w_down", "shared_down_proj")
     yield Invalid("shared_down_proj", ValueError, "absent", put("shared_down_proj", None))
     alone = {"shared_hidden": None, "shared_down_proj": None}
     yield Invalid("shared_gate", ValueError, "no shared expert", lambda call: call | alone)
@@ -231,7 +221,7 @@ register(
         result="router_logits",
         operations=lambda call: 2 * call["x"].numel() * len(call["weight"]),
         takes={"x": "0", "weight": "0-"},
-        invalid=wrong_logits,
+        invalid=lambda entry: invalid.apart("weight"),
     ),
     OpEntry(
         "moe_router",

@@ -22,10 +22,9 @@ from torch_gdn_check.registry.cases import Case, bounds_of, channels_of, make_ca
 from torch_gdn_check.registry.drawing import seed_of_draw
 from torch_gdn_check.registry.inputs import Call, boundaries_of, slots, unaligned
 from torch_gdn_check.registry.invalid import change, put
-from torch_gdn_check.registry.models import DTYPES, MODEL_SIZES, OTHER_SIZES
+from torch_gdn_check.registry.models import BF16, DTYPES, F16, F32, MODEL_SIZES, OTHER_SIZES
 from torch_gdn_check.registry.registry import REGISTRY, Hostile, Invalid, Named, OpEntry, Point, accepted_by, register
 
-BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 ALGORITHMS = tuple(_C.prefill_algorithms())
 CHUNKED = tuple(name for name in ALGORITHMS if name != "recurrent")
 
@@ -423,11 +422,17 @@ for in_place, suffix in ((False, ""), (True, "_")):
 # ---- stages ----------------------------------------------------------------------------------------------------------
 
 
-def draw_stage(point: RulePoint, inputs: tuple[tuple[str, str], ...], sized: bool) -> Call:
-    """Draws a stage's call. `inputs` maps each argument to its source in a case or its stages."""
+def draw_stage(point: RulePoint, inputs: str, sized: bool = True) -> Call:
+    """Draws a stage's call. `inputs` has 'argument' or 'argument:source', separated by spaces.
+
+    A source is a tensor of the case or of its stages. 'd.source' draws a gradient of it.
+    """
     case = point.case()
     result = stages.stages_of(case, point.chunk_size)
-    call: Call = {name: getattr(case if hasattr(case, source) else result, source) for name, source in inputs}
+    known: dict[str, Any] = vars(case) | vars(result)
+    call: Call = {}
+    for name, source in ((each.split(":")[0], each.split(":")[-1]) for each in inputs.split()):
+        call[name] = torch.randn(known[source[2:]].shape) if source.startswith("d.") else known[source]
     if sized:
         call["chunk_size"] = point.chunk_size
     if "initial_state" in call:
@@ -487,25 +492,24 @@ TAKES: dict[str, dict[str, str]] = {
 
 
 def stage_entry(
-    name: str, inputs: str, result: str, sized: bool = True, sizes: tuple[str, str] | None = None
+    name: str, inputs: str, result: str, sized: bool = True, sizes: tuple[str, str] | None = None, **fields: Any
 ) -> OpEntry[RulePoint]:
-    """Makes a stage's entry. `inputs` has 'argument' or 'argument:source', separated by spaces."""
-    pairs = tuple((each.split(":")[0], each.split(":")[-1]) for each in inputs.split())
+    """Makes a stage's entry. draw_stage() says what `inputs` are."""
     function = getattr(reference, name)
-    return OpEntry(
-        name,
-        draw=partial(draw_stage, inputs=pairs, sized=sized),
-        exact=lambda call: function(**accepted_by(function, call)),
-        small=SMALL,
-        points=list(stage_points()),
-        compiled=compiled_stages,
-        bound=stage_bounds,
-        heads={"final_state": 1},
-        result=result,
-        launches=None,
-        takes=TAKES.get(name, {}),
-        invalid=partial(wrong_stages, sizes=sizes),
-    )
+    shared: dict[str, Any] = {
+        "draw": partial(draw_stage, inputs=inputs, sized=sized),
+        "exact": lambda call: function(**accepted_by(function, call)),
+        "small": SMALL,
+        "points": list(stage_points()),
+        "compiled": compiled_stages,
+        "bound": stage_bounds,
+        "heads": {"final_state": 1},
+        "result": result,
+        "launches": None,
+        "takes": TAKES.get(name, {}),
+        "invalid": partial(wrong_stages, sizes=sizes),
+    }
+    return OpEntry(name, **(shared | fields))
 
 
 register(

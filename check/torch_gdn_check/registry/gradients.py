@@ -9,23 +9,20 @@ from functools import partial
 
 import torch
 
-from torch_gdn import reference
 from torch_gdn.reference.common import chunks
-from torch_gdn_check.registry import bounds, invalid, stages
+from torch_gdn_check.registry import bounds, invalid
 from torch_gdn_check.registry.gdn import (
-    BF16,
-    F16,
-    F32,
     FLOAT64_GATES,
     SMALL,
     RulePoint,
     draw_rule,
+    draw_stage,
     outside,
-    stage_bounds,
+    stage_entry,
 )
 from torch_gdn_check.registry.inputs import Call
-from torch_gdn_check.registry.models import DTYPES, MODEL_SIZES, OTHER_SIZES
-from torch_gdn_check.registry.registry import Invalid, Named, OpEntry, accepted_by, register
+from torch_gdn_check.registry.models import BF16, DTYPES, F16, F32, MODEL_SIZES, OTHER_SIZES
+from torch_gdn_check.registry.registry import Invalid, Named, OpEntry, register
 
 NAMES = ("dq", "dk", "dv", "dg", "dbeta", "dinitial_state")
 
@@ -93,17 +90,8 @@ for name in ("chunk_gated_delta_rule_bwd", "chunk_kda_bwd"):
 # ---- stages ----------------------------------------------------------------------------------------------------------
 
 
-def draw_stage(point: RulePoint, inputs: tuple[tuple[str, str], ...]) -> Call:
-    """Draws a stage's call. `inputs` maps each argument to what it is, or to what it is the gradient of."""
-    case = replace(point, dtype=F32).case()
-    known = vars(case) | vars(stages.stages_of(case, 16))
-    call: Call = {
-        name: torch.randn(known[source[2:]].shape) if source.startswith("d ") else known[source]
-        for name, source in inputs
-    }
-    if case.cu_seqlens is not None:
-        call |= {"cu_seqlens": case.cu_seqlens, "chunk_indices": known["chunk_indices"]}
-    return call
+def draw_gradient_stage(point: RulePoint, inputs: str) -> Call:
+    return draw_stage(replace(point, dtype=F32, chunk_size=16), inputs, sized=False)
 
 
 def wrong_stage(entry: OpEntry[RulePoint], sizes: tuple[str, str]) -> Iterator[Invalid]:
@@ -112,7 +100,7 @@ def wrong_stage(entry: OpEntry[RulePoint], sizes: tuple[str, str]) -> Iterator[I
         yield Invalid("chunk_size", ValueError, "64", invalid.put("chunk_size", 64))
 
 
-def stage_points() -> Iterator[RulePoint]:
+def gradient_stage_points() -> Iterator[RulePoint]:
     yield RulePoint(F32, H=2, HV=4)
     yield RulePoint(F32, K=33, V=65, tokens=84, boundaries=(0, 17, 17, 20, 84), H=2, HV=4)
     yield RulePoint(F32, K=256, V=96, aligned=False, tokens=40, repeated_keys=True)
@@ -125,21 +113,15 @@ TAKES = {
 }
 
 
-def stage_entry(name: str, inputs: str, result: str = "", sizes: tuple[str, str] = ("k", "v")) -> OpEntry[RulePoint]:
-    """Makes a stage's entry. `inputs` has 'argument' or 'argument:source', and 'argument:d source' for gradients."""
-    pairs = tuple((each.split(":")[0], each.split(":")[-1]) for each in inputs.split(", "))
-    function = getattr(reference, name)
-    return OpEntry(
+def gradient_stage(name: str, inputs: str, result: str = "", sizes: tuple[str, str] = ("k", "v")) -> OpEntry[RulePoint]:
+    return stage_entry(
         name,
-        draw=partial(draw_stage, inputs=pairs),
-        exact=lambda call: function(**accepted_by(function, call)),
-        small=SMALL,
-        points=list(stage_points()),
+        inputs,
+        result,
+        draw=partial(draw_gradient_stage, inputs=inputs),
+        points=list(gradient_stage_points()),
         compiled=lambda: (RulePoint(F32, K=K, V=V, tokens=2) for K, V in (*MODEL_SIZES, *OTHER_SIZES)),
-        bound=stage_bounds,
         heads={"dh0": 1},
-        result=result,
-        launches=None,
         scratch=True,
         takes=TAKES.get(name, {}),
         invalid=partial(wrong_stage, sizes=sizes),
@@ -147,12 +129,12 @@ def stage_entry(name: str, inputs: str, result: str = "", sizes: tuple[str, str]
 
 
 register(
-    stage_entry("chunk_bwd_dv_local", "q, k, do:d v, g:g_cumsum", "dv", sizes=("q", "do")),
-    stage_entry(
+    gradient_stage("chunk_bwd_dv_local", "q k do:d.v g:g_cumsum", "dv", sizes=("q", "do")),
+    gradient_stage(
         "chunk_gated_delta_rule_bwd_dhu",
-        "q, k, w, do:d v, dv:d v, g:g_cumsum, h0:initial_state, dht:d initial_state",
+        "q k w do:d.v dv:d.v g:g_cumsum h0:initial_state dht:d.initial_state",
         sizes=("q", "do"),
     ),
-    stage_entry("prepare_wy_repr_bwd", "k, v, beta, dw:d w, du:d v, g:g_cumsum"),
-    stage_entry("chunk_bwd_dqkwg", "q, k, v:v_new, do:d v, h, dh:d h, dv:d v, g:g_cumsum", sizes=("q", "v")),
+    gradient_stage("prepare_wy_repr_bwd", "k v beta dw:d.w du:d.v g:g_cumsum"),
+    gradient_stage("chunk_bwd_dqkwg", "q k v:v_new do:d.v h dh:d.h dv:d.v g:g_cumsum", sizes=("q", "v")),
 )

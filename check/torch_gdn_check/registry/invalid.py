@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_gdn_check.registry.inputs import Call
+from torch_gdn_check.registry.inputs import Call, columns_apart
 from torch_gdn_check.registry.registry import Change, Invalid
 
 
@@ -127,6 +127,12 @@ def checkpoints(multiple: int) -> Iterator[Invalid]:
         yield Invalid(offsets, ValueError, what, with_checkpoints({offsets: torch.tensor(numbers)}), by_contents=True)
     for what, numbers in {"past the pool": [0, 5], "one slot twice": [4, 4], "a sequence's slot": [4, 2]}.items():
         yield Invalid(slots, ValueError, what, with_checkpoints({slots: torch.tensor(numbers)}), by_contents=True)
+
+
+def apart(*names: str) -> Iterator[Invalid]:
+    """Yields tensors whose last stride is not 1."""
+    for name in names:
+        yield Invalid(name, ValueError, "columns apart", change(name, columns_apart))
 
 
 def sizes(key: str, value: str) -> Iterator[Invalid]:

@@ -16,11 +16,8 @@ from torch_gdn_check.registry import bounds, invalid
 from torch_gdn_check.registry.gdn import BOUNDARIES, LARGE, RECURRENT, SLOTS, RulePoint
 from torch_gdn_check.registry.inputs import Call, boundaries_of, slots, unaligned
 from torch_gdn_check.registry.invalid import change, put
-from torch_gdn_check.registry.models import DTYPES, MODEL_SIZES, OTHER_SIZES
+from torch_gdn_check.registry.models import BF16, DTYPES, F16, F32, MODEL_SIZES, OTHER_SIZES
 from torch_gdn_check.registry.registry import REGISTRY, Change, Hostile, Invalid, OpEntry, Point, accepted_by, register
-
-BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-
 
 # ---- norms and gates -------------------------------------------------------------------------------------------------
 

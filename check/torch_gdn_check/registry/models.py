@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-METAL_TYPES = {torch.bfloat16: "bfloat", torch.float16: "half", torch.float32: "float"}
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+METAL_TYPES = {BF16: "bfloat", F16: "half", F32: "float"}
 DTYPES = tuple(METAL_TYPES)
 
 # These are (H, HV, K, V) of published models. Heads choose no kernel variant, but timings need them.

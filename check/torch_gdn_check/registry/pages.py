@@ -9,12 +9,8 @@ from typing import Any
 
 import torch
 
-from torch_gdn import reference
 from torch_gdn_check.registry.attention import (
-    BF16,
     DTYPES_OF_PAGES,
-    F16,
-    F32,
     OUTSIDE,
     SIZES,
     PagePoint,
@@ -25,7 +21,7 @@ from torch_gdn_check.registry.gdn import LARGE
 from torch_gdn_check.registry.inputs import Call
 from torch_gdn_check.registry.invalid import change, put
 from torch_gdn_check.registry.layers import HEADS, HeadPoint, draw_heads, wrong_heads
-from torch_gdn_check.registry.models import DTYPES
+from torch_gdn_check.registry.models import BF16, DTYPES, F16, F32
 from torch_gdn_check.registry.registry import Hostile, Invalid, OpEntry, Point, register
 
 
@@ -37,10 +33,6 @@ def draw_pages(point: PagePoint) -> Call:
     caches = [torch.zeros(row, dtype=point.cache)[..., : point.D] for _ in range(2)]
     slots = torch.tensor([2 * size, 4 * size - 1, -1, size, 0])
     return {"key": key, "value": value, "key_cache": caches[0], "value_cache": caches[1], "slot_mapping": slots}
-
-
-def exact_pages(call: Call) -> None:
-    reference.reshape_and_cache(**call)
 
 
 @dataclass(frozen=True)
@@ -80,10 +72,6 @@ def draw_slots(point: Point) -> Call:
     )
 
 
-def exact_slots(call: Call) -> None:
-    reference.compute_slot_mapping(**call)
-
-
 def wrong_writes(entry: OpEntry[Any]) -> Iterator[Invalid]:
     yield from wrong_pages(entry)
     yield Invalid("slot_mapping", ValueError, "9 for at most 6", put("slot_mapping", torch.arange(9)))
@@ -115,7 +103,6 @@ register(
     OpEntry(
         "reshape_and_cache_",
         draw=draw_pages,
-        exact=exact_pages,
         small=PagePoint(D=32),
         points=[PagePoint(dtype, cache=cache, D=D, block_size=size) for dtype, cache, D, size in DTYPES_OF_PAGES],
         compiled=compiled_pages,
@@ -139,7 +126,6 @@ register(
     OpEntry(
         "compute_slot_mapping_",
         draw=draw_slots,
-        exact=exact_slots,
         small=Point(),
         points=[Point()],
         takes={"positions": "0", "block_table": "1", "slot_mapping": "0-"},

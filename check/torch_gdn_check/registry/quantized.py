@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_gdn import reference
+from torch_gdn_check.registry import invalid
 from torch_gdn_check.registry.gdn import LARGE
 from torch_gdn_check.registry.inputs import Call, columns_apart, unaligned
 from torch_gdn_check.registry.invalid import change, put
-from torch_gdn_check.registry.models import DTYPES
+from torch_gdn_check.registry.models import BF16, DTYPES, F16, F32
 from torch_gdn_check.registry.registry import Change, Hostile, Invalid, Named, OpEntry, Point, register
 
-BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 # The bounds are for sums in f32 of up to a thousand products, or of a few hundred in tiles, which add 8 at a time to
 # one sum.
 F32_BOUND = 6e-7
@@ -121,8 +120,7 @@ def wrong_scales(weight: str, scales: str, biases: str) -> Iterator[Invalid]:
     yield Invalid(biases, TypeError, "another dtype", change(biases, torch.Tensor.half))
     yield Invalid(biases, TypeError, "zero points for scales of 32 bits", zero_points_of_float32(scales, biases))
     yield Invalid(biases, ValueError, "a row fewer", change(biases, lambda x: x[..., 1:, :]))
-    for name in (weight, scales, biases):
-        yield Invalid(name, ValueError, "columns apart", change(name, columns_apart))
+    yield from invalid.apart(weight, scales, biases)
 
 
 def zero_points_of_float32(scales: str, biases: str) -> Callable[[Call], Call]:
@@ -149,7 +147,7 @@ def wrong_e4m3(weight: str, scales: str, biases: str) -> Iterator[Invalid]:
     yield Invalid(scales, ValueError, "a column too many", change(scales, lambda x: torch.cat([x, x], -1)))
     yield Invalid(scales, ValueError, "no columns", change(scales, lambda x: x[..., :0]))
     yield Invalid(scales, ValueError, "a dimension too few", change(scales, lambda x: x[0]))
-    yield Invalid(weight, ValueError, "columns apart", change(weight, columns_apart))
+    yield from invalid.apart(weight)
 
 
 def wrong_mxfp4(weight: str, scales: str, biases: str) -> Iterator[Invalid]:
@@ -259,7 +257,6 @@ register(
     OpEntry(
         "dequantize",
         draw=draw_dequantize,
-        exact=lambda call: reference.dequantize(**call | {"dtype": torch.float64}),
         small=QuantizedPoint(indexed=True),
         points=ROWS,
         quick=ROWS[:1],
