@@ -27,7 +27,7 @@ QUICK = (
     "gdn/test_gated_delta_rule_pool.py::test_slots",
     "kda/test_fused_kda_gate.py::test_equals_the_reference",
     "kda/test_kernels.py::test_dtypes",
-    "kda/test_kernels.py::test_slots",
+    "properties/test_null_slots.py::test_every_number_at_and_below_null_index_is_null",
     "kda/test_kda.py::test_goes_on_after_what_was_accepted",
     "layers/",
     "aura/test_aura_paged_attention.py::test_keys_divided_among_threadgroups",

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torch_gdn_check.registry import bounds
+from torch_gdn_check.registry.gdn import ALGORITHMS, CHUNKED
 from torch_gdn_check.registry.inputs import Call, to_device
 from torch_gdn_check.registry.registry import OpEntry, Point
 
@@ -20,6 +21,11 @@ INDICES |= {"exact_slots", "exact_starts", "exact_sink_slots"}
 def fields_of(entry: OpEntry[Any]) -> set[str]:
     """Returns the fields of the entry's points."""
     return {each.name for each in fields(entry.small)}
+
+
+def algorithms_of(op: str) -> tuple[str, ...]:
+    """Returns the algorithms of a prefill."""
+    return CHUNKED if "kda" in op else ALGORITHMS
 
 
 def assert_exact(entry: OpEntry[Any], point: Point, call: Call, device: torch.device, more: float = 0.0) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers.devices import DEVICES, ready
-from tests.properties.test_sizes_that_change_the_plan import algorithms_of
+from tests.helpers.entries import algorithms_of
 from tests.sweeps import seed_of_run
 from torch_gdn._recorder import KernelVariant, recording
 from torch_gdn_check.fake_mps import fake_mps

@@ -15,9 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import torch_gdn
 from tests.helpers.devices import kernels_run, on_a_mac, profiled, ready
-from tests.helpers.errors import assert_close, assert_same_bits
+from tests.helpers.errors import assert_same_bits
 from tests.helpers.kda import (
     CHUNKED,
     F32,
@@ -27,7 +26,6 @@ from tests.helpers.kda import (
     KERNELS,
     Inputs,
     assert_exact_kda,
-    exact_kda,
     inputs_and_options,
     kda_inputs,
 )
@@ -187,19 +185,6 @@ def test_packed_and_empty_sequences(way: Way) -> None:
     assert_exact(way, kda_inputs(87, 32, 32, N=4) | {"cu_seqlens": cu_seqlens})
 
 
-@each_algorithm
-def test_rows_that_are_not_aligned(algorithm: str) -> None:
-    inputs = kda_inputs(20, 32, 16)
-    on_device = to_device(inputs, ready("mps"))
-    for name in ("q", "k", "v", "g"):
-        padded = torch.zeros(inputs[name].numel() + 1, device="mps")
-        on_device[name] = padded[1:].view(inputs[name].shape).copy_(inputs[name])
-    kernels = (f"{FUSED}_float_32_16_1",) if algorithm == "fused_chunk" else CHUNKED
-    with kernels_run(torch.device("mps"), *kernels), prefill_algorithm(algorithm):
-        o, _ = torch_gdn.chunk_kda(**on_device)
-    assert_close("o", o.cpu(), exact_kda(inputs)[0], F32)
-
-
 @pytest.mark.parametrize("lower_bound", [None, -5.0])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -241,82 +226,6 @@ def test_nan_stays_in_its_sequence_and_head(algorithm: str, name: str) -> None:
     assert_same_bits("the chunk before", result[0, :32], clean[0, :32])
     assert_same_bits("the other head", result[0, :, 0], clean[0, :, 0])
     assert_same_bits("the other sequence", result[1], clean[1])
-
-
-def in_place(inputs: dict[str, Any], pool: Tensor, algorithm: str, **options: Any) -> Tensor:
-    with kernels_run(pool.device, *kernels_of(algorithm)), by(algorithm):
-        o: Tensor = getattr(torch_gdn, f"{function_of(algorithm)}_")(**inputs, state_pool=pool, **options)
-    return o
-
-
-def without_state(inputs: Inputs) -> Inputs:
-    return {name: x for name, x in inputs.items() if name != "initial_state"}
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@everywhere
-def test_slots(algorithm: str, dtype: torch.dtype) -> None:
-    """Sequence 0 continues in slot 5, 1 has no slot, 2 starts from zeros in slot 1."""
-    device = device_of(algorithm)
-    inputs = to_device(without_state(kda_inputs(21, 32, 16, B=3)), device)
-    pool = torch.randn(8, 2, 32, 16).to(dtype).to(device)
-    before, states = pool.clone(), pool[[5, 0, 1]].float()
-    states[2] = 0
-    expected, final = run(algorithm, inputs | {"initial_state": states})
-    indices, flags = torch.tensor([5, -1, 1], device=device), torch.tensor([True, True, False], device=device)
-    o = in_place(inputs, pool, algorithm, state_indices=indices, has_initial_state=flags)
-    assert (o[1] == 0).all() and final is not None
-    assert_same_bits("o", o[[0, 2]], expected[[0, 2]])
-    assert_same_bits("the slots", pool[[5, 1]], final[[0, 2]].to(dtype))
-    others = [0, 2, 3, 4, 6, 7]
-    assert_same_bits("the other slots", pool[others], before[others])
-
-
-@each_algorithm
-def test_a_sequence_without_a_slot_is_not_read(algorithm: str) -> None:
-    """The tokens may be the padding of a server's batch. Here they are NaN."""
-    mps = ready("mps")
-    inputs = without_state(kda_inputs(40, 32, 16, B=2))
-    for x in inputs.values():
-        x[1] = torch.nan
-    pool = torch.zeros(4, 2, 32, 16, device=mps)
-    o = in_place(to_device(inputs, mps), pool, algorithm, state_indices=torch.tensor([2, -1], device=mps))
-    assert (o[1] == 0).all() and not o[0].isnan().any() and not pool.isnan().any()
-
-
-@anywhere
-def test_checkpoints(algorithm: str) -> None:
-    """The checkpoints are after 64 tokens of sequence 0 and 128 of 1. Each equals a prefill that ends there."""
-    device = device_of(algorithm)
-    inputs = to_device(without_state(kda_inputs(130, 32, 16, B=2)), device)
-    pool = torch.randn(8, 2, 32, 16).to(device)
-    before, slots = pool.clone(), torch.tensor([3, 6], device=device)
-    checkpoints = {"checkpoint_offsets": torch.tensor([64, 128]), "checkpoint_indices": torch.tensor([1, 4])}
-    in_place(inputs, pool, algorithm, state_indices=slots, **to_device(checkpoints, device))
-    for n, (tokens, kept) in enumerate(((64, 1), (128, 4))):
-        part, alone = {name: x[n : n + 1, :tokens] for name, x in inputs.items()}, before.clone()
-        in_place(part, alone, algorithm, state_indices=slots[n : n + 1])
-        assert_same_bits(f"the checkpoint of {n}", pool[kept], alone[slots[n]])
-
-
-@each_algorithm
-def test_views_with_any_strides(algorithm: str) -> None:
-    """q, k, v and g are views of one projection, with heads before tokens. beta is backwards in memory. o has gaps."""
-    mps = ready("mps")
-    inputs = without_state(kda_inputs(20, 36, 36, B=2, H=2, HV=2))
-    pool = torch.randn(5, 2, 36, 36).to(mps)
-    expected_pool = pool.clone()
-    expected = in_place(to_device(inputs, mps), expected_pool, algorithm)
-    stacked = torch.stack([inputs[name] for name in "qkvg"]).permute(3, 1, 2, 0, 4).contiguous().to(mps)
-    views: dict[str, Any] = {name: stacked.permute(3, 1, 2, 0, 4)[i] for i, name in enumerate("qkvg")}
-    views["beta"] = inputs["beta"].permute(2, 1, 0).contiguous().to(mps).permute(2, 1, 0)
-    assert not any(x.is_contiguous() for x in views.values())
-    pages = torch.randn(5, 2, 36, 40).to(mps)[..., :36].mT
-    pages.copy_(pool)
-    out = torch.full((2, 20, 4, 36), torch.nan, device=mps)[:, :, 1:3]
-    in_place(views, pages, algorithm, out=out)
-    assert_same_bits("o", out, expected)
-    assert_same_bits("the pool", pages[:2], expected_pool[:2])
 
 
 @only_simulated

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from tests.helpers.devices import DEVICES
-from tests.helpers.entries import fields_of
+from tests.helpers.entries import algorithms_of, fields_of
 from tests.helpers.variations import assert_exact_everywhere, random_of, some
-from tests.properties.test_sizes_that_change_the_plan import algorithms_of
 from torch_gdn_check.registry import REGISTRY
 
 NEAR = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129]

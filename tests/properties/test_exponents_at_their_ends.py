@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.helpers.entries import assert_exact, fields_of
-from tests.properties.test_sizes_that_change_the_plan import algorithms_of
+from tests.helpers.entries import algorithms_of, assert_exact, fields_of
 from torch_gdn_check.registry import REGISTRY, Point
 from torch_gdn_check.registry.inputs import Call, tensors_of, to_device
 from torch_gdn_check.registry.layers import RowPoint

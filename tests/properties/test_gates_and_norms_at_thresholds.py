@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.entries import assert_exact, fields_of
-from tests.properties.test_sizes_that_change_the_plan import algorithms_of
+from tests.helpers.entries import algorithms_of, assert_exact, fields_of
 from torch_gdn_check.registry import REGISTRY
 from torch_gdn_check.registry.inputs import to_device
 from torch_gdn_check.registry.models import DTYPES

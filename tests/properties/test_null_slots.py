@@ -15,8 +15,10 @@ from tests.gdn.test_gdn_decode import in_three_ops
 from tests.helpers.devices import ready
 from tests.helpers.entries import assert_exact, fields_of
 from tests.helpers.errors import assert_close, assert_same_bits
+from tests.helpers.variations import plans, some
 from torch_gdn_check.registry import REGISTRY
 from torch_gdn_check.registry.inputs import Call, doubled, to_device
+from torch_gdn_check.registry.models import DTYPES
 from torch_gdn_check.registry.registry import OpEntry
 
 SLOTTED = [op for op, entry in REGISTRY.items() if "state_indices" in entry.arguments]
@@ -118,16 +120,23 @@ def twice(call: Call) -> Call:
 
 @pytest.mark.parametrize("op", SLOTTED)
 def test_every_number_at_and_below_null_index_is_null(device: torch.device, op: str) -> None:
-    """Null indices are -1, 0 and far below, at the first, last and middle places. No sequence has the pool's slot 0."""
+    """Null indices are -1, 0 and far below, at the first, last and middle places. No sequence has the pool's slot 0.
+    Tokens without a slot may be NaN, as may the padding of a server's batch. States have any dtype.
+    """
     entry = REGISTRY[op]
-    call = entry.call(replace(entry.small, batch=6))
-    call |= {"state_indices": torch.tensor([0, 4, -1, 2, -(2**40), 0]), "null_index": 0}
-    call["has_initial_state"] = torch.tensor([True, True, False, False, True, True])
-    as_minus_one = call | {"state_indices": torch.tensor([-1, 4, -1, 2, -1, -1]), "null_index": -1}
-    assert_exact(entry, entry.small, as_minus_one, device)
-    on_device, other = to_device(call, device), to_device(as_minus_one, device)
-    for result, expected in zip(*(entry.outputs(x, entry.run(x)).values() for x in (on_device, other)), strict=True):
-        assert_same_bits(op, result, expected)
+    for plan in plans(op):
+        of_states = {name: some(DTYPES, 1, op, plan.name)[0] for name in {"pool", "state"} & fields_of(entry)}
+        heads = {"H": 1, "HV": 2, "tokens": 9} if "HV" in fields_of(entry) else {}
+        point = replace(plan, batch=6, **heads, **of_states)
+        call = entry.call(point) | {"state_indices": torch.tensor([-1, 4, -1, 2, -1, -1])}
+        call["has_initial_state"] = torch.tensor([True, True, False, False, True, True])
+        assert_exact(entry, point, call, device)
+        others = call | {"state_indices": torch.tensor([0, 4, -1, 2, -(2**40), 0]), "null_index": 0}
+        for name in call.keys() & {*OF_TOKENS, "x", "qkv"}:
+            others[name] = call[name].index_fill(0, torch.tensor([0, 2, 4, 5]), torch.nan)
+        on_device = [to_device(each, device) for each in (others, call)]
+        for result, expected in zip(*(entry.outputs(x, entry.run(x, point)).values() for x in on_device), strict=True):
+            assert_same_bits(op, result, expected)
 
 
 @pytest.mark.parametrize("op", KEEPING)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from tests.helpers.devices import DEVICES
+from tests.helpers.entries import algorithms_of
 from tests.helpers.pairwise import pairwise
 from tests.helpers.variations import assert_exact_everywhere, plans, random_of, some
-from tests.properties.test_sizes_that_change_the_plan import algorithms_of
 from torch_gdn_check.registry import REGISTRY
 from torch_gdn_check.registry.inputs import Call, empty_on
 from torch_gdn_check.registry.registry import OpEntry

@@ -9,20 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers.entries import assert_exact, fields_of
+from tests.helpers.entries import algorithms_of, assert_exact, fields_of
 from tests.helpers.errors import assert_close, assert_same_bits
 from tests.properties.test_null_slots import BOUND, KEEPING, STEPPED, step_of, token_by_token
 from torch_gdn_check.registry import REGISTRY
-from torch_gdn_check.registry.gdn import ALGORITHMS, CHUNKED
 from torch_gdn_check.registry.inputs import Call, to_device
 from torch_gdn_check.registry.registry import OpEntry
 
 SIZES = ((16, 8), (96, 192), (256, 40))  # (K, V); K lies around the sizes at which lanes, tiles and chunks change
 ENDS = (64, 128)  # after one chunk of every algorithm, and after several
-
-
-def algorithms_of(op: str) -> tuple[str, ...]:
-    return CHUNKED if "kda" in op else ALGORITHMS
 
 
 PREFILLS = [(op, each) for op in KEEPING if "K" in fields_of(REGISTRY[op]) for each in algorithms_of(op)]

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from tests.helpers.devices import DEVICES
-from tests.helpers.entries import fields_of
+from tests.helpers.entries import algorithms_of, fields_of
 from tests.helpers.variations import some
-from tests.properties.test_sizes_that_change_the_plan import algorithms_of
 from tests.properties.test_values_at_the_limits_of_dtypes import assert_values, changes_of
 from torch_gdn_check.registry import REGISTRY
 from torch_gdn_check.registry.inputs import Call, is_floating, tensors_of
