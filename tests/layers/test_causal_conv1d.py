@@ -14,8 +14,8 @@ from tests.helpers.devices import kernels_run, launched, on_a_mac, profiled, rea
 from tests.helpers.errors import assert_close, assert_same_bits
 from tests.helpers.prefill import on_mps
 from torch_gdn import reference
+from torch_gdn_check.registry.bounds import ROUNDING
 
-BOUND = {torch.float32: 3e-7, torch.bfloat16: 1.8e-3, torch.float16: 2.2e-4}
 CU_SEQLENS = [0, 0, 2, 37, 37, 70]  # two are empty, one is shorter than W, and one is longer than a block of 32 tokens
 
 
@@ -32,7 +32,7 @@ def check(device: torch.device, x: Tensor, weight: Tensor, *arguments: Any, **op
     in_f64 = [a.double() if isinstance(a, Tensor) else a for a in (x, weight, *arguments)]
     exact_y, exact_state = reference.causal_conv1d(*in_f64, **options)
     assert y.dtype == x.dtype and y.is_contiguous()
-    assert_close("y", y, exact_y, BOUND[x.dtype], head_dim=2)
+    assert_close("y", y, exact_y, ROUNDING[x.dtype], head_dim=2)
     if exact_state is not None:
         assert torch.equal(state.double(), exact_state), "a state is a copy, bit for bit"
 
@@ -44,7 +44,7 @@ def inputs(T: int, D: int = 12, W: int = 4, B: int = 2, dtype: torch.dtype = tor
 
 
 @pytest.mark.sweep(2, of="dtype")
-@pytest.mark.parametrize("dtype", BOUND, ids=str)
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 @pytest.mark.parametrize("W", [2, 3, 4])
 @pytest.mark.parametrize("D", [12, 131, 140])  # 140 fills one simdgroup's vectors of channels and a part of the next
 def test_equals_the_reference(device: torch.device, dtype: torch.dtype, W: int, D: int) -> None:
@@ -55,7 +55,7 @@ def test_equals_the_reference(device: torch.device, dtype: torch.dtype, W: int, 
 def test_taps_with_a_gap_after_each_channel(device: torch.device) -> None:
     x, weight, _, _ = inputs(39, 140)
     y, _ = convolve(device, x, torch.nn.functional.pad(weight, (0, 4)).to(device)[:, :4])
-    assert_close("y", y, reference.causal_conv1d(x.double(), weight.double())[0], BOUND[x.dtype], head_dim=2)
+    assert_close("y", y, reference.causal_conv1d(x.double(), weight.double())[0], ROUNDING[x.dtype], head_dim=2)
 
 
 @pytest.mark.parametrize("T", [1, 2, 3, 16, 17, 32, 33])
@@ -129,7 +129,7 @@ def test_segments_do_not_see_each_other(device: torch.device, dtype: torch.dtype
     assert y[1, 31:].isfinite().all() and torch.equal(y[1, 31:34], torch.zeros(3, 12))
 
 
-@pytest.mark.parametrize("dtype", BOUND, ids=str)
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 def test_neighbouring_tokens_have_a_kernel_of_their_own(device: torch.device, dtype: torch.dtype) -> None:
     """Tiles have 64 tokens and 32 channels. Packed sequences cross them, with segments, an initial state and any W."""
     across = inputs(140, 35, 3, 1, dtype)[0].transpose(1, 2).contiguous().transpose(1, 2)
@@ -191,7 +191,7 @@ class TestPublicFunctions:
             y, final_state = torch_gdn.causal_conv1d(x, weight, bias, None, state, True, "silu")
         here = [each.cpu().double() for each in (x, weight, bias, state)]
         exact = reference.causal_conv1d(*here[:3], None, here[3], True, None, "silu")
-        assert_close("y", y, exact[0], BOUND[torch.float32], head_dim=None)
+        assert_close("y", y, exact[0], ROUNDING[torch.float32], head_dim=None)
         assert final_state is not None and torch.equal(final_state.cpu().double(), exact[1])
         assert torch_gdn.causal_conv1d(x, weight)[1] is None
 
@@ -201,7 +201,7 @@ class TestPublicFunctions:
         residual, on_device = torch.randn(2, 6, 3, 4).bfloat16(), [each.to(device) for each in (weight, bias)]
         y, _ = torch_gdn.causal_conv1d(x.view(2, 6, 3, 4).to(device), *on_device, residual=residual.to(device))
         exact = reference.causal_conv1d(x.double(), weight.double(), bias.double())[0] + residual.view(x.shape)
-        assert_close("y", y.view(x.shape), exact, BOUND[x.dtype], head_dim=2)
+        assert_close("y", y.view(x.shape), exact, ROUNDING[x.dtype], head_dim=2)
 
     @pytest.mark.parametrize("columns", [3, 4])
     def test_dao(self, device: torch.device, columns: int) -> None:

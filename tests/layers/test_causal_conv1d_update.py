@@ -12,6 +12,7 @@ import torch_gdn
 from tests.helpers.devices import kernels_run
 from tests.helpers.errors import assert_close, assert_same_bits
 from torch_gdn import causal_conv1d_interface, reference
+from torch_gdn_check.registry.bounds import ROUNDING
 
 D = 12
 
@@ -36,7 +37,7 @@ def check(device: torch.device, x: Tensor, weight: Tensor, pool: Tensor, **optio
     exact_pool = pool.double()
     in_f64 = {name: value.double() if name == "bias" else value for name, value in options.items()}
     exact = reference.causal_conv1d_update_(x.double(), weight.double(), exact_pool, **in_f64)
-    assert_close("y", y, exact, {torch.float32: 3e-7, torch.bfloat16: 1.8e-3}[x.dtype], head_dim=2)
+    assert_close("y", y, exact, ROUNDING[x.dtype], head_dim=2)
     assert_same_bits("pool", new_pool, exact_pool.to(pool.dtype))
 
 

@@ -8,6 +8,7 @@ import torch_gdn
 from tests.helpers.devices import launched
 from tests.helpers.errors import assert_close
 from torch_gdn import reference
+from torch_gdn_check.registry.bounds import ROUNDING
 
 
 def gate(device: torch.device, *tensors: Tensor, allow_neg_eigval: bool = False) -> tuple[Tensor, Tensor]:
@@ -59,8 +60,7 @@ def test_fused_gdn_gate(device: torch.device, output_dtype: torch.dtype) -> None
     g = torch_gdn.fused_gdn_gate(a.to(device), A_log.to(device), dt_bias.to(device), output_dtype).cpu()
     exact, _ = reference.gdn_gating(A_log.double(), a.double(), a.double(), dt_bias.double())
     assert g.dtype == output_dtype
-    bound = {torch.float32: 3e-7, torch.bfloat16: 1.8e-3, torch.float16: 2.2e-4}[output_dtype]
-    assert_close("g", g, exact, bound, head_dim=2)
+    assert_close("g", g, exact, ROUNDING[output_dtype], head_dim=2)
 
 
 def test_fused_gdn_gate_refuses_a_dtype() -> None:

@@ -10,8 +10,7 @@ import torch_gdn
 from tests.helpers.devices import launched
 from tests.helpers.errors import assert_close, assert_same_bits, relative_error, sum_error
 from torch_gdn import reference
-
-BOUND = {torch.float32: 3e-7, torch.bfloat16: 1.8e-3, torch.float16: 2.2e-4}
+from torch_gdn_check.registry.bounds import ROUNDING
 
 
 def normalise(
@@ -33,14 +32,14 @@ def exact(x: Tensor, weight: Tensor | None, residual: Tensor | None, *options: A
 
 
 @pytest.mark.sweep(2, of="dtype")
-@pytest.mark.parametrize("dtype", BOUND, ids=str)
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 @pytest.mark.parametrize("D", [33, 256, 1024, 2050, 5120])
 @pytest.mark.parametrize("zero_centered", [False, True])
 def test_equals_the_reference(device: torch.device, dtype: torch.dtype, D: int, zero_centered: bool) -> None:
     x, weight, residual = inputs(3, 2, D, dtype=dtype)
     y, h = normalise(device, x, weight, residual, eps=1e-5, zero_centered=zero_centered)
     assert y.dtype == h.dtype == dtype and y.is_contiguous() and h.is_contiguous()
-    bound = BOUND[dtype] + sum_error(D, dtype)
+    bound = ROUNDING[dtype] + sum_error(D, dtype)
     assert_close("y", y, exact(x, weight, residual, 1e-5, zero_centered), bound)
     assert_same_bits("h", h, (x.float() + residual.float()).to(dtype))
 
@@ -75,7 +74,7 @@ def test_rounds_where_transformers_does(device: torch.device, dtype: torch.dtype
 def test_a_weight_of_another_dtype(device: torch.device) -> None:
     x, weight, residual = inputs(3, 64, dtype=torch.bfloat16)
     y, _ = normalise(device, x, weight.float() / 3, residual)
-    assert_close("y", y, exact(x, weight.float() / 3, residual), BOUND[torch.bfloat16], head_dim=None)
+    assert_close("y", y, exact(x, weight.float() / 3, residual), ROUNDING[torch.bfloat16], head_dim=None)
 
 
 def test_the_function_has_fla_s_arguments(device: torch.device) -> None:

@@ -10,8 +10,7 @@ import torch_gdn
 from tests.helpers.devices import launched
 from tests.helpers.errors import assert_close, relative_error
 from torch_gdn import reference
-
-BOUND = {torch.float32: 3e-7, torch.bfloat16: 1.8e-3, torch.float16: 2.2e-4}
+from torch_gdn_check.registry.bounds import ROUNDING
 
 
 def normalise(device: torch.device, x: Tensor, g: Tensor, weight: Tensor | None, **options: Any) -> Tensor:
@@ -23,7 +22,7 @@ def inputs(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Ten
     return torch.randn(shape).to(dtype), 3 * torch.randn(shape).to(dtype), torch.rand(shape[-1]).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", BOUND, ids=str)
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 @pytest.mark.parametrize("D", [33, 128, 192])
 @pytest.mark.parametrize("activation", ["silu", "sigmoid"])
 def test_equals_the_reference(device: torch.device, dtype: torch.dtype, D: int, activation: str) -> None:
@@ -31,7 +30,7 @@ def test_equals_the_reference(device: torch.device, dtype: torch.dtype, D: int, 
     y = normalise(device, x, g, weight, activation=activation, eps=1e-5)
     assert y.dtype == dtype and y.is_contiguous()
     exact = reference.rms_norm_gated(x.double(), g.double(), weight.double(), 1e-5, activation)
-    assert_close("y", y, exact, BOUND[dtype])
+    assert_close("y", y, exact, ROUNDING[dtype])
 
 
 @pytest.mark.parametrize("weight_dtype", [torch.bfloat16, torch.float32], ids=str)
