@@ -7,19 +7,21 @@ a kernel has the sizes of heads as template arguments, so that one of other size
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.helpers.devices import DEVICES
 from tests.helpers.entries import algorithms_of, fields_of
 from tests.helpers.variations import assert_exact_everywhere, random_of, some
 from torch_gdn_check.registry import REGISTRY
 
 NEAR = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129]
 LONG = [255, 256, 257, 1024, 1057]
+SIZES_OF_HEADS = (1, 33, 60, 100, 128, 192)
+LARGEST = {"gdn_decode_": (128, 192)}  # K and V; of other ops 256 and 512
+PAIRS = 2  # of sizes, in a run
 FEW, SOME = 2, 2  # fields of a run, and counts of each
 Change = Callable[[Any, int], Any]
 
@@ -35,8 +37,6 @@ CHANGES: dict[str, Change] = {
     "batch": lambda point, n: replace(point, batch=n, tokens=3, H=1, HV=1),
     "key heads": lambda point, n: replace(point, H=n, HV=2 * n, tokens=3, batch=1),
     "value heads": lambda point, n: replace(point, H=1, HV=n, tokens=3, batch=1),
-    "K": lambda point, n: replace(point, K=n, batch=1, H=1, HV=2),
-    "V": lambda point, n: replace(point, V=n, batch=1, H=1, HV=2),
 }
 PACKED: dict[str, Change] = {
     "lengths": lambda point, n: packed(point, n, 0, 3, n),
@@ -45,32 +45,31 @@ PACKED: dict[str, Change] = {
 RULES = [op for op, entry in REGISTRY.items() if {"K", "V"} <= fields_of(entry)]
 
 
-def devices_of(op: str, field: str) -> Sequence[str]:
-    """Returns the CPU alone for sizes of heads, which it takes without compiling."""
-    return ("cpu",) if field in ("K", "V") else DEVICES
-
-
-def counts_of(op: str, field: str) -> list[int]:
-    """Returns the counts that a field may have. Autograd in float64 takes minutes for a thousand tokens."""
-    if field == "tokens":
-        return NEAR + LONG
-    most = {"K": 128, "V": 192} if op == "gdn_decode_" else {"K": 256, "V": 256}
-    return [n for n in NEAR + LONG[:3] if n <= most[field]] if field in most else NEAR
-
-
-def drawn_points(op: str) -> Iterator[tuple[str, str, Any]]:
+def drawn_points(op: str) -> Iterator[tuple[str, Any]]:
+    """Yields points with what was counted. Autograd in float64 takes minutes for a thousand tokens."""
     entry, draw = REGISTRY[op], random_of("counts", op)
     small = replace(entry.small, K=16, V=8)
     algorithms = algorithms_of(op) if "return_intermediate_states" in entry.arguments else (None,)
     changes = CHANGES | (PACKED if entry.packable else {})
     for field in some([*changes], FEW, "fields", op):
-        for n in some(counts_of(op, field), SOME, "numbers", op, field):
-            yield field, f"{n} of {field}", replace(changes[field](small, n), algorithm=draw.choice(algorithms))
+        for n in some(NEAR + LONG if field == "tokens" else NEAR, SOME, "numbers", op, field):
+            yield f"{n} of {field}", replace(changes[field](small, n), algorithm=draw.choice(algorithms))
 
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("op", RULES)
 def test_counts_of_the_rules(op: str) -> None:
     entry = REGISTRY[op]
-    for field, what, point in drawn_points(op):
-        assert_exact_everywhere(entry, point, entry.call(point), what, devices=devices_of(op, field))
+    for what, point in drawn_points(op):
+        assert_exact_everywhere(entry, point, entry.call(point), what)
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("op", RULES)
+def test_sizes_of_heads(op: str) -> None:
+    """The CPU takes any sizes without compiling. Each run has the largest ones and some other pairs."""
+    entry, most = REGISTRY[op], LARGEST.get(op, (256, 512))
+    pairs = itertools.product(*([n for n in SIZES_OF_HEADS if n < size] + [size] for size in most))
+    for K, V in {most, *some([*pairs], PAIRS, "sizes", op)}:
+        point = replace(entry.small, K=K, V=V, batch=1, H=1, HV=2)
+        assert_exact_everywhere(entry, point, entry.call(point), devices=("cpu",))
