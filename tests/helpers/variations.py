@@ -45,15 +45,16 @@ def shrunk(point: Any) -> Any:
 def plans(op: str) -> tuple[Any, ...]:
     """Returns a point for each list of kernels that the op launches at the registry's points, the small one first.
 
-    A rule has a point for each algorithm. Kernels with sizes of heads as template arguments count once by name, and a
-    run looks at some points of their ops.
+    A rule has a point for each algorithm, in float32 and in a dtype of 16 bits. Kernels with sizes of heads as template
+    arguments count once by name, and a run looks at some points of their ops.
     """
     entry, known = REGISTRY[op], dict[Any, Any]()
     ready("mps")
     names = {each.name for each in fields(entry.small)}
     if {"K", "V"} <= names:
         algorithms = algorithms_of(op) if "return_intermediate_states" in entry.arguments else (None,)
-        return tuple(replace(entry.small, algorithm=each) for each in algorithms)
+        narrow = some((torch.bfloat16, torch.float16), 1, "dtype", op)
+        return tuple(replace(entry.small, dtype=x, algorithm=a) for x in (torch.float32, *narrow) for a in algorithms)
     points = [*dict.fromkeys(map(shrunk, (entry.small, *entry.quick, *entry.points)))]
     if "trellis" in names:
         points[1:] = random_of("plans", op).sample(points[1:], min(POINTS, len(points) - 1))

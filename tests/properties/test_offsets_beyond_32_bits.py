@@ -50,9 +50,12 @@ def resident_kb(name: str) -> int:
 
 
 def far_apart(x: Tensor, device: torch.device) -> Tensor:
-    """Returns x on the device with its rows apart, so that the second half of them begins after 2**31 elements."""
+    """Returns x on the device with its rows apart, so that they take all of a buffer.
+
+    The second half of rows of 16 bits begins after 2**31 elements, and that of rows of 32 bits after 2**32 bytes.
+    """
     row = x[0].numel()
-    stride = (2**32 - row) // (len(x) - 1) // 8 * 8
+    stride = (2**33 // x.element_size() - row) // (len(x) - 1) // 8 * 8
     whole = torch.empty(stride * (len(x) - 1) + row, dtype=x.dtype, device=device)
     return whole.as_strided(x.shape, (stride, *x[0].contiguous().stride())).copy_(x)
 
@@ -76,6 +79,13 @@ def outputs(entry: OpEntry[Any], point: Any, call: Call) -> Named:
     return entry.outputs(call, entry.run(call, point))
 
 
+def rows_of(call: Call) -> dict[str, Tensor]:
+    """Returns the tensors of several rows of 16 bits, or of 32 if there are none."""
+    rows = {name: x for name, x in call.items() if is_floating(x) and x.dim() > 1 and len(x) > 1}
+    narrow = {name: x for name, x in rows.items() if x.element_size() == 2}
+    return narrow or {name: x for name, x in rows.items() if x.element_size() == 4}
+
+
 @pytest.mark.sweep(6)
 @pytest.mark.parametrize("op", REGISTRY)
 def test_rows_far_apart(device: torch.device, op: str) -> None:
@@ -85,10 +95,7 @@ def test_rows_far_apart(device: torch.device, op: str) -> None:
         point, call = drawn(entry, plan)
         near = to_device(call, device)
         expected = {name: x.cpu() for name, x in outputs(entry, point, near).items()}
-        for name in tensors_of(call):
-            x = call[name]
-            if x.dim() < 2 or len(x) < 2 or not is_floating(x) or x.element_size() != 2:
-                continue
+        for name, x in rows_of(call).items():
             with sparse_memory():
                 result = outputs(entry, point, to_device(call, device) | {name: far_apart(x, device)})
                 for output, y in result.items():
