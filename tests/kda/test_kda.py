@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -67,24 +65,6 @@ def test_token_by_token_from_raw_gates_has_the_bits_of_one_call(
         token = {name: x[:, t : t + 1] for name, x in tokens.items()}
         _, decoded = torch_gdn.fused_recurrent_kda(**token, **gate, initial_state=decoded, output_final_state=True)
     assert_same_bits("final_state", decoded, state)
-
-
-def test_goes_on_after_what_was_accepted(device: torch.device) -> None:
-    """Two of three drafted tokens are accepted: the next token follows the second."""
-    gate: dict[str, Any] = {"use_gate_in_kernel": True, "lower_bound": -5.0, "use_qk_l2norm_in_kernel": True}
-    inputs, pool = to_device(kda_inputs(4, 32, 16), device), torch.randn(8, 2, 32, 16).to(device)
-    del inputs["initial_state"]
-    state = pool[2:3].clone()
-    drafted, accepted, following = (
-        {name: x[:, first:last] for name, x in inputs.items()} for first, last in ((0, 3), (0, 2), (3, 4))
-    )
-    pooled = {"state_pool": pool, "state_indices": torch.tensor([[2, 4, 6]], device=device)}
-    torch_gdn.fused_recurrent_kda_(**drafted, **pooled, **gate)
-    counts = torch.tensor([2], device=device)
-    o = torch_gdn.fused_recurrent_kda_(**following, **pooled, num_accepted_tokens=counts, **gate)
-    _, after_two = torch_gdn.fused_recurrent_kda(**accepted, initial_state=state, output_final_state=True, **gate)
-    expected, _ = torch_gdn.fused_recurrent_kda(**following, initial_state=after_two, **gate)
-    assert_same_bits("o", o, expected)
 
 
 def test_the_reference_without_decay_is_the_delta_rule() -> None:
