@@ -85,23 +85,6 @@ class Columns {
   int64_t item_size_, columns_, row_, channel_, column_;
 };
 
-// seq_idx [B, T]. Undefined without seq_idx.
-struct Segments {
-  Tensor numbers;
-
-  explicit Segments(const optional<Tensor>& seq_idx) {
-    if (seq_idx.has_value()) numbers = seq_idx->to(at::kLong).contiguous();
-  }
-
-  bool has_segment(int64_t batch, int64_t t) const { return row(batch)[t] >= 0; }
-  bool are_together(int64_t batch, int64_t t, int64_t before) const {
-    return before >= 0 && row(batch)[before] == row(batch)[t];
-  }
-
- private:
-  const int64_t* row(int64_t batch) const { return numbers.const_data_ptr<int64_t>() + batch * numbers.size(1); }
-};
-
 Tensor as_dense_rows(const Tensor& x) { return x.size(2) <= 1 || x.stride(2) == 1 ? x : x.contiguous(); }
 
 // Returns x, or a copy of x if it is dense neither along D nor along T.
@@ -124,7 +107,7 @@ struct Call {
   std::vector<Checkpoint> checkpoints;
   Columns weight;  // [1, D, W]
   optional<Columns> bias;
-  Segments segments;
+  optional<Indices> segments;  // seq_idx [B, T]
 
   bool is_channel_first() const { return in.channel_stride() != 1; }
   bool has_state(int64_t n) const { return state && slots[n].has_state; }
@@ -151,33 +134,22 @@ struct Call {
     }
   }
 
-  ConvolutionRows rows_of(Scratch& scratch, bool from_f32, int64_t count) const {
-    return {.dtype = x.scalar_type(),
-            .from_f32 = from_f32,
-            .W = op.W,
-            .in = scratch.rows,
-            .in_stride = from_f32 ? kTransposedChannels : in.column_stride(),
-            .out = nullptr,
-            .out_stride = out.column_stride(),
-            .residual = nullptr,
-            .residual_stride = added ? added->column_stride() : 0,
-            .tokens = 1,
-            .channels = count,
-            .silu = op.has_silu(),
-            .weight = scratch.weight,
-            .bias = scratch.bias,
-            .before = scratch.before};
-  }
-
-  // Convolves tokens from t on, and writes them.
-  void convolve(ConvolutionRows& rows, const WorkItem& item, int64_t t) const {
-    rows.out = out.at(item.batch, item.channel, t);
-    rows.residual = added ? added->at(item.batch, item.channel, t) : nullptr;
-    convolution_kernels().convolve(rows);
-  }
-
   void convolve_sequence(Scratch& scratch, const WorkItem& item) const {
-    auto rows = rows_of(scratch, is_channel_first(), item.count);
+    ConvolutionRows rows{.dtype = x.scalar_type(),
+                         .from_f32 = is_channel_first(),
+                         .W = op.W,
+                         .in = scratch.rows,
+                         .in_stride = is_channel_first() ? kTransposedChannels : in.column_stride(),
+                         .out = nullptr,
+                         .out_stride = out.column_stride(),
+                         .residual = nullptr,
+                         .residual_stride = added ? added->column_stride() : 0,
+                         .tokens = 0,
+                         .channels = item.count,
+                         .silu = op.has_silu(),
+                         .weight = scratch.weight,
+                         .bias = scratch.bias,
+                         .before = scratch.before};
     for (int64_t t = item.first, last = t + item.length; t < last; t += rows.tokens) {
       rows.tokens = std::min(is_channel_first() ? kTransposedTokens : kTokensAtOnce, last - t);
       const void* from = in.at(item.batch, item.channel, t);
@@ -187,29 +159,36 @@ struct Call {
       } else {
         rows.in = from;
       }
-      convolve(rows, item, t);
+      rows.out = out.at(item.batch, item.channel, t);
+      rows.residual = added ? added->at(item.batch, item.channel, t) : nullptr;
+      convolution_kernels().convolve(rows);
     }
   }
 
-  // Processes one token at a time. Tokens of other segments count as zeros, and a token without a segment gives zeros.
+  // Adjacent tokens of one segment form a sequence. Of the W - 1 tokens before it, those of other segments count as
+  // zeros. Tokens without a segment give zeros.
   void convolve_segments(Scratch& scratch, const WorkItem& item) const {
-    auto rows = rows_of(scratch, true, item.count);
-    for (int64_t t = 0; t < item.length; ++t) {
-      if (!segments.has_segment(item.batch, t)) {
-        std::memset(out.at(item.batch, item.channel, t), 0, item.count * x.element_size());
+    WorkItem run = item;
+    for (; run.first < item.length; run.first += run.length) {
+      const auto segment_at = [&](int64_t t) { return segments->at(item.batch, t); };
+      const int64_t segment = segment_at(run.first);
+      int64_t end = run.first + 1;
+      while (end < item.length && segment_at(end) == segment) ++end;
+      run.length = end - run.first;
+      if (segment < 0) {
+        write_zeros(run);
         continue;
       }
       for (int64_t row = 0; row < op.W - 1; ++row) {
-        const int64_t before = t - (op.W - 1) + row;
+        const int64_t before = run.first - (op.W - 1) + row;
         float* values = scratch.before + row * kChannels;
-        if (segments.are_together(item.batch, t, before)) {
+        if (before >= 0 && segment_at(before) == segment) {
           in.read(item.batch, item.channel, before, item.count, values);
         } else {
           std::fill_n(values, item.count, 0.0f);
         }
       }
-      in.read(item.batch, item.channel, t, item.count, scratch.rows);
-      convolve(rows, item, t);
+      convolve_sequence(scratch, run);
     }
   }
 
@@ -218,7 +197,7 @@ struct Call {
   bool has_step_kernel() const {
     const auto dtype = x.scalar_type();
     const auto both = [&](auto has) { return has(*new_state) && (!state || has(*state)); };
-    return op.W == 4 && (op.S == 3 || op.S == 4) && !is_channel_first() && !segments.numbers.defined() && new_state &&
+    return op.W == 4 && (op.S == 3 || op.S == 4) && !is_channel_first() && !segments && new_state &&
            (both([&](const Columns& x) { return x.is_dense_of(dtype); }) ||
             (both([&](const Columns& x) { return x.has_dense_channels_of(dtype); }) &&
              (!state || state->column_stride() == new_state->column_stride())));
@@ -249,7 +228,7 @@ struct Call {
     for (int64_t row = 0; row < op.W - 1; ++row) {
       read(scratch, item, row - (op.W - 1), scratch.before + row * kChannels);
     }
-    if (segments.numbers.defined()) {
+    if (segments) {
       convolve_segments(scratch, item);
     } else {
       convolve_sequence(scratch, item);
@@ -327,7 +306,7 @@ Call call_of(const CausalConvolution<int64_t>& op, const optional<Tensor>& seq_i
           .checkpoints = checkpoints_of(op.shape.N, pool),
           .weight = Columns(op.weight, std::nullopt, 0, 1),
           .bias = op.bias.has_value() ? optional(Columns(*op.bias, std::nullopt, 0, std::nullopt)) : std::nullopt,
-          .segments = Segments(seq_idx)};
+          .segments = seq_idx.has_value() ? optional<Indices>(*seq_idx) : std::nullopt};
 }
 
 void run(const CausalConv1d<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
