@@ -16,47 +16,40 @@ struct Tile {
   Floats at[kRows][kVectors];
 };
 
-// Computes tile += a b, where a(i, p) is a[i * row + p * step], and b is [count, 32].
+// Calls f(i, j) for each vector of a tile.
+template <typename F>
+TORCH_GDN_INLINE void for_each_in_tile(const F& f) {
+#pragma GCC unroll 8
+  for (int64_t i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+    for (int64_t j = 0; j < kVectors; ++j) f(i, j);
+  }
+}
+
+// Computes tile += a b, where a(i, p) is a[i * row + p * step], and rows of b are `b_row` elements apart.
 template <typename Operand>
 TORCH_GDN_INLINE void accumulate(Tile& tile, const Operand* a, int64_t row, int64_t step, const Operand* b,
-                                 int64_t count) {
+                                 int64_t count, int64_t b_row = kColumns) {
   Tile sums = tile;
-  for (int64_t p = 0; p < count; ++p, a += step, b += kColumns) {
-#pragma GCC unroll 8
-    for (int64_t i = 0; i < kRows; ++i) {
-#pragma GCC unroll 4
-      for (int64_t j = 0; j < kVectors; ++j) {
-        sums.at[i][j] = multiply_add(a[i * row], load(b + j * kLanes), sums.at[i][j]);
-      }
-    }
+  for (int64_t p = 0; p < count; ++p, a += step, b += b_row) {
+    for_each_in_tile(
+        [&](int64_t i, int64_t j) { sums.at[i][j] = multiply_add(a[i * row], load(b + j * kLanes), sums.at[i][j]); });
   }
   tile = sums;
 }
 
 TORCH_GDN_INLINE Tile scaled_rows(Tile tile, const float* factor) {
-#pragma GCC unroll 8
-  for (int64_t i = 0; i < kRows; ++i) {
-#pragma GCC unroll 4
-    for (int64_t j = 0; j < kVectors; ++j) tile.at[i][j] *= factor[i];
-  }
+  for_each_in_tile([&](int64_t i, int64_t j) { tile.at[i][j] *= factor[i]; });
   return tile;
 }
 
 TORCH_GDN_INLINE void store_tile(const Tile& tile, float* out) {
-#pragma GCC unroll 8
-  for (int64_t i = 0; i < kRows; ++i) {
-#pragma GCC unroll 4
-    for (int64_t j = 0; j < kVectors; ++j) store(out + i * kColumns + j * kLanes, tile.at[i][j]);
-  }
+  for_each_in_tile([&](int64_t i, int64_t j) { store(out + i * kColumns + j * kLanes, tile.at[i][j]); });
 }
 
 TORCH_GDN_INLINE Tile load_tile(const float* in) {
   Tile tile;
-#pragma GCC unroll 8
-  for (int64_t i = 0; i < kRows; ++i) {
-#pragma GCC unroll 4
-    for (int64_t j = 0; j < kVectors; ++j) tile.at[i][j] = load(in + i * kColumns + j * kLanes);
-  }
+  for_each_in_tile([&](int64_t i, int64_t j) { tile.at[i][j] = load(in + i * kColumns + j * kLanes); });
   return tile;
 }
 
@@ -127,11 +120,7 @@ TORCH_GDN_INLINE void accumulate(Tile& tile, const Pair* a, int64_t row, int64_t
   alignas(64) float sums[kRows * kColumns];
   store_amx<kLeftSums>(sums, kColumns);
   store_amx<kRightSums>(sums + kColumns / 2, kColumns);
-#pragma GCC unroll 8
-  for (int64_t i = 0; i < kRows; ++i) {
-#pragma GCC unroll 4
-    for (int64_t j = 0; j < kVectors; ++j) tile.at[i][j] += load(sums + i * kColumns + j * kLanes);
-  }
+  for_each_in_tile([&](int64_t i, int64_t j) { tile.at[i][j] += load(sums + i * kColumns + j * kLanes); });
 }
 #elif TORCH_GDN_ISA_HAS_BFMMLA
 static_assert(kRowsAtOnce % 4 == 0 && kRows == 8 && kTileColumns == 8 && kLanes == 4);
@@ -380,14 +369,10 @@ TORCH_GDN_INLINE Tile solve_rows(const Keys& keys, const Head& head, int64_t i, 
   const int64_t length = keys.K / kTogether<Operand>;
   Tile tile{};
   accumulate(tile, keys.k + i * length, length, 1, state + j, length);
-#pragma GCC unroll 8
-  for (int64_t r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-    for (int64_t c = 0; c < kVectors; ++c) {
-      const Floats v = load(tiles.v + (i + r) * kColumns + j + c * kLanes);
-      tile.at[r][c] = head.beta[i + r] * v - head.reading[i + r] * tile.at[r][c];
-    }
-  }
+  for_each_in_tile([&](int64_t r, int64_t c) {
+    const Floats v = load(tiles.v + (i + r) * kColumns + j + c * kLanes);
+    tile.at[r][c] = head.beta[i + r] * v - head.reading[i + r] * tile.at[r][c];
+  });
   const float* update = head.update + i * kTokens;
   accumulate(tile, update, kTokens, 1, tiles.v_new + j, i);
 #pragma GCC unroll 8
@@ -426,15 +411,11 @@ TORCH_GDN_INLINE void update_state(const Keys& keys, const Operand* k, const Dec
       Tile tile{};  // the sum over all tokens, rounded once with the decay: each term may be small compared with S
       const auto [row, step] = kHasRowsOfPairs ? std::pair(kTokens / 2, int64_t{1}) : std::pair(int64_t{1}, keys.K);
       accumulate(tile, k + i * row, row, step, tiles.writing + j, keys.rows / kTogether<Operand>);
-#pragma GCC unroll 8
-      for (int64_t r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-        for (int64_t c = 0; c < kVectors; ++c) {
-          const auto [base, change] = decay(i + r);
-          const Floats before = load(at + r * kColumns + c * kLanes);
-          tile.at[r][c] = base * before + (change * before + tile.at[r][c]);
-        }
-      }
+      for_each_in_tile([&](int64_t r, int64_t c) {
+        const auto [base, change] = decay(i + r);
+        const Floats before = load(at + r * kColumns + c * kLanes);
+        tile.at[r][c] = base * before + (change * before + tile.at[r][c]);
+      });
       store_tile(tile, at);
       if constexpr (paired) store_operand(tile, operand + i / 2 * kColumns + j);
     }

@@ -4,33 +4,13 @@
 enum class Into { kSet, kSubtract };
 enum class Zeros { kNone, kAbove, kBelow };  // of a, apart from the blocks on its diagonal
 
-// Computes tile += a b, where a(i, p) is a[i * row + p * step].
-TORCH_GDN_INLINE void add_products(Tile& tile, const float* a, int64_t row, int64_t step, const float* b, int64_t b_row,
-                                   int64_t count) {
-  Tile sums = tile;
-  for (int64_t p = 0; p < count; ++p, a += step, b += b_row) {
-#pragma GCC unroll 8
-    for (int64_t r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-      for (int64_t c = 0; c < kVectors; ++c) {
-        sums.at[r][c] = multiply_add(a[r * row], load(b + c * kLanes), sums.at[r][c]);
-      }
-    }
-  }
-  tile = sums;
-}
-
 // Stores combine(row of the tile, offset, element of `from`, sum) for each vector of a tile.
 template <typename Combine>
 TORCH_GDN_INLINE void store_sums(const Tile& sums, const float* from, float* out, int64_t row, const Combine& combine) {
-#pragma GCC unroll 8
-  for (int64_t r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-    for (int64_t c = 0; c < kVectors; ++c) {
-      const int64_t at = r * row + c * kLanes;
-      store(out + at, combine(r, at, load(from + at), sums.at[r][c]));
-    }
-  }
+  for_each_in_tile([&](int64_t r, int64_t c) {
+    const int64_t at = r * row + c * kLanes;
+    store(out + at, combine(r, at, load(from + at), sums.at[r][c]));
+  });
 }
 
 // Calls f(i, j) for the first row and column of each tile. `rows` is a multiple of 8 and `columns` of 32.
@@ -48,7 +28,7 @@ void multiply(int64_t rows, int64_t columns, int64_t count, const float* a, int6
   for_each_tile(rows, columns, [&](int64_t i, int64_t j) {
     Tile sums{};
     const int64_t first = zeros == Zeros::kBelow ? i : 0, last = zeros == Zeros::kAbove ? i + kRows : count;
-    add_products(sums, a + i * row + first * step, row, step, b + j + first * b_row, b_row, last - first);
+    accumulate(sums, a + i * row + first * step, row, step, b + j + first * b_row, last - first, b_row);
     float* to = out + i * out_row + j;
     store_sums(sums, to, to, out_row,
                [](int64_t, int64_t, Floats before, Floats sum) { return into == Into::kSet ? sum : before - sum; });
@@ -210,7 +190,7 @@ void advance_state(const float* r, const float* from, float* to, BackwardTiles& 
   for (int64_t i = 0; i < kTokens; ++i) scale_row(r + i * V, tiles.beta[i], V, tiles.u + i * V);
   for_each_tile(K, V, [&](int64_t i, int64_t j) {
     Tile sums{};
-    add_products(sums, tiles.k_write + i, 1, K, tiles.u + j, V, kTokens);
+    accumulate(sums, tiles.k_write + i, 1, K, tiles.u + j, kTokens, V);
     const int64_t first = in_panel(j, K) + i * kColumns;
     const auto decay = [&](int64_t row, int64_t, Floats before, Floats sum) {
       return tiles.last[i + row] * before + sum;
@@ -226,7 +206,7 @@ TORCH_GDN_INLINE void multiply_by_state(const float* state, const float* x_acros
     Tile sums{};
     for (int64_t column = 0; column < tiles.V; column += kColumns) {
       const float* b = x_across + column * kTokens + j;
-      add_products(sums, state + column * K + i * kColumns, kColumns, 1, b, kTokens, kColumns);
+      accumulate(sums, state + column * K + i * kColumns, kColumns, 1, b, kColumns, kTokens);
     }
     store_tile(sums, tiles.across + i * kTokens + j);
   });
@@ -239,8 +219,8 @@ TORCH_GDN_INLINE void retreat_values(const ChunkRecord& record, const float* r, 
   const int64_t K = tiles.K, V = tiles.V;
   for_each_tile(kTokens, V, [&](int64_t i, int64_t j) {
     Tile sums{};
-    add_products(sums, record.P + i * kTokens + i, 1, kTokens, tiles.d_o + i * V + j, V, kTokens - i);
-    add_products(sums, tiles.k_write + i * K, K, 1, dstate + in_panel(j, K), kColumns, K);
+    accumulate(sums, record.P + i * kTokens + i, 1, kTokens, tiles.d_o + i * V + j, kTokens - i, V);
+    accumulate(sums, tiles.k_write + i * K, K, 1, dstate + in_panel(j, K), K);
     float* to = tiles.work + i * V + j;
     store_sums(sums, to, to, V, [](int64_t, int64_t, Floats, Floats sum) { return sum; });
   });
@@ -257,11 +237,11 @@ TORCH_GDN_INLINE void retreat_state(const float* state, float* dstate, BackwardT
   Floats products[kLargestK]{};
   for_each_tile(K, V, [&](int64_t i, int64_t j) {
     Tile sums{};
-    add_products(sums, tiles.k_read + i, 1, K, tiles.work + j, V, kTokens);
+    accumulate(sums, tiles.k_read + i, 1, K, tiles.work + j, kTokens, V);
     for (auto& row : sums.at) {
       for (Floats& sum : row) sum = -sum;
     }
-    add_products(sums, tiles.q_read + i, 1, K, tiles.d_o + j, V, kTokens);
+    accumulate(sums, tiles.q_read + i, 1, K, tiles.d_o + j, kTokens, V);
     const int64_t first = in_panel(j, K) + i * kColumns;
     const auto decay = [&](int64_t row, int64_t at, Floats before, Floats sum) {
       products[i + row] += load(state + first + at) * before;
@@ -335,14 +315,14 @@ void leave_head(const ChunkRecord& record, BackwardTiles& tiles) {
   for_each_tile(kTokens, K, [&](int64_t i, int64_t j) {
     const int64_t row = i * kTokens, diagonal = row + i, first = i * K + j;
     Tile q_sums{}, k_sums{};
-    add_products(q_sums, tiles.dP + row, kTokens, 1, tiles.k + j, K, i + kRows);
+    accumulate(q_sums, tiles.dP + row, kTokens, 1, tiles.k + j, i + kRows, K);
     const auto read_q = [&](int64_t token, int64_t, Floats from_state, Floats sum) {
       return read[i + token] * from_state + sum;
     };
     store_sums(q_sums, tiles.dq_read + first, tiles.dq + first, K, read_q);
-    add_products(k_sums, tiles.dP + diagonal, 1, kTokens, tiles.q + first, K, kTokens - i);
-    add_products(k_sums, tiles.dL + diagonal, 1, kTokens, tiles.k + first, K, kTokens - i);
-    add_products(k_sums, tiles.dL + row, kTokens, 1, tiles.k + j, K, i + kRows);
+    accumulate(k_sums, tiles.dP + diagonal, 1, kTokens, tiles.q + first, kTokens - i, K);
+    accumulate(k_sums, tiles.dL + diagonal, 1, kTokens, tiles.k + first, kTokens - i, K);
+    accumulate(k_sums, tiles.dL + row, kTokens, 1, tiles.k + j, i + kRows, K);
     const auto read_and_write = [&](int64_t token, int64_t at, Floats from_state, Floats sum) {
       return read[i + token] * from_state + (write[i + token] * load(tiles.dk_write + first + at) + sum);
     };
