@@ -134,16 +134,8 @@ void run(const ChunkScaledDotKkt<int64_t>& op, const Tensor& A) {
 }
 
 void run(const SolveTril<int64_t>& op, const Tensor& A_inv) {
-  const Rows in(op.A, "A"), out(A_inv);
-  const int64_t C = op.shape.C;
-  const auto chunks = chunks_of(op.shape, op.cu_seqlens);
-  for_each_tile(chunks.size(), op.shape.HV, [&](int64_t i, int64_t head) {
-    const HeadRows A = in.head(chunks[i].batch, chunks[i].first, head);
-    const int64_t stride = A.stride / static_cast<int64_t>(sizeof(float));
-    float inverse[64 * 64];
-    row_kernels().invert_unit_lower(reinterpret_cast<const float*>(A.data), stride, chunks[i].length, C, inverse, C);
-    out.write_tile(chunks[i], head, inverse);
-  });
+  for_each_tiles(op.shape, op.cu_seqlens,
+                 [&](const Tiles& tiles) { tiles.write(tiles.inverse(tiles.read(op.A, "A")), A_inv); });
 }
 
 void run(const RecomputeWU<int64_t>& op, const std::tuple<Tensor, Tensor>& outputs) {
