@@ -11,11 +11,7 @@ namespace torch_gdn {
 
 namespace {
 
-constexpr std::array<std::pair<PrefillAlgorithm, const char*>, 3> kAlgorithms = {{
-    {PrefillAlgorithm::kChunked, "chunked"},
-    {PrefillAlgorithm::kFusedChunk, "fused_chunk"},
-    {PrefillAlgorithm::kRecurrent, "recurrent"},
-}};
+constexpr std::array kNames = {"chunked", "fused_chunk", "recurrent"};  // in the order of PrefillAlgorithm
 
 std::mutex mutex;
 std::map<std::string, std::vector<TuningRow>> measured;  // guarded by mutex
@@ -90,24 +86,13 @@ bool is_possible(int64_t wanted, int64_t row_bytes) { return wanted > 0 && wante
 }  // namespace
 
 std::optional<PrefillAlgorithm> prefill_algorithm_of(const std::string& name) {
-  for (const auto& [algorithm, known] : kAlgorithms) {
-    if (name == known) return algorithm;
-  }
-  return std::nullopt;
+  const auto* known = std::find(kNames.begin(), kNames.end(), name);
+  return known == kNames.end() ? std::nullopt : std::optional(PrefillAlgorithm(known - kNames.begin()));
 }
 
-std::string name_of(PrefillAlgorithm algorithm) {
-  for (const auto& [known, name] : kAlgorithms) {
-    if (algorithm == known) return name;
-  }
-  return "";
-}
+std::string name_of(PrefillAlgorithm algorithm) { return kNames[size_t(algorithm)]; }
 
-std::vector<std::string> prefill_algorithms() {
-  std::vector<std::string> names;
-  for (const auto& each : kAlgorithms) names.emplace_back(each.second);
-  return names;
-}
+std::vector<std::string> prefill_algorithms() { return {kNames.begin(), kNames.end()}; }
 
 std::string tuning_key(const std::string& device, int64_t cores) {
   return device + ", " + std::to_string(cores) + " cores";
