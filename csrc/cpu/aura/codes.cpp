@@ -45,7 +45,7 @@ void Codebook::fill_table(const float* centroids) {
 }
 
 void Codebook::fill_groups(const float* centroids) {
-  const int64_t group_bits = has_pairs() ? code_.bits + code_.window : 8, codes = has_pairs() ? 2 : 8 / code_.bits;
+  const int64_t codes = code_.bits == 8 ? 1 : 2, group_bits = (codes - 1) * code_.bits + code_.window;
   groups_.resize((size_t(1) << group_bits) * codes);
   for (int64_t group = 0; group < int64_t(1) << group_bits; ++group) {
     for (int64_t i = 0; i < codes; ++i) {
@@ -62,19 +62,11 @@ void Codebook::dequantise(const int32_t* words, int64_t stride, int64_t rows, fl
   for (int64_t row = 0; row < rows; ++row) dequantise_row(words + row * stride, out + row * width);
 }
 
-template <int kCodes>
-void Codebook::dequantise_groups(const int32_t* words, float* out) const {
-  static_assert(std::endian::native == std::endian::little, "the bit stream is read byte by byte");
-  const auto* bytes = reinterpret_cast<const uint8_t*>(words);
-  for (int64_t i = 0; i < D_ / kCodes; ++i) {
-    std::memcpy(out + i * kCodes, groups_.data() + int64_t(bytes[i]) * kCodes, kCodes * sizeof(float));
-  }
-}
-
 // Eight codes are kBits bytes. The windows of a trellis code reach into the next byte. At the end of the row this is
 // the first byte.
 template <int kBits>
 void Codebook::dequantise_pairs(const int32_t* words, float* out) const {
+  static_assert(std::endian::native == std::endian::little, "the bit stream is read byte by byte");
   const auto* bytes = reinterpret_cast<const uint8_t*>(words);
   const uint8_t first = bytes[0];
   const uint64_t mask = (uint64_t(1) << (kBits + code_.window)) - 1;
@@ -89,16 +81,12 @@ void Codebook::dequantise_pairs(const int32_t* words, float* out) const {
 }
 
 void Codebook::dequantise_row(const int32_t* words, float* out) const {
-  const int64_t bits = code_.bits;
-  if (has_pairs()) {
-    if (bits == 2) return dequantise_pairs<2>(words, out);
-    if (bits == 3) return dequantise_pairs<3>(words, out);
-    if (bits == 4) return dequantise_pairs<4>(words, out);
-    return dequantise_pairs<5>(words, out);
-  }
-  if (bits == 2) return dequantise_groups<4>(words, out);
-  if (bits == 4) return dequantise_groups<2>(words, out);
-  return dequantise_groups<1>(words, out);
+  if (code_.bits == 2) return dequantise_pairs<2>(words, out);
+  if (code_.bits == 3) return dequantise_pairs<3>(words, out);
+  if (code_.bits == 4) return dequantise_pairs<4>(words, out);
+  if (code_.bits == 5) return dequantise_pairs<5>(words, out);
+  const auto* bytes = reinterpret_cast<const uint8_t*>(words);
+  for (int64_t d = 0; d < D_; ++d) out[d] = groups_[bytes[d]];
 }
 
 }  // namespace torch_gdn::cpu

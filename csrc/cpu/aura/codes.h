@@ -11,8 +11,7 @@ namespace torch_gdn::cpu {
 void pack_codes(const int32_t* codes, int64_t D, const Code& code, int32_t* words);
 
 // Turns packed vectors into centroids. If the ISA has a kernel, it reads centroids from registers. Otherwise a table
-// has the centroids for each value of a byte, or of the bits of two codes that are no part of a byte or that a trellis
-// joins, so that one look-up gives several codes.
+// has the centroids for each value of the bits of two codes, so that one look-up gives both, or of one code of 8 bits.
 class Codebook {
  public:
   Codebook(const Tensor& centroids, const Code& code, int64_t D);
@@ -24,9 +23,6 @@ class Codebook {
   void fill_table(const float* centroids);
   void fill_groups(const float* centroids);
   void dequantise_row(const int32_t* words, float* out) const;
-  bool has_pairs() const { return code_.is_trellis() || 8 % code_.bits != 0; }
-  template <int kCodes>
-  void dequantise_groups(const int32_t* words, float* out) const;
   template <int kBits>
   void dequantise_pairs(const int32_t* words, float* out) const;
   Code code_;
