@@ -1,8 +1,6 @@
 #include "cpu/common.h"
 
 #include <algorithm>
-#include <functional>
-#include <numeric>
 
 #include "ops/indices.h"
 
@@ -38,37 +36,6 @@ std::vector<Chunk> chunks_of(const ChunkShape<>& s, const optional<Tensor>& cu_s
     }
   }
   return chunks;
-}
-
-std::vector<Block> blocks_of(const ChunkShape<>& s, const optional<Tensor>& cu_seqlens) {
-  std::vector<std::vector<Chunk>> chunks(s.N);
-  for (const auto& chunk : chunks_of(s, cu_seqlens)) chunks[chunk.sequence].push_back(chunk);
-  std::vector<int64_t> order(s.N);
-  std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_sort(order, std::greater{}, [&](int64_t n) { return chunks[n].size(); });
-
-  const int64_t most = std::max<int64_t>(1, kTilesAtOnce / s.HV);
-  std::vector<Block> blocks;
-  for (int64_t first = 0; first < s.N; first += most) {
-    Block block;
-    block.sequences.assign(order.begin() + first, order.begin() + std::min(first + most, s.N));
-    block.steps.push_back(0);
-    const size_t steps = chunks[block.sequences[0]].size();
-    for (size_t step = 0; step < steps; ++step) {
-      for (const int64_t n : block.sequences) {
-        if (step < chunks[n].size()) block.chunks.push_back(chunks[n][step]);
-      }
-      block.steps.push_back(static_cast<int64_t>(block.chunks.size()));
-    }
-    blocks.push_back(std::move(block));
-  }
-  return blocks;
-}
-
-int64_t tile_rows(std::span<const Chunk> chunks) {
-  int64_t longest = 1;
-  for (const auto& chunk : chunks) longest = std::max(longest, chunk.length);
-  return ceil_div(longest, 8) * 8;
 }
 
 namespace {
@@ -116,15 +83,6 @@ void Rows::read(int64_t batch, int64_t token, int64_t head, float* out) const {
 
 void Rows::write(int64_t batch, int64_t token, int64_t head, const float* in) const {
   kernels().downcast(in, width_, dtype_, at(batch, token, head));
-}
-
-void Rows::read_tile(const Chunk& chunk, int64_t head, int64_t rows, float* out) const {
-  for (int64_t i = 0; i < chunk.length; ++i) read(chunk.batch, chunk.first + i, head, out + i * width_);
-  std::fill(out + chunk.length * width_, out + rows * width_, 0.0f);
-}
-
-void Rows::write_tile(const Chunk& chunk, int64_t head, const float* in) const {
-  for (int64_t i = 0; i < chunk.length; ++i) write(chunk.batch, chunk.first + i, head, in + i * width_);
 }
 
 States::States(const Tensor& x, bool v_first)
@@ -194,24 +152,9 @@ void StateIo::write(int64_t slot, int64_t head, int64_t first, int64_t columns, 
   States(target, v_first).write(0, slot, head, first, columns, tile, tile_stride);
 }
 
-Tensor initial_states(const ChunkShape<>& s, const Block& block, const StateIo& state_io) {
-  const int64_t count = block.sequences.size();
-  const Tensor states = f32_tiles(count * s.HV, s.K, s.V);
-  for_each_tile(count, s.HV, [&](int64_t i, int64_t head) {
-    state_io.read(block.sequences[i], head, 0, s.V, s.K, tile(states, i * s.HV + head), s.V);
-  });
-  return states;
-}
-
 Tensor as_activation(const Tensor& x) {
   const auto dtype = x.scalar_type();
   return dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf ? x : x.to(at::kFloat);
-}
-
-void write_final_states(const ChunkShape<>& s, const Block& block, const Tensor& states, const StateIo& state_io) {
-  for_each_tile(block.sequences.size(), s.HV, [&](int64_t i, int64_t head) {
-    state_io.write(state_io.slots[block.sequences[i]].index, head, 0, s.V, tile(states, i * s.HV + head), s.V);
-  });
 }
 
 }  // namespace torch_gdn::cpu

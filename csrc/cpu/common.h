@@ -1,16 +1,13 @@
-// The CPU kernels share these parts: chunks, rows of f32 that are read from and written to tensors with any strides,
-// and matrices in tiles. A tile holds one chunk of one head: [rows, K], [rows, V] or [rows, rows]. It is f32, and zero
-// past the chunk.
+// The CPU kernels share these parts: chunks, and rows and states of f32 that are read from and written to tensors with
+// any strides.
 #pragma once
 #include <ATen/Parallel.h>
-#include <ATen/ops/bmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <atomic>
 #include <memory>
 #include <new>
-#include <span>
 #include <vector>
 
 #include "cpu/simd/gdn_kernels.h"
@@ -19,10 +16,6 @@
 #include "ops/chunk_shape.h"
 
 namespace torch_gdn::cpu {
-
-// The number of tiles that are processed at once. With K = V = 128 they take 4 MB per matrix, which still fits in the
-// caches of a core.
-constexpr int64_t kTilesAtOnce = 128;
 
 struct Chunk {
   int64_t sequence;      // from 0 to N - 1
@@ -40,21 +33,8 @@ struct Sequence {
 };
 std::vector<Sequence> sequences_of(const ChunkShape<>& s, const optional<Tensor>& cu_seqlens);
 
-// A block of sequences, longest first, whose states advance together. Step i takes the i-th chunk of each sequence that
-// has one. These are chunks[steps[i]] up to chunks[steps[i + 1]], and they belong to the first sequences of the block.
-struct Block {
-  std::vector<int64_t> sequences;
-  std::vector<Chunk> chunks;
-  std::vector<int64_t> steps;
-};
 // Returns the key head that a value head reads.
 inline int64_t key_head_of(const ChunkShape<>& s, int64_t head) { return s.tiled ? head % s.H : head / (s.HV / s.H); }
-
-// Divides sequences into blocks of at most kTilesAtOnce states.
-std::vector<Block> blocks_of(const ChunkShape<>& s, const optional<Tensor>& cu_seqlens);
-
-// Returns the height of the tiles: the length of the longest chunk, rounded up to a multiple of 8.
-int64_t tile_rows(std::span<const Chunk> chunks);
 
 // Calls f with a null pointer to the element type, for the three dtypes of activations.
 template <typename F>
@@ -72,10 +52,6 @@ class Rows {
   // Reads or writes the row of one token and head, as f32.
   void read(int64_t batch, int64_t token, int64_t head, float* out) const;
   void write(int64_t batch, int64_t token, int64_t head, const float* in) const;
-  // Reads a whole tile. Rows after the chunk are zeros.
-  void read_tile(const Chunk& chunk, int64_t head, int64_t rows, float* out) const;
-  // Writes only the rows of the chunk.
-  void write_tile(const Chunk& chunk, int64_t head, const float* in) const;
   // Returns one head's rows from one token and column on.
   HeadRows head(int64_t batch, int64_t token, int64_t head, int64_t column = 0) const {
     return {at(batch, token, head, column), token_stride_ * item_size_, dtype_};
@@ -160,24 +136,6 @@ struct StateIo {
   void write(int64_t slot, int64_t head, int64_t first, int64_t columns, const float* tile, int64_t tile_stride) const;
 };
 
-// Reads the states [sequences * HV, K, V] of a block. write_final_states() writes them back.
-Tensor initial_states(const ChunkShape<>& s, const Block& block, const StateIo& state_io);
-void write_final_states(const ChunkShape<>& s, const Block& block, const Tensor& states, const StateIo& state_io);
-
-inline Tensor f32_tiles(int64_t tiles, int64_t rows, int64_t columns) {
-  return at::empty({tiles, rows, columns}, at::TensorOptions().dtype(at::kFloat));
-}
-
-inline float* tile(const Tensor& tiles, int64_t i) { return tiles.mutable_data_ptr<float>() + i * tiles.stride(0); }
-
-// Calls f(chunk index, head) for every pair of them. The calls are spread over the cores.
-template <typename F>
-void for_each_tile(int64_t chunks, int64_t heads, const F& f) {
-  at::parallel_for(0, chunks * heads, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) f(i / heads, i % heads);
-  });
-}
-
 // Calls f(next) on as many threads as there is work for. next() hands out the work items 0 .. count - 1, each to one
 // thread, and then returns `count`. Items may differ in length.
 template <typename F>
@@ -197,18 +155,5 @@ struct Aligned {
     return std::unique_ptr<float[], Delete>(static_cast<float*>(memory));
   }
 };
-
-// Calls f with spans of chunks. Each span makes at most kTilesAtOnce tiles.
-template <typename F>
-void for_each_group(const std::vector<Chunk>& chunks, int64_t heads, const F& f) {
-  const size_t most = std::max<int64_t>(1, kTilesAtOnce / heads);
-  for (size_t first = 0; first < chunks.size(); first += most) {
-    f(std::span(chunks).subspan(first, std::min(most, chunks.size() - first)));
-  }
-}
-
-inline std::span<const Chunk> chunks_of_step(const Block& block, int64_t step) {
-  return std::span(block.chunks).subspan(block.steps[step], block.steps[step + 1] - block.steps[step]);
-}
 
 }  // namespace torch_gdn::cpu

@@ -1,11 +1,17 @@
-// The stages of a chunk and of its gradients as ops, computed by products of tiles. The whole rule and its gradients
-// take a chunk at a time.
+// The stages of a chunk and of its gradients as ops, computed by products of tiles. A tile holds one chunk of one head:
+// [rows, K], [rows, V] or [rows, rows]. It is f32, and zero past the chunk. The whole rule and its gradients take a
+// chunk at a time.
 #include "ops/gdn/chunk_stages.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/bmm.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <functional>
+#include <span>
 
 #include "cpu/common.h"
 #include "cpu/define.h"
@@ -15,11 +21,29 @@ namespace torch_gdn::cpu {
 
 namespace {
 
+// The number of tiles that are processed at once. With K = V = 128 they take 4 MB per matrix, which still fits in the
+// caches of a core.
+constexpr int64_t kTilesAtOnce = 128;
+
+Tensor f32_tiles(int64_t tiles, int64_t rows, int64_t columns) {
+  return at::empty({tiles, rows, columns}, at::TensorOptions().dtype(at::kFloat));
+}
+
+float* tile(const Tensor& tiles, int64_t i) { return tiles.mutable_data_ptr<float>() + i * tiles.stride(0); }
+
+// Calls f(chunk index, head) for every pair of them. The calls are spread over the cores.
+template <typename F>
+void for_each_tile(int64_t chunks, int64_t heads, const F& f) {
+  at::parallel_for(0, chunks * heads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) f(i / heads, i % heads);
+  });
+}
+
 // Some chunks. Each tile of [chunks * heads, rows, columns] has one chunk of one head.
 struct Tiles {
   const ChunkShape<>& s;
   std::span<const Chunk> chunks;
-  int64_t rows = tile_rows(chunks);
+  int64_t rows = ceil_div(std::ranges::max(chunks, {}, &Chunk::length).length, 8) * 8;
 
   template <typename F>
   Tensor fill(int64_t heads, int64_t height, int64_t columns, const F& f) const {
@@ -60,8 +84,11 @@ struct Tiles {
     const Tensor sums = whole.size(0) == count * heads
                             ? whole.contiguous()
                             : whole.reshape({count * heads, s.HV / heads, rows, x.size(2)}).sum(1);
-    for_each_tile(count, heads,
-                  [&](int64_t i, int64_t head) { out.write_tile(chunks[i], head, tile(sums, i * heads + head)); });
+    for_each_tile(count, heads, [&](int64_t i, int64_t head) {
+      const auto& [sequence, batch, first, length, row] = chunks[i];
+      const float* own = tile(sums, i * heads + head);
+      for (int64_t t = 0; t < length; ++t) out.write(batch, first + t, head, own + t * sums.size(2));
+    });
   }
 
   void write_states(const Tensor& x, const States& to) const {
@@ -83,9 +110,13 @@ struct Tiles {
  private:
   Tensor read_for(int64_t heads, const Tensor& x, const char* name) const {
     const Rows in(x, name);
-    const int64_t group = heads / x.size(2);
-    return fill(heads, rows, x.dim() == 4 ? x.size(3) : 1,
-                [&](const Chunk& chunk, int64_t head, float* tile) { in.read_tile(chunk, head / group, rows, tile); });
+    const int64_t group = heads / x.size(2), columns = x.dim() == 4 ? x.size(3) : 1;
+    return fill(heads, rows, columns, [&](const Chunk& chunk, int64_t head, float* tile) {
+      for (int64_t t = 0; t < chunk.length; ++t) {
+        in.read(chunk.batch, chunk.first + t, head / group, tile + t * columns);
+      }
+      std::fill(tile + chunk.length * columns, tile + rows * columns, 0.0f);
+    });
   }
 };
 
@@ -106,7 +137,55 @@ struct Decays {
 // Calls f(tiles) for groups of chunks.
 template <typename F>
 void for_each_tiles(const ChunkShape<>& s, const optional<Tensor>& cu_seqlens, const F& f) {
-  for_each_group(chunks_of(s, cu_seqlens), s.HV, [&](std::span<const Chunk> chunks) { f(Tiles{s, chunks}); });
+  const auto chunks = chunks_of(s, cu_seqlens);
+  const size_t most = std::max<int64_t>(1, kTilesAtOnce / s.HV);
+  for (size_t first = 0; first < chunks.size(); first += most) {
+    f(Tiles{s, std::span(chunks).subspan(first, std::min(most, chunks.size() - first))});
+  }
+}
+
+enum class Direction { kForward, kBack };
+
+// Walks through the chunks of all sequences. Calls f(tiles, states) with the next chunk of each of some sequences; f
+// advances their states [chunks * HV, K, V] in place. The states before each call go to `h`.
+template <typename F>
+void walk(Direction direction, const ChunkShape<>& s, const optional<Tensor>& cu_seqlens, const StateIo& state_io,
+          const Tensor& h, const F& f) {
+  struct Own {
+    int64_t sequence;
+    std::vector<Chunk> chunks;
+  };
+  std::vector<Own> all(s.N);
+  for (int64_t n = 0; n < s.N; ++n) all[n].sequence = n;
+  for (const auto& chunk : chunks_of(s, cu_seqlens)) all[chunk.sequence].chunks.push_back(chunk);
+  // The longest first, so that those with a further chunk are the first of a block.
+  std::ranges::stable_sort(all, std::greater{}, [](const Own& own) { return own.chunks.size(); });
+  h.zero_();  // surplus rows
+  const States out(h, state_io.v_first);
+  const int64_t most = std::max<int64_t>(1, kTilesAtOnce / s.HV);
+  for (int64_t first = 0; first < s.N; first += most) {
+    const auto block = std::span(all).subspan(first, std::min(most, s.N - first));
+    const Tensor states = f32_tiles(std::ssize(block) * s.HV, s.K, s.V);
+    for_each_tile(std::ssize(block), s.HV, [&](int64_t i, int64_t head) {
+      state_io.read(block[i].sequence, head, 0, s.V, s.K, tile(states, i * s.HV + head), s.V);
+    });
+    const size_t steps = block[0].chunks.size();
+    for (size_t step = 0; step < steps; ++step) {
+      const size_t at = direction == Direction::kForward ? step : steps - 1 - step;
+      std::vector<Chunk> chunks;
+      for (const auto& own : block) {
+        if (at < own.chunks.size()) chunks.push_back(own.chunks[at]);
+      }
+      const Tiles tiles{s, chunks};
+      const Tensor state = states.narrow(0, 0, std::ssize(chunks) * s.HV);
+      tiles.write_states(state, out);
+      f(tiles, state);
+    }
+    for_each_tile(std::ssize(block), s.HV, [&](int64_t i, int64_t head) {
+      const int64_t slot = state_io.slots[block[i].sequence].index;
+      state_io.write(slot, head, 0, s.V, tile(states, i * s.HV + head), s.V);
+    });
+  }
 }
 
 // The sum is in f64, as in the chunked op.
@@ -150,25 +229,15 @@ void run(const RecomputeWU<int64_t>& op, const std::tuple<Tensor, Tensor>& outpu
 }
 
 void run(const ChunkFwdH<int64_t>& op, const std::tuple<Tensor, Tensor, Tensor>& outputs) {
-  const auto& s = op.shape;
   const auto& [h, v_new, final_state] = outputs;
-  h.zero_();  // surplus rows
-  const auto state_io = StateIo::per_sequence(s, op.initial_state, final_state, op.state_v_first);
-  const States out(h, op.state_v_first);
+  const auto state_io = StateIo::per_sequence(op.shape, op.initial_state, final_state, op.state_v_first);
   const Tensor k = unit_last_stride(op.k, "k"), w = unit_last_stride(op.w, "w"), u = unit_last_stride(op.u, "u");
-  for (const Block& block : blocks_of(s, op.cu_seqlens)) {
-    const Tensor states = initial_states(s, block, state_io);
-    for (int64_t step = 0; step + 1 < std::ssize(block.steps); ++step) {
-      const Tiles tiles{s, chunks_of_step(block, step)};
-      const Tensor state = states.narrow(0, 0, std::ssize(tiles.chunks) * s.HV);
-      tiles.write_states(state, out);
-      const Decays decays{tiles.read_sums(op.g)};
-      const Tensor v = tiles.read(u).baddbmm_(tiles.read(w), state, 1, -1);
-      tiles.write(v, v_new);
-      state.mul_(decays.last()).baddbmm_(tiles.read_spread(k).mul_(decays.write()).mT(), v);
-    }
-    write_final_states(s, block, states, state_io);
-  }
+  walk(Direction::kForward, op.shape, op.cu_seqlens, state_io, h, [&](const Tiles& tiles, const Tensor& state) {
+    const Decays decays{tiles.read_sums(op.g)};
+    const Tensor v = tiles.read(u).baddbmm_(tiles.read(w), state, 1, -1);
+    tiles.write(v, v_new);
+    state.mul_(decays.last()).baddbmm_(tiles.read_spread(k).mul_(decays.write()).mT(), v);
+  });
 }
 
 void run(const ChunkFwdO<int64_t>& op, const Tensor& o) {
@@ -192,29 +261,19 @@ void run(const ChunkBwdDvLocal<int64_t>& op, const Tensor& dv) {
 }
 
 void run(const ChunkGatedDeltaRuleBwdDhu<int64_t>& op, const std::tuple<Tensor, Tensor, Tensor>& outputs) {
-  const auto& s = op.shape;
   const auto& [dh, dh0, dv2] = outputs;
-  dh.zero_();  // surplus rows
-  const double scale = scale_or_default(op.scale, s.K);
-  const auto state_io = StateIo::per_sequence(s, op.dht, dh0, false);
-  const States out(dh, false);
+  const double scale = scale_or_default(op.scale, op.shape.K);
+  const auto state_io = StateIo::per_sequence(op.shape, op.dht, dh0, false);
   const Tensor q = unit_last_stride(op.q), k = unit_last_stride(op.k), w = unit_last_stride(op.w),
                d_o = unit_last_stride(op.d_o), dv_local = unit_last_stride(op.dv);
-  for (const Block& block : blocks_of(s, op.cu_seqlens)) {
-    const Tensor gradients = initial_states(s, block, state_io);
-    for (int64_t step = std::ssize(block.steps) - 2; step >= 0; --step) {
-      const Tiles tiles{s, chunks_of_step(block, step)};
-      const Tensor after = gradients.narrow(0, 0, std::ssize(tiles.chunks) * s.HV);
-      tiles.write_states(after, out);
-      const Decays decays{tiles.read_sums(op.g)};
-      const Tensor dv = tiles.read(dv_local) + at::bmm(tiles.read_spread(k) * decays.write(), after);
-      tiles.write(dv, dv2);
-      after.mul_(decays.last())
-          .baddbmm_((tiles.read_spread(q) * decays.read() * scale).mT(), tiles.read(d_o))
-          .baddbmm_(tiles.read(w).mT(), dv, 1, -1);
-    }
-    write_final_states(s, block, gradients, state_io);
-  }
+  walk(Direction::kBack, op.shape, op.cu_seqlens, state_io, dh, [&](const Tiles& tiles, const Tensor& after) {
+    const Decays decays{tiles.read_sums(op.g)};
+    const Tensor dv = tiles.read(dv_local) + at::bmm(tiles.read_spread(k) * decays.write(), after);
+    tiles.write(dv, dv2);
+    after.mul_(decays.last())
+        .baddbmm_((tiles.read_spread(q) * decays.read() * scale).mT(), tiles.read(d_o))
+        .baddbmm_(tiles.read(w).mT(), dv, 1, -1);
+  });
 }
 
 // Returns the gradients of log decays from the terms of everything that a decay multiplies: products of token i with an
