@@ -19,6 +19,19 @@ void set_query_rows(Parameters& parameters, const AuraShape<>& s) {
   parameters.rows = int32_count(s.L * ratio, "aura_attention: q", "query rows of a KV head");
 }
 
+// Sets what decides which keys a query row sees, and the sizes of blocks.
+template <typename Parameters>
+void set_visibility(Parameters& parameters, const Visibility<int64_t>& visibility, const AuraShape<>& s,
+                    int64_t block_size) {
+  const auto& [starts, causal, q_offset, window] = visibility;
+  if (starts.has_value()) parameters.start_words = starts->scalar_type() == at::kLong ? 2 : 1;
+  parameters.causal = causal ? 1 : 0;
+  parameters.q_offset = int32_t(s.q_offset);
+  parameters.window = int32_t(window);
+  parameters.block_size = int32_t(std::min<int64_t>(block_size, INT32_MAX / 2));
+  parameters.blocks = int32_t(s.NB + s.NX);
+}
+
 Launch launch_aura_rotate(const AuraRotate<int64_t>& op, const Tensor& y) {
   const Tensor x = as_vectors(op.x, "x");
   const RotateParameters parameters{vector_parameters(x), vector_strides(x), float(op.scale)};
@@ -63,26 +76,17 @@ int64_t rows_of_threadgroup(const AuraShape<>& shape) {
 
 FlashParameters flash_parameters(const AuraFlashP1<int64_t>& op) {
   const auto& s = op.shape;
-  const auto& [starts, causal, q_offset, window] = op.visibility;
   const int64_t rows = s.L * (s.HQ / s.HK);
   TORCH_CHECK_VALUE(rows <= kLargestPosition,
                     "aura_flash_p1: q_rot: expected fewer than 2^30 query rows of a KV head (L * HQ / HK), got ", rows);
   FlashParameters parameters{};
   parameters.key_norms = vector_strides(op.key.norms);
   parameters.value_norms = vector_strides(op.value.norms);
-  parameters.kv_heads = int32_t(s.HK);
-  parameters.ratio = int32_t(s.HQ / s.HK);
-  parameters.queries = int32_t(s.L);
+  set_query_rows(parameters, s);
   parameters.keys = int32_t(s.T);
-  parameters.rows = int32_t(rows);
-  parameters.block_size = int32_t(std::min<int64_t>(op.block_size, INT32_MAX / 2));
-  parameters.blocks = int32_t(s.NB + s.NX);
   parameters.first_position = int32_t(s.S);
-  parameters.q_offset = int32_t(s.q_offset);
-  parameters.causal = causal ? 1 : 0;
-  parameters.window = int32_t(window);
+  set_visibility(parameters, op.visibility, s, op.block_size);
   if (op.tile_scores.has_value()) parameters.tiles = int32_t(tiles_of(s.T));
-  if (starts.has_value()) parameters.start_words = starts->scalar_type() == at::kLong ? 2 : 1;
   return parameters;
 }
 
@@ -132,7 +136,6 @@ void run(const AuraFlashP1<int64_t>& op, const Partials& partials) {
 // Writes the last blocks of the partials, of which `s` has NX.
 Launch launch_aura_flash_exact(const AuraAttention<int64_t>& op, const AuraShape<>& s, int64_t block_size,
                                const Partials& partials) {
-  const auto& [starts, causal, q_offset, window] = op.visibility;
   const auto& [o, m, l] = partials;
   const Tensor q = unit_last_stride(op.q, "q"), keys = unit_last_stride(*op.exact.keys, "exact_keys");
   const Tensor values = unit_last_stride(*op.exact.values, "exact_values");
@@ -144,19 +147,14 @@ Launch launch_aura_flash_exact(const AuraAttention<int64_t>& op, const AuraShape
   parameters.exact = int32_t(s.E);
   parameters.sinks = int32_t(s.S);
   parameters.coded = int32_t(s.T);
-  parameters.block_size = int32_t(block_size);
   parameters.first_block = int32_t(s.NB);
-  parameters.blocks = int32_t(s.NB + s.NX);
-  parameters.q_offset = int32_t(s.q_offset);
-  parameters.causal = causal ? 1 : 0;
-  parameters.window = int32_t(window);
-  if (starts.has_value()) parameters.start_words = starts->scalar_type() == at::kLong ? 2 : 1;
+  set_visibility(parameters, op.visibility, s, block_size);
   parameters.has_vectors = vector_width({keys, values}) == 4 ? 1 : 0;
   parameters.scale = float(scale_or_default(op.scale, s.D));
   const int64_t column_groups = ceil_div(s.D, kExactColumns);
   return {"aura/aura_flash_exact",
           {q.scalar_type(), s.D},
-          {q, keys, values, contiguous(starts), o, m, l, parameters},
+          {q, keys, values, contiguous(op.visibility.starts), o, m, l, parameters},
           {s.NX * column_groups, s.HK * ceil_div(parameters.rows, kExactQueryRows), s.B},
           kAuraThreads};
 }
