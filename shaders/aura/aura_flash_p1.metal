@@ -271,12 +271,11 @@ template <int key_code, int value_code, int D, int kRows>
   threadgroup float value_table[entries_of(value_code)];
 
   const FlashTile tile = flash_tile<kRows, D, D>(parameters, group);
-  const int batch = tile.batch, kv_head = tile.kv_head;
   stage_table(key_table, key_codebook, entries_of(key_code), thread_index, kAuraThreads);
   stage_table(value_table, value_codebook, entries_of(value_code), thread_index, kAuraThreads);
   if (int(simdgroup) < kRows) {  // each simdgroup stages one row of q
     const RowPlace place = row_place(parameters, tile, min(tile.first_row + int(simdgroup), parameters.rows - 1));
-    device const float* source = q_rot + offset_of(parameters.q, batch, place.head, place.query);
+    device const float* source = q_rot + offset_of(parameters.q, tile.batch, place.head, place.query);
     UNROLL for (int start = 0; start < D; start += 32) {
       const int d = start + int(lane);
       if (D % 32 == 0 || d < D) shared[int(simdgroup) * D + d] = source[d];
@@ -287,7 +286,7 @@ template <int key_code, int value_code, int D, int kRows>
   const KeyRange whole = block_range(parameters, tile.block);
   const KeyRange needed = range_of_rows<Own::kKeys>(parameters, starts, tile, whole);
   const int own_row = min(tile.first_row + int(lane) % kRows, parameters.rows - 1);
-  const KeyRange seen = visible_range(parameters, starts, batch, own_row, whole);
+  const KeyRange seen = visible_range(parameters, starts, tile.batch, own_row, whole);
   const TileScores own_tile_scores = tile_scores_of(tile_scores, parameters, row_place(parameters, tile, own_row));
 
   RowSums sums = no_sums();  // of the lane's row; l covers only the lane's keys
@@ -295,12 +294,12 @@ template <int key_code, int value_code, int D, int kRows>
   UNROLL for (int i = 0; i < kRows * Own::kParts * 2; ++i) o[i] = float4(0.0f);
   const int key_of_batch = int(lane) % Own::kLanes / kRows * Own::kAtOnce + int(lane) / Own::kLanes;
   int base = min(needed.first + int(simdgroup) * Own::kKeys, needed.last - 1);  // a tile may lie past the last key
-  device const uint* tile_keys = key_codes + offset_of(parameters.key_codes, batch, kv_head, base);
-  device const uint* tile_values = value_codes + offset_of(parameters.value_codes, batch, kv_head, base);
+  device const uint* tile_keys = key_codes + offset_of(parameters.key_codes, tile.batch, tile.kv_head, base);
+  device const uint* tile_values = value_codes + offset_of(parameters.value_codes, tile.batch, tile.kv_head, base);
   const int key_words = int(parameters.key_codes.token);
   const int value_words = int(parameters.value_codes.token);
-  device const half* own_key_norms = key_norms + offset_of(parameters.key_norms, batch, kv_head, 0);
-  device const half* own_value_norms = value_norms + offset_of(parameters.value_norms, batch, kv_head, 0);
+  device const half* own_key_norms = key_norms + offset_of(parameters.key_norms, tile.batch, tile.kv_head, 0);
+  device const half* own_value_norms = value_norms + offset_of(parameters.value_norms, tile.batch, tile.kv_head, 0);
   threadgroup float* own_weights = weights + int(simdgroup) * Own::kKeys * kRows;
   threadgroup_barrier(mem_flags::mem_threadgroup);
   float4 q[kRows * Own::kParts * 2];

@@ -187,7 +187,6 @@ template <int key_code, int value_code, int D>
   threadgroup float value_table[entries_of(value_code)];
 
   const FlashTile tile = flash_tile<kEightRows, D, kOwn>(parameters, group);
-  const int batch = tile.batch, kv_head = tile.kv_head;
   stage_table(key_table, key_codebook, entries_of(key_code), thread_index, kAuraThreads);
   stage_table(value_table, value_codebook, entries_of(value_code), thread_index, kAuraThreads);
   stage_queries<float, D, 8>(shared, q_rot, parameters, tile, thread_index);
@@ -201,7 +200,7 @@ template <int key_code, int value_code, int D>
   TileScores own_tile_scores[2];
   UNROLL for (int i = 0; i < 2; ++i) {
     const int row = min(tile.first_row + at.column + i, tile.last_row);
-    const KeyRange range = visible_range(parameters, starts, batch, row, whole);
+    const KeyRange range = visible_range(parameters, starts, tile.batch, row, whole);
     seen.first[i] = range.first;
     seen.last[i] = range.last;
     own_tile_scores[i] = tile_scores_of(tile_scores, parameters, row_place(parameters, tile, row));
@@ -211,8 +210,8 @@ template <int key_code, int value_code, int D>
   float2 o[kOwn / 8];
   UNROLL for (int part = 0; part < kOwn / 8; ++part) o[part] = float2(0.0f);
   const StagedQuery query{shared, lane};
-  device const half* own_key_norms = key_norms + offset_of(parameters.key_norms, batch, kv_head, 0);
-  device const half* own_value_norms = value_norms + offset_of(parameters.value_norms, batch, kv_head, 0);
+  device const half* own_key_norms = key_norms + offset_of(parameters.key_norms, tile.batch, tile.kv_head, 0);
+  device const half* own_value_norms = value_norms + offset_of(parameters.value_norms, tile.batch, tile.kv_head, 0);
   for (int round = needed.first; round < needed.last; round += kRound) {
     const int first = round + int(simdgroup) * kEightKeys;  // may lie past the last key; all weights are then 0
     const int base = min(first, needed.last - 1);
@@ -223,14 +222,15 @@ template <int key_code, int value_code, int D>
         normed.norms_of_values, own_value_norms, parameters.value_norms.token, first + at.row, needed.last - 1);
     float2 scores[kBlocks];
     const TileRows keys{
-        key_codes + offset_of(parameters.key_codes, batch, kv_head, base), int(parameters.key_codes.token), count};
+        key_codes + offset_of(parameters.key_codes, tile.batch, tile.kv_head, base), int(parameters.key_codes.token),
+        count};
     multiply_coded_keys<key_code, D, kBlocks>(scores, keys, query, key_table, at);
     normed.tile_score = float2(own_tile_scores[0].at(base), own_tile_scores[1].at(base));
     const float2 rescale = online_softmax<kBlocks>(scores, state, normed, first + at.row, seen);
     UNROLL for (int part = 0; part < kOwn / 8; ++part) o[part] *= rescale;
     const TileRows values{
-        value_codes + offset_of(parameters.value_codes, batch, kv_head, base), int(parameters.value_codes.token),
-        count};
+        value_codes + offset_of(parameters.value_codes, tile.batch, tile.kv_head, base),
+        int(parameters.value_codes.token), count};
     multiply_coded_values<value_code, D, kOwn, kBlocks>(o, scores, values, tile.first_column, value_table, at);
   }
   merge_simdgroups<kOwn, kSimdgroups, D * 4>(o, state, shared, at, simdgroup, lane);

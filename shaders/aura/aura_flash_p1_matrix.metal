@@ -122,7 +122,6 @@ template <int key_code, int value_code, int D>
   threadgroup float value_table[entries_of(value_code)];
 
   const FlashTile own = flash_tile<kMatrixRows, D, kOwn>(parameters, group);
-  const int batch = own.batch, kv_head = own.kv_head;
   stage_table(key_table, key_codebook, entries_of(key_code), thread_index, kAuraThreads);
   stage_table(value_table, value_codebook, entries_of(value_code), thread_index, kAuraThreads);
 
@@ -130,12 +129,12 @@ template <int key_code, int value_code, int D>
   const int row = own.first_row + int(simdgroup) * 8 + at.row;
   const int seen_row = min(row, parameters.rows - 1);
   const RowPlace place = row_place(parameters, own, seen_row);
-  device const float* query = q_rot + offset_of(parameters.q, batch, place.head, place.query) + at.column;
+  device const float* query = q_rot + offset_of(parameters.q, own.batch, place.head, place.query) + at.column;
   const TileScores own_tile_scores = tile_scores_of(tile_scores, parameters, place);
 
   // The keys that this row sees, and those that any row sees.
   const KeyRange whole = block_range(parameters, own.block);
-  const KeyRange seen = visible_range(parameters, starts, batch, seen_row, whole);
+  const KeyRange seen = visible_range(parameters, starts, own.batch, seen_row, whole);
   const KeyRange needed = range_of_rows<kMatrixKeys>(parameters, starts, own, whole);
 
   RowSums sums = no_sums();
@@ -147,12 +146,13 @@ template <int key_code, int value_code, int D>
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (int(thread_index) < kMatrixKeys) {
       const int key = first + min(int(thread_index), count - 1);
-      norms_of_keys[thread_index] = float(key_norms[offset_of(parameters.key_norms, batch, kv_head, key)]);
-      norms_of_values[thread_index] = float(value_norms[offset_of(parameters.value_norms, batch, kv_head, key)]);
+      norms_of_keys[thread_index] = float(key_norms[offset_of(parameters.key_norms, own.batch, own.kv_head, key)]);
+      norms_of_values[thread_index] =
+          float(value_norms[offset_of(parameters.value_norms, own.batch, own.kv_head, key)]);
     }
 
     // Scores
-    device const uint* keys = key_codes + offset_of(parameters.key_codes, batch, kv_head, first);
+    device const uint* keys = key_codes + offset_of(parameters.key_codes, own.batch, own.kv_head, first);
     float2 scores[kMatrixKeys / 8];
     UNROLL for (int n = 0; n < kMatrixKeys / 8; ++n) scores[n] = float2(0.0f);
     for (int slice = 0; slice < D; slice += kSlice) {
@@ -173,7 +173,7 @@ template <int key_code, int value_code, int D>
     UNROLL for (int i = 0; i < kOwn / 8; ++i) o[i] *= decay;
 
     // Output
-    device const uint* values = value_codes + offset_of(parameters.value_codes, batch, kv_head, first);
+    device const uint* values = value_codes + offset_of(parameters.value_codes, own.batch, own.kv_head, first);
     UNROLL for (int slice = 0; slice < kOwn; slice += kSlice) {
       threadgroup_barrier(mem_flags::mem_threadgroup);
       dequantise<value_code, D, kSlice>(
