@@ -5,8 +5,6 @@ requests stream, SGLang goes on taking new ones, and uvicorn exits with the sign
 registered for SIGTERM runs when the requests have ended, or after a time-out, which cancels those that are left.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import logging

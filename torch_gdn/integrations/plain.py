@@ -6,8 +6,6 @@ and attributes prove nothing, so it compares classes and functions by identity w
 torch_gdn was being enabled.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Container
 from types import FunctionType

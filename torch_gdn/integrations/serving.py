@@ -5,8 +5,6 @@ two kernels of the delta rule, which write one buffer. Before the first batch, c
 to compile. This module knows no engine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any

@@ -2,8 +2,6 @@
 with models on torch_gdn, in continuous batching too.
 """
 
-from __future__ import annotations
-
 import sys
 from importlib.util import find_spec
 from typing import Literal

@@ -4,8 +4,6 @@ In Qwen3-Next, Qwen3.5 and Lara-4-Mini the norms and the rotation of q and k are
 Qwen's output. Other models keep their layer, and its rotation alone is one launch.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Iterator

@@ -6,8 +6,6 @@ layer has its own seed. Tensors are named "<layer>.<name>". A layer of codes has
 layers have keys and values, or columns and state. Older versions, which are still read, are those of a KVCache's file.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Sequence

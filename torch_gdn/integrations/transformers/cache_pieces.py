@@ -1,7 +1,5 @@
 """Extracts and restores what one layer of a transformers cache holds: keys of some tokens, or the states after them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Each model is made small, with random weights, and generates on the CPU: with tr
 otherwise runs on mps. A model whose logits differ is left to transformers, with a warning. The verdicts are kept.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import inspect

@@ -6,8 +6,6 @@ cache admits a request if both have room, and frees both. A prompt continues fro
 it shares with another prompt.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import sys

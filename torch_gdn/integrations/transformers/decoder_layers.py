@@ -4,8 +4,6 @@ The norm after the mixer adds the mixer's output to the residual, and the MLP ad
 before it is used.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from types import ModuleType

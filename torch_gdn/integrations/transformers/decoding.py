@@ -4,8 +4,6 @@ Qwen3-Next's layer has two projections by key head. Qwen3.5's and Qwen4-Exp's ha
 another launch joins its q, k and v. Both states are updated in the cache; in_place.py says when that is possible.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

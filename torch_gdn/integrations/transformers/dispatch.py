@@ -1,7 +1,5 @@
 """Sends each call to torch_gdn's function or to the one that transformers would have called, and counts."""
 
-from __future__ import annotations
-
 import functools
 import threading
 import warnings

@@ -4,8 +4,6 @@ A generation is cut into segments, of plain steps or of steps with drafts. They 
 sees the hidden states of the plain segments.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import warnings

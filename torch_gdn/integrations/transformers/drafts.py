@@ -4,8 +4,6 @@ transformers' assisted generation begins with an empty cache, and looks for a st
 token. Here the first step computes what the cache lacks, and accepted drafts end with the first token that stops.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

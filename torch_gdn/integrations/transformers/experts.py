@@ -6,8 +6,6 @@ configuration: "grouped_mm", which `generate` replaces by "batched_mm" for decod
 the CPU they stay transformers' own, unless the configuration names "torch_gdn".
 """
 
-from __future__ import annotations
-
 import copy
 import importlib
 from collections.abc import Callable, Iterator

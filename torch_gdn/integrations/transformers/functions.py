@@ -4,8 +4,6 @@ Each has a `reason` (why torch_gdn does not take the call, or "") and a `run`. B
 all versions pass, with the models' own names.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field

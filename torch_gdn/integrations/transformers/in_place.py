@@ -4,8 +4,6 @@ A layer of transformers passes the cache's state to the rule, and the cache over
 that copy is certain to follow, the rule writes into the cache itself: one pass over the state instead of three.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ be built from the few sizes given here, that computes something else, or that ha
 ignores, is left to transformers.
 """
 
-from __future__ import annotations
-
 import importlib
 import threading
 import zlib

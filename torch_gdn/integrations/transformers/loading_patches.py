@@ -2,8 +2,6 @@
 recommends is refused before its weights are read, and a GGUF file gets the model's own Gated DeltaNet layers.
 """
 
-from __future__ import annotations
-
 import importlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping

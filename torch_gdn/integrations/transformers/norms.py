@@ -4,8 +4,6 @@ Models multiply by the weight or by 1 + weight, and round in different places. A
 of the known forms does. enable() tries this on a few rows.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Layers that replace those of a transformers model and keep their weights packed."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any

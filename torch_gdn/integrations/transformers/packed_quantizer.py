@@ -5,8 +5,6 @@ replaced before its weights are loaded, and its tensors are converted when they 
 exist.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 from typing import Any

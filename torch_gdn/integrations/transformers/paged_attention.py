@@ -4,8 +4,6 @@ In each layer, transformers' `sdpa` gathers the keys and values of all requests 
 requests: its copies and mask grow with the whole batch. `torch_gdn.paged_attention` reads the pages in place.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ attributes of all its layers, old and new, which keep what they had. Since 5.16 
 module at each call. The names in the module are then rebound.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.util

@@ -4,8 +4,6 @@ transformers finds the pages of a prefix by their content. A prompt can continue
 known too. They are stored at multiples of 64 tokens while a prompt is prefilled, and named by the last page's hash.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The tensors have one token, because no op limits the number of tokens. One answe
 length, and a compiled graph needs no guard on it. An answer that quotes the sizes of such a tensor says so.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Knows a small configuration of each model whose classes torch_gdn replaces."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Defines enable(), disable(), status() and supports()."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import importlib.metadata

@@ -3,8 +3,6 @@
 Everything that depends on the version of transformers asks here.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 from typing import Any, NamedTuple
