@@ -165,7 +165,7 @@ def pack(layer: Any, matrix: str, bits: int, device: torch.device) -> Tensor:
     return reference.dequantize(*packed, bits, dtype=torch.float64)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("shared_bits", [4, 8, None])
 def test_packed_experts(shared_bits: int | None, device: torch.device) -> None:
     """A shared expert that is packed too, with as many bits or others, or one that is not."""

@@ -12,7 +12,7 @@ from tests.helpers.devices import on_a_mac, profiled, ready
 from torch_gdn_check.registry.attention import make_call
 from torch_gdn_check.registry.inputs import to_device
 
-pytestmark = [pytest.mark.sweep(2), pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")]
+pytestmark = [pytest.mark.sweep(4), pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")]
 HK, D, SIZE = 1, 128, 2  # half of Qwen3-Next's KV heads, its head size, and the bytes of an element
 
 

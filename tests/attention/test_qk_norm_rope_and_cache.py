@@ -36,7 +36,7 @@ def compute(device: torch.device, call: Call) -> tuple[Tensor, Call]:
     return launched(device, "qk_norm_rope_and_cache", qk_norm_rope_and_cache_, **on_device), on_device
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("layout", ["pages", "apart"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("D", "P"), [(256, 32), (64, 32), (33, 7)])

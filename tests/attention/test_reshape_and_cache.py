@@ -35,7 +35,7 @@ def check(device: torch.device, call: Call) -> None:
         assert_same_bits(name, memory(moved[name]), memory(call[name]))
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("layout", ["pages", "padded", "apart"])
 @pytest.mark.parametrize("cache_dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -14,7 +14,7 @@ from torch_gdn_check.registry.attention import aura_pages, make_call
 from torch_gdn_check.registry.aura import Codec, make_cache
 from torch_gdn_check.registry.inputs import Call, to_device
 
-pytestmark = [pytest.mark.sweep(3), pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")]
+pytestmark = [pytest.mark.sweep(6), pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")]
 HK, D, T = 2, 128, 1024
 
 

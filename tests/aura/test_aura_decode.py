@@ -23,7 +23,7 @@ def decode(device: torch.device, codec: Codec, codes: Tensor, norms: Tensor, **o
     return launched(device, "aura_decode", torch_gdn.aura_decode, *on_device, **to_device(options, device)).cpu()
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(("D", "bits"), CODECS)
 def test_equals_the_reference(device: torch.device, D: int, bits: int) -> None:
     codec, dtype, rotated = Codec(D, bits), DTYPES[(D // 16 + bits) % 3], bits in (2, 8)

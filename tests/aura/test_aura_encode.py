@@ -53,7 +53,7 @@ def assert_encodes(codec: Codec, x: Tensor, codes: Tensor, norms: Tensor) -> Non
     assert ulps(norms, expected) <= 0.51
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(("D", "bits"), CODECS)
 def test_codes_and_norms(device: torch.device, D: int, bits: int) -> None:
     codec = Codec(D, bits)

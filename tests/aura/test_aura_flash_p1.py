@@ -34,7 +34,7 @@ def both(device: torch.device, call: dict[str, Any]) -> list[tuple[str, Tensor, 
     return list(zip(NAMES, (x.cpu() for x in ours), expected, strict=True))
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("with_means", [False, True])
 @pytest.mark.parametrize(
     ("D", "L", "ratio", "trellis"),

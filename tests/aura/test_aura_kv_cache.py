@@ -57,7 +57,7 @@ def causal(L: int, T: int) -> Tensor:
     return torch.ones(L, T, dtype=torch.bool).tril(T - L)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_attention_to_what_is_held(device: torch.device, scheme: str) -> None:
     cache, _, _ = filled(scheme, device)

@@ -13,7 +13,7 @@ from torch_gdn import reference
 from torch_gdn.reference.trellis import windows
 from torch_gdn_check.registry.aura import HEAD_SIZES, TRELLIS, Codec
 
-pytestmark = pytest.mark.sweep(2)
+pytestmark = pytest.mark.sweep(4)
 
 EVERY = [(D, TRELLIS[(i + shift) % 3]) for i, D in enumerate(HEAD_SIZES) for shift in (0, 1)]
 FROM_WINDOWS_OF_6 = {2: 0.0847, 3: 0.0242, 4: 0.0072}  # mean squared errors; Lloyd-Max has 0.1175, 0.0345, 0.0095

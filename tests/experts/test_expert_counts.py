@@ -44,7 +44,7 @@ def counted(point: ExpertPoint) -> tuple[int, int, int, list[str]]:
     return issued, sum(weights), inputs, kernels
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(
     ("T", "E", "bits", "most"),
     [

@@ -20,7 +20,7 @@ from tests.helpers.cases import Case, assert_exact, make_case, run
 from tests.helpers.errors import assert_same_bits
 from tests.helpers.prefill import each_op
 
-pytestmark = pytest.mark.sweep(4)
+pytestmark = pytest.mark.sweep(8)
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SIZES_ON_MPS = [(60, 60), (96, 192), (100, 128), (128, 100), (192, 96), (256, 512)]

@@ -21,7 +21,7 @@ from torch_gdn_check.registry.gdn import RulePoint
 from torch_gdn_check.registry.inputs import Call, doubled, to_device
 from torch_gdn_check.registry.models import MODEL_SIZES
 
-pytestmark = pytest.mark.sweep(4)
+pytestmark = pytest.mark.sweep(8)
 
 OPS = ("chunk_bwd_dv_local", "chunk_gated_delta_rule_bwd_dhu", "prepare_wy_repr_bwd", "chunk_bwd_dqkwg")
 POINT = RulePoint(K=64, V=64, tokens=40, H=2, HV=4)

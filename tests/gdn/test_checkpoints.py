@@ -19,7 +19,7 @@ from tests.helpers.prefill import ALGORITHMS, each_device, on_mps
 from torch_gdn import reference
 from torch_gdn.tools.prefill import prefill_algorithm
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(6)
 
 K, V, HV, SLOTS = 32, 40, 2, 12
 each_algorithm = each_device("chunked", "fused_chunk", "recurrent")

@@ -11,7 +11,7 @@ from tests.helpers.devices import kernels_run
 from tests.helpers.errors import assert_close, assert_same_bits, chunk_f32
 from tests.helpers.prefill import each_device, kernels_of
 
-pytestmark = pytest.mark.sweep(2)
+pytestmark = pytest.mark.sweep(4)
 
 OP = "chunk_gated_delta_rule"
 

@@ -32,7 +32,7 @@ def test_fullgraph_gives_the_same_bits(device: torch.device, op: str) -> None:
         assert ours is not None and theirs is not None and torch.equal(ours, theirs)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("op", END_TO_END_OPS)
 def test_inductor_on_mps(op: str) -> None:
     """The default backend's buffers follow the fake tensors' strides. test_compile_layer.py tests it on the CPU."""
@@ -48,7 +48,7 @@ def test_inductor_on_mps(op: str) -> None:
     torch.testing.assert_close(result, layer(*case.qkv), rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @each_op("chunked")
 def test_one_graph_serves_every_length(device: torch.device, op: str) -> None:
     counter = CompileCounterWithBackend("aot_eager")

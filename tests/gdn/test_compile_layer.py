@@ -14,7 +14,7 @@ from tests.helpers.devices import inductor_runs, kernels_run
 from tests.helpers.layer import KERNELS, Layer, Served, inputs, layer_on
 from torch_gdn_check.registry import REGISTRY
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(6)
 
 Backend = str
 
@@ -124,7 +124,7 @@ class OneOp(torch.nn.Module):
         return REGISTRY[self.op].run({**tensors, **self.constants})
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize(
     ("op", "packed"), [(op, packed) for op, entry in REGISTRY.items() for packed in sorted({False, entry.packable})]
 )

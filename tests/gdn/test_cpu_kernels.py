@@ -80,7 +80,7 @@ def test_short_sequences_alone_and_among_long_ones(cu_seqlens: list[int]) -> Non
     assert_exact(CHUNK, case, run(CHUNK, case, CPU))
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("H", "HV", "K", "V"), [(1, 1, 128, 128), (1, 3, 60, 100), (3, 6, 64, 32), (1, 9, 16, 130)])
 @pytest.mark.parametrize("op", END_TO_END_OPS)

@@ -8,7 +8,7 @@ import torch
 from torch_gdn_check.registry import REGISTRY
 from torch_gdn_check.registry.inputs import to_device
 
-pytestmark = pytest.mark.sweep(4)
+pytestmark = pytest.mark.sweep(8)
 
 PACKABLE = [entry for entry in REGISTRY.values() if entry.packable]
 CHUNKED = [entry.name for entry in PACKABLE if "chunk_indices" in entry.arguments]

@@ -13,7 +13,7 @@ from tests.helpers.cases import assert_exact, make_case, run
 from tests.helpers.devices import kernels_run
 from tests.helpers.errors import assert_close, assert_same_bits
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(6)
 
 OP = "fused_recurrent_gated_delta_rule"
 

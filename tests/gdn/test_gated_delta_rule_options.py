@@ -18,7 +18,7 @@ from tests.helpers.errors import assert_same_bits
 from tests.helpers.prefill import each_op
 from torch_gdn_check.registry.cases import channels_of
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(6)
 
 RECURRENT, CHUNK = "fused_recurrent_gated_delta_rule", "chunk_gated_delta_rule"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -51,7 +51,7 @@ RAW: dict[str, Callable[..., dict[str, Any]]] = {
 }
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @each_op("chunked")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("raw", RAW)

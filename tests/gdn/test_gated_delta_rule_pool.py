@@ -14,7 +14,7 @@ from tests.helpers.errors import RECURRENT_F32, assert_close, assert_same_bits
 from tests.helpers.prefill import each_op, kernels_of
 from torch_gdn_check.registry.cases import IN_PLACE
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(6)
 
 SLOTS = 7
 TOKENS = {"chunk_gated_delta_rule": 70, "fused_recurrent_gated_delta_rule": 3}

@@ -19,7 +19,7 @@ KERNELS = ("causal_conv1d_update", "gdn_decode")
 Call = dict[str, Any]
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point.name)
 def test_equals_the_reference(device: torch.device, point: DecodePoint) -> None:
     """The call takes two launches, and a third to search more than 32 indices."""

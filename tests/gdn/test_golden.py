@@ -13,7 +13,7 @@ from tests.helpers.prefill import each_device, each_op
 from torch_gdn_check import golden as recorded
 from torch_gdn_check.registry import stages
 
-pytestmark = pytest.mark.sweep(4)
+pytestmark = pytest.mark.sweep(8)
 
 CHUNKED = [name for name in NAMES if name != "decode_b4"]
 STAGED = [name for name in CHUNKED if name != "half_k128"]

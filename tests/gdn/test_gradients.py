@@ -30,7 +30,7 @@ from torch_gdn import reference
 from torch_gdn_check.registry.drawing import drawing
 from torch_gdn_check.registry.inputs import Call, to_device
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(6)
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 AS_FAR_AS_FLA = 1.3
@@ -119,7 +119,7 @@ def test_memory_on_mps_grows_by_the_token(rule: str) -> None:
     assert gradients < allocated[2] - allocated[1] <= 1.02 * (gradients + states)
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @each_rule
 @pytest.mark.parametrize(("K", "V"), [(64, 64), (96, 96), (128, 128), (256, 256), (1, 1), (33, 65), (60, 100)])
 def test_sizes_of_heads(device: torch.device, rule: str, K: int, V: int) -> None:

@@ -21,7 +21,7 @@ from tests.helpers.errors import assert_same_bits
 from tests.helpers.gradients import RULES, differentiable, draw_call, draw_outer, gradients_of
 from torch_gdn_check.registry.inputs import Call, to_device
 
-pytestmark = pytest.mark.sweep(2)
+pytestmark = pytest.mark.sweep(4)
 each_rule = pytest.mark.parametrize("rule", RULES)
 
 

@@ -26,7 +26,7 @@ def assert_few_bytes(run: Callable[[], Any], kernels: int) -> None:
         assert distinct <= issued <= MOST * distinct, f"{name}: {issued / distinct:.3f}"
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_kernels_of_the_rules(rule: str, dtype: torch.dtype) -> None:
@@ -36,7 +36,7 @@ def test_kernels_of_the_rules(rule: str, dtype: torch.dtype) -> None:
     assert_few_bytes(lambda: getattr(torch.ops.gdn, f"{rule}_bwd")(**on_device), 8)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_kernels_of_the_layers(dtype: torch.dtype) -> None:
     device = ready("mps")

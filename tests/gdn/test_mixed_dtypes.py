@@ -16,7 +16,7 @@ from tests.helpers.prefill import PREFILL, each_op
 from torch_gdn import reference
 from torch_gdn_check.registry.cases import IN_PLACE
 
-pytestmark = pytest.mark.sweep(4)
+pytestmark = pytest.mark.sweep(8)
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MIXED = [pair for pair in itertools.product(DTYPES, repeat=2) if pair[0] != pair[1]]

@@ -26,7 +26,7 @@ from torch_gdn_check.registry.attention import make_call as paged_call
 from torch_gdn_check.registry.aura import Codec
 
 pytestmark = [
-    pytest.mark.sweep(4),
+    pytest.mark.sweep(8),
     pytest.mark.skipif(on_a_mac(), reason="a real device has one order and one arithmetic"),
 ]
 

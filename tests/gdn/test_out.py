@@ -45,7 +45,7 @@ def room_for(o: Tensor, padding: int) -> tuple[Tensor, Tensor]:
     return whole, whole[1:, 1 : 1 + o.shape[1], ..., shift : shift + o.shape[-1]]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @each_device("chunked", "fused_chunk", "recurrent")
 @each_way
 @pytest.mark.parametrize("packed", [False, True], ids=["batch", "packed"])
@@ -138,7 +138,7 @@ def test_opcheck(device: torch.device, op: str, packed: bool) -> None:
     opcheck(op, call | {"out": view}, device)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @each_way
 def test_fullgraph_gives_the_same_bits(device: torch.device, op: str) -> None:
     """This also holds for a part of a buffer that is read before and after."""

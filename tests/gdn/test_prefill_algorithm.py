@@ -23,7 +23,7 @@ from torch_gdn_check.fake_mps import fake_mps
 from torch_gdn_check.registry import REGISTRY
 from torch_gdn_check.registry.registry import launches_at
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(6)
 
 OP = "chunk_gated_delta_rule"
 

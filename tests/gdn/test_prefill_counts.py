@@ -90,7 +90,7 @@ def test_each_byte_comes_and_goes_once_in_whole_lines(dtype: torch.dtype, state_
 
 # A threadgroup of chunk_fwd_h takes 32 columns of u, v_new and h. These are a line of float32, but half a line of
 # bfloat16.
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     ("kernel", "dtype", "share"),
     [

@@ -14,7 +14,7 @@ from tests.helpers.errors import assert_close
 from tests.helpers.prefill import each_op
 from torch_gdn_check.registry.cases import bounds_of
 
-pytestmark = pytest.mark.sweep(4)
+pytestmark = pytest.mark.sweep(8)
 
 NORM = {"use_qk_l2norm_in_kernel": True}
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -18,7 +18,7 @@ from torch_gdn import reference
 from torch_gdn.tools.prefill import prefill_algorithm
 from torch_gdn_check.registry.inputs import doubled, to_device
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(6)
 
 KERNELS = {"chunk_gated_delta_rule": ALGORITHMS["chunked"], kda.CHUNK: kda.CHUNKED}
 F32 = {"chunk_gated_delta_rule": 2e-6, kda.CHUNK: kda.F32}

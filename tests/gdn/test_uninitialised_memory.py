@@ -13,7 +13,7 @@ from tests.helpers.devices import ready
 from torch_gdn_check.registry import REGISTRY, OpEntry
 from torch_gdn_check.registry.inputs import to_device
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(6)
 
 BATCHES = [(entry, packed) for entry in REGISTRY.values() for packed in sorted({False, entry.packable})]
 

@@ -79,7 +79,7 @@ def test_logits_in_f32_are_those_of_the_fallback(kind: str, question: str) -> No
     assert distance(on_torch_gdn(question, model), expected) < BAR
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @each_question
 @each_kind
 def test_logits_in_bf16_are_as_near_to_f32_as_the_fallback(kind: str, question: str) -> None:
@@ -120,7 +120,7 @@ def test_left_padding_changes_nothing_for_the_padded_prompt(kind: str) -> None:
     assert distance(together, alone) < BAR
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @each_kind
 def test_on_mps_prefill_and_decode_run_the_kernels(kind: str) -> None:
     model, device = model_or_skip(kind), ready("mps")
@@ -197,7 +197,7 @@ def test_on_mps_in_bf16(kind: str, prompts: str) -> None:
     assert distance(result, exact) < 1.1 * fallback
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("prompts", ["two", "padded", "short and padded", "long"])
 @pytest.mark.parametrize("name", DEVICES)
 def test_a_compiled_layer(name: str, prompts: str) -> None:
@@ -220,7 +220,7 @@ def with_another_decay(rule: Any) -> Any:
     return lambda q, k, v, g, *others, **options: rule(q, k, v, g * 1.01, *others, **options)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("function", ["chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"])
 @each_kind
 def test_the_bar_sees_a_decay_one_percent_off(kind: str, function: str, monkeypatch: pytest.MonkeyPatch) -> None:

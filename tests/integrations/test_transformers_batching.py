@@ -134,7 +134,7 @@ def test_pages_take_what_the_states_leave(monkeypatch: pytest.MonkeyPatch) -> No
     assert given.max_memory_percent == 0.5
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @each_kind
 def test_on_mps(kind: str) -> None:
     device = ready("mps")

@@ -29,7 +29,7 @@ def step(kind: str, **options: Any) -> tuple[Counter[str], dict[str, Tensor]]:
     return ran, {name: x.grad for name, x in model.named_parameters() if x.grad is not None}
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable:FutureWarning")
 @pytest.mark.parametrize("where", [nullcontext, known_forms.on_every_device], ids=["cpu", "as on mps"])
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -34,7 +34,7 @@ def sliding_model() -> Any:
     return attention_model(layer_types=layers, use_sliding_window=True, sliding_window=16)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("kind", [*SERVED_KINDS, "sliding window"])
 def test_ten_turns(kind: str) -> None:
     model = sliding_model() if kind == "sliding window" else random_model(kind)

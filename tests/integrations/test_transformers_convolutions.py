@@ -24,7 +24,7 @@ def logits(model: Any) -> Tensor:
     return torch.stack(model.generate(tokens, max_new_tokens=4, **options).logits)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("kind", OTHERS)
 def test_logits_are_those_of_the_fallback(kind: str) -> None:
     if modeling_module(kind) is None:

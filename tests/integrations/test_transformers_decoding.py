@@ -41,7 +41,7 @@ def test_logits_and_tokens_are_those_of_the_fallback(kind: str) -> None:
     assert "fused_recurrent_gated_delta_rule" not in status.ran
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_bf16_is_as_near_to_float32_as_the_fallback(kind: str) -> None:

@@ -66,7 +66,7 @@ def assert_same(folder: Path, device: str | torch.device = "cpu", prompt: int = 
     return steps.taken
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("right", ["always", "sometimes", "never"])
 @pytest.mark.parametrize("kind", [*KINDS, "bailing_hybrid"])
 def test_tokens_are_those_without_drafts(folders: Any, kind: str, right: str) -> None:
@@ -238,7 +238,7 @@ def test_the_embedding_and_the_head_are_the_models(folders: Any) -> None:
     assert not hasattr(model.config, "num_mtp_layers")
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_next"])
 def test_packed_weights(kind: str, tmp_path: Path) -> None:
     """The file leaves the prediction layer as it is, and the head that it shares with the model too."""

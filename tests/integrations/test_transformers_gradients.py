@@ -67,7 +67,7 @@ def losses_of_transformers(how: str) -> list[float]:
     return losses(trainable(how), how, torch.device("cpu"))
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("how", ["full", "LoRA"])
 def test_the_losses_are_those_of_transformers(device: torch.device, how: str) -> None:
     model, expected = trainable(how), losses_of_transformers(how)

@@ -215,7 +215,7 @@ def test_copies_of_a_cache_are_their_own() -> None:
     assert torch.equal(state_of(prefix), kept)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("options", [{"num_beams": 3}, {"do_sample": True, "num_return_sequences": 3}])
 @pytest.mark.parametrize("kind", KINDS)
 def test_sequences_of_one_prompt_do_not_meet(

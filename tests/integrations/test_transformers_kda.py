@@ -55,7 +55,7 @@ def taken(module: ModuleType, function: str, arguments: dict[str, Any]) -> tuple
     return result
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("T", [1, 64, 100])
 @each_function
 @each_model

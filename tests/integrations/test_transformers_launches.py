@@ -20,7 +20,7 @@ from bench.launch_models import MODELS
 from bench.launches import DECODE, PREFILL, Part
 from tests.helpers.devices import ready
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(6)
 
 EXPECTED = Path(__file__).with_name("launches.json")
 VERSION = "5.24."

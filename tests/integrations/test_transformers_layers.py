@@ -66,7 +66,7 @@ def first(result: Any) -> Any:
     return result[0] if isinstance(result, tuple) else result
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_mlp(device: torch.device, kind: str, dtype: torch.dtype) -> None:
@@ -79,7 +79,7 @@ def test_an_mlp(device: torch.device, kind: str, dtype: torch.dtype) -> None:
         assert not status.ran
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_attention_layer(device: torch.device, kind: str, dtype: torch.dtype) -> None:
@@ -107,7 +107,7 @@ def test_attention_without_a_rotation(dtype: torch.dtype) -> None:
     assert not counted.calls.keys() & {"sigmoid", "cos", "neg", "rsqrt", "rms_norm"}
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("rope", [{}, YARN, {"rope_type": "linear", "factor": 2.0}], ids=["plain", "yarn", "linear"])
 @pytest.mark.parametrize("kind", GATED)
 def test_every_rotation_of_a_model(kind: str, rope: dict[str, Any]) -> None:

@@ -34,7 +34,7 @@ def exact(kind: str, x: Tensor, weight: Tensor) -> Tensor:
     return normed * (weight.double() + (1 if kind == "qwen3_next" else 0))
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
 @pytest.mark.parametrize("kind", NORMS)
 def test_has_the_numbers_of_the_models_own(device: torch.device, kind: str, dtype: torch.dtype) -> None:

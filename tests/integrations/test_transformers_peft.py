@@ -71,7 +71,7 @@ def logits(model: Any, device: torch.device) -> Tensor:
         return decode(model.eval(), device).cpu()
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_adapter_changes_what_it_changes_without_torch_gdn(kind: str, config: str) -> None:

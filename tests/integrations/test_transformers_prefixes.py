@@ -61,7 +61,7 @@ def in_turn(model: Any, prompts: Sequence[list[int]], **options: Any) -> tuple[l
     return turns, cache
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("budget", [64, 512])
 @pytest.mark.parametrize("kind", [kind for kind in SERVED_KINDS if kind != "lara_mini"])  # it has sliding windows
 def test_the_second_prompt_prefills_its_own_tokens(kind: str, budget: int) -> None:
@@ -77,7 +77,7 @@ def test_the_second_prompt_prefills_its_own_tokens(kind: str, budget: int) -> No
     assert distance(second.logits, missed.logits) < 1e-6
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("length", [64, 65, 128, 129, 130])
 def test_a_prompt_once_more(length: int) -> None:
     """At least its last token is prefilled, because its logits are needed."""

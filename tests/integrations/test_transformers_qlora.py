@@ -67,7 +67,7 @@ def steps(model: Any, device: torch.device) -> Iterator[tuple[float, dict[str, T
         optimizer.step()
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(("form", "adapter"), FORMS.items())
 def test_adapters_of_packed_layers_learn_as_those_of_the_numbers(form: str, adapter: str, tmp_path: Path) -> None:
     """Losses and gradients are those of the dequantised model in float64, and no packed tensor changes."""

@@ -97,7 +97,7 @@ def edit(folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]])
     save_file(changed, path, {"format": "pt"})
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize(("kind", "form"), CASES)
 def test_tokens_and_logits_are_those_of_the_numbers(kind: str, form: str, tmp_path: Path) -> None:
     twin = written(kind, tmp_path, form)
@@ -289,7 +289,7 @@ def test_fp8_says_once_what_is_left_out(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(("kind", "form"), [(DENSE, "gptq"), (MIXTURE, "awq"), (MIXTURE, "fp8")])
 def test_loading_holds_little_more_than_the_file(kind: str, form: str, tmp_path: Path) -> None:
     """A layer's tensors are freed as they are converted. Layers have published widths."""

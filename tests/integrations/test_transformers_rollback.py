@@ -26,7 +26,7 @@ if reason := other_version("rollback"):
     pytest.skip(reason, allow_module_level=True)
 
 each_kind = pytest.mark.parametrize("kind", DRAFTED_KINDS)
-pytestmark = [pytest.mark.sweep(4), pytest.mark.usefixtures("serving")]
+pytestmark = [pytest.mark.sweep(8), pytest.mark.usefixtures("serving")]
 
 
 @pytest.mark.sweep(6)

@@ -49,7 +49,7 @@ def lengths() -> list[int]:
     return [1, 300, *random.Random(0).sample(range(2, 300), CLIENTS - 2)]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("device_name", ["cpu", "mps"])
 def test_32_clients(device_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts, device = prompts_of(*lengths()), ready(device_name)

@@ -164,7 +164,7 @@ def test_a_model_whose_rule_was_left_is_not_counted(why: str) -> None:
     assert str(status).startswith("0 of ") and "chunk_gated_delta_rule: 1 calls went to transformers: " in str(status)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("kind", EVERYWHERE)
 @torch.no_grad()
 def test_a_model_built_while_enabled_is_transformers_own_afterwards(kind: str) -> None:
@@ -373,7 +373,7 @@ LEFT: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(("function", "different"), [(name, x) for name, calls in TAKEN.items() for x in calls])
 def test_supports(function: str, different: dict[str, Any]) -> None:
     call = CALLS[function](**different)
@@ -386,7 +386,7 @@ def test_supports(function: str, different: dict[str, Any]) -> None:
     assert rows is not None and (y[0] if isinstance(y, tuple) else y).shape == rows.shape
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     ("function", "different", "reason"), [(name, *x) for name, calls in LEFT.items() for x in calls]
 )

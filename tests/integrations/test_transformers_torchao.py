@@ -20,7 +20,7 @@ quantization = pytest.importorskip(
 KINDS = [kind for kind in ("qwen3_next", "qwen3_5", "qwen3_5_moe") if models.available(kind)]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_int8_weights(kind: str) -> None:
     """The weight is a tensor subclass, which only torch.nn.Linear's own forward multiplies by."""

@@ -19,7 +19,7 @@ from torch_gdn_check import golden
 from torch_gdn_check.registry import bounds
 from torch_gdn_check.registry.inputs import to_device
 
-pytestmark = pytest.mark.sweep(4)
+pytestmark = pytest.mark.sweep(8)
 
 FOLDER = golden.FOLDER / "kda"
 INDEX: dict[str, dict[str, Any]] = {row["name"]: row for row in json.loads((FOLDER / "index.json").read_text())}

@@ -11,7 +11,7 @@ from tests.helpers.errors import assert_same_bits
 from tests.helpers.kda import FUNCTIONS, assert_exact_kda, each_function, exact_kda, kda_inputs
 from torch_gdn_check.registry.inputs import to_device
 
-pytestmark = pytest.mark.sweep(2)
+pytestmark = pytest.mark.sweep(4)
 
 
 @pytest.mark.parametrize("v_first", [False, True])

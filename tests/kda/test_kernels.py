@@ -29,7 +29,7 @@ from tests.helpers.kda import (
 from torch_gdn.tools.prefill import prefill_algorithm
 from torch_gdn_check.registry.inputs import to_device
 
-pytestmark = pytest.mark.sweep(4)
+pytestmark = pytest.mark.sweep(8)
 
 Way = tuple[str, int]  # algorithm and chunk size; with 0 the kernel chooses the size
 WAYS = [("cpu", 0), ("fused_chunk", 8), ("fused_chunk", 16), ("chunked", 16), ("chunked", 32), ("chunked", 64)]

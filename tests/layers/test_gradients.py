@@ -348,7 +348,7 @@ def test_as_close_as_transformers_in_bfloat16(device: torch.device, name: str) -
 # ---- PyTorch's ways to ask for gradients -----------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @each_function
 def test_compiles_as_one_graph(device: torch.device, name: str) -> None:
     case = FUNCTIONS[name]

@@ -104,7 +104,7 @@ def drawn_points(op: str) -> Iterator[Any]:
 COUNTED = [op for op, entry in REGISTRY.items() if counts_of(entry) and not {"K", "V"} <= fields_of(entry)]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("op", COUNTED)
 def test_counts(op: str) -> None:
     entry = REGISTRY[op]

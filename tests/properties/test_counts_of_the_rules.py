@@ -56,7 +56,7 @@ def drawn_points(op: str) -> Iterator[tuple[str, Any]]:
             yield f"{n} of {field}", replace(changes[field](small, n), algorithm=draw.choice(algorithms))
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("op", RULES)
 def test_counts_of_the_rules(op: str) -> None:
     entry = REGISTRY[op]
@@ -64,7 +64,7 @@ def test_counts_of_the_rules(op: str) -> None:
         assert_exact_everywhere(entry, point, entry.call(point), what)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("op", RULES)
 def test_sizes_of_heads(op: str) -> None:
     """The CPU takes any sizes without compiling. Each run has the largest ones and some other pairs."""

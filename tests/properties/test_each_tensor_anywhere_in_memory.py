@@ -62,7 +62,7 @@ MOST = 2  # plans that have one tensor with a layout of these
 OPS = [op for op in REGISTRY if op not in ("batch_copy_",)]  # its pool is bytes in one row
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("op", OPS)
 def test_each_tensor(op: str) -> None:
     """Each tensor has each layout, while the others are as drawn. Both devices take it or refuse this argument."""

@@ -52,7 +52,7 @@ def factors(dtype: torch.dtype, largest: float) -> tuple[float, float]:
     return up, 2.0**-80 if dtype == torch.bfloat16 else 2.0 ** math.floor(-14 - math.log2(largest))
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("op", SCALED)
 def test_values_at_the_ends_of_the_exponents(device: torch.device, op: str, dtype: torch.dtype) -> None:

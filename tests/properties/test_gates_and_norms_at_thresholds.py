@@ -17,7 +17,7 @@ from torch_gdn_check.registry.inputs import to_device
 from torch_gdn_check.registry.models import DTYPES
 from torch_gdn_check.registry.registry import OpEntry
 
-pytestmark = pytest.mark.sweep(2)
+pytestmark = pytest.mark.sweep(4)
 
 LEAST = 2.0**-123  # 8 times float32's smallest normal number; kernels may flush smaller numbers to zero
 # exp is a series below 0.34; softplus(x) is x from 17 or 20 on; exp overflows at 88, and is denormal from -87 on and 0

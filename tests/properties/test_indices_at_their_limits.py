@@ -141,7 +141,7 @@ WITHOUT_LIMITS |= {"compute_slot_mapping_": {"block_table", "slot_mapping"}}
 INDEXED = [op for op, entry in REGISTRY.items() if entry.packable or indices_in(entry.smallest())]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("op", INDEXED)
 def test_indices(op: str) -> None:
     entry, unlimited = REGISTRY[op], dict[str, bool]()

@@ -65,7 +65,7 @@ def scattered(call: Call) -> Call:
 COUNTED = [op for op, entry in REGISTRY.items() if [*points(entry, 31)]]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("device", ["mps"], indirect=True)  # the CPU has no simdgroups
 @pytest.mark.parametrize("op", COUNTED)
 def test_more_than_a_simdgroup(device: torch.device, op: str) -> None:
@@ -88,7 +88,7 @@ def wrong_last(call: Call, argument: str) -> Call:
 HOSTILE = [(op, name) for op in COUNTED for name in dict.fromkeys(each.argument for each in REGISTRY[op].hostile)]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("device", ["mps"], indirect=True)
 @pytest.mark.parametrize(("op", "argument"), HOSTILE)
 def test_a_wrong_number_past_the_first_simdgroups_is_reported(device: torch.device, op: str, argument: str) -> None:

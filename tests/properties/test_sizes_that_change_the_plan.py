@@ -59,7 +59,7 @@ def test_checkpoints(device: torch.device, op: str, algorithm: str, K: int, V: i
         checkpoints_are_exact(entry, replace(point, chunk_size=64), device)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(("K", "V"), SIZES)
 @pytest.mark.parametrize("op", STEPPED)
 def test_states_of_drafts(device: torch.device, op: str, K: int, V: int) -> None:
@@ -75,7 +75,7 @@ CONVOLUTIONS = [op for op, entry in REGISTRY.items() if {"W", "by_channel"} <= f
 LENGTHS = (1, 3, 31, 0, 32, 33, 2, 63, 64, 65, 16, 17)  # around the number of tokens that a threadgroup convolves
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("W", [2, 3, 4])
 @pytest.mark.parametrize("op", CONVOLUTIONS)
 def test_boundaries_within_the_tiles_of_a_convolution(device: torch.device, op: str, W: int) -> None:

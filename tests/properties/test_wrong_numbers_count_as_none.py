@@ -54,7 +54,7 @@ def without(call: Call, name: str, number: int) -> Call:
     return with_last(call, {OFFSETS: "checkpoint_indices", COUNTS: "state_indices"}.get(name, name), -1)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(("op", "name"), CASES)
 def test_a_wrong_number(device: torch.device, op: str, name: str) -> None:
     """The CPU refuses the call and writes nothing. On `mps` the next synchronisation raises the error, once."""

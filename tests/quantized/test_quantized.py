@@ -148,7 +148,7 @@ def test_products_decode_each_byte(device: torch.device, M: int, column: int) ->
     assert torch.equal(y[:, ~NAN], E4M3[~NAN].expand(M, -1))
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("size", EDGES)
 @pytest.mark.parametrize("M", [1, 6, 37])
 def test_edges_of_blocks(device: torch.device, M: int, size: int) -> None:
@@ -188,7 +188,7 @@ def test_each_code_with_each_scale(device: torch.device) -> None:
     assert_same_bits("rows", rows[:-1], E2M1.repeat(2) * torch.exp2(EXPONENTS.double() - 127).float()[:, None])
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("M", [1, 2, 9])
 @pytest.mark.parametrize("column", range(32))
 def test_products_decode_each_code(device: torch.device, M: int, column: int) -> None:

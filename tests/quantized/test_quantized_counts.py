@@ -11,7 +11,7 @@ from tests.helpers.devices import on_a_mac, profiled, ready
 from torch_gdn_check.registry.inputs import Call, bytes_of, to_device
 from torch_gdn_check.registry.quantized import QuantizedPoint, draw_linear
 
-pytestmark = [pytest.mark.sweep(2), pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")]
+pytestmark = [pytest.mark.sweep(4), pytest.mark.skipif(on_a_mac(), reason="a Mac counts nothing")]
 BF16 = torch.bfloat16
 
 

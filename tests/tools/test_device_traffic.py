@@ -17,7 +17,7 @@ from torch_gdn_check.registry import REGISTRY
 from torch_gdn_check.registry.inputs import to_device
 
 pytestmark = [
-    pytest.mark.sweep(3),
+    pytest.mark.sweep(6),
     pytest.mark.skipif(on_a_mac(), reason="a Mac does not count a kernel's accesses to memory"),
 ]
 bfloat16 = torch.bfloat16

@@ -134,7 +134,7 @@ def calls_of(function: Callable[..., Any]) -> list[Call]:
 OTHER_DTYPES = {"output_dtype": torch.float32, "dtype": torch.float16}  # for results that any call can take
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @each_tensor_function
 def test_shapes_and_dtypes_are_those_stated(function: Callable[..., Any]) -> None:
     stated = Statements(function)

@@ -85,7 +85,7 @@ def test_another_copys_extension_is_an_error(tmp_path: Path) -> None:
     assert f"in {ROOT / 'torch_gdn'}. Build this copy in {clone}: pip install -e . --no-build-isolation" in last
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("path", ["itself", "a link to the folder", "a link to the extension", "a tree of links"])
 def test_a_copys_own_extension_loads(path: str, tmp_path: Path) -> None:
     """The last one is what setuptools makes for an editable install in its strict mode."""

@@ -44,7 +44,7 @@ def findings(workflow: Path) -> str:
     return process.stdout + process.stderr if process.returncode != 0 else ""
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @each_workflow
 def test_no_schema_error(workflow: Path) -> None:
     assert not schema_errors(workflow)

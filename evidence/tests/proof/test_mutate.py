@@ -169,7 +169,7 @@ def test_a_test_that_fails_without_the_fault_hides_no_other(project: Path) -> No
 
 SWEEP = """import os, pytest
 from product import product
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("a", [0, 2] if os.environ["TORCH_GDN_SWEEPS"] == "all" else [0])
 def test_sweep(a):
     assert product(a, 3) == 3 * a

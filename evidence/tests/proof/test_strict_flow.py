@@ -87,7 +87,7 @@ DIFFERENT = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("what", DIFFERENT)
 def test_barrier_may_not_depend_on(what: str) -> None:
     result = problems(DIFFERENT[what].replace("{}", f"{{ {BARRIER} }}"))

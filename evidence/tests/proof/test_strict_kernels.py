@@ -25,9 +25,9 @@ pytestmark = [needs_clang, pytest.mark.xdist_group("strict")]
 
 @pytest.fixture(scope="module")
 def launches() -> list[Launch]:
-    """Returns the models' launches for one kernel in eight."""
+    """Returns the models' launches for one kernel in sixteen."""
     kernels = sorted({launch.variant.kernel for launch in model_launches()})
-    kept = set(share_of(kernels, 8))
+    kept = set(share_of(kernels, 16))
     return [launch for launch in model_launches() if launch.variant.kernel in kept]
 
 

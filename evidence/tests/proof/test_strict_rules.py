@@ -21,7 +21,7 @@ RULES_OF_METAL = (  # each of the issue's rules has at least one example
 )
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("example", ALL, ids=lambda example: example.name)
 def test_example_is_refused_and_its_twin_is_not(example: Example) -> None:
     assert example.problems() == []
