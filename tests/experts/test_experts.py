@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.devices import launched, ready
+from tests.helpers.devices import launched, on_a_mac, ready
 from tests.helpers.errors import assert_close, assert_same_bits
 from torch_gdn import reference
 from torch_gdn_check.registry.experts import OF_TOKENS, ExpertPoint, draw_down, draw_gate_up, draw_logits
@@ -120,6 +120,25 @@ def test_an_expert_may_be_chosen_by_all_and_twice(device: torch.device, op: str,
     for ids in ([4, 4, 2], [4, 4, 4]):
         call["topk_ids"] = torch.tensor(ids * (k // 3)).expand(T, k)
         assert_exact(op, call, device, 6e-7)
+
+
+@pytest.mark.parametrize("T", [1, 3, 20])
+@pytest.mark.parametrize("op", OF_IDS)
+def test_wrong_ids(device: torch.device, op: str, T: int) -> None:
+    """On `mps` wrong ids are reported, and their pairs omitted."""
+    call = OF_IDS[op](ExpertPoint(T=T, E=6, k=2, D=36, I=20, IS=8))
+    call["topk_ids"][-1] = torch.tensor([6, 1])
+    if device.type == "cpu":
+        with pytest.raises(ValueError, match=rf"{op}: topk_ids: expected ids below the number of experts, got 6 for 6"):
+            results(op, call, device)
+        return
+    if not on_a_mac():
+        result = getattr(torch.ops.gdn, op)(**to_device(call, device))
+        with pytest.raises(RuntimeError, match=rf"{op}: topk_ids: expected ids below .* got 6 at {2 * T - 2}"):
+            torch.mps.synchronize()
+        left_out = call | {"topk_ids": call["topk_ids"].where(call["topk_ids"] < 6, -1)}
+        first = result[0] if isinstance(result, tuple) else result
+        assert_same_bits(op, first.cpu(), results(op, left_out, device)[0])
 
 
 @pytest.mark.parametrize("T", [8, 80])

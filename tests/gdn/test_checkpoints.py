@@ -156,6 +156,39 @@ def test_takes_no_other_dispatch(device: torch.device) -> None:
     assert profiles[0] == profiles[1]
 
 
+WRONG = [
+    ("checkpoint_offsets", "expected multiples of 64 up to the tokens of a sequence", [32, 0], [4, 5]),
+    ("checkpoint_offsets", "expected multiples of 64 up to the tokens of a sequence", [0, 192], [4, 5]),
+    ("checkpoint_offsets", "expected multiples of 64 up to the tokens of a sequence", [-64, 0], [4, 5]),
+    ("checkpoint_indices", "expected indices below the number of slots", [64, 64], [4, SLOTS]),
+    ("checkpoint_indices", "expected each slot at most once", [64, 64], [4, 4]),
+    ("checkpoint_indices", "expected each slot at most once", [64, 64], [4, 0]),
+    ("checkpoint_indices", "expected each slot at most once", [64, 64], [4, 1]),
+]
+
+
+@pytest.mark.sweep(4)
+@on_mps("chunked", "fused_chunk", "recurrent")
+@pytest.mark.parametrize("is_default", [False, True])
+@pytest.mark.parametrize(("argument", "words", "offsets", "slots"), WRONG)
+def test_wrong_numbers_on_the_device(
+    device: torch.device, argument: str, words: str, offsets: list[int], slots: list[int], is_default: bool
+) -> None:
+    """The next synchronisation raises. The wrong checkpoint is not written, and the states are."""
+    case = make_case(130, K, V, B=2, H=1, HV=HV).to(device)
+    pool = random_pool(device)
+    expected = pool.clone()
+    indices = None if is_default else torch.tensor([0, 1], device=device)
+    prefill(case, expected, indices)
+    numbers = {"checkpoint_offsets": torch.tensor(offsets), "checkpoint_indices": torch.tensor(slots)}
+    prefill(case, pool, indices, **{name: x.to(device) for name, x in numbers.items()})
+    words = words.replace("of 64", "of a chunk")
+    with pytest.raises(RuntimeError, match=rf"^chunk_gated_delta_rule_: {argument}: {words}, got -?\d+ at [01]\b"):
+        torch.mps.synchronize()
+    others = [n for n in range(SLOTS) if n != 4]
+    assert_same_bits("pool", pool[others], expected[others])
+
+
 def test_without_tokens_there_is_none(device: torch.device) -> None:
     case = make_case(0, K, V, B=2, H=1, HV=HV).to(device)
     pool, none = random_pool(device), torch.zeros(2, dtype=torch.int32, device=device)

@@ -153,6 +153,33 @@ def test_the_states_between_chunks(device: torch.device) -> None:
     assert (ours[1] == 0).all()
 
 
+@each_op("chunked", "recurrent", devices=("mps",))
+@pytest.mark.parametrize(
+    ("indices", "words", "is_token"),
+    [
+        ([2, 7], "expected indices below the number of slots", False),
+        ([2, 2], "expected each slot at most once", False),
+        ([2, 7], "expected indices below the number of slots", True),
+    ],
+)
+def test_wrong_indices_on_the_device(
+    device: torch.device, op: str, indices: list[int], words: str, is_token: bool
+) -> None:
+    """A wrong index counts as no slot: o is zeros, the pool is unchanged, and the next synchronisation raises."""
+    case = make_case(1 if is_token else TOKENS[op], 32, 16, B=2)
+    storage, pool = paged_pool(device, torch.float32)
+    before = storage.clone()
+    o, final_state = expected(op, case, pool[[2, 2]])
+    on_device = case.to(device)
+    ours = IN_PLACE[op](*on_device.qkv, on_device.g, on_device.beta, pool, torch.tensor(indices, device=device))
+    with pytest.raises(RuntimeError, match=words):
+        torch.mps.synchronize()
+    assert_same_bits("o", ours[0], o[0])
+    assert (ours[1] == 0).all()
+    assert_same_bits("the slot", pool[2], final_state[0])
+    assert_same_bits("the other slots", storage[[0, 1, 3, 4, 5, 6]], before[[0, 1, 3, 4, 5, 6]])
+
+
 @each_op("chunked", devices=("mps",))
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 def test_wrong_indices_among_many_on_the_device(device: torch.device, op: str, dtype: torch.dtype) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import torch_gdn
 from tests.helpers.cases import Case, make_case, pool_with_gaps
-from tests.helpers.devices import kernels_run, with_unwritten_rows
+from tests.helpers.devices import kernels_run, ready, with_unwritten_rows
 from tests.helpers.errors import assert_same_bits
 
 K, V, HV, DRAFTS = 32, 32, 2, 4
@@ -119,3 +119,32 @@ def test_many_sequences(device: torch.device, on_cpu: bool) -> None:
     for t in range(2):
         assert_same_bits(f"o of token {t}", o[:, t : t + 1], outputs[t])
         assert_same_bits(f"state after token {t}", pool[indices[:, t].to(device)], states[t + 1])
+
+
+@pytest.mark.parametrize(
+    ("words", "change"),
+    [
+        ("num_accepted_tokens: expected .+, got 3 at 0", {"num_accepted_tokens": [3, 1]}),
+        ("num_accepted_tokens: expected counts from 1 .+, got 0 at 1", {"num_accepted_tokens": [1, 0]}),
+        ("state_indices: expected a column for each token .+, got fewer than 3 at 0", {"cu_seqlens": [0, 3, 4]}),
+        ("state_indices: expected each slot at most once, got 2 at 2", {"state_indices": [[1, 2], [2, 3]]}),
+        ("state_indices: expected indices below .+, got 9 at 3", {"state_indices": [[1, 2], [3, 9]]}),
+        ("state_indices: expected indices below .+, got 9 at 1", {"state_indices": [[-1, 9], [3, 4]]}),
+    ],
+)
+def test_wrong_contents_on_the_device(words: str, change: dict[str, Any]) -> None:
+    """The next synchronisation raises the error, and nothing outside the slots is written."""
+    device = ready("mps")
+    case = make_case(4, K, V, H=1, HV=HV, cu_seqlens=[0, 2, 4]).to(device)
+    pool = random_pool(device, 9)
+    before = pool.clone()
+    options: dict[str, Any] = {
+        "state_indices": [[1, 2], [3, 4]],
+        "num_accepted_tokens": [1, 1],
+        "cu_seqlens": [0, 2, 4],
+    }
+    options = {name: torch.tensor(value, device=device) for name, value in (options | change).items()}
+    torch_gdn.fused_recurrent_gated_delta_rule_(*tokens_of(case, 0, 4), pool, **options)
+    with pytest.raises(RuntimeError, match=rf"^fused_recurrent_gated_delta_rule_: {words}\b"):
+        torch.mps.synchronize()
+    assert_same_bits("the other slots", pool[[0, 5, 6, 7, 8]], before[[0, 5, 6, 7, 8]])

@@ -9,6 +9,7 @@ import torch
 
 import torch_gdn
 from tests.gdn.test_opcheck import opcheck
+from tests.helpers.devices import ready
 from tests.helpers.errors import assert_same_bits
 from torch_gdn import reference
 
@@ -63,6 +64,30 @@ def test_packed_sequences(device: torch.device, on_cpu: bool) -> None:
     numbers = {name: value.to("cpu" if on_cpu else device) for name, value in numbers.items()}
     torch_gdn.causal_conv1d_update_(x.to(device), weight.to(device), on_device, null_index=0, **numbers)
     assert_same_bits("pool", on_device, expected)
+
+
+WRONG = [
+    ("checkpoint_offsets", "expected multiples of .+ up to the tokens of a sequence", [0, 7], [4, 5]),
+    ("checkpoint_offsets", "expected multiples of .+ up to the tokens of a sequence", [-1, 0], [4, 5]),
+    ("checkpoint_indices", "expected indices below the number of slots", [6, 6], [4, SLOTS]),
+    ("checkpoint_indices", "expected each slot at most once", [6, 6], [4, 4]),
+    ("checkpoint_indices", "expected each slot at most once", [6, 6], [4, 0]),
+]
+
+
+@pytest.mark.parametrize(("argument", "words", "offsets", "slots"), WRONG)
+def test_wrong_numbers_on_the_device(argument: str, words: str, offsets: list[int], slots: list[int]) -> None:
+    """The next synchronisation raises, and a wrong checkpoint is not written."""
+    device = ready("mps")
+    x, weight, pool = torch.randn(2, 6, D).to(device), torch.randn(D, W).to(device), random_pool(4).to(device)
+    expected = pool.clone()
+    torch_gdn.causal_conv1d_update_(x, weight, expected)
+    numbers = {"checkpoint_offsets": torch.tensor(offsets), "checkpoint_indices": torch.tensor(slots)}
+    torch_gdn.causal_conv1d_update_(x, weight, pool, **{name: value.to(device) for name, value in numbers.items()})
+    with pytest.raises(RuntimeError, match=rf"^causal_conv1d_update_: {argument}: {words}, got -?\d+ at [01]\b"):
+        torch.mps.synchronize()
+    others = [n for n in range(SLOTS) if n != 4]
+    assert_same_bits("pool", pool[others], expected[others])
 
 
 def test_opcheck(device: torch.device) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 import torch_gdn
-from tests.helpers.devices import kernels_run, with_unwritten_rows
+from tests.helpers.devices import kernels_run, ready, with_unwritten_rows
 from tests.helpers.errors import assert_close, assert_same_bits
 from torch_gdn import reference
 from torch_gdn_check.registry.bounds import ROUNDING
@@ -96,3 +98,25 @@ def test_a_conversation_of_steps_is_a_plain_convolution(device: torch.device) ->
         outputs.append(y[:, :taken].cpu())
         at, accepted = at + taken, taken
     assert_close("y", torch.cat(outputs, 1), exact[:, :at], 3e-7, head_dim=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "change"),
+    [
+        ("num_accepted_tokens: expected .+, got 4 at 0", {"num_accepted_tokens": [4, 1]}),
+        ("state_pool: expected W - 2 columns plus one per .+, got too few for 4 at 0", {"cu_seqlens": [0, 4, 5]}),
+    ],
+)
+def test_wrong_contents_on_the_device(words: str, change: dict[str, Any]) -> None:
+    """The next synchronisation raises the error, and other slots are unchanged."""
+    device = ready("mps")
+    pool = torch.randn(4, D, 5, device=device)
+    before = pool.clone()
+    options: dict[str, Any] = {"state_indices": [1, 2], "num_accepted_tokens": [1, 1], "cu_seqlens": [0, 3, 5]}
+    options = {name: torch.tensor(value, device=device) for name, value in (options | change).items()}
+    torch_gdn.causal_conv1d_update_(
+        torch.randn(1, 5, D, device=device), torch.randn(D, 4, device=device), pool, **options
+    )
+    with pytest.raises(RuntimeError, match=rf"^causal_conv1d_update_: {words}\b"):
+        torch.mps.synchronize()
+    assert_same_bits("the other slots", pool[[0, 3]], before[[0, 3]])

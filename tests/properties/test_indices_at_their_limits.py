@@ -30,26 +30,10 @@ def calls_of(op: str) -> Iterator[tuple[Any, Call]]:
         is_convolution = isinstance(entry.small, layers.ConvolutionPoint)
         drafted = layers.drafted_columns if is_convolution else invalid.drafted
         yield entry.small, drafted({})(entry.smallest() | {"has_initial_state": None})
-        yield entry.small, packed_drafts(entry)
     if "checkpoint_offsets" in entry.arguments:
         good = {"checkpoint_offsets": torch.tensor([64, 64]), "checkpoint_indices": torch.tensor([0, 4])}
         point = replace(entry.small, tokens=70, algorithm=some(plans(op), 1, "checkpoints", op)[0].algorithm)
         yield point, entry.call(point) | good
-
-
-def packed_drafts(entry: OpEntry[Any]) -> Call:
-    """Returns a call whose longest packed sequence has as many tokens as there are slots for its drafts."""
-    call = entry.smallest(packed=True)
-    N, longest = len(call["state_indices"]), int(call["cu_seqlens"].diff().max())
-    call |= {"num_accepted_tokens": torch.ones(N, dtype=torch.int), "has_initial_state": None}
-    window = "conv_pool" if "conv_pool" in call else "state_pool"
-    if call[window].dim() == 3:
-        call[window] = torch.cat([call[window]] * longest, -1)[..., : 4 - 2 + longest]
-    if call["state_pool"].dim() > 3:
-        call["state_indices"] = torch.arange(N * longest).view(N, longest)
-        for name in {"state_pool", "conv_pool"} & call.keys():
-            call[name] = torch.cat([call[name]] * longest)[: N * longest]
-    return call
 
 
 def with_readable_blocks(call: Call) -> Call:
