@@ -35,6 +35,7 @@ class JoinedBlockTables(MultiGroupBlockTable):
 class MpsModelRunner(KeepsSeeds, KeepsExactRows, GPUModelRunner):
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         super().__init__(vllm_config, device)
+        self.use_cuda_graph = False
         if self.speculative_config is None:  # only drafters read this mask on the device
             self.discard_request_mask.copy_to_gpu = lambda count: self.discard_request_mask.gpu[:count]
 

@@ -21,6 +21,11 @@ class DenseQwen3NextForCausalLM(Qwen3NextForCausalLM):
     def set_moe_parameters(self) -> None:
         if getattr(self.config, "num_experts", 0) > 0:
             super().set_moe_parameters()
+            return
+        self.moe_layers: list[Any] = []
+        self.num_moe_layers = self.num_expert_groups = self.num_shared_experts = 0
+        self.num_logical_experts = self.num_physical_experts = self.num_local_physical_experts = 0
+        self.num_routed_experts = self.num_redundant_experts = 0
 
 
 def register() -> None:
