@@ -115,8 +115,19 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 12
         (lambda whole: b"", "a safetensors file, got 0 bytes that begin with b''"),
         (lambda whole: whole[:20], "a safetensors file, got 20 bytes"),
         (lambda whole: whole[:-1], "a whole safetensors file of "),
+        (lambda whole: whole[:8] + b"[" + whole[9:], "a safetensors file, got "),
+        (lambda whole: (2).to_bytes(8, "little") + b"[]", "a safetensors file, got 10 bytes that begin with"),
+        (lambda whole: (7).to_bytes(8, "little") + b'{"a":1}', "a safetensors file, got 15 bytes that begin with"),
     ],
-    ids=["a pointer of Git LFS", "an empty file", "a part of the header", "all but the last byte"],
+    ids=[
+        "a pointer of Git LFS",
+        "an empty file",
+        "a part of the header",
+        "all but the last byte",
+        "no JSON",
+        "a list",
+        "no tensor",
+    ],
 )
 def test_a_file_that_is_no_whole_checkpoint_is_named(
     read: Callable[[bytes], bytes], expected: str, tmp_path: Path

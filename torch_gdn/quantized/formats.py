@@ -238,9 +238,13 @@ def tensors_in(path: str | Path) -> dict[str, Any]:
         length = int.from_bytes(start, "little")
         if not 0 < length <= size - 8:
             raise ValueError(f"{path}: expected a safetensors file, got {size} bytes that begin with {start!r}")
-        header: dict[str, Any] = json.loads(file.read(length))
-    tensors = {name: x for name, x in header.items() if name != "__metadata__"}
-    whole = 8 + length + max((x["data_offsets"][1] for x in tensors.values()), default=0)
+        header = file.read(length)
+    try:
+        tensors: dict[str, Any] = {name: x for name, x in json.loads(header).items() if name != "__metadata__"}
+        whole = 8 + length + max((x["data_offsets"][1] for x in tensors.values()), default=0)
+    except (ValueError, AttributeError, TypeError, LookupError) as error:
+        got = f"{size} bytes that begin with {start + header[:8]!r}"
+        raise ValueError(f"{path}: expected a safetensors file, got {got}") from error
     if size < whole:
         raise ValueError(f"{path}: expected a whole safetensors file of {whole} bytes, got {size}")
     return tensors
