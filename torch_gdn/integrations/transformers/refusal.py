@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 Sizes = tuple[int, ...]
 Form = tuple[Sizes, torch.dtype]  # of a tensor
-SIZES_OF_TOKENS = re.compile(r"\[[BNT], ")  # a shape whose first size is a number of sequences or of tokens
+SIZES_OF_TOKENS = re.compile(r"\[[BT], .* = \[1, ")  # the sizes that a tensor with tokens must have
 
 
 def form(x: Tensor | None, first: int = 0, *before: int) -> Form | None:

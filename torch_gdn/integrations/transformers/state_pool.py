@@ -203,4 +203,4 @@ class StatePool:
 def slot_view(pool: StatePool, first_byte: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     """Returns a view [slots, *shape]."""
     end = first_byte + math.prod(shape) * dtype.itemsize
-    return pool.storage.view(pool.slots, -1)[:, first_byte:end].view(dtype).unflatten(1, shape)
+    return pool.storage.view(pool.slots, pool.slot_bytes)[:, first_byte:end].view(dtype).unflatten(1, shape)
