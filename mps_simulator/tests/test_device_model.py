@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+import mps_simulator
+
 
 @pytest.fixture(scope="module")
 def models() -> dict[str, Any]:
@@ -85,3 +87,13 @@ def test_gradients(models: dict[str, Any], prompt: torch.Tensor) -> None:
         model.zero_grad()
     torch.testing.assert_close(norms["mps"], norms["cpu"], rtol=1e-4, atol=1e-6)
     assert norms["cpu"].sum() > 0
+
+
+def test_inductor_compiles_to_metal(models: dict[str, Any], prompt: torch.Tensor) -> None:
+    torch._dynamo.reset()
+    tokens = prompt.to("mps")
+    # Inductor's `any` lets several threads write the same value without a barrier, which is a race.
+    with torch.no_grad(), mps_simulator.settings(all_lanes=False, watch=False):
+        compiled = torch.compile(models["mps"])(tokens).logits.cpu()
+        torch.testing.assert_close(compiled, models["mps"](tokens).logits.cpu(), rtol=1e-4, atol=1e-5)
+    torch._dynamo.reset()

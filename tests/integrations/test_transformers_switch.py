@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.helpers.devices import ready
 from tests.integrations import models
-from tests.integrations.models import KINDS, random_model
+from tests.integrations.models import KINDS, distance, random_model
 from torch_gdn.integrations import transformers
 from torch_gdn.integrations.transformers import dispatch, refusal, supports, switch
 from torch_gdn.integrations.transformers.calls import binder_of
@@ -145,6 +145,19 @@ def test_the_first_line_counts_the_layers_that_ran() -> None:
     models.decode(copy.deepcopy(another), CPU)
     assert transformers.status().running == mine  # the copy is gone
     assert transformers.disable().running == 0
+
+
+@torch.no_grad()
+def test_a_compiled_layer_is_one_graph() -> None:
+    model = random_model(EVERYWHERE[-1])
+    layer = next(x for x in model.modules() if type(x).__name__.endswith("GatedDeltaNet"))
+    hidden = torch.randn(1, 70, 64)
+    expected = layer(hidden)
+    transformers.enable()
+    torch.compiler.reset()
+    result = torch.compile(layer, fullgraph=True, backend="aot_eager")(hidden)
+    assert distance(result, expected) < 4e-6
+    assert not transformers.status().ran  # a graph does not count
 
 
 @pytest.mark.parametrize("why", ["long heads", "another dtype"])
