@@ -61,7 +61,7 @@ class Collective:
     name: str  # that of the public function
     reads: int | None  # the position of the argument with the tensors that it reads
     writes: int | None  # and of that with those that it writes
-    readers: str = "all"  # processes; or the "root", or the "others"
+    readers: str = "all"  # processes, the "root", or the "others"
     writers: str = "all"
 
 

@@ -243,7 +243,7 @@ def parts_of(
 ) -> Parts | None:
     """Returns the parts for the first format with which every machine holds its own, or None.
 
-    `machines` are the memory of each, in Apple's GB. Each of the requests has so many tokens.
+    `machines` are the memory of each, in Apple's GB. `tokens` are those of one request, and `requests` run at a time.
     """
     text = configuration.get_text_config()
     model: Any = model_of(text)
