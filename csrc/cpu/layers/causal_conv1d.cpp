@@ -165,8 +165,8 @@ struct Call {
     }
   }
 
-  // Adjacent tokens of one segment form a sequence. Of the W - 1 tokens before it, those of other segments count as
-  // zeros. Tokens without a segment give zeros.
+  // Adjacent tokens of one segment form a sequence. Tokens of other segments before it count as zeros. Tokens without a
+  // segment give zeros.
   void convolve_segments(Scratch& scratch, const WorkItem& item) const {
     WorkItem run = item;
     for (; run.first < item.length; run.first += run.length) {
