@@ -188,6 +188,7 @@ def test_a_window_forgets_codes_first(device: torch.device, tail: int, tokens: i
         both.check(L=2, window=6)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("length", [204, 260, 300])  # within a tile of codes, at its end, after the codes
 def test_a_tile_of_codes_keeps_its_means(device: torch.device, tmp_path: Path, length: int) -> None:
     both = Both(device, tail=128, sinks=4, capacity=900)

@@ -70,7 +70,6 @@ def run_together(commands: Sequence[Sequence[str]], seconds: float, **environmen
             for process, log in zip(started, logs, strict=True):
                 process.join(seconds)
                 ended.append(Ended(process.exitcode, log.read_text()))
-                process.kill()
         finally:
             for process in started:
                 process.kill()
