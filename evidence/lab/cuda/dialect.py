@@ -30,6 +30,7 @@ def translated(text: str) -> str:
     text = re.sub(r"\bconstant (?=(static|constexpr|const)\b)", "", text)
     text = re.sub(r"\bconstant (?=[\w:]+ ?[&*])", "const ", text)
     text = re.sub(r"\b(device|threadgroup|thread) (?=\w)", "", text)
+    text = re.sub(r"\buint3\(", "make_uint3(", text)  # CUDA's has no constructor
     return text.replace('_Pragma("clang loop unroll(full)")', '_Pragma("unroll")')
 
 

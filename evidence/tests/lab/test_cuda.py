@@ -68,7 +68,7 @@ def test_no_word_of_metals_is_left(file: str) -> None:
     cuda = dialect.translated(text)
     assert cuda.count("\n") == text.count("\n")
     code = re.sub(r'"[^"\n]*"', '""', cuda)
-    assert re.findall(r"\b(?:device|threadgroup|thread|constant)\b[^\n]*|\[\[[^\n]*|clang[^\n]*", code) == []
+    assert re.findall(r"\b(?:device|threadgroup|thread|constant)\b[^\n]*|\[\[[^\n]*|clang[^\n]*|\buint3\(", code) == []
     arrays = re.findall(r"\bthreadgroup [\w<>:, ]+ \w+(?:\[[^;]*\])?;", text)
     assert cuda.count("__shared__ ") == len(arrays)
 
