@@ -9,7 +9,8 @@ import pytest
 import torch.distributed as dist
 
 from tests.distributed.collectives import checks_of
-from tests.helpers.processes import Ended, free_port, run_together
+from tests.helpers.processes import Ended, run_together
+from tests.helpers.streams import free_port
 from torch_gdn.distributed import host_of, rendezvous
 
 SCRIPT = "tests/distributed/collectives.py"

@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from tests.distributed.faults import SECONDS
-from tests.helpers.processes import Ended, free_port, run_together
+from tests.helpers.processes import Ended, run_together
+from tests.helpers.streams import free_port
 
 pytestmark = pytest.mark.xdist_group("distributed")
 SCRIPT = "tests/distributed/faults.py"

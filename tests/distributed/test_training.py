@@ -10,7 +10,8 @@ from functools import cache
 
 import pytest
 
-from tests.helpers.processes import free_port, run_together
+from tests.helpers.processes import run_together
+from tests.helpers.streams import free_port
 
 pytestmark = pytest.mark.xdist_group("distributed")
 

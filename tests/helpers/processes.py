@@ -8,7 +8,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import runpy
-import socket
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -28,12 +27,6 @@ class Ended:
 
     status: int | None
     output: str
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def run_script(command: Sequence[str], log: str, environment: dict[str, str]) -> None:

@@ -21,9 +21,6 @@ REFUSED_BY_PYTORCH = r"(argument|Argument)s? '?{name}'?|Overflow when unpacking 
 # On the device the other tensors are elsewhere, so these changes make another call than on the CPU.
 ELSEWHERE = ("on the CPU", "on meta")
 
-# Their g is the sum of a chunk's log decays up to each token.
-STAGES_OF_GRADIENTS = ("chunk_bwd_dv_local", "chunk_gated_delta_rule_bwd_dhu", "prepare_wy_repr_bwd", "chunk_bwd_dqkwg")
-
 # These arguments name the slots that their ops write to.
 STORES = {
     ("aura_encode_", "slots"),
@@ -92,8 +89,8 @@ def is_open(hostile: Hostile, cpu: Outcome, there: Outcome) -> bool:
         )  # without blocks no kernel runs, and none reads the table
     if hostile.op in reference.gradients.__all__ and hostile.argument == "g" and "1e" in hostile.what:
         return True  # a state that grows by e^1e30: which products are infinite depends on their order
-    if hostile.op in STAGES_OF_GRADIENTS and hostile.argument == "g" and "inf" in hostile.what:
-        return True  # no op returns an infinite sum of log decays, and the difference of two is NaN
+    if hostile.op in reference.stages.__all__ and hostile.argument == "g" and "inf" in hostile.what:
+        return True  # g is a sum of log decays, which no op returns infinite; the difference of two is NaN
     if (hostile.op, hostile.argument) in STORES:
         return "data race" in str(there.error)  # either of two writers may come last
     if hostile.op == "batch_copy_" and "what another one reads or writes" in str(cpu.error):

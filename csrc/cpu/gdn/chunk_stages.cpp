@@ -158,7 +158,7 @@ void walk(Direction direction, const ChunkShape<>& s, const optional<Tensor>& cu
   std::vector<Own> all(s.N);
   for (int64_t n = 0; n < s.N; ++n) all[n].sequence = n;
   for (const auto& chunk : chunks_of(s, cu_seqlens)) all[chunk.sequence].chunks.push_back(chunk);
-  // The longest first, so that those with a further chunk are the first of a block.
+  // The longest sequences come first, so that those with a further chunk are the first of a block.
   std::ranges::stable_sort(all, std::greater{}, [](const Own& own) { return own.chunks.size(); });
   h.zero_();  // surplus rows
   const States out(h, state_io.v_first);
